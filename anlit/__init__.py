@@ -1,0 +1,29 @@
+"""anlit: train and compare GPT+, nGPT and anGPT on PyTorch Lightning."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "GPT": "anlit.models",
+    "NGPT": "anlit.models",
+    "AnGPT": "anlit.models",
+    "Plain": "anlit.attention.mechanisms",
+    "ScaleInvariant": "anlit.attention.mechanisms",
+    "RoPE": "anlit.layers.positions",
+    "PRoPE": "anlit.layers.positions",
+    "NoPE": "anlit.layers.positions",
+    "AdamW": "anlit.training.optimizers",
+    "MuonAdamW": "anlit.training.optimizers",
+    "PythonSources": "anlit.data",
+    "TextFiles": "anlit.data",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `anlit --help` need not load torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'anlit' has no attribute '{name}'")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,150 @@
+"""Compares run folders: groups seeds, finds the baseline, writes plot, report and raw numbers."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from anlit.analysis import checks
+from anlit.analysis.groups import Group, group_runs
+from anlit.analysis.results import Report, Result
+from anlit.analysis.runs import ARCHITECTURES, find_runs, load_run
+from anlit.analysis.speedup import speed_up
+from anlit.errors import UserError
+
+STANDARD = ARCHITECTURES["GPT"]
+
+
+def compare(runs: list[str], output: str, baseline: str | None = None) -> Report:
+    """Compares `runs`, prints the table and writes to `output`.
+
+    Args:
+        runs: Run folders, or folders with run folders anywhere below them.
+        output: Folder for convergence.png, report.md and convergence.json; made where missing.
+        baseline: A label, an architecture or a run folder; by default the GPT+ group, and of several
+            the one with the lowest mean final validation loss.
+
+    Raises:
+        UserError: nothing to compare, no such baseline, different tokenizers, `output` not writable.
+    """
+    loaded = [load_run(folder) for folder in find_runs(runs)]
+    every = group_runs(loaded)
+    groups = [group for group in every if group.counted]
+    if not groups:
+        raise UserError(
+            f"None of the {len(loaded)} runs in {', '.join(runs)} has a configuration and a "
+            "finite validation loss: wait for the first validation, or give other runs."
+        )
+    chosen, told = find_baseline(groups, baseline)
+    checks.refuse_other_tokenizers(groups)
+    results = _results(groups, chosen)
+    folder = _writable(output)
+    report = Report(
+        output=folder,
+        command=_command(runs, output, baseline),
+        results=tuple(results),
+        baseline=next(result for result in results if result.group is chosen),
+        runs=tuple(loaded),
+        notes=(*told, *checks.state_notes(every, loaded), *checks.notes(groups, chosen)),
+    )
+    _publish(report)
+    return report
+
+
+def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:
+    """The group that the others are measured against, and notes on how it was chosen.
+
+    Raises:
+        UserError: no group, or more than one, answers to `name`; or no GPT+ group without a name.
+    """
+    labels = "; ".join(repr(group.label) for group in groups)
+    if name is not None:
+        named = _named(groups, name)
+        if len(named) != 1:
+            found = "names more than one group" if named else "is none of the groups that can be compared"
+            raise UserError(f"--baseline {name!r} {found}: give a run folder or one of the labels {labels}.")
+        return named[0], []
+    standard = [group for group in groups if group.architecture == STANDARD]
+    if not standard:
+        raise UserError(f"No {STANDARD} run to compare with: name the baseline with --baseline, one of {labels}.")
+    ended = [group for group in standard if not group.unfinished] or standard
+    best = min(ended, key=lambda group: sum(run.curve.loss[-1] for run in group.counted) / len(group.counted))
+    if len(standard) == 1:
+        return best, []
+    return best, [f"Baseline: of {len(standard)} {STANDARD} groups, {best.label!r} has the lowest mean final loss."]
+
+
+def main(argv: list[str]) -> int:
+    """`anlit compare`; returns the exit status and raises UserError for the user's mistakes."""
+    parser = argparse.ArgumentParser(
+        prog="anlit compare",
+        description="Compares trained runs: how many tokens, and how much time, does each configuration need "
+        "to reach the baseline's final validation loss? Runs that differ only in their seed are averaged.",
+        epilog="Writes convergence.png, report.md and convergence.json. Example: "
+        "anlit compare runs/gpt runs/ngpt runs/angpt --output reports/first",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or a folder with run folders below it")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
+    parser.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="what the others are measured against: a group's label as in the report, an architecture with "
+        f"one group, or a run folder (default: {STANDARD}, of several the one with the lowest final loss)",
+    )
+    arguments = parser.parse_args(argv)
+    compare(arguments.runs, arguments.output, arguments.baseline)
+    return 0
+
+
+def _named(groups: list[Group], name: str) -> list[Group]:
+    """Groups that answer to `name`: by label, else by folder, else by architecture or folder name."""
+    folder = Path(name).resolve()
+    ways = (
+        lambda group: group.label.casefold() == name.casefold(),
+        lambda group: any(run.folder.resolve() == folder for run in group.runs),
+        lambda group: group.architecture.casefold() == name.casefold() or name in {r.folder.name for r in group.runs},
+    )
+    return next((found for way in ways if (found := [group for group in groups if way(group)])), [])
+
+
+def _results(groups: list[Group], baseline: Group) -> list[Result]:
+    """The baseline first, then by final loss."""
+    curve, _ = baseline.mean()
+    results = []
+    for group in groups:
+        mean, sd = group.mean()
+        # Against itself the baseline is one curve: its seeds scatter around its own target.
+        curves = [curve] if group is baseline else group.curves()
+        results.append(Result(group, mean, sd, speed_up(curve, curves)))
+    return sorted(results, key=lambda result: (result.group is not baseline, result.final_loss.mean))
+
+
+def _writable(output: str) -> Path:
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {output} cannot be made ({error.strerror}): give a writable folder.") from error
+    return folder
+
+
+def _publish(report: Report) -> None:
+    from anlit.analysis import plots
+    from anlit.analysis import (
+        report as pages,
+    )  # matplotlib takes a second: --help and errors do not wait for it
+
+    try:
+        plots.plot_convergence(list(report.results), report.baseline, report.plot)
+        pages.write(report)
+    except OSError as error:
+        raise UserError(
+            f"--output {report.output} cannot be written ({error.strerror}): give a writable folder."
+        ) from error
+    pages.show(report)
+
+
+def _command(runs: list[str], output: str, baseline: str | None) -> str:
+    named = ["--baseline", baseline] if baseline is not None else []
+    return shlex.join(["anlit", "compare", *runs, "--output", output, *named])

@@ -1,0 +1,202 @@
+"""Groups: runs of one configuration with different seeds, each with a label of its own."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anlit.analysis.runs import Curve, Run, mapping
+from anlit.errors import UserError
+
+# What these settings change is where a run is written, how it is watched and in which order it sees the data.
+UNLEARNED = (
+    "seed_everything", "run_dir", "ckpt_path", "checkpoint_every_n_steps", "weights_only", "verbose",
+    "data.init_args.seed", "data.init_args.num_workers", "trainer.logger", "trainer.callbacks",
+    "trainer.default_root_dir", "trainer.profiler", "trainer.enable_checkpointing", "trainer.enable_progress_bar",
+    "trainer.enable_model_summary", "trainer.log_every_n_steps", "trainer.num_sanity_val_steps",
+)  # fmt: skip
+PATHS = ("path", "paths", "folder", "root", "dir")
+SECTIONS = ("model", "data", "trainer")
+MOST_SETTINGS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs that differ in nothing but what `settings` leaves out.
+
+    `settings` maps dotted keys to values. `counted` are the runs behind every number of the group:
+    the complete ones; only where there is none, those that are unfinished but have validation points.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+    settings: dict[str, Any]
+
+    @property
+    def counted(self) -> tuple[Run, ...]:
+        complete = tuple(run for run in self.runs if run.complete)
+        return complete or tuple(run for run in self.runs if run.comparable)
+
+    @property
+    def unfinished(self) -> bool:
+        """The numbers of this group come from runs that have not ended."""
+        return not any(run.complete for run in self.runs)
+
+    @property
+    def architecture(self) -> str:
+        return self.runs[0].architecture
+
+    @property
+    def attention(self) -> str:
+        return self.runs[0].attention
+
+    def curves(self) -> list[Curve]:
+        """One curve per counted run, without its NaN points."""
+        return [run.curve.finite() for run in self.counted]
+
+    def mean(self) -> tuple[Curve, NDArray[np.float64]]:
+        """The mean curve over the counted runs and the loss's standard deviation at its points.
+
+        Raises:
+            UserError: the runs have no range of training tokens in common.
+        """
+        try:
+            return mean_curve(self.curves())
+        except ValueError as error:
+            raise UserError(
+                f"The runs of {self.label!r} have no training tokens in common: leave out the one that ended early."
+            ) from error
+
+
+def group_runs(runs: list[Run]) -> list[Group]:
+    """Groups in the order of their first run; runs without a configuration are in none."""
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.config:
+            members.setdefault(json.dumps(learned_settings(run), sort_keys=True, default=str), []).append(run)
+    found = [(learned_settings(group[0]), tuple(group)) for group in members.values()]
+    labels = _labels([f"{runs[0].architecture}, {runs[0].attention}" for _, runs in found], [s for s, _ in found])
+    return [Group(label, runs, settings) for label, (settings, runs) in zip(labels, found, strict=True)]
+
+
+def learned_settings(run: Run) -> dict[str, Any]:
+    """The configuration as dotted keys, without nulls and without what does not change learning.
+
+    Where the content of the data was recorded, its hash stands for the paths it was read from.
+    """
+    kept = {}
+    for key, value in _flatten(run.config):
+        name = key.rsplit(".", 1)[-1]
+        ignored = any(key == prefix or key.startswith(prefix + ".") for prefix in UNLEARNED)
+        if key.startswith("data.") and run.content_hash:
+            ignored |= _is_path(name)
+        if key.startswith("model.init_args.attention."):
+            ignored |= run.attention == "plain"  # written out or left null, it is the same
+        if not ignored:
+            kept[key] = value
+    hashes = {"data.content": run.content_hash, "data.tokenizer": run.tokenizer_hash}
+    return kept | {key: value[:12] for key, value in hashes.items() if value}
+
+
+def differing(settings: list[dict[str, Any]]) -> list[str]:
+    """Keys whose values are not the same everywhere, model first.
+
+    Where a class differs its arguments do too, and are left out.
+    """
+    keys = sorted({key for one in settings for key in one}, key=lambda key: (_section(key), key))
+    keys = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
+    classes = [key.removesuffix("class_path") + "init_args." for key in keys if key.endswith("class_path")]
+    return [key for key in keys if not key.startswith(tuple(classes))]
+
+
+def short_names(keys: list[str]) -> dict[str, str]:
+    """Each dotted key with the shortest ending that no other of `keys` has: `lr`, `positions`."""
+    parts = {key: [p for p in key.split(".") if p not in ("init_args", "class_path")] for key in keys}
+    names = {}
+    for key, own in parts.items():
+        lengths = range(1, len(own) + 1)
+        others = [other for name, other in parts.items() if name != key]
+        length = next((n for n in lengths if all(other[-n:] != own[-n:] for other in others)), len(own))
+        names[key] = ".".join(own[-length:])
+    return names
+
+
+def show(value: Any) -> str:
+    """A setting's value as a label shows it: no module path, no trailing zeros."""
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str) and value.startswith("anlit."):
+        return value.rsplit(".", 1)[-1]
+    return str(value)
+
+
+def mean_curve(curves: list[Curve]) -> tuple[Curve, NDArray[np.float64]]:
+    """Pointwise mean over runs and the sample standard deviation of the loss (0 for one run).
+
+    Defined on all validation points inside the token range that every curve covers; a curve
+    without a point there is interpolated linearly.
+
+    Raises:
+        ValueError: the curves have no range in common.
+    """
+    if len(curves) == 1:
+        return curves[0], np.zeros(len(curves[0]))
+    low = max(curve.tokens[0] for curve in curves)
+    high = min(curve.tokens[-1] for curve in curves)
+    grid = np.unique(np.concatenate([curve.tokens for curve in curves]))
+    grid = grid[(grid >= low) & (grid <= high)]
+    if len(grid) == 0:
+        raise ValueError("the curves have no range in common")
+    losses = np.stack([np.interp(grid, curve.tokens, curve.loss) for curve in curves])
+    seconds = np.stack([np.interp(grid, curve.tokens, curve.seconds) for curve in curves])
+    return Curve(grid, seconds.mean(0), losses.mean(0)), losses.std(0, ddof=1)
+
+
+def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
+    """`plain` made distinct with the settings in which the bearers of one label differ."""
+    labels = list(plain)
+    for label in {label for label, count in Counter(plain).items() if count > 1}:
+        bearers = [i for i, other in enumerate(plain) if other == label]
+        keys = differing([settings[i] for i in bearers])
+        names = short_names(keys)
+        for i in bearers:
+            told = [f"{names[key]}={show(settings[i].get(key))}" for key in keys]
+            labels[i] = ", ".join([label, *told[:MOST_SETTINGS]]) + (", …" if len(told) > MOST_SETTINGS else "")
+    seen: Counter[str] = Counter()
+    for i, label in enumerate(labels):
+        seen[label] += 1
+        if seen[label] > 1:
+            labels[i] = f"{label} ({seen[label]})"
+    return labels
+
+
+def _flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [pair for key, below in value.items() for pair in _flatten(below, f"{prefix}{key}.")]
+    if value is None:
+        return []
+    if isinstance(value, list):
+        value = json.dumps(value, sort_keys=True, default=str)
+    return [(prefix.removesuffix("."), value)]
+
+
+def _is_path(name: str) -> bool:
+    return name in PATHS or name.endswith(tuple(f"_{path}" for path in PATHS))
+
+
+def _section(key: str) -> int:
+    section = key.split(".")[0]
+    return SECTIONS.index(section) if section in SECTIONS else len(SECTIONS)
+
+
+def records(runs: tuple[Run, ...], name: str) -> list[dict[str, Any]]:
+    """The distinct dictionaries that the runs recorded under `name`."""
+    found = {json.dumps(mapping(run.record.get(name)), sort_keys=True, default=str) for run in runs}
+    return [json.loads(one) for one in sorted(found) if one != "{}"]

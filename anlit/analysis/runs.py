@@ -1,0 +1,246 @@
+"""Run folders: finding them and reading what is in them.
+
+A run folder holds `config.yaml` (the resolved configuration), `metrics.csv` (one row per log call,
+empty cells where a row has no value) and `run.json` (versions, hardware, data fingerprint, status).
+A crashed run may lack any of them; it is still read, so that a report can list it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from anlit.errors import UserError
+
+CONFIG, METRICS, RECORD = "config.yaml", "metrics.csv", "run.json"
+ARCHITECTURES = {"GPT": "GPT+", "NGPT": "nGPT", "AnGPT": "anGPT"}
+_SPELLED = {"ALiBi": "alibi", "LogN": "log-n"}
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Validation points in the order of training; all three arrays have shape (points,).
+
+    `tokens` are training tokens seen, `seconds` training time without validation (NaN where it was
+    not logged), `loss` is in nats per token.
+    """
+
+    tokens: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    loss: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def finite(self) -> Curve:
+        """The same curve without points whose loss is NaN or infinite."""
+        keep = np.isfinite(self.loss)
+        return Curve(self.tokens[keep], self.seconds[keep], self.loss[keep])
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder as read; `record` is run.json, `config` is config.yaml ({} where missing)."""
+
+    folder: Path
+    config: dict[str, Any]
+    record: dict[str, Any]
+    curve: Curve
+    bits_per_byte: float | None
+
+    @property
+    def architecture(self) -> str:
+        """Display name: GPT+, nGPT, anGPT, or the class name of another model."""
+        name = class_name(self.config.get("model"))
+        return ARCHITECTURES.get(name, name) or "unknown"
+
+    @property
+    def attention(self) -> str:
+        """Name of the attention mechanism, `plain` where none is set."""
+        return attention_label(_init_args(self.config.get("model")).get("attention"))
+
+    @property
+    def seed(self) -> int | None:
+        seed = self.config.get("seed_everything")
+        return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+
+    @property
+    def parameters(self) -> int | None:
+        value = self.record.get("parameters")
+        return value if isinstance(value, int) else None
+
+    @property
+    def content_hash(self) -> str | None:
+        """SHA-256 of the tokenised corpus, None where it was not recorded."""
+        return self._fingerprint("content")
+
+    @property
+    def tokenizer_hash(self) -> str | None:
+        return self._fingerprint("tokenizer")
+
+    @property
+    def commit(self) -> str | None:
+        """Short commit, with `+dirty` where the tree had uncommitted changes."""
+        git = mapping(self.record.get("git"))
+        if not git.get("commit"):
+            return None
+        return str(git["commit"])[:10] + ("+dirty" if git.get("dirty") else "")
+
+    @property
+    def hardware(self) -> str | None:
+        """Devices, and the processor where it is the device; None where it was not recorded."""
+        hardware = mapping(self.record.get("hardware"))
+        devices = [str(device) for device in hardware.get("devices") or []]
+        if not devices:
+            return None
+        if any(device != "cpu" for device in devices):
+            return ", ".join(devices)
+        return f"{hardware.get('cpu') or 'unnamed'} cpu, {hardware.get('cores', '?')} cores"
+
+    @property
+    def status(self) -> str:
+        """running, finished, interrupted or failed as recorded; `unknown` without a record."""
+        return str(self.record.get("status") or "unknown")
+
+    @property
+    def diverged(self) -> bool:
+        """The last validation loss is NaN or infinite."""
+        return len(self.curve) > 0 and not np.isfinite(self.curve.loss[-1])
+
+    @property
+    def state(self) -> str:
+        """`status` in words for a table, with what keeps the run from being compared."""
+        if len(self.curve) == 0:
+            return f"{self.status}, no validation"
+        return f"{self.status}, diverged" if self.diverged else self.status
+
+    @property
+    def comparable(self) -> bool:
+        """Known configuration and a finite last validation loss."""
+        return bool(self.config) and len(self.curve) > 0 and not self.diverged
+
+    @property
+    def complete(self) -> bool:
+        """Comparable, and trained to its end as far as is known."""
+        return self.comparable and self.status in ("finished", "unknown")
+
+    def _fingerprint(self, name: str) -> str | None:
+        value = mapping(self.record.get("data")).get(f"{name}_sha256")
+        return str(value) if value else None
+
+
+def find_runs(paths: Iterable[str]) -> list[Path]:
+    """Run folders among `paths` and anywhere below them, each once, in the order of their names.
+
+    Raises:
+        UserError: a path is not a folder, or holds no run folder.
+    """
+    found: dict[Path, Path] = {}
+    for given in paths:
+        root = Path(given)
+        if not root.is_dir():
+            raise UserError(f"{given} is not a folder: give run folders or folders that hold run folders.")
+        here = list(_walk(root))
+        if not here:
+            raise UserError(
+                f"{given} holds no run folder: a run folder has {CONFIG} with {METRICS} or {RECORD}; "
+                "give the run_dir of a training or a folder above it."
+            )
+        for folder in here:
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
+
+
+def load_run(folder: Path) -> Run:
+    """Reads one run folder; missing files give an empty configuration, record or curve.
+
+    Raises:
+        UserError: a file is there but cannot be parsed.
+    """
+    config = _parse(folder / CONFIG, lambda text: yaml.safe_load(text))
+    record = _parse(folder / RECORD, json.loads)
+    curve, bits = _read_validation(folder / METRICS)
+    return Run(folder, config, record, curve, bits)
+
+
+def class_name(spec: Any) -> str:
+    """Last part of the `class_path` of a configured object, "" where there is none."""
+    path = spec if isinstance(spec, str) else mapping(spec).get("class_path", "")
+    return str(path).rsplit(".", 1)[-1]
+
+
+def attention_label(spec: Any) -> str:
+    """`scale-invariant` for ScaleInvariant, `plain` for null; a list of mechanisms is joined by +."""
+    if isinstance(spec, list):
+        return " + ".join(dict.fromkeys(attention_label(part) for part in spec)) or "plain"
+    name = class_name(spec)
+    return _SPELLED.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """`value` if it is a dictionary, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def _init_args(spec: Any) -> dict[str, Any]:
+    return mapping(mapping(spec).get("init_args"))
+
+
+def _walk(root: Path) -> Iterable[Path]:
+    for folder, below, files in os.walk(root):
+        below.sort()
+        if (CONFIG in files and (METRICS in files or RECORD in files)) or {METRICS, RECORD} <= set(files):
+            below.clear()
+            yield Path(folder)
+
+
+def _parse(path: Path, parse: Any) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read ({reason}): mend the file or leave the run out.") from error
+    return mapping(content)
+
+
+def _read_validation(path: Path) -> tuple[Curve, float | None]:
+    """The validation curve and the last bits per byte.
+
+    A resumed run repeats what it had done after its checkpoint: where tokens go back, the points
+    from there on are the ones that count.
+    """
+    points: list[tuple[float, float, float, float]] = []
+    if path.is_file():
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    tokens = _number(row.get("val/tokens"))
+                    if np.isfinite(tokens) and row.get("val/loss"):
+                        while points and points[-1][0] >= tokens:
+                            points.pop()
+                        rest = ("val/seconds", "val/loss", "val/bits_per_byte")
+                        points.append((tokens, *(_number(row.get(key)) for key in rest)))  # type: ignore[arg-type]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{path} cannot be read ({error}): mend it or leave the run out.") from error
+    columns = np.array(points, dtype=np.float64).reshape(-1, 4).T
+    bits = float(columns[3, -1]) if points and np.isfinite(columns[3, -1]) else None
+    return Curve(*columns[:3]), bits
+
+
+def _number(cell: str | None) -> float:
+    try:
+        return float(cell) if cell else float("nan")
+    except ValueError:
+        return float("nan")

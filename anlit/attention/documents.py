@@ -1,0 +1,48 @@
+"""Packed documents: from the ids in a batch to everything that attention derives from them, in one place."""
+
+import torch
+from torch import Tensor
+
+
+class Documents:
+    """Which keys each query may see: causal, and inside its own document where documents are masked.
+
+    Args:
+        ids: (B, T) integers, non-decreasing along T, equal for tokens of one document; None for one document.
+        length: T.
+        device: Where the masks are to be.
+    """
+
+    def __init__(self, ids: Tensor | None, length: int, device: torch.device) -> None:
+        self.ids, self.length, self.device = ids, length, device
+        self._mask: Tensor | None = None
+
+    @property
+    def are_masked(self) -> bool:
+        return self.ids is not None
+
+    def n_visible(self, dtype: torch.dtype) -> Tensor:
+        """n_i, the number of keys that query i may see, itself included: (B or 1, T), restarts with each document."""
+        index = torch.arange(self.length, device=self.device)
+        if self.ids is None:
+            return (index + 1)[None].to(dtype)
+        starts = torch.ones_like(self.ids, dtype=torch.bool)
+        starts[:, 1:] = self.ids[:, 1:] != self.ids[:, :-1]
+        start_index = torch.where(starts, index, 0).cummax(dim=1).values
+        return (index - start_index + 1).to(dtype)
+
+    def visible(self, first_query: int, end_query: int) -> Tensor:
+        """True where query i in [first_query, end_query) sees key j < end_query: (B or 1, 1, queries, end_query)."""
+        queries = torch.arange(first_query, end_query, device=self.device)
+        keys = torch.arange(end_query, device=self.device)
+        causal = (keys <= queries[:, None])[None, None]
+        if self.ids is None:
+            return causal
+        ids = self.ids[:, :end_query]
+        return causal & (ids[:, None, first_query:, None] == ids[:, None, None, :])
+
+    def mask(self) -> Tensor:
+        """`visible` for all queries at once, (B or 1, 1, T, T); computed once per batch and shared by the layers."""
+        if self._mask is None:
+            self._mask = self.visible(0, self.length)
+        return self._mask

@@ -1,0 +1,37 @@
+"""What an attention mechanism is.
+
+With q and k of unit root mean square, S_ij = q_i·k_j/√d_head has variance about 1. Every mechanism here has logits
+
+    L_ij = a(i−j) · g(n_i) · S_ij + m(i−j)        over the keys j that query i may see,
+
+n_i the number of those keys and t = i − j the distance, so it is three small functions. To add one, write a
+subclass with the functions that are not trivial, and a YAML file that names it.
+"""
+
+from torch import Tensor, nn
+
+
+class Mechanism(nn.Module):
+    """Base: a(t) = 1, g(n) = 1, m(t) = 0. A function that returns None is that trivial one, and costs nothing.
+
+    A subclass sets `scales_with_distance = True` if it overrides `distance_gain`: the kernels that cannot change
+    logits one by one refuse it then.
+    """
+
+    scales_with_distance: bool = False
+
+    def for_layer(self, n_heads: int, d_head: int, layer: int) -> "Mechanism":
+        """The module that layer number `layer` uses. Override to create learned parameters or fix head slopes."""
+        return self
+
+    def gain(self, n: Tensor) -> Tensor | None:
+        """g(n): n of shape (B, 1, T), a float tensor of counts ≥ 1 → broadcastable to (B, H, T)."""
+        return None
+
+    def distance_gain(self, t: Tensor) -> Tensor | None:
+        """a(t): t of shape (T,), a float tensor 0, 1, 2 … → (T,) or (H, T)."""
+        return None
+
+    def distance_bias(self, t: Tensor) -> Tensor | None:
+        """m(t): t of shape (T,), a float tensor 0, 1, 2 … → (T,) or (H, T)."""
+        return None

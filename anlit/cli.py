@@ -1,0 +1,66 @@
+"""The command `anlit`: LightningCLI's subcommands and the tools. `anlit --help` answers without importing torch."""
+
+import importlib
+import sys
+from collections.abc import Callable
+
+import anlit
+from anlit.errors import UserError
+
+COMMANDS = {
+    "fit": "train a model: anlit fit --config configs/experiment/demo/gpt.yaml",
+    "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt",
+    "test": "the same on the test split",
+    "predict": "per-token log-likelihoods of the validation split",
+    "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
+}
+_MODULES = {"compare": "anlit.analysis.compare"}
+
+
+def usage() -> str:
+    """The overview that `anlit` and `anlit --help` print."""
+    commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
+    return (
+        f"anlit {anlit.__version__}: train and compare GPT+, nGPT and anGPT\n\n"
+        f"usage: anlit COMMAND [OPTIONS]\n\ncommands:\n{commands}\n\n"
+        "anlit COMMAND --help lists the options of one command; anlit fit --print_config prints the resolved YAML;\n"
+        "anlit fit --model.help AnGPT and --data.help PythonSources explain one class's settings.\n"
+    )
+
+
+def _entry(command: str) -> Callable[[list[str]], int]:
+    """The function behind a command, imported only now."""
+    if command in _MODULES:
+        return importlib.import_module(_MODULES[command]).main
+    lightning = importlib.import_module("anlit.training.command")
+    return lambda arguments: lightning.main([command, *arguments])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command in `argv` (without the program's name) and return the exit code.
+
+    0: done. 1: the run failed or was interrupted. 2: the user's command, configuration or data is wrong; one
+    sentence on standard error says what.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        print(f"anlit {anlit.__version__}")
+        return 0
+    if arguments[0] not in COMMANDS:
+        return _fail(f"unknown command '{arguments[0]}': choose one of {', '.join(COMMANDS)}")
+    try:
+        return _entry(arguments[0])(arguments[1:]) or 0
+    except UserError as error:
+        return _fail(str(error))
+
+
+def _fail(sentence: str) -> int:
+    print(f"anlit: error: {sentence}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

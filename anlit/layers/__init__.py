@@ -1,0 +1,1 @@
+"""What the three architectures share below attention: norms and their constants, scaling vectors, positions."""

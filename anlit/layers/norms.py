@@ -1,0 +1,88 @@
+"""The three ways in which the architectures keep activations at a known size.
+
+GPT+ divides by the root mean square (`rms`, `RMSNorm`), nGPT by the length (`unit`), anGPT multiplies by
+constants that hold on average over the sphere (the `nu_*` functions). The first two work in float32 at least.
+"""
+
+import math
+
+import torch
+from scipy import integrate
+from torch import Tensor, nn
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def unit(x: Tensor, dim: int = -1) -> Tensor:
+    """x / ‖x‖₂ over `dim`; same shape and dtype as x. A zero vector stays zero."""
+    wide = _at_least_float32(x)
+    tiny = torch.finfo(wide.dtype).tiny
+    return (wide / torch.linalg.vector_norm(wide, dim=dim, keepdim=True).clamp_min(tiny)).to(x.dtype)
+
+
+def rms(x: Tensor, eps: float) -> Tensor:
+    """x / √(mean(x²) + eps) over the last axis; same shape and dtype as x."""
+    wide = _at_least_float32(x)
+    return torch.nn.functional.rms_norm(wide, (x.shape[-1],), eps=eps).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """rms(x) · gain, gain learned, of shape (width,), initially 1."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(_at_least_float32(x), self.gain.shape, self.gain, self.eps).to(x.dtype)
+
+
+# The constants of approximate normalisation ([anGPT], arXiv 2505.22014, section 3): ν = 1/√E‖g(x)‖² for x uniform
+# on the unit sphere and weight rows of norm 1. A map W of shape (out, in) with unit rows has E‖Wx‖² = ‖x‖²·out/in.
+
+
+def nu_linear(d_in: int, d_out: int) -> float:
+    """√(d_in / d_out): keeps the expected norm of a unit vector through a map (d_out, d_in) with unit rows."""
+    return math.sqrt(d_in / d_out)
+
+
+def nu_concatenated_heads(n_heads: int) -> float:
+    """√(d_h / d) = 1/√H: H concatenated unit vectors have norm √H, which a square map with unit rows keeps."""
+    return 1 / math.sqrt(n_heads)
+
+
+def nu_activation(d_model: int, d_ff: int) -> float:
+    """1/√E[SiLU(σx)²], x ~ N(0, 1), σ = √(d_model/d_ff), by quadrature.
+
+    The norm of u ∘ SiLU(√d_model · z) for unit u and z in d_ff dimensions concentrates at √E[SiLU(σx)²], because
+    the entries of √d_model · z have standard deviation σ. 3.72 at d_ff = 4 d_model.
+    """
+    sigma = math.sqrt(d_model / d_ff)
+
+    def density(x: float) -> float:
+        z = sigma * x
+        silu = z / (1 + math.exp(-z)) if z > -700 else 0.0
+        return silu * silu * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+    mean_square, _ = integrate.quad(density, -40.0, 40.0, points=[0.0], limit=200, epsabs=1e-14, epsrel=1e-12)
+    return 1 / math.sqrt(mean_square)
+
+
+def nu_residual(alpha: Tensor) -> Tensor:
+    """1/√(α² + (1−α)²), elementwise: keeps the norm of (1−α) ∘ h + α ∘ h' for orthogonal unit h and h'."""
+    return torch.rsqrt(alpha.square() + (1 - alpha).square())
+
+
+@torch.no_grad()
+def set_unit_norm(weight: Tensor, dim: int) -> None:
+    """Divide `weight` in place so that every vector along `dim` has norm 1 (nGPT's constraint)."""
+    weight.div_(torch.linalg.vector_norm(weight, dim=dim, keepdim=True).clamp_min(1e-30))
+
+
+@torch.no_grad()
+def bound_norm(weight: Tensor, dim: int) -> None:
+    """Replace in place every vector w along `dim` by w / max(1, ‖w‖) (anGPT's parameter bound)."""
+    weight.div_(torch.linalg.vector_norm(weight, dim=dim, keepdim=True).clamp_min(1.0))

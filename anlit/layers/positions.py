@@ -1,0 +1,106 @@
+"""Where in the sequence a query or key stands: rotations of q and k, chosen apart from the attention mechanism.
+
+Half-split pairing as in Qwen3 and GPT-NeoX: of the r rotated dimensions, dimension i turns with i + r/2; the
+others pass through. Every class here gives a true rotation, so scores depend on the distance alone.
+
+Shape letters: B batch, H heads, T time, D = d_head, R = rotated width.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class Positions(nn.Module):
+    """Base: subclasses say with which angular frequency (radians per token) each rotated pair turns."""
+
+    def check(self, d_head: int) -> None:
+        """Raise ValueError if these positions cannot be used at head width `d_head`."""
+
+    def frequencies(self, d_head: int, length: int) -> Tensor:
+        """Angular frequencies in radians per token, shape (R/2,), float64, for sequences of `length` tokens."""
+        raise NotImplementedError
+
+    def tables(self, d_head: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of position × frequency, each (T, R/2), on the device of `like`, in float32 at least.
+
+        Built in float64: at 64k tokens a float32 product of position and frequency is off by 0.004 rad.
+        """
+        key = (d_head, length, like.device, like.dtype == torch.float64)
+        if getattr(self, "_key", None) != key:
+            angles = torch.outer(torch.arange(length, dtype=torch.float64), self.frequencies(d_head, length))
+            dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+            self._tables = tuple(f(angles).to(like.device, dtype) for f in (torch.cos, torch.sin))
+            self._key = key
+        return self._tables
+
+    def forward(self, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """Rotate each (B, H, T, D) tensor by its position along T; norms are kept."""
+        length, d_head = vectors[0].shape[-2:]
+        cos, sin = self.tables(d_head, length, vectors[0])
+        return tuple(rotate(x, cos, sin) for x in vectors)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (i, i + R/2) of the first R dimensions of x (…, T, D) by the angles in cos, sin (T, R/2)."""
+    half = cos.shape[-1]
+    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+class RoPE(Positions):
+    """Rotary positions (arXiv 2104.09864) on a fraction of the head width.
+
+    Args:
+        fraction: Share of the head width that rotates, in (0, 1]; fraction × d_head must be an even number.
+            [anGPT] uses 0.5; 1.0 is Qwen3's.
+        base: Pair i of the r/2 rotated pairs turns by base^(−2i/r) radians per token.
+    """
+
+    def __init__(self, fraction: float = 0.5, base: float = 10_000.0) -> None:
+        super().__init__()
+        if not 0 < fraction <= 1:
+            raise ValueError(f"RoPE's fraction must be in (0, 1], not {fraction}")
+        self.fraction, self.base = fraction, base
+
+    def check(self, d_head: int) -> None:
+        width = self.fraction * d_head
+        if width < 2 or width % 2:
+            raise ValueError(
+                f"positions.fraction={self.fraction:g} of d_head={d_head} rotates {width:g} dimensions, but the "
+                "rotary width must be an even number of at least 2: choose another fraction, d_model or n_heads"
+            )
+
+    def frequencies(self, d_head: int, length: int) -> Tensor:
+        width = round(self.fraction * d_head)
+        return self.base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+
+class PRoPE(Positions):
+    """p-RoPE as in [SI] (arXiv 2505.17083): the lower half of the frequencies is zero, so half the pairs are NoPE.
+
+    Args:
+        base: The d_head/4 rotating pairs turn by base^(−i/(d_head/4 − 1)), i = 0 … d_head/4 − 1, radians per token.
+    """
+
+    def __init__(self, base: float = 1024.0) -> None:
+        super().__init__()
+        self.base = base
+
+    def check(self, d_head: int) -> None:
+        if d_head % 4 or d_head < 8:
+            raise ValueError(
+                f"PRoPE needs a head width (d_model/n_heads) that is a multiple of 4 and at least 8, not {d_head}"
+            )
+
+    def frequencies(self, d_head: int, length: int) -> Tensor:
+        quarter = d_head // 4
+        turning = self.base ** (-torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
+        return torch.cat((turning, torch.zeros(quarter, dtype=torch.float64)))
+
+
+class NoPE(Positions):
+    """No positions: order enters through the causal mask alone (arXiv 2305.19466)."""
+
+    def forward(self, *vectors: Tensor) -> tuple[Tensor, ...]:
+        return vectors

@@ -1,0 +1,186 @@
+"""anGPT: the approximately normalised transformer (Franke et al., NeurIPS 2025, arXiv 2505.22014).
+
+Constants that need no data replace the norm layers, because ‖g(x)‖ of a high-dimensional unit x concentrates at
+its mean; rows of the weights are bounded by 1. ν = 1/√E‖g(x)‖², see `anlit.layers.norms`.
+
+    h = E[token]
+    q, k, v = ν_qkv W h;   q, k → RoPE → rms (QK-norm, no gain)          softmax scale 1/√D
+    h_A = ν_p W_o · Attn(q, k, v)                                        h ← ν(α_A) ∘ (h + α_A ∘ (h_A − h))
+    u = ν_uz W_u h,  z = ν_uz W_z h
+    h_M = ν_d W_d (ν_acf · u ∘ SiLU(√d z))                               h ← ν(α_M) ∘ (h + α_M ∘ (h_M − h))
+    logits = s_z ∘ (W_head h)
+
+The attention average has no factor (exact where attention is peaked). No norm layer but QK-norm, no weight decay,
+no warm-up. Shape letters as in `anlit.models.decoder`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from anlit.attention.attention import Attention, Backend
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms import Plain
+from anlit.layers.linear import ScaledLinear
+from anlit.layers.norms import bound_norm, nu_activation, nu_concatenated_heads, nu_linear, nu_residual, rms
+from anlit.layers.positions import Positions, RoPE
+from anlit.layers.scaling import ScalingVector
+from anlit.models.decoder import Decoder, attention_layers, draw_unit_vectors, merge_heads, split_heads
+from anlit.training.language_model import LanguageModel
+from anlit.training.optimizers import AdamW
+from anlit.training.schedule import Schedule
+
+
+class AnGPTBlock(nn.Module):
+    """h (B, T, d) of norm about 1 → two interpolations, towards the attention's and the MLP's suggestion."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        n_heads: int,
+        attention: Attention,
+        positions: Positions,
+        qk_norm: bool,
+        norm_eps: float,
+        dropout: float,
+        alpha_init: float,
+        alpha_scale: float,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.qk_norm, self.norm_eps = n_heads, qk_norm, norm_eps
+        d_head = d_model // n_heads
+        self.sqrt_d_head = math.sqrt(d_head)
+        nu_qkv, nu_p = nu_linear(d_model, d_head), nu_concatenated_heads(n_heads)
+        nu_uz, nu_d = nu_linear(d_model, d_ff), nu_linear(d_ff, d_model)
+        nu_acf = nu_activation(d_model, d_ff)
+        # Every constant stands with the map that it multiplies, or that multiplies it: scalars commute with W.
+        self.W_q, self.W_k, self.W_v = (ScaledLinear(d_model, d_model, nu_qkv) for _ in range(3))
+        self.W_o = ScaledLinear(d_model, d_model, nu_p)
+        self.W_u = ScaledLinear(d_model, d_ff, nu_uz)
+        self.W_z = ScaledLinear(d_model, d_ff, math.sqrt(d_model) * nu_uz)
+        self.W_d = ScaledLinear(d_ff, d_model, nu_d * nu_acf)
+        self.alpha_A = ScalingVector(d_model, alpha_init, alpha_scale)
+        self.alpha_M = ScalingVector(d_model, alpha_init, alpha_scale)
+        self.positions, self.attention = positions, attention
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, h: Tensor, documents: Documents) -> Tensor:
+        h = self.interpolate(h, self.attend(h, documents), self.alpha_A())
+        return self.interpolate(h, self.mlp(h), self.alpha_M())
+
+    def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Tensor) -> Tensor:
+        """ν(α) ∘ (h + α ∘ (suggestion − h)), written as two weights for h and for the suggestion."""
+        nu = nu_residual(alpha)
+        return torch.addcmul(nu * (1 - alpha) * h, nu * alpha, self.dropout(suggestion))
+
+    def attend(self, h: Tensor, documents: Documents) -> Tensor:
+        q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
+        q, k = self.positions(q, k)
+        # Without QK-norm q and k have norm about 1, so √D of them has root mean square about 1 (our choice).
+        q, k = ((rms(x, self.norm_eps) if self.qk_norm else self.sqrt_d_head * x) for x in (q, k))
+        return self.W_o(merge_heads(self.attention(q, k, v, documents)))
+
+    def mlp(self, h: Tensor) -> Tensor:
+        return self.W_d(self.W_u(h) * silu(self.W_z(h)))
+
+
+class AnGPTDecoder(Decoder):
+    """The anGPT network. Initial values: every row of every matrix uniform on the sphere; α and s_z at `init`."""
+
+    def __init__(self, vocab_size: int, d_model: int, blocks: list[AnGPTBlock], document_masking: bool,
+                 s_z_init: float, s_z_scale: float) -> None:  # fmt: skip
+        super().__init__(vocab_size, d_model, blocks, document_masking)
+        self.s_z = ScalingVector(vocab_size, s_z_init, s_z_scale)
+        self.reset_parameters()
+
+    def logits(self, h: Tensor) -> Tensor:
+        return self.head(h, self.s_z())
+
+    def constrained(self) -> Iterator[nn.Parameter]:
+        """Every matrix, embedding and head included; the bound holds for its rows, along the input axis."""
+        return (parameter for name, parameter in self.named_parameters() if name.endswith("weight"))
+
+    def reset_parameters(self) -> None:
+        for parameter in self.constrained():
+            draw_unit_vectors(parameter, dim=1)
+        for module in self.modules():
+            if isinstance(module, ScalingVector):
+                module.reset_parameters()
+
+    def restore_norms(self) -> None:
+        for parameter in self.constrained():
+            bound_norm(parameter, dim=1)
+
+    def row_norms(self) -> Iterator[Tensor]:
+        return (torch.linalg.vector_norm(parameter.detach(), dim=1) for parameter in self.constrained())
+
+
+class AnGPT(LanguageModel):
+    """anGPT with its training settings.
+
+    Args:
+        vocab_size: V, the number of tokens; that of the data's tokenizer.
+        context_length: T, tokens in a training sequence.
+        n_layers: L, the number of blocks.
+        n_heads: H, attention heads; must divide d_model.
+        d_model: d, the width of the hidden state.
+        d_ff: f, the width of the MLP; 4·d_model if not given.
+        attention: What happens between q·k and the weights.
+        positions: RoPE, PRoPE or NoPE.
+        document_masking: Let a token attend only within its own document.
+        backend: The attention kernel; auto takes the fastest that can do the mechanism.
+        qk_norm: Normalise queries and keys per head, without a gain.
+        norm_eps: ε of the QK-norm.
+        dropout: Share dropped of the attention weights and of each block's two updates.
+        alpha_init: Initial step size α of both residual updates; 1/n_layers if not given.
+        alpha_scale: How fast α learns relative to the matrices; 1/√d_model if not given.
+        s_z_init: Initial scale of the logits.
+        s_z_scale: How fast the scale of the logits learns relative to the matrices; 1/√d_model if not given.
+        z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
+        optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
+        schedule: Learning rate over the run.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 50_304,
+        context_length: int = 2048,
+        n_layers: int = 12,
+        n_heads: int = 12,
+        d_model: int = 768,
+        d_ff: int | None = None,
+        attention: Mechanism = Plain(),
+        positions: Positions = RoPE(fraction=0.5),
+        document_masking: bool = True,
+        backend: Backend = "auto",
+        qk_norm: bool = True,
+        norm_eps: float = 1e-6,
+        dropout: float = 0.0,
+        alpha_init: float | None = None,
+        alpha_scale: float | None = None,
+        s_z_init: float = 1.0,
+        s_z_scale: float | None = None,
+        z_loss: float = 0.0,
+        optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] = lambda groups: AdamW(
+            groups, lr=1e-3, weight_decay=0.0
+        ),
+        schedule: Schedule = Schedule(warmup=0.0),
+    ) -> None:
+        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule)
+        self.save_hyperparameters(logger=False)
+        d_ff = d_ff or 4 * d_model
+        alpha_init = 1 / n_layers if alpha_init is None else alpha_init
+        alpha_scale = 1 / math.sqrt(d_model) if alpha_scale is None else alpha_scale
+        s_z_scale = 1 / math.sqrt(d_model) if s_z_scale is None else s_z_scale
+        layers = attention_layers(attention, positions, backend, dropout, d_model, n_heads, n_layers)
+        blocks = [
+            AnGPTBlock(d_model, d_ff, n_heads, layer, positions, qk_norm, norm_eps, dropout, alpha_init, alpha_scale)
+            for layer in layers
+        ]
+        self.model = AnGPTDecoder(vocab_size, d_model, blocks, document_masking, s_z_init, s_z_scale)

@@ -1,0 +1,113 @@
+"""The skeleton that the three architectures share: embed → blocks → head, and the hook that restores norms.
+
+Shape letters, used across `anlit.models`: B batch, T context length, d = d_model, H heads, D = d_head = d/H,
+f = d_ff, V vocabulary. A linear map is W of shape (out, in); "row" is one output's weights.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from anlit.attention.attention import Attention
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+from anlit.errors import UserError
+from anlit.layers.linear import ScaledLinear
+from anlit.layers.positions import Positions
+
+
+class Decoder(nn.Module):
+    """tokens (B, T) → logits (B, T, V). Subclasses add their blocks, `logits` and, if they have one, the constraint."""
+
+    def __init__(self, vocab_size: int, d_model: int, blocks: Iterable[nn.Module], document_masking: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.blocks = nn.ModuleList(blocks)
+        self.head = ScaledLinear(d_model, vocab_size)
+        self.document_masking = document_masking
+
+    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) for tokens (B, T); document_ids (B, T) say which tokens belong to one document."""
+        ids = document_ids if self.document_masking else None
+        documents = Documents(ids, tokens.shape[1], tokens.device)
+        h = self.embedding(tokens)
+        for block in self.blocks:
+            h = block(h, documents)
+        return self.logits(h)
+
+    def logits(self, h: Tensor) -> Tensor:
+        """The last hidden state (B, T, d) → (B, T, V)."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Draw every initial value; the subclass's docstring tabulates them."""
+        raise NotImplementedError
+
+    def restore_norms(self) -> None:
+        """Bring the weights back to the architecture's constraint; called once after each optimizer step."""
+
+    def row_norms(self) -> Iterable[Tensor]:
+        """The norm of every vector that the constraint speaks of, one 1-d tensor per matrix; none for GPT+."""
+        return ()
+
+    def n_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def flops_per_token(self, length: int) -> float:
+        """FLOPs of one training step per token: forward, and backward at twice the forward.
+
+        6 for every weight of a matrix product (the embedding is a look-up), and 6·T·d a layer for the causal half
+        of q·k and of weights·v at context length T.
+        """
+        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        return 6.0 * weights + 6.0 * len(self.blocks) * length * self.embedding.embedding_dim
+
+
+def check_shape(d_model: int, n_heads: int) -> None:
+    """Raise UserError unless the model width splits evenly into heads."""
+    if d_model % n_heads:
+        raise UserError(
+            f"model.d_model={d_model} is not divisible by model.n_heads={n_heads}: "
+            f"choose a d_model that is a multiple of {n_heads}, or another n_heads"
+        )
+
+
+def attention_layers(
+    attention: Mechanism,
+    positions: Positions,
+    backend: str,
+    dropout: float,
+    d_model: int,
+    n_heads: int,
+    n_layers: int,
+) -> list[Attention]:
+    """One `Attention` per layer.
+
+    Raises:
+        UserError: The positions do not fit the head width, or the back end cannot do the mechanism.
+    """
+    check_shape(d_model, n_heads)
+    d_head = d_model // n_heads
+    try:
+        positions.check(d_head)
+        return [Attention(attention.for_layer(n_heads, d_head, layer), backend, dropout) for layer in range(n_layers)]
+    except ValueError as error:
+        raise UserError(f"model: {error}") from error
+
+
+def split_heads(x: Tensor, n_heads: int) -> Tensor:
+    """(B, T, H·D) → (B, H, T, D)."""
+    return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, T, D) → (B, T, H·D)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def draw_unit_vectors(weight: Tensor, dim: int) -> None:
+    """Fill with Gaussian noise, every vector along `dim` scaled to norm 1: uniform on the sphere."""
+    with torch.no_grad():
+        weight.normal_()
+        weight.div_(torch.linalg.vector_norm(weight, dim=dim, keepdim=True))

@@ -1,0 +1,143 @@
+"""GPT+: the strong baseline. Pre-norm decoder with SwiGLU, RoPE and QK-norm, no biases, untied embeddings.
+
+    h = E[token]
+    h = h + W_o · Attn(q, k, v)        q, k, v = W_q x, W_k x, W_v x with x = rms(h)·g₁;  q, k → rms·gain → RoPE
+    h = h + W_d (u ∘ SiLU(z))          u = W_u x, z = W_z x with x = rms(h)·g₂
+    logits = W_head (rms(h)·g_f)
+
+With rotary fraction 1 a block is Qwen3's (arXiv 2505.09388). Shape letters as in `anlit.models.decoder`.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from anlit.attention.attention import Attention, Backend
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms import Plain
+from anlit.layers.norms import RMSNorm
+from anlit.layers.positions import Positions, RoPE
+from anlit.models.decoder import Decoder, attention_layers, merge_heads, split_heads
+from anlit.training.language_model import LanguageModel
+from anlit.training.optimizers import AdamW
+from anlit.training.schedule import Schedule
+
+
+class GPTBlock(nn.Module):
+    """h (B, T, d) → h + attention → h + MLP, each reading a normalised h."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        n_heads: int,
+        attention: Attention,
+        positions: Positions,
+        qk_norm: bool,
+        norm_eps: float,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        d_head = d_model // n_heads
+        self.norm_1, self.norm_2 = RMSNorm(d_model, norm_eps), RMSNorm(d_model, norm_eps)
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
+        self.W_u, self.W_z = (nn.Linear(d_model, d_ff, bias=False) for _ in range(2))
+        self.W_d = nn.Linear(d_ff, d_model, bias=False)
+        self.norm_q = RMSNorm(d_head, norm_eps) if qk_norm else nn.Identity()
+        self.norm_k = RMSNorm(d_head, norm_eps) if qk_norm else nn.Identity()
+        self.positions, self.attention = positions, attention
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, h: Tensor, documents: Documents) -> Tensor:
+        h = h + self.dropout(self.attend(self.norm_1(h), documents))
+        return h + self.dropout(self.mlp(self.norm_2(h)))
+
+    def attend(self, x: Tensor, documents: Documents) -> Tensor:
+        q, k, v = (split_heads(W(x), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
+        q, k = self.positions(self.norm_q(q), self.norm_k(k))
+        return self.W_o(merge_heads(self.attention(q, k, v, documents)))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return self.W_d(self.W_u(x) * silu(self.W_z(x)))
+
+
+class GPTDecoder(Decoder):
+    """The GPT+ network. Initial values: matrices N(0, init_std²), W_o and W_d smaller by 1/√(2L), gains 1."""
+
+    def __init__(self, vocab_size: int, d_model: int, blocks: list[GPTBlock], document_masking: bool,
+                 norm_eps: float, init_std: float) -> None:  # fmt: skip
+        super().__init__(vocab_size, d_model, blocks, document_masking)
+        self.norm_f = RMSNorm(d_model, norm_eps)
+        self.init_std = init_std
+        self.reset_parameters()
+
+    def logits(self, h: Tensor) -> Tensor:
+        return self.head(self.norm_f(h))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        residual_std = self.init_std / math.sqrt(2 * len(self.blocks))
+        for name, parameter in self.named_parameters():
+            if name.endswith("gain"):
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(std=residual_std if name.endswith(("W_o.weight", "W_d.weight")) else self.init_std)
+
+
+class GPT(LanguageModel):
+    """GPT+ with its training settings.
+
+    Args:
+        vocab_size: V, the number of tokens; that of the data's tokenizer.
+        context_length: T, tokens in a training sequence.
+        n_layers: L, the number of blocks.
+        n_heads: H, attention heads; must divide d_model.
+        d_model: d, the width of the hidden state.
+        d_ff: f, the width of the MLP; 4·d_model if not given.
+        attention: What happens between q·k and the weights.
+        positions: RoPE, PRoPE or NoPE.
+        document_masking: Let a token attend only within its own document.
+        backend: The attention kernel; auto takes the fastest that can do the mechanism.
+        qk_norm: Normalise queries and keys per head, with a learned gain.
+        norm_eps: ε of every RMS norm.
+        init_std: Standard deviation of the initial matrices.
+        dropout: Share dropped of the attention weights and of each block's two updates.
+        z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
+        optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
+        schedule: Learning rate over the run.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 50_304,
+        context_length: int = 2048,
+        n_layers: int = 12,
+        n_heads: int = 12,
+        d_model: int = 768,
+        d_ff: int | None = None,
+        attention: Mechanism = Plain(),
+        positions: Positions = RoPE(fraction=0.5),
+        document_masking: bool = True,
+        backend: Backend = "auto",
+        qk_norm: bool = True,
+        norm_eps: float = 1e-6,
+        init_std: float = 0.02,
+        dropout: float = 0.0,
+        z_loss: float = 0.0,
+        optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] = lambda groups: AdamW(
+            groups, lr=1e-3, weight_decay=0.1
+        ),
+        schedule: Schedule = Schedule(warmup=0.2),
+    ) -> None:
+        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule)
+        self.save_hyperparameters(logger=False)
+        d_ff = d_ff or 4 * d_model
+        layers = attention_layers(attention, positions, backend, dropout, d_model, n_heads, n_layers)
+        blocks = [GPTBlock(d_model, d_ff, n_heads, layer, positions, qk_norm, norm_eps, dropout) for layer in layers]
+        self.model = GPTDecoder(vocab_size, d_model, blocks, document_masking, norm_eps, init_std)

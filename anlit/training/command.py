@@ -1,0 +1,136 @@
+"""`anlit fit | validate | test | predict`: LightningCLI with anlit's run folder, callbacks and loggers."""
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+import anlit.attention.mechanisms
+import anlit.models  # noqa: F401  short class names in YAML are those of imported classes
+from anlit.data import TokenShards
+from anlit.errors import UserError
+from anlit.training.callbacks import (
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    LastCheckpoint,
+    NormMonitor,
+    RandomState,
+    RunRecord,
+    StopOnNonFinite,
+    Throughput,
+)
+from anlit.training.language_model import LanguageModel
+from anlit.training.loggers import CSVLogger
+
+TRAINER_DEFAULTS = {
+    "max_steps": 1000,
+    "gradient_clip_val": 1.0,
+    "val_check_interval": 100,
+    "check_val_every_n_epoch": None,  # val_check_interval counts steps across epochs
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 10,
+}
+
+
+class AnlitCLI(LightningCLI):
+    """LightningCLI whose `fit` writes one run folder: config, record, metrics, TensorBoard, checkpoints."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--run_dir", type=str | None, default=None, help="The run folder (default: runs/<model>-seed<seed>)."
+        )
+        parser.add_argument(
+            "--checkpoint_every_n_steps", type=int, default=500, help="Optimizer steps between two last.ckpt."
+        )
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the configuration as given; `LanguageModel.on_load_checkpoint` checks that the checkpoint fits it."""
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        if config.run_dir is None:
+            config.run_dir = f"runs/{config.model.class_path.rsplit('.', 1)[-1].lower()}-seed{config.seed_everything}"
+        if self.subcommand == "fit" and config.ckpt_path is None:
+            _refuse_existing_run(config.run_dir)
+
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """The Trainer with what every run has, beside the callbacks and loggers of the configuration."""
+        trainer = self._get(self.config_init, "trainer", default={})
+        if self.subcommand != "fit":
+            return super().instantiate_trainer(logger=trainer.get("logger") or False, **kwargs)
+        run_dir = self._get(self.config_init, "run_dir")
+        every = self._get(self.config_init, "checkpoint_every_n_steps")
+        return super().instantiate_trainer(
+            default_root_dir=run_dir,
+            logger=_loggers(trainer.get("logger"), run_dir),
+            plugins=[*_as_list(trainer.get("plugins")), AtomicCheckpointIO()],
+            callbacks=[
+                *_as_list(trainer.get("callbacks")),
+                StopOnNonFinite(),
+                Throughput(),
+                NormMonitor(),
+                RandomState(),
+                RunRecord(run_dir),
+                BestCheckpoint(run_dir),
+                LastCheckpoint(run_dir, every),
+            ],
+            **kwargs,
+        )
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _loggers(configured: Any, run_dir: str) -> Any:
+    """CSV and TensorBoard in the run folder; the configuration's own loggers replace TensorBoard, False all."""
+    if configured is False:
+        return False
+    own = _as_list(configured) if configured not in (None, True) else [TensorBoardLogger(run_dir, "", "")]
+    return [CSVLogger(run_dir), *own]
+
+
+@rank_zero_only
+def _refuse_existing_run(run_dir: str) -> None:
+    if (Path(run_dir) / "run.json").is_file():
+        raise UserError(
+            f"run_dir={run_dir} already holds a run: continue it with --ckpt_path last, or choose another --run_dir"
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """Run a LightningCLI subcommand; `arguments` begins with its name."""
+    logging.getLogger("anlit").setLevel(logging.INFO)
+    logging.basicConfig(format="%(message)s")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for noise in (
+        ".*args parameter is intended.*",
+        ".*does not have many workers.*",
+        ".*is an instance of `nn.Module`.*",
+        ".*Checkpoint directory.*",
+    ):
+        warnings.filterwarnings("ignore", noise)
+    AnlitCLI(
+        model_class=LanguageModel,
+        datamodule_class=TokenShards,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        auto_configure_optimizers=False,
+        seed_everything_default=1,
+        trainer_defaults=TRAINER_DEFAULTS,
+        save_config_kwargs={"overwrite": True},
+        args=arguments,
+    )
+    return 0

@@ -1,0 +1,148 @@
+"""The LightningModule under the three architectures: next-token loss, optimizer, and the norms after each step."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torchmetrics import MeanMetric
+
+import anlit
+from anlit.errors import UserError
+from anlit.training.optimizers import parameter_groups
+from anlit.training.schedule import Schedule
+
+IGNORED = -100
+"""Targets with this value do not count in the loss."""
+
+
+def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy in nats per counted token, and the same plus z_loss · mean(log Z)².
+
+    Args:
+        logits: (B, T, V).
+        targets: (B, T), −100 where a token does not count.
+        z_loss: Weight of the squared log-partition (arXiv 2204.02311).
+    """
+    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    if not z_loss:
+        return loss, loss
+    log_z = logits.logsumexp(-1)[targets != IGNORED]
+    return loss, loss + z_loss * log_z.square().mean()
+
+
+class LanguageModel(L.LightningModule):
+    """Trains `self.model`, a decoder that a subclass builds. All parameters live in that inner module.
+
+    Args:
+        vocab_size: V.
+        context_length: T, tokens in a training sequence.
+        z_loss: See `next_token_loss`.
+        optimizer: Called with `parameter_groups(self.model)`.
+        schedule: Learning rate over the run's optimizer steps.
+    """
+
+    model: Any  # a Decoder; built by the subclass
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        z_loss: float,
+        optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
+        schedule: Schedule,
+    ) -> None:
+        super().__init__()
+        self.vocab_size, self.context_length = vocab_size, context_length
+        self.z_loss, self.make_optimizer, self.schedule = z_loss, optimizer, schedule
+        self.mean_loss = MeanMetric()
+
+    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """tokens (B, T) → logits (B, T, V)."""
+        return self.model(tokens, document_ids)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, objective = next_token_loss(self(batch.tokens, batch.document_ids), batch.targets, self.z_loss)
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        return objective
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss, _ = next_token_loss(self(batch.tokens, batch.document_ids), batch.targets)
+        self.mean_loss.update(loss, weight=(batch.targets != IGNORED).sum())
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_mean_loss("val")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_mean_loss("test")
+
+    def _log_mean_loss(self, split: str) -> None:
+        loss = self.mean_loss.compute()
+        self.mean_loss.reset()
+        self.log(f"{split}/loss", loss, prog_bar=True)
+        self.log(f"{split}/perplexity", loss.exp())
+        if (data := getattr(self.trainer, "datamodule", None)) is not None:
+            self.log(f"{split}/bits_per_byte", loss / math.log(2) / data.bytes_per_token("val"))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Log-likelihood in nats of every target, (B, T), with the tokens and targets; 0 where not counted."""
+        logits = self(batch.tokens, batch.document_ids).float()
+        loss = cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none")
+        return {"tokens": batch.tokens, "targets": batch.targets, "log_likelihood": -loss}
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = self.make_optimizer(parameter_groups(self.model))
+        n_steps = self.trainer.max_steps if self.trainer.max_steps > 0 else int(self.trainer.estimated_stepping_batches)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, n_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip as the Trainer was told, and log the global norm before clipping, which clipping computes anyway."""
+        if gradient_clip_algorithm == "value":
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), gradient_clip_val or math.inf)
+        self.log("train/grad_norm", norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.log("train/learning_rate", self.optimizers().param_groups[0]["lr"])
+        super().optimizer_step(*args, **kwargs)
+        self.model.restore_norms()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        data = getattr(self.trainer, "datamodule", None)
+        checkpoint["anlit"] = {
+            "architecture": type(self).__name__,
+            "version": anlit.__version__,
+            "data": data.fingerprint if data is not None else None,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        record = checkpoint.get("anlit")
+        if record is None:
+            raise UserError("ckpt_path names a checkpoint that anlit did not write: choose one from a run folder")
+        if record["architecture"] != type(self).__name__:
+            raise UserError(
+                f"the checkpoint in ckpt_path holds a {record['architecture']}, but the configuration's model is "
+                f"{type(self).__name__}: set --model {record['architecture']} or choose another checkpoint"
+            )
+        data = getattr(self.trainer, "datamodule", None)
+        then, now = record["data"], data.fingerprint if data is not None else None
+        if then and now and then["tokenizer_sha256"] != now["tokenizer_sha256"]:
+            raise UserError(
+                f"the checkpoint in ckpt_path was trained with another tokenizer ({then['tokenizer_sha256'][:12]}…) "
+                f"than data.path's shards have ({now['tokenizer_sha256'][:12]}…): set --data.path to the shards that "
+                "it was trained on"
+            )

@@ -1,0 +1,34 @@
+"""metrics.csv that a resumed run continues; Lightning's own writer deletes the earlier rows."""
+
+import csv
+from pathlib import Path
+
+from lightning.pytorch.loggers import CSVLogger as LightningCSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.loggers.logger import rank_zero_experiment
+
+
+class _AppendingWriter(ExperimentWriter):
+    def _check_log_dir_exists(self) -> None:
+        """Keep what is there and go on under its header."""
+        path = Path(self.metrics_file_path)
+        if path.is_file():
+            with path.open(newline="") as file:
+                self.metrics_keys = next(csv.reader(file), [])
+
+
+class CSVLogger(LightningCSVLogger):
+    """Writes `metrics.csv` into the run folder, row by row, appending after a resume.
+
+    Steps between the last checkpoint and an interruption appear twice then; readers take the later row.
+    """
+
+    def __init__(self, run_dir: str) -> None:
+        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1)
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> ExperimentWriter:
+        if self._experiment is None:
+            self._experiment = _AppendingWriter(log_dir=self.log_dir)
+        return self._experiment

@@ -1,0 +1,118 @@
+"""Parameter groups that account for every parameter, and Muon beside AdamW in one optimizer."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Four groups by role: `matrices`, `embedding`, `head`, and `vectors` (gains and scales; never decayed).
+
+    Raises:
+        AssertionError: A parameter is in no group or in two.
+    """
+    named = dict(model.named_parameters())
+    roles: dict[str, list[nn.Parameter]] = {"matrices": [], "embedding": [], "head": [], "vectors": []}
+    for name, parameter in named.items():
+        if name.startswith("embedding."):
+            roles["embedding"].append(parameter)
+        elif name.startswith("head."):
+            roles["head"].append(parameter)
+        else:
+            roles["matrices" if parameter.ndim >= 2 else "vectors"].append(parameter)
+    grouped = [parameter for role in roles.values() for parameter in role]
+    assert len(grouped) == len(set(map(id, grouped))) == len(named), "a parameter is in no group or in two"
+    groups: list[dict[str, Any]] = [{"name": name, "params": params} for name, params in roles.items() if params]
+    for group in groups:
+        if group["name"] == "vectors":
+            group["weight_decay"] = 0.0
+    return groups
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW with the settings of [anGPT]'s comparison as defaults, and the fused kernel.
+
+    Args:
+        params: Groups from `parameter_groups`.
+        lr: Peak learning rate.
+        betas: Averaging coefficients of the gradient and of its square.
+        eps: Added to the denominator.
+        weight_decay: Decoupled decay of matrices, embedding and head.
+        fused: One kernel for all parameters; several times faster on CPU too.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-9,
+        weight_decay: float = 0.0,
+        fused: bool = True,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """torch.optim.Muon on the blocks' matrices, AdamW on the rest, as one optimizer for Lightning and schedulers.
+
+    Args:
+        params: Groups from `parameter_groups`.
+        lr: Rate of the matrices (Muon).
+        momentum: Muon's momentum.
+        weight_decay: Decoupled decay of matrices, embedding and head.
+        embedding_lr: AdamW's rate of the embedding; [SI] uses 0.3 for GPT-2 sized models.
+        head_lr: AdamW's rate of the head.
+        vector_lr: AdamW's rate of gains and scaling vectors.
+        betas: AdamW's averaging coefficients.
+        eps: AdamW's ε.
+        adjust_lr_fn: How Muon's rate depends on a matrix's shape: `original` or `match_rms_adamw`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        embedding_lr: float = 0.3,
+        head_lr: float = 0.002,
+        vector_lr: float = 0.002,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-9,
+        adjust_lr_fn: str | None = None,
+    ) -> None:
+        rates = {"matrices": lr, "embedding": embedding_lr, "head": head_lr, "vectors": vector_lr}
+        groups = [{**group, "lr": rates[group["name"]]} for group in params]
+        matrices = [group for group in groups if group["name"] == "matrices"]
+        others = [group for group in groups if group["name"] != "matrices"]
+        self._parts: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn=adjust_lr_fn),
+            torch.optim.AdamW(others, betas=betas, eps=eps, weight_decay=weight_decay, fused=True),
+        ]
+        super().__init__([group for part in self._parts for group in part.param_groups], defaults={"lr": lr})
+        self._share_groups()
+
+    def _share_groups(self) -> None:
+        """Make `param_groups` the very dicts of the parts, so that a scheduler's new rate reaches them."""
+        self.param_groups = [group for part in self._parts for group in part.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self._parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self._share_groups()

@@ -1,0 +1,196 @@
+"""The whole comparison: files, numbers, baseline, warnings, refusals."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from anlit.analysis import plots
+from anlit.analysis.compare import compare, main
+from anlit.errors import UserError
+
+from .conftest import FALLING
+
+FASTER = [(100, 4.0), (200, 3.2), (300, 2.8), (400, 2.6)]
+SLOWER = [(100, 6.0), (400, 3.5)]
+NGPT, ANGPT = "anlit.models.ngpt.NGPT", "anlit.models.angpt.AnGPT"
+OTHER_DATA = {"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}}
+
+
+@pytest.fixture
+def no_plot(monkeypatch):
+    monkeypatch.setattr(plots, "plot_convergence", lambda *_: None)
+
+
+@pytest.fixture
+def runs(make_run, tmp_path):
+    make_run("gpt1")
+    make_run("gpt2", [(100, 5.2), (200, 4.2), (300, 3.7), (400, 3.2)], seed=2)
+    make_run("angpt1", FASTER, ANGPT)
+    make_run("angpt2", [(100, 4.2), (400, 2.7)], ANGPT, seed=2)
+    make_run("ngpt", SLOWER, NGPT)
+    make_run("failed", [], NGPT, seed=2, record={"status": "failed", "error": "out of memory"})
+    return str(tmp_path / "runs")
+
+
+def table_row(markdown, label):
+    line = next(line for line in markdown.splitlines() if line.startswith(f"| {label}"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
+    out = tmp_path / "made" / "out"
+    report = compare([runs], str(out))
+    assert (out / "convergence.png").read_bytes().startswith(b"\x89PNG")
+    raw = json.loads((out / "convergence.json").read_text())
+    markdown = (out / "report.md").read_text()
+    assert raw["target_loss"] == pytest.approx(3.1)
+    assert [group["label"] for group in raw["groups"]] == ["GPT+, plain", "anGPT, plain", "nGPT, plain"]
+
+    angpt = raw["groups"][1]
+    at = [200 + 100 * 0.1 / 0.4, 100 + 300 * 1.1 / 1.5]
+    assert angpt["speedup_tokens"]["values"] == pytest.approx([400 / x for x in at])
+    cells = table_row(markdown, "anGPT, plain")
+    loss, speedup = angpt["final_loss"], angpt["speedup_tokens"]
+    assert cells[3] == "2"
+    assert cells[5] == f"{loss['mean']:.4f} ± {loss['sd']:.4f}" == "2.6500 ± 0.0707"
+    assert cells[9] == f"{speedup['mean']:.2f} ± {speedup['sd']:.2f}"
+    assert cells[10] == f"{angpt['tokens_share_percent']:.0f} %"
+    assert table_row(markdown, "GPT+, plain (baseline)")[9] == "1.00"
+    assert table_row(markdown, "nGPT, plain")[9:] == ["not reached", "–", "not reached"]
+
+    assert "failed, no validation: out of memory" in markdown
+    assert "nGPT, plain: 1 of 2 runs are counted; left out: 1 failed, no validation." in raw["notes"]
+    assert "0123456789" in markdown
+    assert "`anlit fit --config a.yaml`" in markdown
+    assert len(raw["runs"]) == len(report.runs) == 6
+    assert str(out / "convergence.png") in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_baseline_by_label_folder_and_architecture(runs, tmp_path):
+    names = ("nGPT, plain", "ngpt", f"{runs}/ngpt", "NGPT")
+    found = {compare([runs], str(tmp_path / "o"), baseline=name).baseline.label for name in names}
+    assert found == {"nGPT, plain"}
+    with pytest.raises(UserError, match=r"--baseline 'LSTM' is none.*'anGPT, plain'"):
+        compare([runs], str(tmp_path / "o"), baseline="LSTM")
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_of_several_gpt_groups_the_lowest_loss_is_the_baseline(make_run, tmp_path):
+    make_run("a", [(100, 5.0), (400, 3.2)])
+    make_run("b", settings={"model.init_args.optimizer.init_args.lr": 0.005})
+    make_run("c", [(100, 2.0)], settings={"model.init_args.d_ff": 1}, record={"status": "running"})
+    report = compare([str(tmp_path / "runs")], str(tmp_path / "o"))
+    assert report.baseline.label.endswith("lr=0.005")
+    assert report.notes[0].startswith("Baseline: of 3 GPT+ groups")
+    assert any("UNFINISHED" in note for note in report.notes)
+    with pytest.raises(UserError, match="more than one"):
+        compare([str(tmp_path / "runs")], str(tmp_path / "o"), baseline="GPT+")
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_no_gpt_asks_for_a_baseline(make_run, tmp_path):
+    folder = make_run("a", model=NGPT)
+    with pytest.raises(UserError, match="--baseline"):
+        compare([str(folder)], str(tmp_path / "o"))
+
+
+def test_different_tokenizers_are_refused(make_run, tmp_path):
+    make_run("a")
+    make_run("b", model=NGPT, record={"data": {"content_sha256": "c0", "tokenizer_sha256": "t1"}})
+    with pytest.raises(UserError, match="different tokenizers"):
+        compare([str(tmp_path / "runs")], str(tmp_path / "o"))
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"record": OTHER_DATA}, "nGPT, plain: other data: content is c1, the baseline c0."),
+        ({"settings": {"model.init_args.context_length": 512}}, "context_length is 512, the baseline 256."),
+        ({"settings": {"data.init_args.batch_size": 32}}, "trained differently: batch_size is 32, the baseline 16."),
+        ({"settings": {"trainer.val_check_interval": 50}}, "validated differently: val_check_interval is 50"),
+        ({"points": [(100, 5.0), (800, 2.0)]}, "800 training tokens, the baseline 400"),
+        ({"record": {"hardware": {"devices": ["H200"]}}}, "Hardware differs"),
+        ({"record": {"git": {"commit": "f" * 40, "dirty": True}}}, "different commits"),
+        ({"record": {"git": {"commit": "f" * 40, "dirty": True}}}, "uncommitted changes"),
+        ({"record": {"versions": {"torch": "3"}}}, "different versions"),
+        ({"record": {"data": None}}, "not verified"),
+        ({"record": {"parameters": 2000}}, "2,000 parameters, the baseline 1,000"),
+    ],
+)
+def test_unfair_comparisons_are_noted_and_fair_ones_are_not(make_run, tmp_path, changes, note):
+    baseline, fair = make_run("a"), make_run("fair", model=NGPT)
+    other = make_run("b", model=NGPT, **changes)
+    assert compare([str(baseline), str(fair)], str(tmp_path / "o")).notes == ()
+    notes = compare([str(baseline), str(other)], str(tmp_path / "o")).notes
+    assert any(note in told for told in notes), notes
+
+
+def test_nothing_to_compare_is_told(make_run, tmp_path):
+    make_run("a", [])
+    with pytest.raises(UserError, match="None of the 1 runs"):
+        compare([str(tmp_path / "runs")], str(tmp_path / "o"))
+
+
+def test_an_output_that_is_a_file_is_refused(make_run, tmp_path):
+    folder, taken = make_run("a"), tmp_path / "taken"
+    taken.write_text("")
+    with pytest.raises(UserError, match=r"--output .*taken cannot be made"):
+        compare([str(folder)], str(taken))
+
+
+def test_an_output_that_cannot_be_written_is_told(make_run, tmp_path):
+    folder = make_run("a")
+    (tmp_path / "o" / "report.md").mkdir(parents=True)
+    with pytest.raises(UserError, match="cannot be written"):
+        compare([str(folder)], str(tmp_path / "o"))
+
+
+def test_runs_without_times_are_compared_by_tokens(make_run, tmp_path):
+    make_run("a", seconds_per_token=float("nan"))
+    make_run("b", FASTER, ANGPT, seconds_per_token=float("nan"))
+    report = compare([str(tmp_path / "runs")], str(tmp_path / "o"))
+    raw = json.loads(report.json.read_text())
+    assert raw["groups"][1]["speedup_tokens"]["mean"] == pytest.approx(1.6)
+    assert raw["groups"][1]["speedup_seconds"]["mean"] is None
+    assert table_row(report.markdown.read_text(), "anGPT, plain")[11] == "–"
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_command_line(runs, tmp_path, capsys):
+    assert main([runs, "--output", str(tmp_path / "o"), "--baseline", "GPT+, plain"]) == 0
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "anlit compare" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main([runs])
+    assert ended.value.code == 2
+
+
+def test_units_follow_the_size():
+    assert plots.token_unit(2e7) == ("training tokens (millions)", 1e6)
+    assert plots.token_unit(3e10).size == 1e9
+    assert plots.time_unit(600) == ("training time (minutes)", 60)
+    assert plots.time_unit(5).label == "training time (seconds)"
+
+
+def test_the_first_point_does_not_set_the_picture(make_run, tmp_path):
+    steep = [(10, 10.0), *FALLING]
+    make_run("a", steep)
+    make_run("b", [(10, 50.0), (200, 40.0), (400, 30.0)], NGPT)
+    report = compare([str(tmp_path / "runs")], str(tmp_path / "o"))
+    low, high = plots._limits(list(report.results), report.baseline)
+    assert low < 3.0
+    assert 5.0 < high < 6.0
+
+
+def test_analysis_imports_neither_torch_nor_lightning():
+    code = "import sys, anlit.analysis.compare, anlit.analysis.report, anlit.analysis.plots as p; "
+    code += "sys.exit(bool({'torch', 'lightning'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
