@@ -12,9 +12,10 @@ COMMANDS = {
     "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt",
     "test": "the same on the test split",
     "predict": "per-token log-likelihoods of the validation split",
+    "sweep": "one run per point of a grid: anlit sweep configs/study/demo.yaml --output runs/sweep",
     "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
 }
-_MODULES = {"compare": "anlit.analysis.compare"}
+_MODULES = {"compare": "anlit.analysis.compare", "sweep": "anlit.analysis.sweep"}
 
 
 def usage() -> str:

@@ -1,5 +1,6 @@
 """From text files to shards: nothing is lost, mixed, guessed or left half done."""
 
+import functools
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anlit.data import TextFiles, TokenShards
+from anlit.data import PythonSources, TextFiles, TokenShards
 from anlit.data import corpus as corpora
 from anlit.data import prepare as prepare_module
 from anlit.data.loader import open_split
@@ -23,6 +24,7 @@ def tiny(text: Path, path: Path | str, **changes) -> TextFiles:
     return TextFiles(str(text), str(path), **{"vocab_size": 320, "val_fraction": 0.2, **changes})
 
 
+@functools.cache
 def split_tokens(path: str, split: str) -> np.ndarray:
     """All tokens of a split, in order, through litdata: blocks of one token lose nothing."""
     dataset = open_split(path, split, block_size=1, shuffle=False, seed=0, drop_last=False)
@@ -193,6 +195,26 @@ def test_a_foreign_folder_is_not_overwritten(tiny_text: Path, tmp_path: Path) ->
 def test_python_sources_are_the_standard_library() -> None:
     labels = {file.label for file in python_files(include_site_packages=False)}
     assert {"abc.py", "json/decoder.py", "asyncio/base_events.py"} <= labels
-    assert not any("site-packages" in label for label in labels)
-    more = {file.label for file in python_files(include_site_packages=True)}
-    assert "tokenizers/__init__.py" in more
+
+
+def test_site_packages_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, packages = tmp_path / "lib", tmp_path / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    (library / "a.py").write_text("a = 1\n")
+    (packages / "b.py").write_text("b = 2\n")
+    paths = {"stdlib": str(library), "purelib": str(packages), "platlib": str(packages)}
+    monkeypatch.setattr("sysconfig.get_paths", lambda: paths)
+    assert [file.path.name for file in python_files(include_site_packages=False)] == ["a.py"]
+    assert [file.path.name for file in python_files(include_site_packages=True)] == ["a.py", "b.py"]
+
+
+def test_python_sources_prepare_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [file for file in python_files(include_site_packages=False) if file.label.startswith("json/")]
+    monkeypatch.setattr("anlit.data.python_sources.python_files", lambda include_site_packages: few)
+    data = PythonSources(str(tmp_path / "python"), vocab_size=300, val_fraction=0.3)
+    data.prepare_data()
+    texts = documents_in(data.path, "train") + documents_in(data.path, "val")
+    assert sorted(texts) == sorted(file.path.read_bytes().decode() for file in few)
+    assert data.manifest["settings"]["include_site_packages"] is False
+    with pytest.raises(UserError, match="include_site_packages False → True"):
+        PythonSources(data.path, True, vocab_size=300, val_fraction=0.3).prepare_data()
