@@ -9,8 +9,6 @@ _HOME = {
     "GPT": "anlit.models",
     "NGPT": "anlit.models",
     "AnGPT": "anlit.models",
-    "Plain": "anlit.attention.mechanisms",
-    "ScaleInvariant": "anlit.attention.mechanisms",
     "RoPE": "anlit.layers.positions",
     "PRoPE": "anlit.layers.positions",
     "NoPE": "anlit.layers.positions",
@@ -24,6 +22,8 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `anlit --help` need not load torch."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'anlit' has no attribute '{name}'")
-    return getattr(import_module(_HOME[name]), name)
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    if name[:1].isupper() and hasattr(mechanisms := import_module("anlit.attention.mechanisms"), name):
+        return getattr(mechanisms, name)
+    raise AttributeError(f"module 'anlit' has no attribute '{name}'")

@@ -26,7 +26,15 @@ class Document:
     sha256: str
 
     def text(self) -> str:
-        return self.path.read_bytes().decode("utf-8")
+        """The file's text.
+
+        Raises:
+            ValueError: it is not what it was when it was examined.
+        """
+        content = self.path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise ValueError(f"{self.path} has changed since the preparation began.")
+        return content.decode("utf-8")
 
 
 @dataclass

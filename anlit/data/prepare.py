@@ -186,9 +186,10 @@ def _write_split(folder: Path, split: str, documents: list[corpora.Document], en
     size = _size(documents)
     tasks = _tasks(documents)
     workers = min(MOST_WORKERS, len(tasks), 1 + size // WORKER_BYTES)
+    failure = folder / "failure.txt"
     with _single_threaded_tokenizers():
         optimize(
-            fn=partial(_encode_task, tasks, str(folder / TOKENIZER), end_id),
+            fn=partial(_encode_task, tasks, str(folder / TOKENIZER), end_id, failure),
             inputs=list(range(len(tasks))),
             output_dir=str(folder / split),
             chunk_bytes=min(64 * MB, max(MB, size // CHUNKS_WANTED)),
@@ -200,6 +201,8 @@ def _write_split(folder: Path, split: str, documents: list[corpora.Document], en
             # Forked workers start in 0.1 s, spawned ones in 8 s; they touch nothing but numpy and tokenizers.
             start_method="fork" if sys.platform == "linux" else "spawn",
         )
+    if failure.exists():
+        raise UserError(f"{failure.read_text()} Repeat the preparation while the texts stay as they are.")
     chunks = chunks_of(str(folder), split)
     return {
         "documents": len(documents),
@@ -215,9 +218,18 @@ def _stamp(index: Path, content_sha256: str) -> None:
     index.write_text(json.dumps(record, sort_keys=True))
 
 
-def _encode_task(tasks: list[list[corpora.Document]], tokenizer: str, end_id: int, task: int) -> Iterator[np.ndarray]:
-    """Run by litdata's workers: the token arrays of one task's documents."""
-    texts = [document.text() for document in tasks[task]]
+def _encode_task(
+    tasks: list[list[corpora.Document]], tokenizer: str, end_id: int, failure: Path, task: int
+) -> Iterator[np.ndarray]:
+    """Run by litdata's workers: the token arrays of one task's documents.
+
+    An exception would leave processes of litdata waiting for ever, so it goes into the file `failure`.
+    """
+    try:
+        texts = [document.text() for document in tasks[task]]
+    except (OSError, ValueError) as error:
+        failure.write_text(str(error))
+        return
     yield from bpe.encode_documents(bpe.load_tokenizer(tokenizer), texts, end_id)
 
 

@@ -29,7 +29,7 @@ class Positions(nn.Module):
         if getattr(self, "_key", None) != key:
             angles = torch.outer(torch.arange(length, dtype=torch.float64), self.frequencies(d_head, length))
             dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-            self._tables = tuple(f(angles).to(like.device, dtype) for f in (torch.cos, torch.sin))
+            self._tables = angles.cos().to(like.device, dtype), angles.sin().to(like.device, dtype)
             self._key = key
         return self._tables
 

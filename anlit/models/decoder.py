@@ -52,7 +52,7 @@ class Decoder(nn.Module):
         return ()
 
     def n_parameters(self) -> int:
-        return sum(p.numel() for p in self.parameters())
+        return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self, length: int) -> float:
         """FLOPs of one training step per token: forward, and backward at twice the forward.

@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 from anlit.attention.attention import Attention, Backend
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
-from anlit.attention.mechanisms import Plain
+from anlit.attention.mechanisms.plain import Plain
 from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import Positions, RoPE
 from anlit.models.decoder import Decoder, attention_layers, merge_heads, split_heads

@@ -22,7 +22,7 @@ from torch.nn.functional import silu
 from anlit.attention.attention import Attention, Backend
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
-from anlit.attention.mechanisms import Plain
+from anlit.attention.mechanisms.plain import Plain
 from anlit.layers.linear import ScaledLinear
 from anlit.layers.norms import set_unit_norm, unit
 from anlit.layers.positions import Positions, RoPE

@@ -1,12 +1,15 @@
 """`anlit fit | validate | test | predict`: LightningCLI with anlit's run folder, callbacks and loggers."""
 
+import inspect
 import logging
 import os
 import warnings
+from argparse import ArgumentError
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -25,9 +28,11 @@ from anlit.training.callbacks import (
     StopOnNonFinite,
     Throughput,
 )
+from anlit.training.complaints import one_sentence
 from anlit.training.language_model import LanguageModel
 from anlit.training.loggers import CSVLogger
 
+SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRAINER_DEFAULTS = {
     "max_steps": 1000,
     "gradient_clip_val": 1.0,
@@ -58,12 +63,14 @@ class AnlitCLI(LightningCLI):
             config.run_dir = f"runs/{config.model.class_path.rsplit('.', 1)[-1].lower()}-seed{config.seed_everything}"
         if self.subcommand == "fit" and config.ckpt_path is None:
             _refuse_existing_run(config.run_dir)
+        if config.ckpt_path not in (None, "last", "best", "hpc", "registry") and "://" not in config.ckpt_path:
+            _require_checkpoint(config.ckpt_path)
 
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
         except ValueError as error:
-            raise UserError(str(error)) from error
+            raise UserError(str(_origin(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """The Trainer with what every run has, beside the callbacks and loggers of the configuration."""
@@ -90,6 +97,13 @@ class AnlitCLI(LightningCLI):
         )
 
 
+def _origin(error: BaseException) -> BaseException:
+    """The exception that a class's constructor raised, out of those that the parser wrapped around it."""
+    while (inner := error.__cause__ or error.__context__) is not None and isinstance(inner, ValueError | TypeError):
+        error = inner
+    return error
+
+
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
@@ -110,6 +124,24 @@ def _refuse_existing_run(run_dir: str) -> None:
         )
 
 
+def _require_checkpoint(path: str) -> None:
+    if not Path(path).exists():
+        raise UserError(f"ckpt_path={path} does not exist: give a file such as RUN/checkpoints/last.ckpt, or last")
+
+
+def _require_yaml(arguments: list[str]) -> None:
+    """Refuse a damaged configuration file by name; the parser's own complaint does not say which file it is."""
+    following = zip(arguments, [*arguments[1:], ""], strict=True)
+    named = [value for flag, value in following if flag in ("-c", "--config")]
+    named += [argument.split("=", 1)[1] for argument in arguments if argument.startswith("--config=")]
+    for path in filter(os.path.isfile, named):
+        try:
+            yaml.safe_load(Path(path).read_text())
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            problem = " ".join(str(error).split())
+            raise UserError(f"the configuration file {path} is no valid YAML ({problem}): mend it there") from error
+
+
 def main(arguments: list[str]) -> int:
     """Run a LightningCLI subcommand; `arguments` begins with its name."""
     logging.getLogger("anlit").setLevel(logging.INFO)
@@ -122,15 +154,26 @@ def main(arguments: list[str]) -> int:
         ".*Checkpoint directory.*",
     ):
         warnings.filterwarnings("ignore", noise)
-    AnlitCLI(
-        model_class=LanguageModel,
-        datamodule_class=TokenShards,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        auto_configure_optimizers=False,
-        seed_everything_default=1,
-        trainer_defaults=TRAINER_DEFAULTS,
-        save_config_kwargs={"overwrite": True},
-        args=arguments,
-    )
+    _require_yaml(arguments)
+    try:
+        AnlitCLI(
+            model_class=LanguageModel,
+            datamodule_class=TokenShards,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            seed_everything_default=1,
+            trainer_defaults=TRAINER_DEFAULTS,
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={key: {"exit_on_error": False} for key in SUBCOMMANDS} | {"exit_on_error": False},
+            args=arguments,
+        )
+    except ArgumentError as error:
+        raise UserError(one_sentence(str(error), _known_keys())) from error
     return 0
+
+
+def _known_keys() -> list[str]:
+    """Every option of `fit` that is not inside a model or data class, and those of the Trainer, dotted."""
+    trainer = [f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters]
+    return [*trainer, "model", "data", "config", "run_dir", "checkpoint_every_n_steps", "ckpt_path", "seed_everything"]

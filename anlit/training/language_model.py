@@ -97,7 +97,7 @@ class LanguageModel(L.LightningModule):
         loss = cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none")
         return {"tokens": batch.tokens, "targets": batch.targets, "log_likelihood": -loss}
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         optimizer = self.make_optimizer(parameter_groups(self.model))
         n_steps = self.trainer.max_steps if self.trainer.max_steps > 0 else int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, n_steps))
@@ -117,7 +117,7 @@ class LanguageModel(L.LightningModule):
         self.log("train/grad_norm", norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.log("train/learning_rate", self.optimizers().param_groups[0]["lr"])
+        self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
         super().optimizer_step(*args, **kwargs)
         self.model.restore_norms()
 

@@ -1,7 +1,9 @@
 """metrics.csv that a resumed run continues; Lightning's own writer deletes the earlier rows."""
 
 import csv
+import os
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger as LightningCSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
@@ -10,11 +12,26 @@ from lightning.pytorch.loggers.logger import rank_zero_experiment
 
 class _AppendingWriter(ExperimentWriter):
     def _check_log_dir_exists(self) -> None:
-        """Keep what is there and go on under its header."""
+        """Keep what is there, but for a last line that a kill cut short, and go on under its header."""
         path = Path(self.metrics_file_path)
         if path.is_file():
+            content = path.read_bytes()
+            if not content.endswith(b"\n"):
+                path.write_bytes(content[: content.rfind(b"\n") + 1])
             with path.open(newline="") as file:
                 self.metrics_keys = next(csv.reader(file), [])
+
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        """Rewrite beside the file and rename, so that a kill here loses nothing."""
+        path = Path(self.metrics_file_path)
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        partial = path.with_name(".partial-" + path.name)
+        with partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=fieldnames)
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(partial, path)
 
 
 class CSVLogger(LightningCSVLogger):
@@ -28,7 +45,7 @@ class CSVLogger(LightningCSVLogger):
 
     @property
     @rank_zero_experiment
-    def experiment(self) -> ExperimentWriter:
+    def experiment(self) -> Any:
         if self._experiment is None:
             self._experiment = _AppendingWriter(log_dir=self.log_dir)
         return self._experiment

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import multiprocessing
 import os
 import shutil
 from hashlib import sha256
@@ -18,6 +19,7 @@ from anlit.data.python_sources import python_files
 from anlit.data.shards import chunks_of
 from anlit.data.tokenizer import load_tokenizer, train_bpe
 from anlit.errors import UserError
+from tests.data.conftest import write_corpus
 
 
 def tiny(text: Path, path: Path | str, **changes) -> TextFiles:
@@ -144,6 +146,21 @@ def test_a_killed_preparation_leaves_no_folder(
     assert len(list(tmp_path.glob(".shards.preparing-*"))) == 1
     tiny(tiny_text, path).prepare_data()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["shards"]
+
+
+def test_a_text_that_changes_meanwhile_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = write_corpus(tmp_path / "text", n_files=4)
+    write_split = prepare_module._write_split
+
+    def change_first(folder: Path, split: str, documents: list[corpora.Document], end_id: int) -> dict[str, int]:
+        documents[0].path.write_text("something else")
+        return write_split(folder, split, documents, end_id)
+
+    monkeypatch.setattr(prepare_module, "_write_split", change_first)
+    with pytest.raises(UserError, match="has changed since the preparation began"):
+        tiny(text, tmp_path / "shards").prepare_data()
+    assert multiprocessing.active_children() == []
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["text"]
 
 
 def recipe_of(text: Path) -> prepare_module.Recipe:

@@ -1,6 +1,17 @@
-"""One file per attention mechanism; the list of what YAML's `attention:` may name by its short class name."""
+"""One file per attention mechanism. Every `Mechanism` in a file of this folder is offered by its name, here and as
+`anlit.<Name>`: a new one needs its file, and a YAML fragment in configs/attention/ if it is to be shared."""
 
-from anlit.attention.mechanisms.plain import Plain
-from anlit.attention.mechanisms.scale_invariant import ScaleInvariant
+import inspect
+import pkgutil
+from importlib import import_module
 
-__all__ = ["Plain", "ScaleInvariant"]
+from anlit.attention.mechanism import Mechanism
+
+__all__: list[str] = []
+
+for _file in pkgutil.iter_modules(__path__):
+    _module = import_module(f"{__name__}.{_file.name}")
+    for _name, _class in inspect.getmembers(_module, inspect.isclass):
+        if issubclass(_class, Mechanism) and _class.__module__ == _module.__name__:
+            globals()[_name] = _class
+            __all__ += [_name]

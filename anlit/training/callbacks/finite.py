@@ -24,7 +24,7 @@ class StopOnNonFinite(L.Callback):
     ) -> None:
         finite = torch.isfinite(outputs["loss"].detach())
         self._all_finite = finite if self._all_finite is None else self._all_finite & finite
-        if pl_module.device.type == "cpu" or trainer.global_step % trainer.log_every_n_steps == 0:
+        if pl_module.device.type == "cpu" or trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._check(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -26,8 +26,10 @@ class RandomState(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restore as late as possible: building the loaders and the sanity check draw numbers too."""
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Restore as late as possible: opening the loaders draws numbers that the saved state is already past."""
         if (state := self._loaded) is None:
             return
         version, internal, gauss = state["python"]

@@ -42,6 +42,7 @@ class RunRecord(L.Callback):
 
     @rank_zero_only
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        decoder: Any = pl_module.model
         data = getattr(trainer, "datamodule", None)
         earlier = json.loads(self.path.read_text()) if self.path.is_file() else {}
         self.record = {
@@ -52,7 +53,7 @@ class RunRecord(L.Callback):
             "hardware": hardware(trainer),
             "data": data.fingerprint if data is not None else None,
             "architecture": type(pl_module).__name__,
-            "parameters": pl_module.model.n_parameters(),
+            "parameters": decoder.n_parameters(),
             "status": "running",
             "started": earlier.get("started") or _now(),
             "resumed": [*earlier.get("resumed", []), _now()] if earlier else [],

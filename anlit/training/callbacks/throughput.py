@@ -47,12 +47,13 @@ class Throughput(L.Callback):
         self._mark = now
         self.tokens += batch.tokens.numel() * trainer.world_size
         tokens, seconds = self.tokens - self._logged[0], self.seconds - self._logged[1]
-        if trainer.global_step % trainer.log_every_n_steps or not seconds:
+        if trainer.global_step % trainer.log_every_n_steps or not seconds:  # type: ignore[attr-defined]
             return
         rate = tokens / seconds
         values = {"train/tokens": float(self.tokens), "train/seconds": self.seconds}
         if self._peak:
-            flops = pl_module.model.flops_per_token(batch.tokens.shape[1])
+            decoder: Any = pl_module.model
+            flops = decoder.flops_per_token(batch.tokens.shape[1])
             values["train/mfu"] = rate * flops / (self._peak * trainer.world_size)
         pl_module.log_dict(values)
         pl_module.log("train/tokens_per_second", rate, prog_bar=True)

@@ -1,0 +1,55 @@
+# Two commands do all set-up: `make demo` and `make test`. Each makes .venv itself and can be run again.
+PYTHON ?= python3
+VENV   ?= .venv
+RUNS   ?= runs/demo
+BIN    := $(VENV)/bin
+DEMO   := gpt ngpt angpt angpt-scale-invariant
+COMMON := configs/experiment/demo/common.yaml
+# CPU or CUDA build of torch: cpu where no NVIDIA driver answers.
+TORCH_BUILD ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check format sweep install clean
+
+help:  ## Show what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+demo: $(VENV)/.installed $(DEMO:%=$(RUNS)/%/finished)  ## Train GPT+, nGPT, anGPT on this machine's Python sources and plot them (15 minutes on 2 cores)
+	$(BIN)/anlit compare $(DEMO:%=$(RUNS)/%) --output $(RUNS)/comparison
+
+# One arm: the run folder remembers how far it got, so an interrupted demo goes on where it was.
+$(RUNS)/%/finished: | $(VENV)/.installed
+	@echo "== training $* ($$(date +%T))"
+	@$(BIN)/anlit fit --config configs/experiment/demo/$*.yaml --config $(COMMON) --run_dir $(RUNS)/$* --ckpt_path last
+	@touch $@
+
+test: $(VENV)/.installed-dev  ## Fast tests (under 10 minutes on 2 cores)
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed-dev  ## Also the long ones: real runs, killed and resumed
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+check: $(VENV)/.installed-dev  ## Lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev  ## Format and sort imports
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+sweep: $(VENV)/.installed  ## Repeat the tuning behind the demo (about two hours on 2 cores)
+	$(BIN)/anlit sweep configs/study/demo.yaml --output runs/sweep --jobs 2 --threads 1
+
+install: $(VENV)/.installed  ## Only make the virtual environment
+
+$(VENV)/.installed: pyproject.toml docker/install.sh
+	PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_BUILD="$(TORCH_BUILD)" sh docker/install.sh
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_BUILD="$(TORCH_BUILD)" sh docker/install.sh test,dev
+	@touch $@
+
+clean:  ## Remove the virtual environment, runs and prepared data
+	rm -rf $(VENV) runs data

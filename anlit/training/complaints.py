@@ -1,0 +1,94 @@
+"""What the argument parser complains of, in one sentence that names the key, the value and the fix.
+
+jsonargparse reports a wrong value inside a class as a nested list of what every member of a union thought of it,
+ending with the whole configuration. The way to the culprit is in its "Parser key" lines; this file reads them.
+"""
+
+import difflib
+import importlib
+import inspect
+import re
+
+from anlit.attention import mechanisms
+
+_KEY = re.compile(r'Parser key "([^"]+)":')
+_CLASS = re.compile(r"Problem with given class_path '([^']+)'")
+_UNKNOWN_OPTION = re.compile(r"Option '([^']+)' is not accepted|Key '([^']+)' is not expected")
+_WRONG_TYPE = re.compile(r"Expected an? (?:<class '([^']+)'>|(.+?))\. Got value: (.*)")
+_WRONG_CLASS = re.compile(r"Expected a dot import path string: (.*)")
+_UNRECOGNIZED = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
+_SUBCOMMAND_OPTION = re.compile(r"does not accept option '([^']+)'")
+_GIVEN_CLASS = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
+_MISSING_FILE = re.compile(r"File does not exist: '?([^'\n]+)'?")
+
+CLASSES = {
+    "model": "GPT, NGPT or AnGPT",
+    "data": "PythonSources, TextFiles or TokenShards",
+    "positions": "RoPE, PRoPE or NoPE",
+    "optimizer": "anlit.AdamW, anlit.MuonAdamW or the path of a torch optimizer such as torch.optim.SGD",
+}
+"""What each key that takes a class offers; attention offers whatever lies in its folder."""
+
+
+def one_sentence(message: str, known_keys: list[str]) -> str:
+    """The culprit in a message of the parser; `known_keys` are all dotted options, for "did you mean"."""
+    message = message.strip()
+    if match := _UNRECOGNIZED.search(message) or _SUBCOMMAND_OPTION.search(message):
+        name = match[1].split()[0].lstrip("-").split("=")[0]
+        return f"{name} is not a setting: {_choose(name, known_keys)}"
+    if match := _MISSING_FILE.search(message):
+        return f"the file {match[1]} does not exist: check the path given to --{_key_path(message) or 'config'}"
+    key = _key_path(message)
+    classes = _CLASS.findall(message) + _GIVEN_CLASS.findall(message)
+    if match := _UNKNOWN_OPTION.search(message):
+        name = match[1] or match[2]
+        options = _options(classes[-1]) if classes else [k for k in known_keys if "." not in k]
+        where = f"{key}.{name}" if key else name
+        owner = f" of {classes[-1]}" if classes else ""
+        return f"{where} is not a setting{owner}: {_choose(name, options)}"
+    if match := _WRONG_TYPE.search(message):
+        kind, value = (match[1] or match[2]), match[3].strip()
+        return f"{key}={value} is of the wrong type: give {_kind(kind)}"
+    if match := _WRONG_CLASS.search(message):
+        return f"{key}={match[1]} names no class: {_classes(key.rsplit('.', 1)[-1])}"
+    return _flat(message)
+
+
+def _key_path(message: str) -> str:
+    """The keys of the nested "Parser key" lines, joined by dots: model + attention + tau."""
+    keys: list[str] = []
+    for key in _KEY.findall(message):
+        if not keys or key != keys[-1]:
+            keys.append(key)
+    return ".".join(keys)
+
+
+def _options(class_path: str) -> list[str]:
+    module, _, name = class_path.rpartition(".")
+    return [p for p in inspect.signature(getattr(importlib.import_module(module), name)).parameters if p != "params"]
+
+
+def _choose(name: str, options: list[str]) -> str:
+    close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
+    close = close or difflib.get_close_matches(name.split(".")[0], options, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"choose one of {', '.join(options)}" if len(options) < 40 else "see anlit fit --help"
+
+
+def _classes(role: str) -> str:
+    known = " or ".join(mechanisms.__all__) if role == "attention" else CLASSES.get(role)
+    return f"choose {known}" if known else "give the dotted path of a class that can be imported"
+
+
+def _kind(name: str) -> str:
+    if name.startswith("typing.Literal["):
+        return f"one of {name.removeprefix('typing.Literal[').removesuffix(']')}"
+    return {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}.get(name, f"a {name}")
+
+
+def _flat(message: str) -> str:
+    """Whatever else the parser says, without its dump of the whole configuration."""
+    lines = [line.strip(" -") for line in message.split("Given value type")[0].splitlines()]
+    skip = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>")
+    return " ".join(line for line in lines if line and not line.startswith(skip))

@@ -1,0 +1,174 @@
+"""The kernels: equal results, the blocks of the eager one, and the choice among them."""
+
+import logging
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit import GPT, Plain, ScaleInvariant
+from anlit.attention import backends
+from anlit.attention.backends import choose, eager, sdpa
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+from anlit.errors import UserError
+from tests.attention.examples import LogN, LogNWithSlopes
+from tests.models.tiny import tiny
+
+HEADS, WIDTH = 3, 8
+
+
+def inputs(length: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
+    """q, k of unit root mean square, v, and weights for a scalar of the output: (2, H, T, D)."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v, probe = torch.randn(4, 2, HEADS, length, WIDTH, generator=generator, dtype=torch.float64)
+    q, k = (x / x.square().mean(-1, keepdim=True).sqrt() for x in (q, k))
+    return [x.to(dtype) for x in (q, k, v, probe)]
+
+
+def documents(length: int, packed: bool) -> Documents:
+    starts = torch.zeros(2, length, dtype=torch.long)
+    if packed:
+        for row, position in [(0, length // 3), (0, length // 3 + 1), (1, length - 2)]:
+            starts[row, position] = 1
+    return Documents(starts.cumsum(1) if packed else None, length, torch.device("cpu"))
+
+
+def run(attend, mechanism: Mechanism, length: int, packed: bool, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The output and the gradients of q, k, v and of what the mechanism learns."""
+    mechanism.zero_grad()
+    q, k, v, probe = inputs(length, dtype)
+    for x in (q, k, v):
+        x.requires_grad_()
+    output = attend(q, k, v, mechanism, documents(length, packed), 0.0)
+    (output * probe).sum().backward()
+    learned = {name: parameter.grad.clone() for name, parameter in mechanism.named_parameters()}
+    return {"output": output.detach(), "q": q.grad, "k": k.grad, "v": v.grad, **learned}
+
+
+def compare(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.abs().max() > 1e-3, name
+        torch.testing.assert_close(
+            tensor, other[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def loops(q: Tensor, k: Tensor, v: Tensor, tau: float, packed: Documents) -> Tensor:
+    """Scale-invariant attention, pair by pair: a² = 1 − m, m = −2 ln(1 + t/τ)."""
+    rows = []
+    for b in range(q.shape[0]):
+        ids = [0] * q.shape[2] if packed.ids is None else packed.ids[b].tolist()
+        for h in range(q.shape[1]):
+            for i in range(q.shape[2]):
+                keys, weights = [j for j in range(i + 1) if ids[j] == ids[i]], []
+                for j in keys:
+                    m = -2 * math.log(1 + (i - j) / tau)
+                    weights.append(torch.exp(math.sqrt(1 - m) * (q[b, h, i] @ k[b, h, j]) / math.sqrt(WIDTH) + m))
+                rows.append(sum(w * v[b, h, j] for w, j in zip(weights, keys, strict=True)) / sum(weights))
+    return torch.stack(rows).view_as(q)
+
+
+def as_kernel(tau: float):
+    return lambda q, k, v, mechanism, packed, dropout: loops(q, k, v, tau, packed)
+
+
+def all_pairs_at_once(q: Tensor, k: Tensor, v: Tensor, mechanism: ScaleInvariant, packed: Documents, _: float) -> Tensor:
+    """The same for sequences too long for the loops: one (T, T) array, no blocks."""
+    index = torch.arange(q.shape[2])
+    t = (index[:, None] - index).clamp_min(0).double()
+    m = -2 * torch.log(1 + t / mechanism.tau)
+    unseen = index > index[:, None]
+    if packed.ids is not None:
+        unseen = unseen | (packed.ids[:, None, :, None] != packed.ids[:, None, None, :])
+    logits = (1 - m).sqrt() * torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(WIDTH) + m
+    return logits.masked_fill(unseen, -math.inf).softmax(-1) @ v
+
+
+packings = pytest.mark.parametrize("packed", [False, True], ids=["one text", "documents"])
+
+
+@packings
+@pytest.mark.parametrize("tau", [10.0, 0.7])
+def test_scale_invariant_is_the_double_loop(packed, tau) -> None:
+    mechanism = ScaleInvariant(tau)
+    expected = run(as_kernel(tau), mechanism, 13, packed, torch.float64)
+    compare(run(eager.attend, mechanism, 13, packed, torch.float64), expected, 1e-9)
+
+
+@packings
+def test_blocks_of_queries_are_the_double_loop(packed, monkeypatch) -> None:
+    monkeypatch.setattr(eager, "QUERIES_PER_BLOCK", 5)
+    mechanism = ScaleInvariant(3.0)
+    expected = run(as_kernel(3.0), mechanism, 13, packed, torch.float64)
+    compare(run(eager.attend, mechanism, 13, packed, torch.float64), expected, 1e-9)
+
+
+@packings
+@pytest.mark.parametrize("length", [512, 513, 1030])
+def test_long_sequences_take_blocks_and_give_the_same(length, packed, monkeypatch) -> None:
+    calls = []
+    real = eager.checkpoint
+    monkeypatch.setattr(eager, "checkpoint", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
+    mechanism = ScaleInvariant()
+    blocked = run(eager.attend, mechanism, length, packed, torch.float64)
+    assert len(calls) == {512: 0, 513: 2, 1030: 3}[length]
+    compare(blocked, run(all_pairs_at_once, mechanism, length, packed, torch.float64), 1e-9)
+
+
+@packings
+def test_learned_parts_get_their_gradient_through_blocks(packed, monkeypatch) -> None:
+    mechanism = LogNWithSlopes().for_layer(HEADS, WIDTH, 0).double()
+    whole = run(eager.attend, mechanism, 40, packed, torch.float64)
+    monkeypatch.setattr(eager, "QUERIES_PER_BLOCK", 16)
+    compare(run(eager.attend, mechanism, 40, packed, torch.float64), whole, 1e-9)
+
+
+@packings
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("kind", [Plain, LogN, LogNWithSlopes])
+def test_sdpa_is_eager(kind, dtype, tolerance, packed) -> None:
+    mechanism = kind().for_layer(HEADS, WIDTH, 0).to(dtype)
+    expected = run(eager.attend, mechanism, 33, packed, dtype)
+    compare(run(sdpa.attend, mechanism, 33, packed, dtype), expected, tolerance)
+
+
+def test_dropout_drops_weights_and_keeps_the_mean() -> None:
+    q, k, v, _ = inputs(6, torch.float32)
+    v = torch.ones_like(v)
+    for backend in (eager, sdpa):
+        torch.manual_seed(0)
+        outputs = torch.stack([backend.attend(q, k, v, Plain(), documents(6, False), 0.5) for _ in range(400)])
+        assert outputs.std(0).max() > 0.3
+        assert outputs.mean() == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize("mechanism", [Plain(), LogN(), LogNWithSlopes()], ids=lambda m: type(m).__name__)
+def test_auto_takes_sdpa_where_it_can(mechanism) -> None:
+    assert choose("auto", mechanism) is sdpa
+
+
+def test_auto_falls_back_to_eager_and_says_why_once(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(backends, "_said", set())
+    with caplog.at_level(logging.INFO, logger="anlit.attention"):
+        assert choose("auto", ScaleInvariant()) is eager
+        assert choose("auto", ScaleInvariant()) is eager
+    (message,) = [record.getMessage() for record in caplog.records]
+    for part in ("ScaleInvariant", "'eager'", "not sdpa", "a(t)"):
+        assert part in message
+
+
+def test_a_back_end_that_cannot_do_it_is_refused_with_those_that_can() -> None:
+    with pytest.raises(ValueError, match=r"backend='sdpa' cannot do attention ScaleInvariant.*choose auto or eager"):
+        choose("sdpa", ScaleInvariant())
+    with pytest.raises(UserError, match=r"backend='sdpa' cannot do attention ScaleInvariant.*choose auto or eager"):
+        tiny(GPT, attention=ScaleInvariant(), backend="sdpa")
+
+
+def test_an_unknown_back_end_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"backend='flush' is unknown: choose auto, sdpa, eager"):
+        choose("flush", Plain())
+    with pytest.raises(UserError, match=r"backend='flush' is unknown: choose auto, sdpa, eager"):
+        tiny(GPT, backend="flush")

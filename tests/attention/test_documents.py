@@ -1,0 +1,53 @@
+"""What each query may see, worked out by hand."""
+
+import torch
+
+from anlit.attention.documents import Documents
+
+IDS = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]])
+CPU = torch.device("cpu")
+
+
+def test_counts_restart_with_each_document() -> None:
+    counts = Documents(IDS, 6, CPU).n_visible(torch.float64)
+    assert counts.tolist() == [[1, 2, 1, 2, 3, 1], [1, 2, 3, 4, 5, 6]]
+    assert counts.dtype == torch.float64
+
+
+def test_one_text_counts_from_its_start() -> None:
+    documents = Documents(None, 4, CPU)
+    assert documents.n_visible(torch.float32).tolist() == [[1, 2, 3, 4]]
+    assert not documents.are_masked
+
+
+def test_a_query_sees_the_past_of_its_own_document() -> None:
+    first, second = Documents(IDS, 6, CPU).mask()[:, 0].int().tolist()
+    assert first == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [0, 0, 1, 0, 0, 0],
+        [0, 0, 1, 1, 0, 0],
+        [0, 0, 1, 1, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]
+    assert second == [[int(j <= i) for j in range(6)] for i in range(6)]
+
+
+def test_one_text_sees_all_its_past() -> None:
+    mask = Documents(None, 5, CPU).mask()
+    assert mask.shape == (1, 1, 5, 5)
+    assert mask[0, 0].int().tolist() == [[int(j <= i) for j in range(5)] for i in range(5)]
+
+
+def test_a_block_of_queries_is_a_part_of_the_whole_mask() -> None:
+    for ids in (IDS, None):
+        documents = Documents(ids, 6, CPU)
+        for first, end in [(0, 2), (2, 5), (5, 6), (0, 6)]:
+            assert torch.equal(documents.visible(first, end), documents.mask()[:, :, first:end, :end])
+
+
+def test_counts_are_the_sums_of_the_mask() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids = (torch.rand(5, 40, generator=generator) < 0.15).cumsum(1)
+    documents = Documents(ids, 40, CPU)
+    assert torch.equal(documents.mask()[:, 0].sum(-1), documents.n_visible(torch.int64))

@@ -1,0 +1,91 @@
+"""A run that is stopped at any step and continued ends as if nothing had happened."""
+
+import csv
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import (
+    assert_same_training_state,
+    fit_arguments,
+    last_checkpoint,
+    run,
+    start,
+)
+
+
+def steps_logged(run_dir: Path) -> int:
+    path = run_dir / "metrics.csv"
+    if not path.is_file():
+        return -1
+    with path.open(newline="") as file:
+        return max((int(row["step"]) for row in csv.DictReader(file) if row.get("step")), default=-1)
+
+
+def stop_at(arguments: list[str], run_dir: Path, step: int, number: signal.Signals) -> int | None:
+    """Send a signal once step number `step` is logged; the exit code of the run."""
+    process = start(arguments)
+    deadline = time.monotonic() + 240
+    while steps_logged(run_dir) < step and process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert process.is_alive(), "the run ended before it could be stopped"
+    os.kill(process.pid, number)
+    process.join(240)
+    return process.exitcode
+
+
+def interrupted_equals_undisturbed(shards: Path, tmp_path: Path, number: signal.Signals, steps: list[int], *extra: str,
+                                   model: str = "AnGPT") -> None:  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run(fit_arguments(shards, whole, *extra, model=model)) == 0
+    for step in steps:
+        code = stop_at(fit_arguments(shards, cut, *extra, "--ckpt_path=last", model=model), cut, step, number)
+        assert code == (1 if number == signal.SIGINT else -number)
+    assert run(fit_arguments(shards, cut, *extra, "--ckpt_path=last", model=model)) == 0
+    assert last_checkpoint(whole)["global_step"] == 60
+    assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
+    assert validation_losses(whole) == validation_losses(cut)
+
+
+def validation_losses(run_dir: Path) -> dict[str, str]:
+    """val/tokens → val/loss, the later row where a resumed run repeated a step."""
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        return {row["val/tokens"]: row["val/loss"] for row in csv.DictReader(file) if row.get("val/loss")}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_and_continued_is_identical(shards: Path, tmp_path: Path, number: signal.Signals, workers: int) -> None:
+    interrupted_equals_undisturbed(shards, tmp_path, number, [11, 33], f"--data.num_workers={workers}")
+
+
+def test_dropout_and_accumulation_resume_exactly(shards: Path, tmp_path: Path) -> None:
+    extra = ("--model.dropout=0.1", "--trainer.accumulate_grad_batches=2", "--data.batch_size=2")
+    interrupted_equals_undisturbed(shards, tmp_path, signal.SIGKILL, [20], *extra, model="GPT")
+
+
+def test_sigint_loses_no_step_and_says_so(shards: Path, tmp_path: Path) -> None:
+    arguments = fit_arguments(shards, tmp_path / "run", "--checkpoint_every_n_steps=1000")
+    assert stop_at(arguments, tmp_path / "run", 12, signal.SIGINT) == 1
+    assert last_checkpoint(tmp_path / "run")["global_step"] >= 13
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["GPT", "NGPT", "AnGPT"])
+def test_killed_at_random_moments(shards: Path, tmp_path: Path, model: str) -> None:
+    moments = sorted(random.Random(model).sample(range(1, 57), 6))
+    interrupted_equals_undisturbed(shards, tmp_path, signal.SIGKILL, moments, "--data.num_workers=1", model=model)
+
+
+def test_same_seed_same_run_and_other_seed_other_run(shards: Path, tmp_path: Path) -> None:
+    for name, seed in (("one", 7), ("two", 7), ("three", 8)):
+        assert run(fit_arguments(shards, tmp_path / name, f"--seed_everything={seed}")) == 0
+    assert_same_training_state(last_checkpoint(tmp_path / "one"), last_checkpoint(tmp_path / "two"))
+    with pytest.raises(AssertionError):
+        assert_same_training_state(last_checkpoint(tmp_path / "one"), last_checkpoint(tmp_path / "three"))

@@ -1,0 +1,126 @@
+"""Norms, and the constants of approximate normalisation: each keeps the mean norm of its map's output within 3 % of 1."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit.layers import norms
+
+D, HEADS, SAMPLES = 512, 8, 300
+D_HEAD = D // HEADS
+WIDTHS = [2048, 1536, 512]
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def unit_rows(rows: int, width: int) -> Tensor:
+    x = torch.randn(rows, width)
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def mean_norm(x: Tensor) -> float:
+    return x.norm(dim=-1).mean().item()
+
+
+def near_one(value: float) -> bool:
+    return abs(value - 1) < 0.03
+
+
+def test_factor_of_queries_keys_and_values_per_head() -> None:
+    weight, x = unit_rows(D, D), unit_rows(SAMPLES, D)
+    output = (norms.nu_linear(D, D_HEAD) * x @ weight.T).unflatten(-1, (HEADS, D_HEAD))
+    assert all(near_one(mean_norm(output[:, head])) for head in range(HEADS))
+
+
+def test_factor_after_concatenated_heads() -> None:
+    """Heads of norm 1 side by side have norm √H."""
+    weight, x = unit_rows(D, D), unit_rows(SAMPLES * HEADS, D_HEAD).view(SAMPLES, D)
+    assert near_one(mean_norm(norms.nu_concatenated_heads(HEADS) * x @ weight.T))
+
+
+@pytest.mark.parametrize("d_ff", WIDTHS)
+def test_factors_of_the_maps_into_and_out_of_the_mlp(d_ff) -> None:
+    up, down = unit_rows(d_ff, D), unit_rows(D, d_ff)
+    assert near_one(mean_norm(norms.nu_linear(D, d_ff) * unit_rows(SAMPLES, D) @ up.T))
+    assert near_one(mean_norm(norms.nu_linear(d_ff, D) * unit_rows(SAMPLES, d_ff) @ down.T))
+
+
+@pytest.mark.parametrize("d_ff", WIDTHS)
+def test_factor_of_the_activation(d_ff) -> None:
+    u, z = unit_rows(SAMPLES, d_ff), unit_rows(SAMPLES, d_ff)
+    gated = u * torch.nn.functional.silu(math.sqrt(D) * z)
+    assert near_one(mean_norm(norms.nu_activation(D, d_ff) * gated))
+
+
+def test_factor_of_the_residual() -> None:
+    """For orthogonal h and h', with one α and with one per dimension."""
+    h, other = unit_rows(SAMPLES, D), torch.randn(SAMPLES, D)
+    other = other - (other * h).sum(-1, keepdim=True) * h
+    other = other / other.norm(dim=-1, keepdim=True)
+    for alpha in (torch.tensor(0.05), torch.tensor(0.5), torch.tensor(-0.3), torch.rand(D)):
+        mixed = norms.nu_residual(alpha) * (h + alpha * (other - h))
+        assert near_one(mean_norm(mixed))
+    exact = norms.nu_residual(torch.tensor(0.25)) * (h + 0.25 * (other - h))
+    torch.testing.assert_close(exact.norm(dim=-1), torch.ones(SAMPLES))
+
+
+def test_values_at_the_usual_widths() -> None:
+    assert norms.nu_linear(512, 2048) == 0.5
+    assert norms.nu_linear(2048, 512) == 2.0
+    assert norms.nu_linear(D, D_HEAD) == pytest.approx(math.sqrt(8))
+    assert norms.nu_concatenated_heads(HEADS) == pytest.approx(math.sqrt(1 / 8))
+    assert norms.nu_activation(128, 512) == pytest.approx(3.72, abs=0.01)
+    assert norms.nu_activation(128, 512) == norms.nu_activation(768, 3072)
+
+
+@pytest.mark.parametrize("ratio", [4.0, 3.0, 1.0, 8 / 3, 0.25, 64.0])
+def test_factor_of_the_activation_is_the_monte_carlo_estimate(ratio) -> None:
+    squares = torch.nn.functional.silu(torch.randn(1_000_000, dtype=torch.float64) / math.sqrt(ratio)).square()
+    error = squares.std().item() / math.sqrt(len(squares))
+    mean_square = norms.nu_activation(768, int(768 * ratio)) ** -2
+    assert abs(mean_square - squares.mean().item()) < 4 * error
+    assert error < 0.01 * mean_square
+
+
+def test_unit_and_rms_against_their_formulas() -> None:
+    x = torch.randn(5, 7, dtype=torch.float64)
+    torch.testing.assert_close(norms.unit(x), x / x.square().sum(-1, keepdim=True).sqrt())
+    torch.testing.assert_close(norms.unit(x, dim=0).norm(dim=0), torch.ones(7, dtype=torch.float64))
+    torch.testing.assert_close(norms.rms(x, 0.1), x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt())
+    layer = norms.RMSNorm(7, eps=0.1).double()
+    with torch.no_grad():
+        layer.gain.copy_(torch.arange(1.0, 8))
+    torch.testing.assert_close(layer(x), norms.rms(x, 0.1) * torch.arange(1.0, 8, dtype=torch.float64))
+
+
+def test_norms_of_half_precision_are_taken_in_float32() -> None:
+    x = torch.full((1, 4096), 0.1, dtype=torch.bfloat16)
+    for output, value in [(norms.unit(x), 1 / 64), (norms.rms(x, 0.0), 1.0), (norms.RMSNorm(4096, 0.0)(x), 1.0)]:
+        assert output.dtype == torch.bfloat16
+        assert output.float().mean().item() == pytest.approx(value, rel=2e-3)
+    tiny_values = torch.full((1, 16), 1e-4, dtype=torch.float16)  # their squares are zero in float16
+    assert norms.unit(tiny_values).float().norm().item() == pytest.approx(1, rel=1e-3)
+
+
+def test_a_zero_vector_stays_zero() -> None:
+    x = torch.zeros(2, 4, requires_grad=True)
+    norms.unit(x).sum().backward()
+    assert norms.unit(x).abs().max() == 0
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_constraints_act_along_the_given_axis(dim) -> None:
+    weight = torch.diag(torch.tensor([0.5, 2.0, 3.0])) + 0.1
+    along = weight.norm(dim=dim, keepdim=True)
+    fixed, bounded = weight.clone(), weight.clone()
+    norms.set_unit_norm(fixed, dim)
+    norms.bound_norm(bounded, dim)
+    torch.testing.assert_close(fixed, weight / along)
+    torch.testing.assert_close(bounded, weight / along.clamp_min(1))
+    assert bounded.norm(dim=dim)[0] < 0.7

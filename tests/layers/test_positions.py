@@ -1,0 +1,145 @@
+"""Rotations: norms are kept, scores depend on distance alone, frequencies and tables are those of the formulas."""
+
+import cmath
+import math
+
+import pytest
+import torch
+
+from anlit import GPT, NoPE, PRoPE, RoPE
+from anlit.errors import UserError
+from anlit.layers.positions import rotate
+from tests.models.tiny import tiny
+
+D_HEAD, LENGTH = 16, 40
+ROTATIONS = {"half": RoPE(fraction=0.5), "whole": RoPE(fraction=1.0), "p-rope": PRoPE()}
+rotations = pytest.mark.parametrize("positions", ROTATIONS.values(), ids=ROTATIONS.keys())
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@rotations
+def test_norms_are_kept(positions) -> None:
+    x = normal(2, 3, LENGTH, D_HEAD)
+    (turned,) = positions(x)
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-12, atol=0)
+    assert (turned - x)[:, :, 1:].abs().amax(-1).min() > 0.01
+    assert torch.equal(turned[:, :, 0], x[:, :, 0])
+
+
+@rotations
+def test_scores_depend_on_distance_alone(positions) -> None:
+    """The same q and k at every position: all scores on one diagonal are equal, those of two diagonals are not."""
+    q, k = (normal(1, 1, 1, D_HEAD, seed=seed).expand(1, 1, LENGTH, D_HEAD) for seed in (1, 2))
+    q, k = positions(q, k)
+    scores = (q @ k.mT)[0, 0]
+    firsts = []
+    for distance in range(LENGTH):
+        diagonal = scores.diagonal(-distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-11)
+        firsts.append(diagonal[0].item())
+    assert min(abs(a - b) for a, b in zip(firsts, firsts[1:], strict=False)) > 1e-4
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
+def test_rope_turns_dimension_i_with_i_plus_half_the_rotated_width(fraction) -> None:
+    x, width = normal(1, 1, LENGTH, D_HEAD), round(fraction * D_HEAD)
+    (turned,) = RoPE(fraction, base=500.0)(x)
+    for position in (1, 2, LENGTH - 1):
+        for i in range(width // 2):
+            pair = complex(x[0, 0, position, i], x[0, 0, position, i + width // 2])
+            expected = pair * cmath.exp(1j * position * 500.0 ** (-2 * i / width))
+            actual = complex(turned[0, 0, position, i], turned[0, 0, position, i + width // 2])
+            assert actual == pytest.approx(expected, abs=1e-12)
+    assert torch.equal(turned[..., width:], x[..., width:])
+
+
+def test_p_rope_frequencies() -> None:
+    """base 1024, i = 0 … D/4 − 1 over D/4 − 1, and as many zeros."""
+    frequencies = PRoPE().frequencies(64, length=100)
+    assert frequencies.tolist() == pytest.approx([1024 ** -(i / 15) for i in range(16)] + [0.0] * 16, abs=1e-15)
+    assert frequencies[15].item() == pytest.approx(1 / 1024)
+
+
+def test_p_rope_lets_half_of_the_pairs_be() -> None:
+    x = normal(1, 1, LENGTH, D_HEAD)
+    (turned,) = PRoPE()(x)
+    quarter = D_HEAD // 4
+    moved = (turned != x)[0, 0, LENGTH - 1]
+    expected = torch.tensor(([True] * quarter + [False] * quarter) * 2)
+    assert torch.equal(moved, expected)
+
+
+def test_nope_changes_nothing() -> None:
+    q, k = normal(1, 2, 5, 8), normal(1, 2, 5, 8, seed=1)
+    assert all(a is b for a, b in zip(NoPE()(q, k), (q, k), strict=True))
+
+
+@pytest.mark.parametrize(("positions", "d_head"), [(RoPE(fraction=0.5), 128), (RoPE(fraction=1.0), 64), (PRoPE(), 64)])
+def test_tables_are_exact_at_position_60_000(positions, d_head) -> None:
+    position = 60_000
+    frequencies = positions.frequencies(d_head, position + 1).tolist()
+    for dtype, tolerance in [(torch.float64, 1e-11), (torch.float32, 6e-8)]:
+        cos, sin = positions.tables(d_head, position + 1, torch.zeros(1, dtype=dtype))
+        assert cos.dtype == sin.dtype == dtype
+        assert cos[position].tolist() == pytest.approx([math.cos(position * f) for f in frequencies], abs=tolerance)
+        assert sin[position].tolist() == pytest.approx([math.sin(position * f) for f in frequencies], abs=tolerance)
+
+
+def test_half_precision_is_rotated_with_float32_tables() -> None:
+    x = normal(1, 1, LENGTH, D_HEAD)
+    positions = RoPE(fraction=1.0)
+    (turned,) = positions(x.bfloat16())
+    assert turned.dtype == torch.bfloat16
+    assert positions.tables(D_HEAD, LENGTH, x.bfloat16())[0].dtype == torch.float32
+    (exact,) = positions(x)
+    torch.testing.assert_close(turned.double(), exact, rtol=0, atol=0.04)
+
+
+def test_tables_follow_width_length_and_dtype() -> None:
+    positions = RoPE(fraction=1.0)
+    for shape, dtype in [((1, 1, 8, 16), torch.float64), ((1, 1, 5, 16), torch.float64), ((1, 1, 5, 8), torch.float64),
+                         ((1, 1, 5, 8), torch.float32), ((1, 1, 9, 8), torch.float32)]:  # fmt: skip
+        x = normal(*shape).to(dtype)
+        assert torch.equal(positions(x)[0], RoPE(fraction=1.0)(x)[0])
+        assert positions(x)[0].dtype == dtype
+
+
+def test_a_forward_in_inference_mode_does_not_spoil_training() -> None:
+    """Lightning validates in inference mode, by default once before the first training step."""
+    positions = RoPE(fraction=1.0)
+    with torch.inference_mode():
+        positions(normal(1, 1, 6, D_HEAD))
+    x = normal(1, 1, 6, D_HEAD).requires_grad_()
+    positions(x)[0].sum().backward()
+    assert x.grad is not None
+
+
+def test_rotate_takes_any_leading_shape() -> None:
+    x, angle = normal(7, 4), torch.linspace(0, 3, 7, dtype=torch.float64)[:, None]
+    turned = rotate(x, angle.cos(), angle.sin())
+    torch.testing.assert_close(turned[:, 0], x[:, 0] * angle[:, 0].cos() - x[:, 1] * angle[:, 0].sin())
+    assert torch.equal(turned[:, 2:], x[:, 2:])
+
+
+def test_an_odd_rotary_width_is_refused_with_the_keys_to_change() -> None:
+    message = r"positions\.fraction=0\.5 of d_head=6 rotates 3 dimensions.*even.*fraction, d_model or n_heads"
+    with pytest.raises(ValueError, match=message):
+        RoPE(fraction=0.5).check(6)
+    with pytest.raises(UserError, match=message):
+        tiny(GPT, d_model=24, n_heads=4, positions=RoPE(fraction=0.5))
+    RoPE(fraction=0.5).check(8)
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5])
+def test_a_fraction_outside_0_to_1_is_refused(fraction) -> None:
+    with pytest.raises(ValueError, match="fraction"):
+        RoPE(fraction=fraction)
+
+
+@pytest.mark.parametrize("d_head", [4, 10])
+def test_p_rope_refuses_a_head_width_it_cannot_split(d_head) -> None:
+    with pytest.raises(UserError, match=rf"PRoPE.*d_model/n_heads.*multiple of 4.*not {d_head}"):
+        tiny(GPT, d_model=2 * d_head, n_heads=2, positions=PRoPE())

@@ -1,0 +1,137 @@
+"""What the three architectures share: shapes that fit, initial values, counted work, half precision."""
+
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from anlit import GPT, NGPT, AnGPT, Plain, ScaleInvariant
+from anlit.errors import UserError
+from anlit.layers.scaling import ScalingVector
+from anlit.training.language_model import next_token_loss
+from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
+
+architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+@architectures
+def test_heads_that_do_not_divide_the_width_are_refused_with_both_keys(architecture) -> None:
+    with pytest.raises(UserError, match=r"model\.d_model=32 .*model\.n_heads=5"):
+        tiny(architecture, d_model=32, n_heads=5)
+
+
+@architectures
+def test_a_later_token_changes_nothing_before_it(architecture) -> None:
+    model, tokens = tiny(architecture), random_tokens(1, 12)
+    changed = tokens.clone()
+    changed[0, 7] = (changed[0, 7] + 1) % 29
+    difference = (model(tokens) - model(changed)).abs().amax(-1)[0]
+    assert difference[:7].max() == 0
+    assert difference[7:].min() > 0
+
+
+def test_initial_values_of_gpt() -> None:
+    n_layers = 8
+    for name, parameter in tiny(GPT, n_layers=n_layers, d_model=64, vocab_size=500).model.named_parameters():
+        if name.endswith("gain"):
+            assert torch.equal(parameter, torch.ones_like(parameter))
+            continue
+        residual = name.endswith(("W_o.weight", "W_d.weight"))
+        expected = 0.02 / math.sqrt(2 * n_layers) if residual else 0.02
+        assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
+        assert parameter.mean().abs().item() < 4 * expected / math.sqrt(parameter.numel())
+    assert tiny(GPT, init_std=0.1).model.head.weight.std().item() == pytest.approx(0.1, rel=0.1)
+
+
+@architectures
+def test_embedding_and_head_are_two_matrices(architecture) -> None:
+    model = tiny(architecture).model
+    assert model.embedding.weight is not model.head.weight
+    assert not torch.equal(model.embedding.weight, model.head.weight)
+
+
+@pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+def test_initial_vectors_point_anywhere_and_have_norm_one(architecture) -> None:
+    """Norms along the embedding for nGPT (columns of W_o and W_d), along the input for anGPT."""
+    for name, parameter in tiny(architecture, d_model=64, vocab_size=300).model.named_parameters():
+        if name.endswith("weight"):
+            columns = architecture is NGPT and name.endswith(("W_o.weight", "W_d.weight"))
+            vectors = parameter.detach().double().movedim(0 if columns else 1, -1)
+            assert (vectors.norm(dim=-1) - 1).abs().max() < 1e-6, name
+            assert vectors.mean().abs() < 4 / math.sqrt(vectors.numel() * vectors.shape[-1])
+            fourth_moment = (vectors * math.sqrt(vectors.shape[-1])).pow(4).mean().item()
+            assert fourth_moment == pytest.approx(3, rel=0.15), f"{name}: not Gaussian directions"
+
+
+def test_initial_values_and_scales_of_the_scaling_vectors() -> None:
+    root = 1 / math.sqrt(64)
+    usual = {"alpha_A": (0.05, root), "alpha_M": (0.05, root), "s_z": (1.0, root)}
+    expected = {
+        NGPT: {**usual, "s_qk": (1.0, root), "s_u": (1.0, 1.0), "s_v": (1.0, 1.0)},
+        AnGPT: {**usual, "alpha_A": (1 / 5, root), "alpha_M": (1 / 5, root)},
+    }
+    for architecture, values in expected.items():
+        model = tiny(architecture, d_model=64, n_layers=5).model
+        found = {n.rsplit(".", 1)[-1]: m for n, m in model.named_modules() if isinstance(m, ScalingVector)}
+        assert found.keys() == values.keys()
+        for name, (init, scale) in values.items():
+            torch.testing.assert_close(found[name]().detach(), torch.full_like(found[name].stored, init))
+            torch.testing.assert_close(found[name].stored.detach(), torch.full_like(found[name].stored, scale))
+
+
+@pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+def test_settings_of_the_scaling_vectors_arrive(architecture) -> None:
+    model = tiny(architecture, alpha_init=0.3, alpha_scale=0.7, s_z_init=10.0, s_z_scale=2.0).model
+    for vector, init, scale in [(model.blocks[1].alpha_A, 0.3, 0.7), (model.blocks[0].alpha_M, 0.3, 0.7),
+                                (model.s_z, 10.0, 2.0)]:  # fmt: skip
+        assert (vector.init, vector.scale) == (init, scale)
+
+
+@architectures
+@pytest.mark.parametrize("d_ff", [None, 80])
+def test_flops_per_token_are_those_that_torch_counts(architecture, d_ff) -> None:
+    """torch counts matrix products in full: q·k and weights·v over all T² pairs, where half are causal."""
+    model = tiny(architecture, d_ff=d_ff, backend="eager").model
+    batch, length, width, n_layers = 3, 16, 32, 2
+    with FlopCounterMode(display=False) as counter:
+        model(random_tokens(batch, length)).sum().backward()
+    pairs_ahead = 6 * n_layers * length * width
+    counted = counter.get_total_flops() / (batch * length)
+    assert counted == model.flops_per_token(length) + pairs_ahead
+    assert pairs_ahead < counted / 2
+
+
+@architectures
+def test_parameters_are_counted(architecture) -> None:
+    d, f, vocabulary, n_layers = 32, 128, 29, 2
+    matrices = 2 * vocabulary * d + n_layers * (4 * d * d + 3 * d * f)
+    vectors = {
+        GPT: n_layers * (2 * d + 2 * d // 2) + d,
+        NGPT: n_layers * (3 * d + 2 * f) + vocabulary,
+        AnGPT: n_layers * 2 * d + vocabulary,
+    }
+    assert tiny(architecture).model.n_parameters() == matrices + vectors[architecture]
+
+
+@architectures
+@pytest.mark.parametrize("mechanism", [Plain(), ScaleInvariant()], ids=["plain", "scale-invariant"])
+def test_bfloat16_stays_close_to_float32(architecture, mechanism) -> None:
+    model = tiny(architecture, attention=mechanism, d_model=64).model
+    tokens, targets = random_tokens(2, 16), random_tokens(2, 16, seed=1)
+    ids = (torch.arange(16) > 9).long().expand(2, 16)
+
+    def gradients() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        logits = model(tokens, ids)
+        next_token_loss(logits, targets)[0].backward()
+        return logits.detach().float(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    exact, exact_gradients = gradients()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, rounded = gradients()
+    assert 1e-5 < (logits - exact).norm() / exact.norm() < 0.03
+    for name, gradient in rounded.items():
+        assert gradient.dtype == torch.float32
+        assert gradient.isfinite().all(), name
+        assert (gradient - exact_gradients[name]).norm() < 0.1 * exact_gradients[name].norm(), name

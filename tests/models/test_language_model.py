@@ -1,0 +1,125 @@
+"""The training loop's arithmetic: the loss, gradient accumulation, seeds, and the schedule's end."""
+
+import math
+
+import lightning as L
+import pytest
+import torch
+
+from anlit import AnGPT
+from anlit.training.language_model import IGNORED, LanguageModel, next_token_loss
+from anlit.training.schedule import Schedule
+from tests.models.tiny import ARCHITECTURES, adamw, fit, random_tokens, tiny
+
+architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+def weights(model: LanguageModel) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.model.named_parameters()}
+
+
+def naive_loss(logits: torch.Tensor, targets: torch.Tensor, z_loss: float) -> torch.Tensor:
+    terms = []
+    for row, target in zip(logits.flatten(0, 1), targets.flatten().tolist(), strict=True):
+        if target != IGNORED:
+            log_z = torch.log(torch.exp(row).sum())
+            terms.append(log_z - row[target] + z_loss * log_z**2)
+    return sum(terms) / len(terms)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.3])
+def test_loss_and_its_gradient_are_the_mean_over_counted_targets(z_loss) -> None:
+    logits = 3 * torch.randn(2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    targets = random_tokens(2, 5, vocab_size=7)
+    targets[0, 3] = targets[1, 0] = IGNORED
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    loss, objective = next_token_loss(ours, targets, z_loss)
+    expected = naive_loss(theirs, targets, z_loss)
+    torch.testing.assert_close(loss, naive_loss(logits, targets, 0.0), rtol=1e-12, atol=0)
+    torch.testing.assert_close(objective, expected, rtol=1e-12, atol=0)
+    objective.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+    assert ours.grad[0, 3].abs().max() == ours.grad[1, 0].abs().max() == 0
+
+
+def test_loss_of_half_precision_logits_is_taken_in_float32() -> None:
+    logits = torch.zeros(1, 8, 50_304, dtype=torch.bfloat16)
+    loss, _ = next_token_loss(logits, random_tokens(1, 8))
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(math.log(50_304), rel=1e-6)
+
+
+@architectures
+def test_z_loss_setting_reaches_the_objective_but_not_the_logged_loss(architecture) -> None:
+    first, second = (fit(tiny(architecture, z_loss=z, optimizer=adamw(lr=0.01)), 3) for z in (0.0, 0.1))
+    assert any(not torch.equal(a, b) for a, b in zip(weights(first).values(), weights(second).values(), strict=True))
+    tokens, targets = random_tokens(1, 16), random_tokens(1, 16, seed=1)
+    assert second.z_loss == 0.1
+    loss, objective = next_token_loss(second(tokens), targets, second.z_loss)
+    assert objective > loss
+
+
+@architectures
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_accumulated_micro_batches_are_one_batch(architecture, micro_batches) -> None:
+    runs = []
+    for accumulate in (1, micro_batches):
+        model = tiny(architecture, optimizer=adamw(lr=0.01, eps=1e-6))
+        fit(model, max_steps=4, batch_size=8 // accumulate, accumulate=accumulate, precision="64-true")
+        runs.append(weights(model))
+    start = weights(tiny(architecture))
+    for name, weight in runs[0].items():
+        assert (weight - start[name]).abs().max() > 1e-3, name
+        torch.testing.assert_close(runs[1][name], weight, rtol=1e-8, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@architectures
+def test_a_seed_fixes_the_run_to_the_bit(architecture) -> None:
+    runs = []
+    for seed in (1, 1, 2):
+        L.seed_everything(seed, verbose=False)
+        model = architecture(vocab_size=29, context_length=16, n_layers=1, n_heads=2, d_model=16, dropout=0.1)
+        runs.append(weights(fit(model, max_steps=3, shuffle=True)))
+    first, again, other = runs
+    for name, weight in first.items():
+        assert torch.equal(weight, again[name]), name
+        assert not torch.equal(weight, other[name]), name
+
+
+@architectures
+def test_the_order_of_the_data_alone_changes_a_run(architecture) -> None:
+    runs = []
+    for seed in (1, 2):
+        model = tiny(architecture)
+        torch.manual_seed(seed)
+        runs.append(weights(fit(model, max_steps=2, shuffle=True)))
+    assert all(not torch.equal(weight, runs[1][name]) for name, weight in runs[0].items())
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 10}, {"max_steps": 10, "accumulate": 2}])
+def test_the_rate_peaks_after_warm_up_and_ends_at_final(length) -> None:
+    rates = []
+
+    class Rates(L.Callback):
+        def on_before_optimizer_step(self, trainer, module, optimizer) -> None:
+            rates.append({group["lr"] for group in optimizer.param_groups})
+
+    fit(tiny(AnGPT, optimizer=adamw(lr=0.5), schedule=Schedule(0.2, 0.1)), callbacks=[Rates()], **length)
+    assert len(rates) == 10
+    assert all(len(rate) == 1 for rate in rates)
+    values = [rate.pop() for rate in rates]
+    assert values[:2] == pytest.approx([0.25, 0.5])
+    assert values[-1] == pytest.approx(0.05)
+    assert values[2:] == sorted(values[2:], reverse=True)
+
+
+@architectures
+def test_validating_before_training_does_not_spoil_it(architecture) -> None:
+    """As the Trainer does by default: a sanity check in inference mode, then training at the same length."""
+    model = tiny(architecture)
+    before = weights(model)
+    fit(model, max_steps=2, validate=True)
+    assert model.trainer.sanity_checking is False
+    assert model.trainer.num_sanity_val_batches == [2]
+    assert all(not torch.equal(weight, before[name]) for name, weight in weights(model).items())

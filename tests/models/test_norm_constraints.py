@@ -1,0 +1,82 @@
+"""The norms that nGPT fixes and anGPT bounds, after real steps of a real Trainer with gradient accumulation."""
+
+import pytest
+import torch
+
+from anlit import GPT, NGPT, AnGPT, MuonAdamW
+from anlit.training.language_model import LanguageModel
+from tests.models.tiny import CONSTANT, adamw, fit, tiny
+
+STEPS, ACCUMULATE = 20, 2
+OPTIMIZERS = {
+    "adamw": adamw(lr=0.05),
+    "muon": lambda groups: MuonAdamW(groups, lr=0.1, embedding_lr=0.1, head_lr=0.05, vector_lr=0.01),
+}
+optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+constrained = pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+
+
+def norms(model: LanguageModel) -> torch.Tensor:
+    """Of every constrained vector, worked out from the names: (vectors,), float64."""
+    found = []
+    for name, parameter in model.model.named_parameters():
+        if name.endswith("weight"):
+            columns = isinstance(model, NGPT) and name.endswith(("W_o.weight", "W_d.weight"))
+            found.append(parameter.detach().double().norm(dim=0 if columns else 1))
+    assert len(found) == 2 + 7 * len(model.model.blocks)
+    return torch.cat(found)
+
+
+def holds(model: LanguageModel) -> bool:
+    if isinstance(model, NGPT):
+        return bool((norms(model) - 1).abs().max() <= 1e-6)
+    return bool(norms(model).max() <= 1 + 1e-6)
+
+
+def trained(architecture, optimizer) -> LanguageModel:
+    return fit(tiny(architecture, optimizer=optimizer, schedule=CONSTANT), STEPS, accumulate=ACCUMULATE)
+
+
+@optimizers
+@constrained
+def test_norms_hold_after_training(architecture, optimizer) -> None:
+    before = tiny(architecture)
+    assert holds(before)
+    assert (norms(before) - 1).abs().max() < 1e-6
+    model = trained(architecture, optimizer)
+    assert holds(model)
+    assert (model.model.blocks[0].W_q.weight - before.model.blocks[0].W_q.weight).abs().max() > 0.1
+    if architecture is AnGPT:
+        assert norms(model).min() < 0.99, "a bound is not a fixed norm"
+
+
+@optimizers
+@constrained
+def test_norms_would_not_hold_by_themselves(architecture, optimizer, monkeypatch) -> None:
+    """Without the hook the same training breaks the condition of the test above."""
+    monkeypatch.setattr(type(tiny(architecture).model), "restore_norms", lambda self: None)
+    assert not holds(trained(architecture, optimizer))
+
+
+@pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
+def test_norms_are_restored_once_per_optimizer_step(architecture, monkeypatch) -> None:
+    model = tiny(architecture)
+    micro_batches, restored_after = [], []
+    step, restore = model.training_step, type(model.model).restore_norms
+    monkeypatch.setattr(model, "training_step", lambda *args: micro_batches.append(1) or step(*args))
+    monkeypatch.setattr(
+        type(model.model), "restore_norms", lambda self: restored_after.append(len(micro_batches)) or restore(self)
+    )
+    fit(model, max_steps=5, accumulate=3)
+    assert restored_after == [3, 6, 9, 12, 15]
+
+
+@constrained
+def test_row_norms_report_every_constrained_vector(architecture) -> None:
+    model = tiny(architecture)
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.mul_(1 + torch.rand_like(parameter))
+    torch.testing.assert_close(torch.cat(list(model.model.row_norms())).double(), norms(model))
+    model.model.restore_norms()
+    assert holds(model)

@@ -1,0 +1,66 @@
+"""Models small enough for a test, jolted off their initial values, and a real Trainer to run them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from anlit import GPT, NGPT, AdamW, AnGPT
+from anlit.data.batch import BlockCollate
+from anlit.training.language_model import LanguageModel
+from anlit.training.schedule import Schedule
+
+ARCHITECTURES = [GPT, NGPT, AnGPT]
+SIZE = {"vocab_size": 29, "context_length": 16, "n_layers": 2, "n_heads": 2, "d_model": 32}
+
+
+def tiny(architecture: Callable[..., LanguageModel], seed: int = 0, **changes: Any) -> LanguageModel:
+    """A model of 2 layers and width 32 unless `changes` says otherwise."""
+    torch.manual_seed(seed)
+    return architecture(**{**SIZE, **changes})
+
+
+def jolt(model: LanguageModel, seed: int = 1) -> LanguageModel:
+    """Move every parameter off its initial value, so that no gain is 1 and no vector is constant; some α change sign."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.add_(0.4 * parameter.square().mean().sqrt() * noise)
+            if "alpha" in name:
+                parameter[::3] *= -1
+    return model
+
+
+def random_tokens(*shape: int, seed: int = 0, vocab_size: int = SIZE["vocab_size"]) -> Tensor:
+    return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def adamw(lr: float, **settings: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda groups: AdamW(groups, lr=lr, **settings)
+
+
+def fit(
+    model: LanguageModel,
+    max_steps: int,
+    batch_size: int = 4,
+    accumulate: int = 1,
+    shuffle: bool = False,
+    validate: bool = False,
+    **trainer: Any,
+) -> LanguageModel:
+    """`max_steps` optimizer steps on random tokens; token 0 ends a document."""
+    blocks = list(random_tokens(max_steps * batch_size * accumulate, model.context_length + 1, seed=7))
+    loader = DataLoader(blocks, batch_size=batch_size, shuffle=shuffle, collate_fn=BlockCollate(0))
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    settings = {"accelerator": "cpu", "devices": 1, "gradient_clip_val": 1.0, **dict.fromkeys(names, False), **trainer}
+    loop = L.Trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings)
+    loop.fit(model, loader, loader if validate else None)
+    return model
+
+
+CONSTANT = Schedule(final=1.0)
+"""The peak rate throughout."""

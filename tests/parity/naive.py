@@ -1,0 +1,251 @@
+"""The three architectures written out from their formulas: the oracle of the parity tests.
+
+Slow on purpose. Everything is a loop over sequences, positions, heads, queries and keys on single vectors, the
+constants are worked out here a second time, and nothing is imported from anlit. Parameters come as a dict from the
+model's names to float64 tensors, so that gradients can be compared name by name.
+
+Letters: d width, D head width, H heads, f width of the MLP, L layers; W of shape (out, in).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Vectors = list[Tensor]
+"""One vector per position."""
+Heads = list[Vectors]
+"""Per position, one vector per head."""
+Logit = Callable[[Tensor, int, int, int, "Block"], Tensor]
+"""(score S_ij, distance i − j, number of keys that the query may see, head, parameters of the block) → L_ij."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a model is besides its parameters."""
+
+    n_heads: int
+    n_layers: int
+    d_model: int
+    d_ff: int
+    logit: Logit
+    frequencies: Sequence[float]
+    """Radians per token of each rotated pair of dimensions."""
+    qk_norm: bool
+    norm_eps: float
+    alpha: tuple[float, float]
+    """Initial value and scale of the residual step sizes."""
+    s_z: tuple[float, float]
+    """Initial value and scale of the logits' scaling vector."""
+
+
+class Block:
+    """The parameters of one block under their short names."""
+
+    def __init__(self, parameters: dict[str, Tensor], layer: int) -> None:
+        self.parameters, self.prefix = parameters, f"blocks.{layer}."
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.parameters[self.prefix + name]
+
+
+# Positions: of the rotated dimensions, i turns with i + half.
+
+
+def rope(d_head: int, fraction: float, base: float = 10_000.0) -> list[float]:
+    width = int(d_head * fraction)
+    return [1 / base ** (2 * i / width) for i in range(width // 2)]
+
+
+def p_rope(d_head: int, base: float = 1024.0) -> list[float]:
+    quarter = d_head // 4
+    return [1 / base ** (i / (quarter - 1)) for i in range(quarter)] + [0.0] * quarter
+
+
+def rotate(x: Tensor, position: int, frequencies: Sequence[float]) -> Tensor:
+    turned, half = list(x), len(frequencies)
+    for i, frequency in enumerate(frequencies):
+        cos, sin = math.cos(position * frequency), math.sin(position * frequency)
+        turned[i] = cos * x[i] - sin * x[i + half]
+        turned[i + half] = sin * x[i] + cos * x[i + half]
+    return torch.stack(turned)
+
+
+# Mechanisms.
+
+
+def plain(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+    return score
+
+
+def scale_invariant(tau: float) -> Logit:
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        m = -2 * math.log(1 + t / tau)
+        a = math.sqrt(1 - m)
+        return a * score + m
+
+    return logit
+
+
+def log_n(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+    """The strength is learned per head."""
+    return block["attention.mechanism.strength"][head] * math.log(n) * score
+
+
+# Parts.
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / (x @ x) ** 0.5
+
+
+def rms(x: Tensor, eps: float) -> Tensor:
+    return x / ((x @ x) / len(x) + eps) ** 0.5
+
+
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def heads(weight: Tensor, x: Tensor, n_heads: int) -> Vectors:
+    """W x, cut into one vector per head: head h owns rows h·D … (h+1)·D of W."""
+    d_head = weight.shape[0] // n_heads
+    return [weight[h * d_head : (h + 1) * d_head] @ x for h in range(n_heads)]
+
+
+def attend(q: Heads, k: Heads, v: Heads, ids: Sequence[int] | None, block: Block, logit: Logit) -> Vectors:
+    """Per position, the heads' averages of v side by side."""
+    output = []
+    for i in range(len(q)):
+        keys = [j for j in range(i + 1) if ids is None or ids[j] == ids[i]]
+        averages = []
+        for h in range(len(q[i])):
+            scale = len(q[i][h]) ** -0.5
+            weights = []
+            for j in keys:
+                score = (q[i][h] * k[j][h]).sum() * scale
+                weights.append(torch.exp(logit(score, i - j, len(keys), h, block)))
+            total = sum(weights)
+            averages.append(sum(weight / total * v[j][h] for weight, j in zip(weights, keys, strict=True)))
+        output.append(torch.cat(averages))
+    return output
+
+
+def nu_acf(d_model: int, d_ff: int) -> float:
+    """1/√E[SiLU(σx)²] for x ~ N(0, 1), σ² = d/f, by Gauss-Hermite quadrature."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(160)
+    values = math.sqrt(d_model / d_ff) * nodes
+    mean_square = (weights * (values / (1 + np.exp(-values))) ** 2).sum() / math.sqrt(2 * math.pi)
+    return float(1 / np.sqrt(mean_square))
+
+
+# Architectures: h of one sequence → logits of that sequence.
+
+
+def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
+    for layer in range(s.n_layers):
+        block = Block(parameters, layer)
+        q, k, v = [], [], []
+        for position, h_i in enumerate(h):
+            x = rms(h_i, s.norm_eps) * block["norm_1.gain"]
+            for name, into in (("q", q), ("k", k)):
+                vectors = heads(block[f"W_{name}.weight"], x, s.n_heads)
+                if s.qk_norm:
+                    vectors = [rms(vector, s.norm_eps) * block[f"norm_{name}.gain"] for vector in vectors]
+                into.append([rotate(vector, position, s.frequencies) for vector in vectors])
+            v.append(heads(block["W_v.weight"], x, s.n_heads))
+        attended = attend(q, k, v, ids, block, s.logit)
+        h = [h_i + block["W_o.weight"] @ a for h_i, a in zip(h, attended, strict=True)]
+        after = []
+        for h_i in h:
+            x = rms(h_i, s.norm_eps) * block["norm_2.gain"]
+            u, z = block["W_u.weight"] @ x, block["W_z.weight"] @ x
+            after.append(h_i + block["W_d.weight"] @ (u * silu(z)))
+        h = after
+    return torch.stack([parameters["head.weight"] @ (rms(h_i, s.norm_eps) * parameters["norm_f.gain"]) for h_i in h])
+
+
+def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
+    root_d = math.sqrt(s.d_model)
+    d_head = s.d_model // s.n_heads
+    alpha_init, alpha_scale = s.alpha
+    for layer in range(s.n_layers):
+        block = Block(parameters, layer)
+        alpha_a = (block["alpha_A.stored"] * (alpha_init / alpha_scale)).abs()
+        alpha_m = (block["alpha_M.stored"] * (alpha_init / alpha_scale)).abs()
+        s_qk = block["s_qk.stored"] * root_d  # init 1, scale 1/√d
+        q, k, v = [], [], []
+        for position, h_i in enumerate(h):
+            for name, into in (("q", q), ("k", k)):
+                vectors = []
+                for index, vector in enumerate(heads(block[f"W_{name}.weight"], h_i, s.n_heads)):
+                    vector = rotate(vector, position, s.frequencies)
+                    # Softmax scale √D on unit vectors, over the 1/√D in `attend`: √D on q and on k.
+                    # Without QK-norm √d on both (the package's choice; the paper always normalises).
+                    vector = unit(vector) * math.sqrt(d_head) if s.qk_norm else vector * root_d
+                    vectors.append(vector * s_qk[index * d_head : (index + 1) * d_head])
+                into.append(vectors)
+            v.append(heads(block["W_v.weight"], h_i, s.n_heads))
+        attended = attend(q, k, v, ids, block, s.logit)
+        after = []
+        for h_i, a in zip(h, attended, strict=True):
+            h_a = unit(block["W_o.weight"] @ a)
+            h_i = unit(h_i + alpha_a * (h_a - h_i))
+            u = block["s_u.stored"] * (block["W_u.weight"] @ h_i)
+            z = root_d * block["s_v.stored"] * (block["W_z.weight"] @ h_i)
+            h_m = unit(block["W_d.weight"] @ (u * silu(z)))
+            after.append(unit(h_i + alpha_m * (h_m - h_i)))
+        h = after
+    s_z = parameters["s_z.stored"] * (s.s_z[0] / s.s_z[1])
+    return torch.stack([s_z * (parameters["head.weight"] @ h_i) for h_i in h])
+
+
+def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
+    d, d_head, f = s.d_model, s.d_model // s.n_heads, s.d_ff
+    nu_qkv, nu_p, nu_uz, nu_d = (math.sqrt(x) for x in (d / d_head, d_head / d, d / f, f / d))
+    alpha_init, alpha_scale = s.alpha
+    for layer in range(s.n_layers):
+        block = Block(parameters, layer)
+        alpha_a = block["alpha_A.stored"] * (alpha_init / alpha_scale)
+        alpha_m = block["alpha_M.stored"] * (alpha_init / alpha_scale)
+        q, k, v = [], [], []
+        for position, h_i in enumerate(h):
+            for name, into in (("q", q), ("k", k)):
+                vectors = []
+                for vector in heads(block[f"W_{name}.weight"], h_i, s.n_heads):
+                    vector = rotate(nu_qkv * vector, position, s.frequencies)
+                    # Without QK-norm q and k get root mean square 1 by √D (the package's choice).
+                    vectors.append(rms(vector, s.norm_eps) if s.qk_norm else vector * math.sqrt(d_head))
+                into.append(vectors)
+            v.append([nu_qkv * vector for vector in heads(block["W_v.weight"], h_i, s.n_heads)])
+        attended = attend(q, k, v, ids, block, s.logit)
+        after = []
+        for h_i, a in zip(h, attended, strict=True):
+            h_a = nu_p * (block["W_o.weight"] @ a)
+            h_i = (h_i + alpha_a * (h_a - h_i)) / (alpha_a**2 + (1 - alpha_a) ** 2) ** 0.5
+            u, z = nu_uz * (block["W_u.weight"] @ h_i), nu_uz * (block["W_z.weight"] @ h_i)
+            h_m = nu_d * (block["W_d.weight"] @ (nu_acf(d, f) * u * silu(math.sqrt(d) * z)))
+            after.append((h_i + alpha_m * (h_m - h_i)) / (alpha_m**2 + (1 - alpha_m) ** 2) ** 0.5)
+        h = after
+    s_z = parameters["s_z.stored"] * (s.s_z[0] / s.s_z[1])
+    return torch.stack([s_z * (parameters["head.weight"] @ h_i) for h_i in h])
+
+
+def run(
+    architecture: Callable[..., Tensor],
+    parameters: dict[str, Tensor],
+    tokens: Tensor,
+    document_ids: Tensor | None,
+    settings: Settings,
+) -> tuple[Tensor, Tensor]:
+    """tokens (B, T) → logits (B, T, V), and the embedded input (B, T, d), which keeps its gradient."""
+    embedded = parameters["embedding.weight"][tokens]
+    embedded.retain_grad()
+    logits = []
+    for b in range(len(tokens)):
+        ids = None if document_ids is None else document_ids[b].tolist()
+        logits.append(architecture(parameters, list(embedded[b]), ids, settings))
+    return torch.stack(logits), embedded

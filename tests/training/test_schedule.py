@@ -1,0 +1,58 @@
+"""The learning rate's shape: values worked out by hand, and its bounds."""
+
+import math
+
+import pytest
+import torch
+
+from anlit.training.schedule import Schedule
+
+
+def test_warm_up_rises_linearly_to_the_peak() -> None:
+    factors = [Schedule(warmup=0.4, final=0.0).factor(step, 10) for step in range(10)]
+    assert factors[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert factors[4] == 1.0
+    assert factors[5:] == sorted(factors[5:], reverse=True)
+
+
+def test_cosine_halves_in_the_middle_and_ends_at_final() -> None:
+    schedule = Schedule(warmup=0.0, final=0.1)
+    assert schedule.factor(0, 11) == 1.0
+    assert schedule.factor(5, 11) == pytest.approx(0.55)
+    assert schedule.factor(10, 11) == pytest.approx(0.1)
+    assert schedule.factor(2, 11) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 5)) / 2)
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("warmup", [0.0, 0.2, 0.9])
+@pytest.mark.parametrize("final", [0.0, 0.01, 1.0])
+def test_every_factor_is_between_zero_and_the_peak(n_steps, warmup, final) -> None:
+    factors = [Schedule(warmup, final).factor(step, n_steps) for step in range(n_steps)]
+    assert max(factors) == 1.0
+    assert min(factors) >= min(final, 1 / max(1, round(warmup * n_steps)))
+    n_warmup = round(warmup * n_steps)
+    if n_steps > n_warmup + 1:
+        assert factors[-1] == pytest.approx(final)
+
+
+def test_steps_past_the_end_stay_at_final() -> None:
+    assert Schedule(final=0.01).factor(50, 10) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("warmup", [-0.1, 1.0, 2.0])
+def test_warm_up_outside_its_range_is_refused(warmup) -> None:
+    with pytest.raises(ValueError, match=r"schedule\.warmup"):
+        Schedule(warmup=warmup)
+
+
+def test_last_optimizer_step_runs_at_final() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=2.0)
+    schedule, rates = Schedule(warmup=0.25, final=0.05), []
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule.factor(step, 8))
+    for _ in range(8):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates[:3] == pytest.approx([1.0, 2.0, 2.0])
+    assert rates[-1] == pytest.approx(0.1)
