@@ -84,11 +84,18 @@ def _classes(role: str) -> str:
 def _kind(name: str) -> str:
     if name.startswith("typing.Literal["):
         return f"one of {name.removeprefix('typing.Literal[').removesuffix(']')}"
+    name = name.removeprefix("<class '").removesuffix("'>")
     return {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}.get(name, f"a {name}")
 
 
 def _flat(message: str) -> str:
     """Whatever else the parser says, without its dump of the whole configuration."""
-    lines = [line.strip(" -") for line in message.split("Given value type")[0].splitlines()]
-    skip = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>")
-    return " ".join(line for line in lines if line and not line.startswith(skip))
+    body, _, given = message.partition("Given value type")
+    lines = [line.strip(" -") for line in body.splitlines()]
+    skip = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Parser key")
+    said = [line for line in lines if line and not line.startswith(skip)]
+    expected = [line.removeprefix("Expected a ") for line in said if line.startswith("Expected a ")]
+    if given and expected and len(expected) == len(said):
+        value = given.rsplit("Given value: ", 1)[-1].strip()
+        return f"{_key_path(message)}={value} is none of what it may be: {' or '.join(map(_kind, expected))}"[:480]
+    return " ".join(said)[:480]

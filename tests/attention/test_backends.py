@@ -75,7 +75,9 @@ def as_kernel(tau: float):
     return lambda q, k, v, mechanism, packed, dropout: loops(q, k, v, tau, packed)
 
 
-def all_pairs_at_once(q: Tensor, k: Tensor, v: Tensor, mechanism: ScaleInvariant, packed: Documents, _: float) -> Tensor:
+def all_pairs_at_once(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: ScaleInvariant, packed: Documents, _: float
+) -> Tensor:
     """The same for sequences too long for the loops: one (T, T) array, no blocks."""
     index = torch.arange(q.shape[2])
     t = (index[:, None] - index).clamp_min(0).double()

@@ -18,9 +18,7 @@ def documents() -> list[tuple[int, slice]]:
     """(row, positions) of every document."""
     ends = [torch.tensor(row).cumsum(0).tolist() for row in LENGTHS]
     return [
-        (b, slice(end - length, end))
-        for b, row in enumerate(LENGTHS)
-        for length, end in zip(row, ends[b], strict=True)
+        (b, slice(end - length, end)) for b, row in enumerate(LENGTHS) for length, end in zip(row, ends[b], strict=True)
     ]
 
 

@@ -1,0 +1,200 @@
+"""The command line: every shipped YAML builds, user errors are one sentence, checkpoints are checked."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from anlit.cli import main
+from tests.integration.conftest import fit_arguments, last_checkpoint, run
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "configs" / "experiment" / "demo"
+
+
+def printed_config(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *arguments, "--print_config"])
+    assert stop.value.code == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("arm", ["gpt", "ngpt", "angpt", "angpt-scale-invariant"])
+def test_demo_arm_resolves(capsys: pytest.CaptureFixture[str], arm: str) -> None:
+    config = printed_config(capsys, f"--config={DEMO / arm}.yaml", f"--config={DEMO / 'common.yaml'}")
+    settings = config["model"]["init_args"]
+    assert settings["d_model"] == 128
+    assert settings["optimizer"]["init_args"]["lr"] == pytest.approx(
+        yaml.safe_load((DEMO / f"{arm}.yaml").read_text())["model"]["init_args"]["optimizer"]["init_args"]["lr"]
+    )
+
+
+@pytest.mark.parametrize(
+    "path", sorted(p for f in ("attention", "optimizer") for p in (ROOT / "configs" / f).iterdir())
+)
+@pytest.mark.parametrize("model", ["gpt", "ngpt", "angpt"])
+def test_fragments_merge_with_every_model(capsys: pytest.CaptureFixture[str], model: str, path: Path) -> None:
+    config = printed_config(
+        capsys, f"--config={ROOT}/configs/model/{model}.yaml", f"--config={path}", "--data=PythonSources"
+    )
+    for key, value in yaml.safe_load(path.read_text())["model"]["init_args"].items():
+        assert config["model"]["init_args"][key]["class_path"] == value["class_path"]
+
+
+@pytest.mark.parametrize("path", sorted(p for f in ("data", "trainer") for p in (ROOT / "configs" / f).iterdir()))
+def test_data_and_trainer_fragments_merge(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    extra = [] if "data" in path.parts[-2] else ["--data=PythonSources"]
+    config = printed_config(capsys, "--model=GPT", f"--config={path}", *extra)
+    content = yaml.safe_load(path.read_text())
+    section = "data" if "data" in content else "trainer"
+    assert config[section] == config[section] | {k: v for k, v in content[section].items() if k != "init_args"}
+
+
+def test_later_config_and_flag_win(capsys: pytest.CaptureFixture[str]) -> None:
+    files = (f"--config={DEMO / 'gpt.yaml'}", f"--config={DEMO / 'common.yaml'}")
+    config = printed_config(capsys, *files, "--model.n_layers=7", "--trainer.max_steps=3")
+    assert (config["model"]["init_args"]["n_layers"], config["trainer"]["max_steps"]) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("extra", "names"),
+    [
+        (["--trainer.max_stepz=3"], ["trainer.max_stepz", "trainer.max_steps"]),
+        (["--trainer.max_steps=x"], ["trainer.max_steps=x", "integer"]),
+        (["--model.n_layer=3"], ["model.n_layer ", "n_layers"]),
+        (["--model.n_layers=three"], ["model.n_layers=three", "integer"]),
+        (["--model=GTP"], ["model=GTP", "NGPT"]),
+        (["--config=nope.yaml"], ["nope.yaml", "does not exist"]),
+        (["--model.attention=Foo"], ["model.attention=Foo", "ScaleInvariant"]),
+        (["--model.attention=ScaleInvariant", "--model.attention.taux=3"], ["model.attention.taux", "tau?"]),
+        (["--model.attention=ScaleInvariant", "--model.attention.tau=-1"], ["tau", "-1", "positive"]),
+        (["--model.n_heads=3"], ["d_model=32", "n_heads=3", "multiple of 3"]),
+        (["--model.positions=RoPE", "--model.positions.fraction=0.1"], ["positions.fraction=0.1", "even"]),
+        (["--model.optimizer.init_args.lrr=3"], ["model.optimizer.lrr", "did you mean lr?"]),
+        (["--model.attention=ScaleInvariant", "--model.backend=sdpa"], ["backend='sdpa'", "eager"]),
+        (["--model.backend=fast"], ["model.backend=fast", "'eager'"]),
+        (["--data.path=nowhere"], ["nowhere", "--data.path"]),
+        (["--model.vocab_size=77"], ["77", "320", "--model.vocab_size 320"]),
+        (["--model.context_length=10000000"], ["10000000", "--model.context_length"]),
+        (["--ckpt_path=nope.ckpt"], ["ckpt_path=nope.ckpt", "does not exist"]),
+        (["--trainer.precision=17"], ["trainer.precision=17"]),
+    ],
+)
+def test_user_error_is_one_sentence(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], names: list[str]
+) -> None:
+    assert main(fit_arguments(shards, tmp_path / "run", *extra)) == 2
+    complaint = [line for line in capsys.readouterr().err.splitlines() if line.startswith("anlit: error:")]
+    assert len(complaint) == 1
+    assert len(complaint[0]) < 500
+    for name in names:
+        assert name in complaint[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("model: [", ["bad.yaml", "no valid YAML"]),
+        ("modle:\n  class_path: anlit.GPT\n", ["modle", "did you mean model?"]),
+        ("trainer:\n  max_step: 3\n", ["trainer.max_step", "did you mean trainer.max_steps?"]),
+        ("model:\n  class_path: anlit.GPT\n  init_args: {n_layer: 3}\n", ["model.n_layer", "did you mean n_layers?"]),
+    ],
+)
+def test_wrong_yaml_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, names: list[str]
+) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    assert main(["fit", f"--config={tmp_path}/bad.yaml"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    for name in names:
+        assert name in error
+
+
+def test_checkpoint_of_another_architecture(shards: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(fit_arguments(shards, tmp_path / "gpt", "--trainer.max_steps=2", model="GPT")) == 0
+    checkpoint = tmp_path / "gpt" / "checkpoints" / "last.ckpt"
+    assert run(fit_arguments(shards, tmp_path / "ngpt", f"--ckpt_path={checkpoint}", model="NGPT")) == 2
+    assert "holds a GPT, but the configuration's model is NGPT" in capfd.readouterr().err
+
+
+def test_checkpoint_trained_with_another_tokenizer(
+    shards: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(fit_arguments(shards, tmp_path / "run", "--trainer.max_steps=2")) == 0
+    shutil.copytree(shards, tmp_path / "shards")
+    manifest = json.loads((shards / "manifest.json").read_text())
+    (tmp_path / "shards" / "manifest.json").write_text(json.dumps(manifest | {"tokenizer_sha256": "f" * 64}))
+    arguments = fit_arguments(tmp_path / "shards", tmp_path / "run", "--ckpt_path=last", "--trainer.max_steps=4")
+    assert run(arguments) == 2
+    assert "trained with another tokenizer" in capfd.readouterr().err
+
+
+def test_run_folder_is_complete_and_not_overwritten(
+    shards: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = fit_arguments(shards, tmp_path / "run", "--trainer.max_steps=20", "--trainer.val_check_interval=10")
+    assert run(arguments) == 0
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["parameters"] == sum(t.numel() for t in last_checkpoint(tmp_path / "run")["state_dict"].values())
+    assert {"versions", "git", "hardware", "command", "data"} <= record.keys()
+    assert record["data"]["content_sha256"]
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["init_args"]["d_ff"] is None
+    assert list((tmp_path / "run").glob("events.out.tfevents.*"))
+    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
+        columns = set(next(csv.reader(file)))
+    assert {
+        "train/loss", "val/loss", "val/perplexity", "val/bits_per_byte", "train/learning_rate", "train/grad_norm",
+        "train/tokens", "train/tokens_per_second", "scaling/alpha_A", "scaling/s_z", "norms/row_max",
+    } <= columns  # fmt: skip
+    capfd.readouterr()
+    assert run(arguments) == 2
+    assert "already holds a run" in capfd.readouterr().err
+
+
+def test_validate_and_predict_read_a_run_folder(
+    shards: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(fit_arguments(shards, tmp_path / "run", "--trainer.max_steps=4", "--trainer.val_check_interval=4")) == 0
+    best = tmp_path / "run" / "checkpoints" / "best.ckpt"
+    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
+        logged = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
+    capfd.readouterr()
+    for command in ("validate", "test", "predict"):
+        assert run([command, f"--config={tmp_path}/run/config.yaml", f"--ckpt_path={best}"]) == 0
+        if command == "validate":
+            assert f"{logged[-1]:.4f}"[:5] in capfd.readouterr().out
+
+
+def test_nan_loss_stops_with_step_and_checkpoint(
+    shards: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = fit_arguments(shards, tmp_path / "run", "--trainer.max_steps=3", "--checkpoint_every_n_steps=2")
+    assert run(arguments) == 0
+    arguments += ["--ckpt_path=last", "--trainer.max_steps=40", "--model.z_loss=.inf"]
+    assert run(arguments) == 2
+    error = capfd.readouterr().err
+    assert "NaN or infinite at step 4" in error
+    assert "last.ckpt" in error
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+    assert all(t.isfinite().all() for t in last_checkpoint(tmp_path / "run")["state_dict"].values())
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from anlit.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for command in ("fit", "validate", "test", "predict", "compare", "sweep"):
+        assert f"  {command} " in done.stdout
+    module = subprocess.run([sys.executable, "-m", "anlit", "--help"], capture_output=True, text=True, check=True)
+    assert module.stdout == done.stdout
+
+
+def test_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train"]) == 2
+    assert "'train'" in (error := capsys.readouterr().err)
+    assert "fit" in error
