@@ -1,5 +1,7 @@
 """Packed documents: from the ids in a batch to everything that attention derives from them, in one place."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -24,12 +26,17 @@ class Documents:
     def n_visible(self, dtype: torch.dtype) -> Tensor:
         """n_i, the number of keys that query i may see, itself included: (B or 1, T), restarts with each document."""
         index = torch.arange(self.length, device=self.device)
+        return ((index[None] if self.positions is None else self.positions) + 1).to(dtype)
+
+    @cached_property
+    def positions(self) -> Tensor | None:
+        """Each token's place in its document, (B, T) integers from 0; None where all tokens are one document."""
         if self.ids is None:
-            return (index + 1)[None].to(dtype)
+            return None
+        index = torch.arange(self.length, device=self.device)
         starts = torch.ones_like(self.ids, dtype=torch.bool)
         starts[:, 1:] = self.ids[:, 1:] != self.ids[:, :-1]
-        start_index = torch.where(starts, index, 0).cummax(dim=1).values
-        return (index - start_index + 1).to(dtype)
+        return index - torch.where(starts, index, 0).cummax(dim=1).values
 
     def visible(self, first_query: int, end_query: int) -> Tensor:
         """True where query i in [first_query, end_query) sees key j < end_query: (B or 1, 1, queries, end_query)."""

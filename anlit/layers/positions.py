@@ -23,25 +23,34 @@ class Positions(nn.Module):
     def tables(self, d_head: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of position × frequency, each (T, R/2), on the device of `like`, in float32 at least.
 
-        Built in float64: at 64k tokens a float32 product of position and frequency is off by 0.004 rad.
+        Built in float64: at 64k tokens a float32 product of position and frequency is off by 0.004 rad. Outside
+        inference mode, so that tables made in a validation serve training too.
         """
         key = (d_head, length, like.device, like.dtype == torch.float64)
         if getattr(self, "_key", None) != key:
-            angles = torch.outer(torch.arange(length, dtype=torch.float64), self.frequencies(d_head, length))
-            dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-            self._tables = angles.cos().to(like.device, dtype), angles.sin().to(like.device, dtype)
+            with torch.inference_mode(False):
+                angles = torch.outer(torch.arange(length, dtype=torch.float64), self.frequencies(d_head, length))
+                dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+                self._tables = angles.cos().to(like.device, dtype), angles.sin().to(like.device, dtype)
             self._key = key
         return self._tables
 
-    def forward(self, *vectors: Tensor) -> tuple[Tensor, ...]:
-        """Rotate each (B, H, T, D) tensor by its position along T; norms are kept."""
+    def forward(self, *vectors: Tensor, index: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Rotate each (B, H, T, D) tensor by its positions along T; norms are kept.
+
+        Args:
+            vectors: Queries, keys.
+            index: (B, T) integers, each token's position in its document; 0, 1 … T−1 if not given.
+        """
         length, d_head = vectors[0].shape[-2:]
         cos, sin = self.tables(d_head, length, vectors[0])
+        if index is not None:
+            cos, sin = cos[index][:, None], sin[index][:, None]
         return tuple(rotate(x, cos, sin) for x in vectors)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + R/2) of the first R dimensions of x (…, T, D) by the angles in cos, sin (T, R/2)."""
+    """Turn the pairs (i, i + R/2) of the first R dimensions of x (…, T, D) by angles with cos, sin (…, T, R/2)."""
     half = cos.shape[-1]
     first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -102,5 +111,5 @@ class PRoPE(Positions):
 class NoPE(Positions):
     """No positions: order enters through the causal mask alone (arXiv 2305.19466)."""
 
-    def forward(self, *vectors: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *vectors: Tensor, index: Tensor | None = None) -> tuple[Tensor, ...]:
         return vectors

@@ -81,7 +81,7 @@ class AnGPTBlock(nn.Module):
 
     def attend(self, h: Tensor, documents: Documents) -> Tensor:
         q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
-        q, k = self.positions(q, k)
+        q, k = self.positions(q, k, index=documents.positions)
         # Without QK-norm q and k have norm about 1, so √D of them has root mean square about 1 (our choice).
         q, k = ((rms(x, self.norm_eps) if self.qk_norm else self.sqrt_d_head * x) for x in (q, k))
         return self.W_o(merge_heads(self.attention(q, k, v, documents)))
@@ -104,7 +104,7 @@ class AnGPTDecoder(Decoder):
 
     def constrained(self) -> Iterator[nn.Parameter]:
         """Every matrix, embedding and head included; the bound holds for its rows, along the input axis."""
-        return (parameter for name, parameter in self.named_parameters() if name.endswith("weight"))
+        return (weight for _, weight in self.matrices())
 
     def reset_parameters(self) -> None:
         for parameter in self.constrained():

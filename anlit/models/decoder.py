@@ -4,7 +4,8 @@ Shape letters, used across `anlit.models`: B batch, T context length, d = d_mode
 f = d_ff, V vocabulary. A linear map is W of shape (out, in); "row" is one output's weights.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,13 @@ class Decoder(nn.Module):
             h = block(h, documents)
         return self.logits(h)
 
+    def matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every weight matrix with the name of its map: embedding, head, and each block's W_q … W_d."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                weight: Any = module.weight
+                yield name.rsplit(".", 1)[-1], weight
+
     def logits(self, h: Tensor) -> Tensor:
         """The last hidden state (B, T, d) → (B, T, V)."""
         raise NotImplementedError
@@ -60,7 +68,7 @@ class Decoder(nn.Module):
         6 for every weight of a matrix product (the embedding is a look-up), and 6·T·d a layer for the causal half
         of q·k and of weights·v at context length T.
         """
-        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        weights = sum(weight.numel() for name, weight in self.matrices() if name != "embedding")
         return 6.0 * weights + 6.0 * len(self.blocks) * length * self.embedding.embedding_dim
 
 

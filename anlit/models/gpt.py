@@ -60,7 +60,7 @@ class GPTBlock(nn.Module):
 
     def attend(self, x: Tensor, documents: Documents) -> Tensor:
         q, k, v = (split_heads(W(x), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
-        q, k = self.positions(self.norm_q(q), self.norm_k(k))
+        q, k = self.positions(self.norm_q(q), self.norm_k(k), index=documents.positions)
         return self.W_o(merge_heads(self.attention(q, k, v, documents)))
 
     def mlp(self, x: Tensor) -> Tensor:
@@ -83,11 +83,11 @@ class GPTDecoder(Decoder):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         residual_std = self.init_std / math.sqrt(2 * len(self.blocks))
-        for name, parameter in self.named_parameters():
-            if name.endswith("gain"):
-                parameter.fill_(1.0)
-            else:
-                parameter.normal_(std=residual_std if name.endswith(("W_o.weight", "W_d.weight")) else self.init_std)
+        for name, weight in self.matrices():
+            weight.normal_(std=residual_std if name in ("W_o", "W_d") else self.init_std)
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.gain.fill_(1.0)
 
 
 class GPT(LanguageModel):

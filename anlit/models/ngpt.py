@@ -71,7 +71,7 @@ class NGPTBlock(nn.Module):
 
     def attend(self, h: Tensor, documents: Documents) -> Tensor:
         q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
-        q, k = self.positions(q, k)
+        q, k = self.positions(q, k, index=documents.positions)
         s_qk = self.s_qk().view(self.n_heads, 1, -1)
         # √D·unit has unit root mean square: with the 1/√D inside attention that is the softmax scale √D. Without
         # QK-norm √d·W h is of that size, for W's rows have norm 1 (our choice; the paper always normalises).
@@ -97,9 +97,7 @@ class NGPTDecoder(Decoder):
 
     def constrained(self) -> Iterator[tuple[nn.Parameter, int]]:
         """Each matrix with the axis that holds the embedding: the output axis of W_o and W_d, else the input axis."""
-        for name, parameter in self.named_parameters():
-            if name.endswith("weight"):
-                yield parameter, 0 if name.endswith(("W_o.weight", "W_d.weight")) else 1
+        return ((weight, 0 if name in ("W_o", "W_d") else 1) for name, weight in self.matrices())
 
     def reset_parameters(self) -> None:
         for parameter, dim in self.constrained():

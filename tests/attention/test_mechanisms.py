@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from anlit import ScaleInvariant
+from anlit.attention.mechanism import Mechanism
 from tests.attention.examples import LogN, LogNWithSlopes
 from tests.models.tiny import ARCHITECTURES, SIZE, adamw, fit, random_tokens, tiny
 
@@ -54,3 +56,22 @@ def test_a_new_mechanism_is_one_class(architecture, mechanism) -> None:
     fit(model, max_steps=2)
     for layer, old in zip(layers, before, strict=True):
         assert (layer.strength - old).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["head_weight", "head_gain", "head_scale"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_mechanism_may_call_its_parameter_anything(architecture, name) -> None:
+    """Initial values and constraints of the network's matrices and gains are not for a mechanism's own parameters."""
+
+    class Named(Mechanism):
+        def for_layer(self, n_heads: int, d_head: int, layer: int) -> Mechanism:
+            mechanism = Named()
+            mechanism.register_parameter(name, nn.Parameter(torch.full((n_heads,), 3.0)))
+            return mechanism
+
+        def gain(self, n: Tensor) -> Tensor:
+            return getattr(self, name)[:, None] * n.log()
+
+    model = tiny(architecture, attention=Named()).model
+    model.restore_norms()
+    assert getattr(model.blocks[1].attention.mechanism, name).tolist() == [3.0] * SIZE["n_heads"]

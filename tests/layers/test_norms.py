@@ -1,4 +1,4 @@
-"""Norms, and the constants of approximate normalisation: each keeps the mean norm of its map's output within 3 % of 1."""
+"""Norms, and the constants of approximate normalisation: with each, the output's mean norm is within 3 % of 1."""
 
 import math
 

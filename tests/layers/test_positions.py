@@ -1,6 +1,7 @@
 """Rotations: norms are kept, scores depend on distance alone, frequencies and tables are those of the formulas."""
 
 import cmath
+import itertools
 import math
 
 import pytest
@@ -40,7 +41,7 @@ def test_scores_depend_on_distance_alone(positions) -> None:
         diagonal = scores.diagonal(-distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-11)
         firsts.append(diagonal[0].item())
-    assert min(abs(a - b) for a, b in zip(firsts, firsts[1:], strict=False)) > 1e-4
+    assert min(abs(a - b) for a, b in itertools.pairwise(firsts)) > 1e-4
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
@@ -108,7 +109,7 @@ def test_tables_follow_width_length_and_dtype() -> None:
 
 
 def test_a_forward_in_inference_mode_does_not_spoil_training() -> None:
-    """Lightning validates in inference mode, by default once before the first training step."""
+    """Lightning's validate and predict run in inference mode."""
     positions = RoPE(fraction=1.0)
     with torch.inference_mode():
         positions(normal(1, 1, 6, D_HEAD))

@@ -9,7 +9,7 @@ import torch
 from anlit import AnGPT, RoPE
 from anlit.training.language_model import IGNORED, LanguageModel, next_token_loss
 from anlit.training.schedule import Schedule
-from tests.models.tiny import ARCHITECTURES, adamw, fit, random_tokens, tiny
+from tests.models.tiny import ARCHITECTURES, adamw, batches, fit, random_tokens, tiny
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
@@ -115,10 +115,11 @@ def test_the_rate_peaks_after_warm_up_and_ends_at_final(length) -> None:
 
 
 @architectures
-def test_validating_before_training_does_not_spoil_it(architecture) -> None:
-    """As the Trainer does by default: a sanity check in inference mode, then training at the same length."""
+def test_training_goes_on_after_a_validation(architecture) -> None:
+    """Validating by itself runs in inference mode; it leaves nothing behind that training cannot use."""
     model = tiny(architecture, positions=RoPE(fraction=0.5))
     before = weights(model)
-    fit(model, max_steps=2, validate=True)
-    assert model.trainer.num_sanity_val_batches == [2]
+    settings = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False}
+    L.Trainer(**settings, enable_checkpointing=False).validate(model, batches(4, model.context_length), verbose=False)
+    fit(model, max_steps=2)
     assert all(not torch.equal(weight, before[name]) for name, weight in weights(model).items())

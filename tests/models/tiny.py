@@ -24,7 +24,7 @@ def tiny(architecture: Callable[..., LanguageModel], seed: int = 0, **changes: A
 
 
 def jolt(model: LanguageModel, seed: int = 1) -> LanguageModel:
-    """Move every parameter off its initial value, so that no gain is 1 and no vector is constant; some α change sign."""
+    """Move every parameter off its initial value: no gain is 1, no vector constant; some α turn negative."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.model.named_parameters():
@@ -43,22 +43,25 @@ def adamw(lr: float, **settings: Any) -> Callable[[Any], torch.optim.Optimizer]:
     return lambda groups: AdamW(groups, lr=lr, **settings)
 
 
+def batches(n_sequences: int, length: int, batch_size: int = 4, shuffle: bool = False) -> DataLoader:
+    """The same random tokens each time, as training reads them; token 0 ends a document."""
+    blocks = list(random_tokens(n_sequences, length + 1, seed=7))
+    return DataLoader(blocks, batch_size=batch_size, shuffle=shuffle, collate_fn=BlockCollate(0))
+
+
 def fit(
     model: LanguageModel,
     max_steps: int,
     batch_size: int = 4,
     accumulate: int = 1,
     shuffle: bool = False,
-    validate: bool = False,
     **trainer: Any,
 ) -> LanguageModel:
-    """`max_steps` optimizer steps on random tokens; token 0 ends a document."""
-    blocks = list(random_tokens(max_steps * batch_size * accumulate, model.context_length + 1, seed=7))
-    loader = DataLoader(blocks, batch_size=batch_size, shuffle=shuffle, collate_fn=BlockCollate(0))
+    """`max_steps` optimizer steps on random tokens."""
+    loader = batches(max_steps * batch_size * accumulate, model.context_length, batch_size, shuffle)
     names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     settings = {"accelerator": "cpu", "devices": 1, "gradient_clip_val": 1.0, **dict.fromkeys(names, False), **trainer}
-    loop = L.Trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings)
-    loop.fit(model, loader, loader if validate else None)
+    L.Trainer(max_steps=max_steps, accumulate_grad_batches=accumulate, **settings).fit(model, loader)
     return model
 
 

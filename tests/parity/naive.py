@@ -65,6 +65,11 @@ def p_rope(d_head: int, base: float = 1024.0) -> list[float]:
     return [1 / base ** (i / (quarter - 1)) for i in range(quarter)] + [0.0] * quarter
 
 
+def place(position: int, ids: Sequence[int] | None) -> int:
+    """A token's position in its own document: where documents are masked, positions restart with each."""
+    return position if ids is None else sum(ids[j] == ids[position] for j in range(position))
+
+
 def rotate(x: Tensor, position: int, frequencies: Sequence[float]) -> Tensor:
     turned, half = list(x), len(frequencies)
     for i, frequency in enumerate(frequencies):
@@ -155,7 +160,7 @@ def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s:
                 vectors = heads(block[f"W_{name}.weight"], x, s.n_heads)
                 if s.qk_norm:
                     vectors = [rms(vector, s.norm_eps) * block[f"norm_{name}.gain"] for vector in vectors]
-                into.append([rotate(vector, position, s.frequencies) for vector in vectors])
+                into.append([rotate(vector, place(position, ids), s.frequencies) for vector in vectors])
             v.append(heads(block["W_v.weight"], x, s.n_heads))
         attended = attend(q, k, v, ids, block, s.logit)
         h = [h_i + block["W_o.weight"] @ a for h_i, a in zip(h, attended, strict=True)]
@@ -182,7 +187,7 @@ def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s
             for name, into in (("q", q), ("k", k)):
                 vectors = []
                 for index, vector in enumerate(heads(block[f"W_{name}.weight"], h_i, s.n_heads)):
-                    vector = rotate(vector, position, s.frequencies)
+                    vector = rotate(vector, place(position, ids), s.frequencies)
                     # Softmax scale √D on unit vectors, over the 1/√D in `attend`: √D on q and on k.
                     # Without QK-norm √d on both (the package's choice; the paper always normalises).
                     vector = unit(vector) * math.sqrt(d_head) if s.qk_norm else vector * root_d
@@ -216,7 +221,7 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
             for name, into in (("q", q), ("k", k)):
                 vectors = []
                 for vector in heads(block[f"W_{name}.weight"], h_i, s.n_heads):
-                    vector = rotate(nu_qkv * vector, position, s.frequencies)
+                    vector = rotate(nu_qkv * vector, place(position, ids), s.frequencies)
                     # Without QK-norm q and k get root mean square 1 by √D (the package's choice).
                     vectors.append(rms(vector, s.norm_eps) if s.qk_norm else vector * math.sqrt(d_head))
                 into.append(vectors)
