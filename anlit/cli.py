@@ -33,7 +33,7 @@ def _entry(command: str) -> Callable[[list[str]], int]:
     """The function behind a command, imported only now."""
     if command in _MODULES:
         return importlib.import_module(_MODULES[command]).main
-    lightning = importlib.import_module("anlit.training.command")
+    lightning = importlib.import_module("anlit.command.lightning")
     return lambda arguments: lightning.main([command, *arguments])
 
 

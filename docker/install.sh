@@ -28,11 +28,11 @@ constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
 "$VENV/bin/python" -c 'import torch; print("torch==" + torch.__version__)' > "$constraints"
 echo "== installing anlit${extras:+ with $extras}"
-pip install --quiet --progress-bar on -c "$constraints" -e ".${extras:+[$extras]}"
+pip install -c "$constraints" -e ".${extras:+[$extras]}"
 
 # litdata, lightning and torchmetrics run without torchvision; one that does not fit the CPU build of torch breaks them.
 if [ "$TORCH_BUILD" = cpu ]; then pip uninstall --quiet --yes torchvision; fi
-"$VENV/bin/python" -c 'import anlit.training.command' || {
+"$VENV/bin/python" -c 'import anlit.command.lightning' || {
     echo "the installation in $VENV does not import: remove the folder $VENV and run the command again" >&2
     exit 1
 }

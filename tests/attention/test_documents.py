@@ -20,6 +20,11 @@ def test_one_text_counts_from_its_start() -> None:
     assert not documents.are_masked
 
 
+def test_positions_restart_with_each_document() -> None:
+    assert Documents(IDS, 6, CPU).positions.tolist() == [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]]
+    assert Documents(None, 6, CPU).positions is None
+
+
 def test_a_query_sees_the_past_of_its_own_document() -> None:
     first, second = Documents(IDS, 6, CPU).mask()[:, 0].int().tolist()
     assert first == [

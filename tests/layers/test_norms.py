@@ -98,13 +98,22 @@ def test_unit_and_rms_against_their_formulas() -> None:
     torch.testing.assert_close(layer(x), norms.rms(x, 0.1) * torch.arange(1.0, 8, dtype=torch.float64))
 
 
-def test_norms_of_half_precision_are_taken_in_float32() -> None:
-    x = torch.full((1, 4096), 0.1, dtype=torch.bfloat16)
-    for output, value in [(norms.unit(x), 1 / 64), (norms.rms(x, 0.0), 1.0), (norms.RMSNorm(4096, 0.0)(x), 1.0)]:
-        assert output.dtype == torch.bfloat16
-        assert output.float().mean().item() == pytest.approx(value, rel=2e-3)
-    tiny_values = torch.full((1, 16), 1e-4, dtype=torch.float16)  # their squares are zero in float16
-    assert norms.unit(tiny_values).float().norm().item() == pytest.approx(1, rel=1e-3)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_half_precision_are_rounded_once(dtype) -> None:
+    """The sum, the root and the quotient are taken in float32: the result is the exact one, rounded."""
+    x = torch.randn(50, 100).to(dtype)
+    exact = x.double()
+    length, gain = exact.norm(dim=-1, keepdim=True), torch.linspace(0.5, 2, 100)
+    layer = norms.RMSNorm(100, 0.0)
+    with torch.no_grad():
+        layer.gain.copy_(gain)
+    for output, expected in [
+        (norms.unit(x), exact / length),
+        (norms.rms(x, 0.0), exact / length * 10),
+        (layer(x), exact / length * 10 * gain),
+    ]:
+        assert output.dtype == dtype
+        assert (output == expected.to(dtype)).float().mean() > 0.99
 
 
 def test_a_zero_vector_stays_zero() -> None:

@@ -118,6 +118,16 @@ def test_a_forward_in_inference_mode_does_not_spoil_training() -> None:
     assert x.grad is not None
 
 
+@rotations
+def test_positions_may_restart(positions) -> None:
+    """With an index per token, a token is turned as the one that has this place when there is no index."""
+    x, index = normal(1, 1, 1, D_HEAD).expand(2, 3, 6, D_HEAD), torch.tensor([[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]])
+    (turned,), (restarted,) = positions(x), positions(x, index=index)
+    for b in range(2):
+        torch.testing.assert_close(restarted[b], turned[b][:, index[b]], rtol=0, atol=0)
+    assert NoPE()(x, index=index)[0] is x
+
+
 def test_rotate_takes_any_leading_shape() -> None:
     x, angle = normal(7, 4), torch.linspace(0, 3, 7, dtype=torch.float64)[:, None]
     turned = rotate(x, angle.cos(), angle.sin())

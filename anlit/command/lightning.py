@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  short class names in YAML are those of imported classes
+from anlit.command.complaints import one_sentence
 from anlit.data import TokenShards
 from anlit.errors import UserError
 from anlit.training.callbacks import (
@@ -28,7 +29,6 @@ from anlit.training.callbacks import (
     StopOnNonFinite,
     Throughput,
 )
-from anlit.training.complaints import one_sentence
 from anlit.training.language_model import LanguageModel
 from anlit.training.loggers import CSVLogger
 
