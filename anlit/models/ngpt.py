@@ -8,7 +8,8 @@
     logits = s_z ∘ (W_head h)
 
 No norm layer, no weight decay, no warm-up. The paper's public code rotates q and k by something that is no
-rotation; here RoPE is one, and QK normalisation is per head. Shape letters as in `anlit.models.decoder`.
+rotation; here RoPE is one, and QK normalisation is per head. A learned s_qk after RoPE makes scores depend on the
+absolute position, so positions restart with each masked document. Shape letters as in `anlit.models.decoder`.
 """
 
 import math
@@ -45,19 +46,20 @@ class NGPTBlock(nn.Module):
         positions: Positions,
         qk_norm: bool,
         dropout: float,
-        alpha_init: float,
-        alpha_scale: float,
+        alpha: tuple[float, float],
+        s_qk: tuple[float, float],
+        s_uv: tuple[float, float],
     ) -> None:
+        """`alpha`, `s_qk` and `s_uv` are (init, scale) of the scaling vectors."""
         super().__init__()
         self.n_heads, self.qk_norm = n_heads, qk_norm
         self.sqrt_d, self.sqrt_d_head = math.sqrt(d_model), math.sqrt(d_model // n_heads)
         self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
         self.W_u, self.W_z = ScaledLinear(d_model, d_ff), ScaledLinear(d_model, d_ff, factor=self.sqrt_d)
         self.W_d = nn.Linear(d_ff, d_model, bias=False)
-        self.alpha_A = ScalingVector(d_model, alpha_init, alpha_scale)
-        self.alpha_M = ScalingVector(d_model, alpha_init, alpha_scale)
-        self.s_qk = ScalingVector(d_model, 1.0, 1 / self.sqrt_d)
-        self.s_u, self.s_v = ScalingVector(d_ff, 1.0, 1.0), ScalingVector(d_ff, 1.0, 1.0)
+        self.alpha_A, self.alpha_M = ScalingVector(d_model, *alpha), ScalingVector(d_model, *alpha)
+        self.s_qk = ScalingVector(d_model, *s_qk)
+        self.s_u, self.s_v = ScalingVector(d_ff, *s_uv), ScalingVector(d_ff, *s_uv)
         self.positions, self.attention = positions, attention
         self.dropout = nn.Dropout(dropout)
 
@@ -132,6 +134,10 @@ class NGPT(LanguageModel):
         dropout: Share dropped of the attention weights and of each block's two updates.
         alpha_init: Initial step size α of both residual updates; of order 1/n_layers.
         alpha_scale: How fast α learns relative to the matrices; 1/√d_model if not given.
+        s_qk_init: Initial scale of queries and keys.
+        s_qk_scale: How fast it learns relative to the matrices; 1/√d_model if not given.
+        s_uv_init: Initial scale of the MLP's u and z.
+        s_uv_scale: How fast it learns relative to the matrices.
         s_z_init: Initial scale of the logits.
         s_z_scale: How fast the scale of the logits learns relative to the matrices; 1/√d_model if not given.
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
@@ -155,6 +161,10 @@ class NGPT(LanguageModel):
         dropout: float = 0.0,
         alpha_init: float = 0.05,
         alpha_scale: float | None = None,
+        s_qk_init: float = 1.0,
+        s_qk_scale: float | None = None,
+        s_uv_init: float = 1.0,
+        s_uv_scale: float = 1.0,
         s_z_init: float = 1.0,
         s_z_scale: float | None = None,
         z_loss: float = 0.0,
@@ -166,11 +176,12 @@ class NGPT(LanguageModel):
         super().__init__(vocab_size, context_length, z_loss, optimizer, schedule)
         self.save_hyperparameters(logger=False)
         d_ff = d_ff or 4 * d_model
-        alpha_scale = 1 / math.sqrt(d_model) if alpha_scale is None else alpha_scale
-        s_z_scale = 1 / math.sqrt(d_model) if s_z_scale is None else s_z_scale
+        slow = 1 / math.sqrt(d_model)
+        alpha = (alpha_init, slow if alpha_scale is None else alpha_scale)
+        s_qk = (s_qk_init, slow if s_qk_scale is None else s_qk_scale)
+        s_uv, s_z = (s_uv_init, s_uv_scale), (s_z_init, slow if s_z_scale is None else s_z_scale)
         layers = attention_layers(attention, positions, backend, dropout, d_model, n_heads, n_layers)
         blocks = [
-            NGPTBlock(d_model, d_ff, n_heads, layer, positions, qk_norm, dropout, alpha_init, alpha_scale)
-            for layer in layers
+            NGPTBlock(d_model, d_ff, n_heads, layer, positions, qk_norm, dropout, alpha, s_qk, s_uv) for layer in layers
         ]
-        self.model = NGPTDecoder(vocab_size, d_model, blocks, document_masking, s_z_init, s_z_scale)
+        self.model = NGPTDecoder(vocab_size, d_model, blocks, document_masking, *s_z)
