@@ -76,6 +76,7 @@ class AnlitCLI(LightningCLI):
         """The Trainer with what every run has, beside the callbacks and loggers of the configuration."""
         trainer = self._get(self.config_init, "trainer", default={})
         if self.subcommand != "fit":
+            self.save_config_callback = None  # it would write config.yaml into the working directory
             return super().instantiate_trainer(logger=trainer.get("logger") or False, **kwargs)
         run_dir = self._get(self.config_init, "run_dir")
         every = self._get(self.config_init, "checkpoint_every_n_steps")

@@ -6,6 +6,8 @@ others pass through. Every class here gives a true rotation, so scores depend on
 Shape letters: B batch, H heads, T time, D = d_head, R = rotated width.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -74,7 +76,7 @@ class RoPE(Positions):
 
     def check(self, d_head: int) -> None:
         width = self.fraction * d_head
-        if width < 2 or width % 2:
+        if round(width) < 2 or round(width) % 2 or not math.isclose(width, round(width)):
             raise ValueError(
                 f"positions.fraction={self.fraction:g} of d_head={d_head} rotates {width:g} dimensions, but the "
                 "rotary width must be an even number of at least 2: choose another fraction, d_model or n_heads"

@@ -28,11 +28,13 @@ def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tup
         z_loss: Weight of the squared log-partition (arXiv 2204.02311).
     """
     logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    counted = targets != IGNORED
+    n_counted = counted.sum().clamp_min(1)  # no target at all: a loss of 0, not NaN
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum") / n_counted
     if not z_loss:
         return loss, loss
-    log_z = logits.logsumexp(-1)[targets != IGNORED]
-    return loss, loss + z_loss * log_z.square().mean()
+    squares = logits.logsumexp(-1).square()
+    return loss, loss + z_loss * torch.where(counted, squares, 0).sum() / n_counted
 
 
 class LanguageModel(L.LightningModule):

@@ -8,12 +8,14 @@ from torch import nn
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Four groups by role: `matrices`, `embedding`, `head`, and `vectors` (gains and scales; never decayed).
+    """Four groups by role: `matrices`, `embedding`, `head`, and `vectors` (all else: gains,
+    scales, a mechanism's own parameters; never decayed).
 
     Raises:
         AssertionError: A parameter is in no group or in two.
     """
     named = dict(model.named_parameters())
+    maps = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     roles: dict[str, list[nn.Parameter]] = {"matrices": [], "embedding": [], "head": [], "vectors": []}
     for name, parameter in named.items():
         if name.startswith("embedding."):
@@ -21,7 +23,7 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
         elif name.startswith("head."):
             roles["head"].append(parameter)
         else:
-            roles["matrices" if parameter.ndim >= 2 else "vectors"].append(parameter)
+            roles["matrices" if id(parameter) in maps else "vectors"].append(parameter)
     grouped = [parameter for role in roles.values() for parameter in role]
     assert len(grouped) == len(set(map(id, grouped))) == len(named), "a parameter is in no group or in two"
     groups: list[dict[str, Any]] = [{"name": name, "params": params} for name, params in roles.items() if params]

@@ -123,3 +123,11 @@ def test_training_goes_on_after_a_validation(architecture) -> None:
     L.Trainer(**settings, enable_checkpointing=False).validate(model, batches(4, model.context_length), verbose=False)
     fit(model, max_steps=2)
     assert all(not torch.equal(weight, before[name]) for name, weight in weights(model).items())
+
+
+def test_a_batch_without_a_counted_target_has_no_loss_and_no_gradient() -> None:
+    logits = torch.randn(1, 3, 5, requires_grad=True)
+    loss, objective = next_token_loss(logits, torch.full((1, 3), -100), z_loss=0.1)
+    objective.backward()
+    assert loss.item() == objective.item() == 0
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
