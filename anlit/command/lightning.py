@@ -70,7 +70,10 @@ class AnlitCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
-            raise UserError(str(_origin(error))) from error
+            origin = _origin(error)
+            if isinstance(origin, TypeError):  # a mistake in the code, not in the configuration
+                raise
+            raise UserError(str(origin)) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """The Trainer with what every run has, beside the callbacks and loggers of the configuration."""

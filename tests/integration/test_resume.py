@@ -89,3 +89,17 @@ def test_same_seed_same_run_and_other_seed_other_run(shards: Path, tmp_path: Pat
     assert_same_training_state(last_checkpoint(tmp_path / "one"), last_checkpoint(tmp_path / "two"))
     with pytest.raises(AssertionError):
         assert_same_training_state(last_checkpoint(tmp_path / "one"), last_checkpoint(tmp_path / "three"))
+
+
+@pytest.mark.parametrize(("batch", "validated"), [(16, True), (20, True), (9, False)])
+def test_a_stop_is_after_the_validation_that_is_due(shards: Path, tmp_path: Path, batch: int, validated: bool) -> None:
+    """Validation is due after batch 16; a stop there must not lose it."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run(fit_arguments(shards, whole)) == 0
+    callback = ("--trainer.callbacks+=tests.integration.signals.SignalAt", f"--trainer.callbacks.batch={batch}")
+    assert run(fit_arguments(shards, cut, *callback)) == 1
+    assert last_checkpoint(cut)["global_step"] == batch + 1
+    assert bool(validation_losses(cut)) is validated
+    assert run(fit_arguments(shards, cut, "--ckpt_path=last")) == 0
+    assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
+    assert validation_losses(whole) == validation_losses(cut)

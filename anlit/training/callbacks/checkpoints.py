@@ -87,16 +87,19 @@ class LastCheckpoint(ModelCheckpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         stepped = trainer.global_step > self._step_before_batch
-        if self._signal is not None and stepped:
+        if not stepped or _validation_follows(trainer):
+            return
+        if self._signal is not None:
             self._save(trainer)
             raise KeyboardInterrupt
-        if stepped and not _validation_follows(trainer):
-            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save here rather than before a validation that is due, or a resumed run would lack that validation."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._save(trainer)
+            if self._signal is not None:
+                raise KeyboardInterrupt
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._last_global_step_saved != trainer.global_step:
