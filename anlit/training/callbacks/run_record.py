@@ -98,13 +98,14 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the code that runs and whether it has uncommitted changes; None outside a checkout."""
+    """Commit of the code that runs and whether it has uncommitted changes; None outside anlit's checkout."""
     where = Path(anlit.__file__).parent
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=True).stdout
 
     try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # not some other project's checkout around site-packages
         return {
             "commit": git("rev-parse", "HEAD").strip(),
             "dirty": bool(git("status", "--porcelain").strip()),

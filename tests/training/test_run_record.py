@@ -1,0 +1,35 @@
+"""What a run says of itself."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import anlit
+from anlit.training.callbacks.run_record import git_state, versions
+
+
+def repository(folder: Path) -> None:
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=b", "commit", "-q", "--allow-empty", "-m", "x"],
+    ):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+
+
+def test_commit_and_changes_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "__init__.py"
+    monkeypatch.setattr(anlit, "__file__", str(package))
+    assert git_state() is None
+    package.write_text("")
+    repository(tmp_path)
+    assert git_state() is None  # a checkout, but not of this file
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+    changed = git_state()
+    assert changed is not None
+    assert (len(changed["commit"]), changed["dirty"]) == (40, True)
+
+
+def test_versions_leave_out_what_is_not_installed() -> None:
+    assert {"python", "torch", "lightning", "litdata"} <= versions().keys()
+    assert all(versions().values())
