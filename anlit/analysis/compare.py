@@ -9,7 +9,7 @@ from pathlib import Path
 from anlit.analysis import checks
 from anlit.analysis.groups import Group, group_runs
 from anlit.analysis.results import Report, Result
-from anlit.analysis.runs import ARCHITECTURES, find_runs, load_run
+from anlit.analysis.runs import ARCHITECTURES, Curve, find_runs, load_run
 from anlit.analysis.speedup import speed_up
 from anlit.errors import UserError
 
@@ -46,7 +46,12 @@ def compare(runs: list[str], output: str, baseline: str | None = None) -> Report
         results=tuple(results),
         baseline=next(result for result in results if result.group is chosen),
         runs=tuple(loaded),
-        notes=(*told, *checks.state_notes(every, loaded), *checks.notes(groups, chosen)),
+        notes=(
+            *told,
+            *_pairing_note(groups, chosen),
+            *checks.state_notes(every, loaded),
+            *checks.notes(groups, chosen),
+        ),
     )
     _publish(report)
     return report
@@ -111,13 +116,38 @@ def _named(groups: list[Group], name: str) -> list[Group]:
 def _results(groups: list[Group], baseline: Group) -> list[Result]:
     """The baseline first, then by final loss."""
     curve, _ = baseline.mean()
+    paired = _paired(groups, baseline)
     results = []
     for group in groups:
         mean, sd = group.mean()
         # Against itself the baseline is one curve: its seeds scatter around its own target.
         curves = [curve] if group is baseline else group.curves()
-        results.append(Result(group, mean, sd, speed_up(curve, curves)))
+        own = baseline_of_each_seed(group, baseline) if paired and group is not baseline else None
+        results.append(Result(group, mean, sd, speed_up(own or curve, curves)))
     return sorted(results, key=lambda result: (result.group is not baseline, result.final_loss.mean))
+
+
+def baseline_of_each_seed(group: Group, baseline: Group) -> list[Curve] | None:
+    """For each counted run of `group` the baseline's curve of the same seeds; None if one has no such partner."""
+    partners = {run.seeds: run.curve.finite() for run in baseline.counted}
+    found = [partners.get(run.seeds) for run in group.counted]
+    return [curve for curve in found if curve is not None] if None not in found else None
+
+
+def _paired(groups: list[Group], baseline: Group) -> bool:
+    """Whether all groups can be compared seed by seed; one way for the whole table."""
+    return all(baseline_of_each_seed(group, baseline) is not None for group in groups)
+
+
+def _pairing_note(groups: list[Group], baseline: Group) -> list[str]:
+    if len(baseline.counted) < 2:
+        return []
+    way = (
+        "seed by seed: each run against the baseline's run with the same seeds of model and data order"
+        if _paired(groups, baseline)
+        else "with the baseline's mean curve, for not every run has a baseline run with the same seeds"
+    )
+    return [f"Speed-ups are measured {way}."]
 
 
 def _writable(output: str) -> Path:

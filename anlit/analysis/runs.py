@@ -75,6 +75,11 @@ class Run:
         return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
     @property
+    def seeds(self) -> tuple[int | None, Any]:
+        """Seeds of the model's initial values and of the data order."""
+        return self.seed, _init_args(self.config.get("data")).get("seed")
+
+    @property
     def parameters(self) -> int | None:
         value = self.record.get("parameters")
         return value if isinstance(value, int) else None

@@ -9,9 +9,12 @@ and the same over seconds of training. What the definition leaves open is decide
   rise does not undo a crossing, and a spike before it delays the crossing.
 - Nothing is extrapolated. A run that never gets there has no speed-up (None). One that is there at
   its first validation point is credited that point's tokens, so its value is a lower bound.
-- A's seeds are averaged into one curve, pointwise; its last value is the target, which is the mean
-  final loss where the seeds ran equally long. A's own cost comes from the same mean curve, so that
-  A's speed-up over itself is exactly 1.
+- Where every run of B has a run of A with the same seeds, of the model and of the data order, each is
+  measured against that run: both read the same data in the same order, and what a seed makes harder
+  it makes harder for both.
+- Else A's seeds are averaged into one curve, pointwise; its last value is the target, which is the
+  mean final loss where the seeds ran equally long. A's own cost comes from the same mean curve, so
+  that A's speed-up over itself is exactly 1.
 - B has one value per seed. Their mean exists only if every seed gets there: a mean over the lucky
   ones would be too good.
 """
@@ -109,13 +112,15 @@ def targets(baseline: Curve, fractions: tuple[float, ...] = FRACTIONS) -> dict[f
     }
 
 
-def speed_up(baseline: Curve, curves: list[Curve], fractions: tuple[float, ...] = FRACTIONS) -> SpeedUp:
-    """Speed-up of a group with one curve per seed over the (mean) curve of the baseline."""
-    losses = targets(baseline, fractions)
-    ratios = {f: [_ratio(crossing(baseline, loss), crossing(c, loss)) for c in curves] for f, loss in losses.items()}
-    final = float(baseline.loss[-1])
-    at_end = [_ratio(crossing(baseline, final), crossing(curve, final)) for curve in curves]
-    reached = [crossing(curve, final) for curve in curves]
+def speed_up(baseline: Curve | list[Curve], curves: list[Curve], fractions: tuple[float, ...] = FRACTIONS) -> SpeedUp:
+    """Speed-up of a group with one curve per seed over one curve of the baseline, or over its curve of each seed."""
+    baselines = baseline if isinstance(baseline, list) else [baseline] * len(curves)
+    losses = [targets(own, fractions) for own in baselines]
+    shared = [f for f in fractions if all(f in own for own in losses)]
+    pairs = list(zip(baselines, curves, losses, strict=True))
+    ratios = {f: [_ratio(crossing(a, loss[f]), crossing(b, loss[f])) for a, b, loss in pairs] for f in shared}
+    reached = [crossing(b, float(a.loss[-1])) for a, b, _ in pairs]
+    at_end = [_ratio(crossing(a, float(a.loss[-1])), cost) for (a, _, _), cost in zip(pairs, reached, strict=True)]
     return SpeedUp(
         tokens=Summary(tuple(tokens for tokens, _ in at_end)),
         seconds=Summary(tuple(seconds for _, seconds in at_end)),

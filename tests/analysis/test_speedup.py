@@ -122,3 +122,15 @@ def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range():
 
 def test_summary_of_nothing_has_no_mean():
     assert Summary(()).mean is None
+
+
+def test_with_a_baseline_of_each_seed_every_curve_has_its_own_target():
+    easy, hard = curve([(100, 4.0), (400, 1.0)]), curve([(100, 6.0), (400, 3.0)])
+    quick_easy, quick_hard = curve([(100, 3.0), (200, 1.0)]), curve([(100, 5.0), (200, 3.0)])
+    paired = speed_up([easy, hard], [quick_easy, quick_hard])
+    assert paired.tokens.values == (2.0, 2.0)
+    assert paired.tokens.sd == 0.0
+    mean, _ = mean_curve([easy, hard])
+    assert speed_up(mean, [quick_easy, quick_hard]).tokens.mean is None  # the hard seed never gets to the mean target
+    with pytest.raises(ValueError, match="zip"):
+        speed_up([easy], [quick_easy, quick_hard])
