@@ -59,15 +59,6 @@ def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
     assert cells[10] == f"{angpt['tokens_share_percent']:.0f} %"
     assert table_row(markdown, "GPT+, plain (baseline)")[9] == "1.00"
     assert any("seed by seed" in note for note in raw["notes"])
-
-
-def test_without_a_baseline_of_the_same_seeds_its_mean_curve_is_the_measure(make_run, runs, tmp_path, no_plot):
-    make_run("angpt3", [(100, 4.0), (400, 2.8)], ANGPT, seed=3)
-    compare([runs], str(tmp_path / "out"))
-    raw = json.loads((tmp_path / "out" / "convergence.json").read_text())
-    at = [200 + 100 * 0.1 / 0.4, 100 + 300 * 1.1 / 1.5, 100 + 300 * 0.9 / 1.2]  # where 3.1 is
-    assert raw["groups"][1]["speedup_tokens"]["values"] == pytest.approx([400 / x for x in at])
-    assert any("mean curve" in note for note in raw["notes"])
     assert table_row(markdown, "nGPT, plain")[9:] == ["not reached", "–", "not reached"]
 
     assert "failed, no validation: out of memory" in markdown
@@ -105,6 +96,15 @@ def test_no_gpt_asks_for_a_baseline(make_run, tmp_path):
     folder = make_run("a", model=NGPT)
     with pytest.raises(UserError, match="--baseline"):
         compare([str(folder)], str(tmp_path / "o"))
+
+
+def test_without_a_baseline_of_the_same_seeds_its_mean_curve_is_the_measure(make_run, runs, tmp_path, no_plot):
+    make_run("angpt3", [(100, 4.0), (400, 2.8)], ANGPT, seed=3)
+    compare([runs], str(tmp_path / "out"))
+    raw = json.loads((tmp_path / "out" / "convergence.json").read_text())
+    at = [200 + 100 * 0.1 / 0.4, 100 + 300 * 1.1 / 1.5, 100 + 300 * 0.9 / 1.2]  # where 3.1 is
+    assert raw["groups"][1]["speedup_tokens"]["values"] == pytest.approx([400 / x for x in at])
+    assert any("mean curve" in note for note in raw["notes"])
 
 
 def test_different_tokenizers_are_refused(make_run, tmp_path):
