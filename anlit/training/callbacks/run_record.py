@@ -98,7 +98,7 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the code that runs and whether it has uncommitted changes; None outside anlit's checkout."""
+    """Commit of the code that runs and whether a tracked file differs from it; None outside anlit's checkout."""
     where = Path(anlit.__file__).parent
 
     def git(*arguments: str) -> str:
@@ -108,7 +108,7 @@ def git_state() -> dict[str, Any] | None:
         git("ls-files", "--error-unmatch", "__init__.py")  # not some other project's checkout around site-packages
         return {
             "commit": git("rev-parse", "HEAD").strip(),
-            "dirty": bool(git("status", "--porcelain").strip()),
+            "dirty": bool(git("status", "--porcelain", "--untracked-files=no").strip()),
         }
     except (OSError, subprocess.CalledProcessError):
         return None
