@@ -156,6 +156,8 @@ def main(arguments: list[str]) -> int:
         ".*does not have many workers.*",
         ".*is an instance of `nn.Module`.*",
         ".*Checkpoint directory.*",
+        ".*LeafSpec.*",
+        ".*`__len__` could be inaccurate.*",
     ):
         warnings.filterwarnings("ignore", noise)
     _require_yaml(arguments)
