@@ -1,12 +1,14 @@
 """The LightningModule under the three architectures: next-token loss, optimizer, and the norms after each step."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
@@ -35,6 +37,28 @@ def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tup
         return loss, loss
     squares = logits.logsumexp(-1).square()
     return loss, loss + z_loss * torch.where(counted, squares, 0).sum() / n_counted
+
+
+def as_configuration(settings: dict[str, Any]) -> dict[str, Any]:
+    """Constructor arguments as plain values, in the form that the command line stores.
+
+    A model built in Python holds instances; each becomes its class and the attributes named like its arguments, so
+    that `load_from_checkpoint` rebuilds it with `weights_only=True`. A function that makes the optimizer has no such
+    form and is left out: a loaded model has the default one.
+    """
+    if "_instantiator" in settings:
+        return settings
+    plain: dict[str, Any] = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
+    for name, value in settings.items():
+        if isinstance(value, nn.Module):
+            kind = type(value)
+            arguments = {key: getattr(value, key) for key in inspect.signature(kind).parameters}
+            plain[name] = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": arguments}
+        elif is_dataclass(value) and not isinstance(value, type):
+            plain[name] = asdict(value)
+        elif not callable(value):
+            plain[name] = value
+    return plain
 
 
 class LanguageModel(L.LightningModule):
@@ -90,7 +114,7 @@ class LanguageModel(L.LightningModule):
         self.mean_loss.reset()
         self.log(f"{split}/loss", loss, prog_bar=True)
         self.log(f"{split}/perplexity", loss.exp())
-        if (data := getattr(self.trainer, "datamodule", None)) is not None:
+        if (data := self._data()) is not None:
             self.log(f"{split}/bits_per_byte", loss / math.log(2) / data.bytes_per_token("val"))
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
@@ -123,8 +147,14 @@ class LanguageModel(L.LightningModule):
         super().optimizer_step(*args, **kwargs)
         self.model.restore_norms()
 
+    def _data(self) -> Any:
+        """The Trainer's data module; None without one, or without a Trainer (`load_from_checkpoint`)."""
+        return getattr(self._trainer, "datamodule", None)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        data = getattr(self.trainer, "datamodule", None)
+        if "hyper_parameters" in checkpoint:
+            checkpoint["hyper_parameters"] = as_configuration(checkpoint["hyper_parameters"])
+        data = self._data()
         checkpoint["anlit"] = {
             "architecture": type(self).__name__,
             "version": anlit.__version__,
@@ -140,7 +170,7 @@ class LanguageModel(L.LightningModule):
                 f"the checkpoint in ckpt_path holds a {record['architecture']}, but the configuration's model is "
                 f"{type(self).__name__}: set --model {record['architecture']} or choose another checkpoint"
             )
-        data = getattr(self.trainer, "datamodule", None)
+        data = self._data()
         then, now = record["data"], data.fingerprint if data is not None else None
         if then and now and then["tokenizer_sha256"] != now["tokenizer_sha256"]:
             raise UserError(

@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 import torch
 
-from anlit import AnGPT, RoPE
+from anlit import AnGPT, PRoPE, RoPE, ScaleInvariant
 from anlit.training.language_model import IGNORED, LanguageModel, next_token_loss
 from anlit.training.schedule import Schedule
 from tests.models.tiny import ARCHITECTURES, adamw, batches, fit, random_tokens, tiny
@@ -131,3 +131,21 @@ def test_a_batch_without_a_counted_target_has_no_loss_and_no_gradient() -> None:
     objective.backward()
     assert loss.item() == objective.item() == 0
     assert torch.equal(logits.grad, torch.zeros_like(logits))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_built_in_python_is_loaded_from_its_checkpoint(architecture, tmp_path) -> None:
+    settings = {"attention": ScaleInvariant(tau=3.0), "positions": PRoPE(base=512.0), "schedule": Schedule(final=0.5)}
+    model = tiny(architecture, **settings, optimizer=adamw(lr=0.01))
+    loader = batches(8, 16)
+    trainer = L.Trainer(
+        accelerator="cpu", max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, loader)
+    trainer.save_checkpoint(tmp_path / "python.ckpt")
+    loaded = architecture.load_from_checkpoint(tmp_path / "python.ckpt", weights_only=True)
+    tokens = random_tokens(2, 16)
+    assert torch.equal(loaded(tokens), model(tokens))
+    assert loaded.model.blocks[0].attention.mechanism.tau == 3.0
+    assert loaded.schedule == Schedule(final=0.5)
