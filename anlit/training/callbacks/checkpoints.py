@@ -64,7 +64,9 @@ class LastCheckpoint(ModelCheckpoint):
         self._handlers: dict[int, Any] = {}
         self._step_before_batch = 0
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Take the signals over from Lightning, whose own SIGTERM handler ends the run without a checkpoint."""
+        super().on_train_start(trainer, pl_module)
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, self._on_signal)
 
