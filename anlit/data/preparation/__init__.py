@@ -1,0 +1,1 @@
+"""From a corpus's source files to a prepared folder."""

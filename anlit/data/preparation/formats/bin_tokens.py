@@ -1,0 +1,56 @@
+"""Pre-tokenised .bin files, as kjj0/fineweb10B-gpt2 has them.
+
+bytes 0–1023    256 int32, little-endian: 20240520, 1, number of tokens, zeros
+from 1024 on    the tokens, uint16, little-endian
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from anlit.errors import UserError
+
+HEADER = np.dtype("<i4")
+TOKEN = np.dtype("<u2")
+HEADER_BYTES = 256 * HEADER.itemsize
+MAGIC = 20240520
+VERSION = 1
+REMEDY = "fetch the file again, or leave it out"
+
+
+def read_bin_header(path: Path) -> int:
+    """Number of tokens in a .bin file.
+
+    Raises:
+        UserError: it is not such a file, of another version, or not as long as its header says.
+        OSError: it cannot be read.
+    """
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        header = file.read(HEADER_BYTES)
+    if len(header) < HEADER_BYTES:
+        raise UserError(f"{path} has {size:,} bytes, too few for the {HEADER_BYTES} of a token header: {REMEDY}.")
+    magic, version, tokens = (int(number) for number in np.frombuffer(header, HEADER)[:3])
+    if magic != MAGIC:
+        raise UserError(f"{path} is not a file of tokens, it begins with {magic} instead of {MAGIC}: {REMEDY}.")
+    if version != VERSION:
+        raise UserError(f"{path} is a token file of version {version} and only version {VERSION} is known: {REMEDY}.")
+    expected = HEADER_BYTES + tokens * TOKEN.itemsize
+    if tokens < 0 or size != expected:
+        raise UserError(
+            f"{path} has {size:,} bytes where the {tokens:,} tokens of its header make {expected:,}: {REMEDY}."
+        )
+    return tokens
+
+
+def read_bin_tokens(path: Path, start: int, stop: int) -> np.ndarray:
+    """Tokens [start, stop) of a .bin file as uint16, 1-d; `stop` must not exceed `read_bin_header`.
+
+    Raises:
+        UserError: the file has become shorter.
+        OSError: it cannot be read.
+    """
+    tokens = np.fromfile(path, TOKEN, stop - start, offset=HEADER_BYTES + start * TOKEN.itemsize)
+    if len(tokens) != stop - start:
+        raise UserError(f"{path} ends before token {stop:,}: {REMEDY}.")
+    return tokens

@@ -1,0 +1,233 @@
+"""JSON lines, plain or compressed: every line is an object with a text.
+
+Plain files are cut at line starts. Cutting reads the file once to count its lines, so that every record knows its
+number; that runs at the speed of the disk, hundreds of times faster than tokenizing, and a file of one span is not
+read at all. Compressed files cannot be entered in the middle: they are one span.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import zstandard
+
+from anlit.data.preparation.formats.base import (
+    MB,
+    BrokenFileError,
+    Columns,
+    Format,
+    Record,
+    Span,
+    bad_record,
+    not_utf8,
+    record_of,
+)
+
+PIECE_BYTES = MB  # read at once from a plain file
+COMPRESSED_PIECE_BYTES = MB // 64  # and from a compressed one: repetitive text is thousands of times longer
+LARGEST_WINDOW = 1 << 31  # what `zstd --long=31` writes; memory is taken only if a file asks for it
+
+
+class JsonLines(Format):
+    """Plain .jsonl."""
+
+    def spans(self, path: Path, span_bytes: int) -> list[Span]:
+        size = path.stat().st_size
+        if size <= span_bytes:
+            return [Span(0, size, 0)]
+        spans: list[Span] = []
+        start = first_record = lines = position = 0  # of the span, and of the piece
+        for piece in _pieces(path, 0, size):
+            counted = 0
+            while (newline := piece.find(b"\n", max(counted, start + span_bytes - 1 - position))) >= 0:
+                lines += piece.count(b"\n", counted, newline + 1)
+                counted = newline + 1
+                spans.append(Span(start, position + counted, first_record))
+                start, first_record = position + counted, lines
+            lines += piece.count(b"\n", counted)
+            position += len(piece)
+        if start < position:
+            spans.append(Span(start, position, first_record))
+        return spans
+
+    def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
+        at_end = span.stop >= path.stat().st_size
+        return _records(_pieces(path, span.start, span.stop), span.first_record, columns, at_end)
+
+    def count(self, path: Path) -> int:
+        return _count_lines(_pieces(path, 0, path.stat().st_size))
+
+
+class Decompressor(Protocol):
+    """What zstandard's and zlib's decompression objects have in common; one decodes one frame."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class CompressedJsonLines(Format):
+    """One or several compressed frames, one after the other, that hold JSON lines."""
+
+    faults: type[Exception]
+
+    def decompressor(self) -> Decompressor:
+        raise NotImplementedError
+
+    def spans(self, path: Path, span_bytes: int) -> list[Span]:
+        return [Span(0, path.stat().st_size, 0)]
+
+    def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
+        return _records(self._decompressed(path), 0, columns, at_end=True)
+
+    def count(self, path: Path) -> int:
+        return _count_lines(self._decompressed(path))
+
+    def _decompressed(self, path: Path) -> Iterator[bytes]:
+        """The text in pieces.
+
+        Raises:
+            BrokenFileError: after everything that could be decoded.
+        """
+        size = path.stat().st_size
+        frame: Decompressor | None = None
+        position = 0
+        for piece in _pieces(path, 0, size, COMPRESSED_PIECE_BYTES):
+            position += len(piece)
+            while piece:
+                frame = frame or self.decompressor()
+                try:
+                    text = frame.decompress(piece)
+                except self.faults as error:
+                    where = f"the compressed data is damaged before byte {position:,}"
+                    raise BrokenFileError("damaged", f"{where} ({error}), all that follows is lost") from error
+                if text:
+                    yield text
+                piece = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
+        if frame is not None or size == 0:
+            cut = "ends in the middle of its compressed data" if size else "is empty"
+            raise BrokenFileError("truncated", f"the file {cut} (byte {size:,}), all that follows is lost")
+
+
+class ZstdJsonLines(CompressedJsonLines):
+    """.jsonl.zst"""
+
+    faults = zstandard.ZstdError
+
+    def decompressor(self) -> Decompressor:
+        # Not `stream_reader`, which takes a cut file for a whole one.
+        return zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
+
+
+class GzipJsonLines(CompressedJsonLines):
+    """.jsonl.gz"""
+
+    faults = zlib.error
+
+    def decompressor(self) -> Decompressor:
+        return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+
+def _pieces(path: Path, start: int, stop: int, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+    """Bytes [start, stop) of a file."""
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        while start < stop and (piece := file.read(min(piece_bytes, stop - start))):
+            start += len(piece)
+            yield piece
+
+
+def _records(pieces: Iterator[bytes], index: int, columns: Columns, at_end: bool) -> Iterator[Record]:
+    # Six bytes of JSON can stand for one of text (\u0041), and other fields need room too. Longer lines are not kept.
+    longest = 8 * columns.max_document_bytes + MB
+    try:
+        for line in _lines(pieces, longest, at_end):
+            if line is None:
+                detail = f"the line has more than {longest:,} bytes, too many for --max-document-bytes"
+                yield bad_record(_line(index), index, "too_long", f"{detail} {columns.max_document_bytes}")
+            else:
+                yield _parse(line, index, columns)
+            index += 1
+    except BrokenFileError as error:
+        yield bad_record(_line(index), index, error.problem, error.detail)
+
+
+def _lines(pieces: Iterator[bytes], longest: int, at_end: bool) -> Iterator[bytes | None]:
+    """Lines without their "\\n"; None for one above `longest` bytes.
+
+    A line of the file's end (`at_end`) that is empty is left out. If `pieces` raises, the line begun is dropped.
+    """
+    begun: list[bytes] = []
+    size = 0
+    held_back = False  # an empty line, until it is known whether something follows
+    try:
+        for piece in pieces:
+            head, *whole = piece.split(b"\n")
+            begun.append(head)
+            size += len(head)
+            if size > longest:
+                begun.clear()
+            if not whole:
+                continue
+            tail = whole.pop()
+            for line in (b"".join(begun) if size <= longest else None, *whole):
+                if held_back:
+                    yield b""
+                held_back = line == b""
+                if not held_back:
+                    yield line
+            begun, size = [tail], len(tail)
+    except BrokenFileError:
+        if held_back:
+            yield b""
+        raise
+    if held_back and (size or not at_end):
+        yield b""
+    if size:
+        yield b"".join(begun) if size <= longest else None
+
+
+def _count_lines(pieces: Iterator[bytes]) -> int:
+    lines = 0
+    end = b"\n"  # the last two bytes; an empty file is like one behind a line's end
+    try:
+        for piece in pieces:
+            lines += piece.count(b"\n")
+            end = (end + piece[-2:])[-2:]
+    except BrokenFileError:
+        return lines
+    if not end.endswith(b"\n"):
+        return lines + 1
+    return lines - (end == b"\n\n")
+
+
+def _parse(line: bytes, index: int, columns: Columns) -> Record:
+    where = _line(index)
+    try:
+        source = line.decode("utf-8-sig" if index == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        return bad_record(where, index, "not_utf8", not_utf8(error))
+    try:
+        values = json.loads(source)
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+        reason = "the line is empty" if not source.strip() else f"the line is not JSON ({error})"
+        return bad_record(where, index, "not_json", reason)
+    if not isinstance(values, dict):
+        return bad_record(where, index, "not_json", "the line is not a JSON object")
+    subset = None if columns.subset is None else _field(values, columns.subset)
+    return record_of(where, index, _field(values, columns.text), subset, columns)
+
+
+def _field(values: Any, dotted: str) -> Any:
+    for name in dotted.split("."):
+        values = values.get(name) if isinstance(values, dict) else None
+    return values
+
+
+def _line(index: int) -> str:
+    return f"line {index + 1}"

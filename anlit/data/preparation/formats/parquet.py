@@ -1,0 +1,122 @@
+"""Parquet: rows with a text column, cut at row groups.
+
+A damaged row group costs its remaining rows; a damaged footer, at the file's end, costs the file. Damage inside the
+pages is noticed where they no longer decode, or by their checksums where the writer stored any.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from anlit.data.preparation.formats.base import MB, Columns, Format, Record, Span, bad_record, record_of
+
+BATCH_ROWS = 256  # about 1 MB of web text
+READ_BYTES = MB  # of a column at once, where pyarrow would otherwise load a row group's whole column
+
+
+class Parquet(Format):
+    def spans(self, path: Path, span_bytes: int) -> list[Span]:
+        file = _open(path)
+        if isinstance(file, str):
+            return [Span(0, 0, 0)]
+        with file:
+            groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        spans: list[Span] = []
+        start = first_record = rows = size = 0
+        for number, group in enumerate(groups):
+            rows += group.num_rows
+            size += sum(group.column(column).total_compressed_size for column in range(group.num_columns))
+            if size >= span_bytes or number == len(groups) - 1:
+                spans.append(Span(start, number + 1, first_record))
+                start, first_record, size = number + 1, rows, 0
+        return spans or [Span(0, 0, 0)]
+
+    def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
+        file = _open(path)
+        problem = ("damaged", file) if isinstance(file, str) else _missing_column(file.schema_arrow, columns)
+        if problem is not None:
+            if span.start == 0:  # once for the file
+                yield bad_record("the file", 0, *problem)
+            return
+        assert isinstance(file, pq.ParquetFile)
+        with file:
+            index = span.first_record
+            for group in range(span.start, span.stop):
+                rows = file.metadata.row_group(group).num_rows
+                yield from _read_group(file, group, index, rows, columns)
+                index += rows
+
+    def count(self, path: Path) -> int:
+        file = _open(path)
+        if isinstance(file, str):
+            return 0
+        with file:
+            return file.metadata.num_rows
+
+
+def _open(path: Path) -> pq.ParquetFile | str:
+    """The file, or what is wrong with its footer."""
+    try:
+        return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        return f"it has no readable parquet footer ({_reason(error)}), all its rows are lost"
+
+
+def _reason(error: Exception) -> str:
+    """First line of pyarrow's message.
+
+    Raises:
+        OSError: `error` itself, if it comes from the operating system; pyarrow also uses OSError for bad data.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+
+
+def _missing_column(schema: pa.Schema, columns: Columns) -> tuple[str, str] | None:
+    """Problem and detail if the text or the subset is not there as strings."""
+    wanted = {"no_text_field": columns.text, "no_subset_field": columns.subset}
+    for problem, dotted in wanted.items():
+        if dotted is None:
+            continue
+        kind: pa.DataType = pa.struct(list(schema))
+        for name in dotted.split("."):
+            if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+                return problem, f'there is no column "{dotted}" (its columns: {", ".join(schema.names)})'
+            kind = kind.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if kind not in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()):
+            return problem, f'the column "{dotted}" has type {kind} and not string'
+    return None
+
+
+def _read_group(file: pq.ParquetFile, group: int, first: int, rows: int, columns: Columns) -> Iterator[Record]:
+    """The rows [first, first + rows) of the file, which are its row group `group`."""
+    names = [columns.text] if columns.subset is None else [columns.text, columns.subset]
+    index, reason = first, "it ends early"
+    try:
+        for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=names, use_threads=False):
+            texts, *others = [_values(batch, name) for name in names]
+            subsets = others[0] if others else [None] * len(texts)
+            for text, subset in zip(texts, subsets, strict=True):
+                yield record_of(f"row {index + 1}", index, text, subset, columns)
+                index += 1
+    except (pa.ArrowException, OSError) as error:
+        reason = _reason(error)
+    lost = first + rows - index
+    if lost:
+        where = f"row group {group + 1}"
+        detail = f"it is damaged ({reason}), {lost:,} of its {rows:,} rows are lost, from row {index + 1:,}"
+        yield bad_record(where, index, "damaged", detail)
+
+
+def _values(batch: pa.RecordBatch, dotted: str) -> list[bytes | None]:
+    """One column as bytes: pyarrow does not check strings when reading and would raise when making them."""
+    name, *inner = dotted.split(".")
+    column = batch.column(name)
+    if inner:
+        column = pc.struct_field(column, inner)
+    return column.cast(pa.large_binary()).to_pylist()

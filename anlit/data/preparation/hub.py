@@ -1,0 +1,168 @@
+"""Corpora and tokenizers on the Hugging Face hub: listed, counted and fetched, at one commit."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from huggingface_hub import cached_assets_path, constants, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError
+
+from anlit.data.preparation.hub_requests import HubRepository
+from anlit.errors import UserError
+
+FOOTER_BYTES = 64 << 10  # asked for first; most parquet footers are shorter
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class HubFile(NamedTuple):
+    """One file of a repository."""
+
+    name: str
+    """Its path in the repository."""
+    size: int
+    sha256: str | None
+    """None for small files, which are kept in git itself."""
+
+
+class HubSource(HubRepository):
+    """Files of a dataset repository, at one commit.
+
+    Args:
+        repo_id: "owner/name".
+        revision: branch, tag or commit; what a branch stands for is looked up once.
+        patterns: globs of the wanted files: `*` stays within a folder, `**` does not.
+        endpoint: address of the hub; None means https://huggingface.co or what HF_ENDPOINT says.
+    """
+
+    kind = "dataset"
+    way_out = "prepare from a local copy with --source DIR"
+
+    def __init__(
+        self, repo_id: str, revision: str = "main", patterns: Sequence[str] = ("**",), endpoint: str | None = None
+    ) -> None:
+        super().__init__(repo_id, revision, endpoint)
+        self.patterns = patterns
+        self._commits: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
+
+    @property
+    def commit(self) -> str:
+        """The 40 hex digits of the revision.
+
+        Raises:
+            UserError: the hub, the repository or the revision cannot be reached.
+        """
+        if COMMIT.fullmatch(self.revision):
+            return self.revision
+        if self.revision not in self._commits:
+            content, _ = self.read_json(self.api(f"revision/{quote(self.revision, safe='')}"))
+            self._commits[self.revision] = content["sha"]
+        return self._commits[self.revision]
+
+    def files(self) -> list[HubFile]:
+        """The files that match a pattern, sorted by name.
+
+        Raises:
+            UserError: there are none, or the hub, the repository or the revision cannot be reached.
+        """
+        found = {}
+        for folder in sorted({_fixed_folder(pattern) for pattern in self.patterns}):
+            for entry in self._tree(folder):
+                if entry["type"] == "file" and matches(entry["path"], self.patterns):
+                    sha256 = (entry.get("lfs") or {}).get("oid")
+                    found[entry["path"]] = HubFile(entry["path"], entry["size"], sha256)
+        if not found:
+            raise UserError(
+                f"The dataset {self.repo_id} has no file that matches {' or '.join(self.patterns)} in its revision "
+                f"{self.revision}: set --revision to one that has, or {self.way_out}."
+            )
+        self._sizes = {name: file.size for name, file in found.items()}
+        return [found[name] for name in sorted(found)]
+
+    def fetch(self, name: str, folder: Path, size: int | None = None, sha256: str | None = None) -> Path:
+        """Put a file into `folder`/`name`, where it may already be; what an earlier attempt left is continued.
+
+        Args:
+            name: `HubFile.name`.
+            folder: belongs to this repository and commit alone.
+            size, sha256: of the `HubFile`; checked if given.
+
+        Raises:
+            UserError: the hub cannot be reached, the file is not there, or it keeps arriving damaged.
+            OSError: `folder` cannot be written to.
+        """
+        try:
+            return self.fetch_file(self.file_url(name, self.commit), folder / name, size, sha256)
+        except EntryNotFoundError as error:
+            raise self._no_file(name) from error
+
+    def parquet_rows(self, name: str) -> int:
+        """Number of rows in a parquet file, from its footer alone; 0 if that is damaged.
+
+        Raises:
+            UserError: the hub cannot be reached or the file is not there.
+        """
+        if name not in self._sizes:
+            self.files()
+        if name not in self._sizes:
+            raise self._no_file(name)
+        size, url = self._sizes[name], self.file_url(name, self.commit)
+        footer = self.read_range(url, max(0, size - FOOTER_BYTES), size)
+        needed = 8 + int.from_bytes(footer[-8:-4], "little")
+        if len(footer) < needed <= size:
+            footer = self.read_range(url, size - needed, size)
+        try:
+            return pq.read_metadata(pa.BufferReader(footer)).num_rows
+        except (pa.ArrowException, OSError):
+            return 0
+
+    def _tree(self, folder: str) -> Iterator[dict[str, Any]]:
+        """The entries of a folder and the folders below."""
+        path = f"tree/{self.commit}" + (f"/{quote(folder, safe='')}" if folder else "")
+        url: str | None = self.api(f"{path}?recursive=true&expand=false")
+        while url is not None:
+            entries, url = self.read_json(url)
+            yield from entries
+
+    def _no_file(self, name: str) -> UserError:
+        return UserError(f"The dataset {self.repo_id} has no file {name} in {self.commit}: {self.way_out}.")
+
+
+def fetch_tokenizer(repo_id: str, endpoint: str | None = None) -> Path:
+    """tokenizer.json of a model repository: from huggingface_hub's cache, or fetched into its folder for assets.
+
+    Raises:
+        UserError: it is not there and cannot be fetched.
+        OSError: the folder cannot be written to.
+    """
+    name = "tokenizer.json"
+    cached = try_to_load_from_cache(repo_id, name, cache_dir=constants.HF_HUB_CACHE)
+    if isinstance(cached, str):
+        return Path(cached)
+    folder = cached_assets_path("anlit", repo_id, "tokenizer", assets_dir=constants.HF_ASSETS_CACHE)
+    model = HubRepository(repo_id, endpoint=endpoint)
+    try:
+        return model.fetch_file(model.file_url(name, model.revision), folder / name, None, None)
+    except EntryNotFoundError as error:
+        raise UserError(f"The model {repo_id} has no file {name}: {model.way_out}.") from error
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a path matches a glob: `*` and `?` stay within a folder, `**` does not and may stand for none."""
+    return any(re.fullmatch(_regex(pattern), name) for pattern in patterns)
+
+
+def _regex(pattern: str) -> str:
+    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(wild.get(part) or re.escape(part) for part in re.split(r"(\*\*/|\*\*|\*|\?)", pattern))
+
+
+def _fixed_folder(pattern: str) -> str:
+    """The folder that all of a pattern's files are in."""
+    folders = pattern.split("/")[:-1]
+    wild = next((number for number, folder in enumerate(folders) if set(folder) & set("*?")), len(folders))
+    return "/".join(folders[:wild])

@@ -1,0 +1,351 @@
+"""The hub: listing, counting, fetching with interruptions, and refusals in one sentence."""
+
+import hashlib
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from huggingface_hub import close_session, constants
+
+from anlit.data.preparation import hub_requests
+from anlit.data.preparation.hub import HubFile, HubSource, fetch_tokenizer, matches
+from anlit.errors import UserError
+from tests.data.hub_server import HubServer, hub
+
+REPO = "owner/corpus"
+BIG = "train/chunk1/example_1.jsonl.zst"
+CONTENT = bytes(range(256)) * 12_000  # 3 MB, three pieces of a download
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    root = tmp_path / "hub" / "datasets" / REPO
+    for name, content in {
+        "README.md": b"read me",
+        BIG: CONTENT,
+        "train/chunk1/example_0.jsonl.zst": b"zero",
+        "train/chunk2/deep/er/example_2.jsonl.zst": b"two",
+        "train/chunk2/example_2.txt": b"another kind",
+        "test/example_3 größe.jsonl.zst": b"three",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    monkeypatch.setattr(hub_requests, "FIRST_WAITS", (0.0,))
+    monkeypatch.setattr(hub_requests, "LATER_WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    with hub(tmp_path / "hub") as running:
+        yield running
+    close_session()
+
+
+def corpus(server: HubServer, *patterns: str, revision: str = "main") -> HubSource:
+    return HubSource(REPO, revision, patterns or ("**",), server.endpoint)
+
+
+def test_files_of_the_wanted_kind_with_sizes_and_hashes(server: HubServer) -> None:
+    source = corpus(server, "train/chunk*/**.jsonl.zst", "test/*.jsonl.zst")
+    files = source.files()
+    assert [file.name for file in files] == [
+        "test/example_3 größe.jsonl.zst",
+        "train/chunk1/example_0.jsonl.zst",
+        BIG,
+        "train/chunk2/deep/er/example_2.jsonl.zst",
+    ]
+    assert files[2] == HubFile(BIG, len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    assert [file.name for file in corpus(server, "train/chunk2/*", "README.md").files()] == [
+        "README.md",
+        "train/chunk2/example_2.txt",
+    ]
+    (readme,) = corpus(server, "*.md").files()
+    assert readme == HubFile("README.md", 7, None)
+
+
+def test_only_the_folders_of_the_patterns_are_listed(server: HubServer) -> None:
+    corpus(server, "train/chunk2/deep/**").files()
+    trees = [path for path, _ in server.asked if "/tree/" in path]
+    assert trees
+    assert all("/train%2Fchunk2%2Fdeep?" in path for path in trees)
+
+
+def test_patterns() -> None:
+    for name, pattern, expected in [
+        ("a/b.x", "a/*.x", True),
+        ("a/b/c.x", "a/*.x", False),
+        ("a/b/c.x", "a/**.x", True),
+        ("a/b.x", "a/**/*.x", True),
+        ("a/b/c/d.x", "a/**/*.x", True),
+        ("ab/b.x", "a/**/*.x", False),
+        ("a/b.xx", "a/*.x", False),
+        ("a/bax", "a/*.x", False),
+        ("a/b1.x", "a/b?.x", True),
+        ("a/b/.x", "a/b?.x", False),
+    ]:
+        assert matches(name, [pattern]) is expected, (name, pattern)
+
+
+def test_a_branch_that_moves_is_read_at_the_commit_it_had(server: HubServer, tmp_path: Path) -> None:
+    source = corpus(server, "*.md")
+    before = server.commit
+    source.files()
+    server.commit = "f" * 40
+    assert source.commit == before
+    with pytest.raises(UserError, match="no revision main of it"):
+        source.fetch("README.md", tmp_path / "to")
+    assert corpus(server).commit == server.commit
+    asked = len(server.asked)
+    assert corpus(server, revision=before).commit == before
+    assert len(server.asked) == asked
+
+
+def test_fetching_puts_a_file_where_it_is_in_the_repository(server: HubServer, tmp_path: Path) -> None:
+    source = pickle.loads(pickle.dumps(corpus(server, "test/*")))
+    (file,) = source.files()
+    path = source.fetch(file.name, tmp_path / "to", file.size, file.sha256)
+    assert path == tmp_path / "to" / "test" / "example_3 größe.jsonl.zst"
+    assert path.read_bytes() == b"three"
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    asked = len(server.asked)
+    assert source.fetch(file.name, tmp_path / "to", file.size, file.sha256) == path
+    assert len(server.asked) == asked
+
+
+def test_a_dropped_connection_is_taken_up_again(server: HubServer, tmp_path: Path) -> None:
+    server.drops = [500_000] * 5  # more often than an attempt without progress would be repeated
+    source = corpus(server)
+    (file,) = [file for file in source.files() if file.name == BIG]
+    path = source.fetch(BIG, tmp_path, file.size, file.sha256)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges() == [None, *(f"bytes={500_000 * number}-" for number in range(1, 6))]
+
+
+def test_a_connection_that_stays_cut_is_given_up(server: HubServer, tmp_path: Path) -> None:
+    source = corpus(server, revision=server.commit)
+    server.drops = [500_000, 0, 0]
+    assert source.fetch(BIG, tmp_path / "a", len(CONTENT)).read_bytes() == CONTENT
+    server.drops = [500_000, 0, 0, 0]
+    with pytest.raises(UserError, match=r"cannot be reached for the dataset owner/corpus \(.+\): check the network"):
+        corpus(server, revision=server.commit).fetch(BIG, tmp_path / "b", len(CONTENT))
+    assert source.fetch(BIG, tmp_path / "b", len(CONTENT)).read_bytes() == CONTENT
+    assert server.ranges()[-1] == "bytes=500000-"
+
+
+def test_a_killed_download_is_taken_up_again(server: HubServer, tmp_path: Path) -> None:
+    server.drops, server.held = [1 << 20], threading.Event()
+    source = corpus(server, revision=server.commit)
+    partial = tmp_path / f"{BIG}.incomplete"
+    child = multiprocessing.get_context("fork").Process(target=source.fetch, args=(BIG, tmp_path, len(CONTENT)))
+    child.start()
+    try:
+        deadline = time.monotonic() + 20
+        while not (partial.is_file() and partial.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.join()
+        server.held.set()
+    assert child.exitcode == -signal.SIGKILL
+    assert not (tmp_path / BIG).exists()
+    assert source.fetch(BIG, tmp_path, len(CONTENT)).read_bytes() == CONTENT
+    first, second = server.ranges()
+    assert first is None
+    assert 0 < int(second.removeprefix("bytes=").removesuffix("-")) <= 1 << 20
+    assert not partial.exists()
+
+
+def test_a_server_that_sends_no_parts(server: HubServer, tmp_path: Path) -> None:
+    server.parts, server.drops = False, [2 << 20]
+    assert corpus(server).fetch(BIG, tmp_path, len(CONTENT)).read_bytes() == CONTENT
+    assert len(server.ranges()) == 2
+    with pytest.raises(UserError, match="sends no parts of files: prepare from a local copy"):
+        corpus(server).parquet_rows(BIG)
+
+
+@pytest.mark.parametrize("left", [CONTENT + b"more", CONTENT])
+@pytest.mark.parametrize("size", [None, len(CONTENT)])
+def test_a_partial_file_as_long_as_the_file_or_longer(
+    server: HubServer, tmp_path: Path, left: bytes, size: int | None
+) -> None:
+    partial = tmp_path / f"{BIG}.incomplete"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(left)
+    assert corpus(server).fetch(BIG, tmp_path, size).read_bytes() == CONTENT
+    assert len(server.ranges()) == (0 if len(left) == size else 2)
+
+
+def test_what_arrives_damaged_is_fetched_once_more(server: HubServer, tmp_path: Path) -> None:
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    source = corpus(server)
+    server.damaged = 1
+    assert source.fetch(BIG, tmp_path / "a", len(CONTENT), sha256).read_bytes() == CONTENT
+    server.damaged = 2
+    with pytest.raises(UserError, match=r"example_1.* of the dataset owner/corpus arrived damaged twice \(sha256 "):
+        source.fetch(BIG, tmp_path / "b", len(CONTENT), sha256)
+    with pytest.raises(UserError, match=r"twice \(3,072,000 bytes instead of 3,072,001\)"):
+        source.fetch(BIG, tmp_path / "b", len(CONTENT) + 1)
+    assert [path for path in (tmp_path / "b").rglob("*") if path.is_file()] == []
+
+
+def test_a_file_of_another_size_is_fetched_again(server: HubServer, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_bytes(b"read")
+    assert corpus(server).fetch("README.md", tmp_path, 7).read_bytes() == b"read me"
+
+
+@pytest.mark.parametrize("footer", [100, 64 << 10])
+def test_rows_of_a_parquet_file_from_its_footer(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch, footer: int
+) -> None:
+    monkeypatch.setattr("anlit.data.preparation.hub.FOOTER_BYTES", footer)
+    path = server.folder / "datasets" / REPO / "data.parquet"
+    pq.write_table(pa.table({"text": [os.urandom(100).hex() for _ in range(1234)]}), path, row_group_size=100)
+    assert corpus(server, "*.parquet").parquet_rows("data.parquet") == 1234
+    asked = [part.removeprefix("bytes=").split("-") for part in server.ranges()]
+    assert sum(int(last) + 1 - int(first) for first, last in asked) < path.stat().st_size / 2
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert corpus(server, "*.parquet").parquet_rows("data.parquet") == 0
+    with pytest.raises(UserError, match=r"has no file other\.parquet"):
+        corpus(server, "*.parquet").parquet_rows("other.parquet")
+
+
+def test_a_token_goes_to_the_hub_and_not_to_where_it_sends_us(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    corpus(server).fetch("README.md", tmp_path)
+    assert set(server.authorized) == {("127.0.0.1", True), ("localhost", False)}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message"),
+    [
+        (
+            (401, "GatedRepo"),
+            r"asks for consent before it gives the dataset owner/corpus: .*/datasets/owner/corpus and",
+        ),
+        ((403, None), r"refuses the dataset owner/corpus \(status 403\): log in with `hf auth login` or set HF_TOKEN"),
+        ((401, None), r"refuses the dataset owner/corpus \(status 401\): log in"),
+        ((401, "RepoNotFound"), r"has no dataset owner/corpus, or it is private: .*HF_TOKEN, or prepare from a local"),
+        ((404, None), "has no dataset owner/corpus, or it is private"),
+        ((404, "RevisionNotFound"), "no revision main of it: set --revision"),
+        ((503, None), r"fails to give the dataset owner/corpus \(status 503\): try again later, or prepare"),
+        ((429, None), r"fails to give the dataset owner/corpus \(status 429\)"),
+    ],
+)
+def test_a_refusal_is_one_sentence(
+    server: HubServer, tmp_path: Path, refusal: tuple[int, str | None], message: str
+) -> None:
+    server.refusal = refusal
+    for request in (
+        lambda: corpus(server).files(),
+        lambda: corpus(server).fetch("README.md", tmp_path),
+        lambda: corpus(server).parquet_rows("data.parquet"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            request()
+        assert "\n" not in str(caught.value)
+    passing = refusal[0] in (429, 503)
+    assert len(server.asked) == (6 if passing else 3)
+
+
+def test_patience_grows_once_the_hub_has_answered(server: HubServer, tmp_path: Path) -> None:
+    source = corpus(server)
+    server.refusal, server.failing = (503, None), 2
+    with pytest.raises(UserError, match="status 503"):
+        source.files()
+    assert source.files()
+    server.refusal, server.failing = (503, None), 3
+    assert source.fetch("README.md", tmp_path).read_bytes() == b"read me"
+    server.refusal, server.failing = (503, None), 0
+    with pytest.raises(UserError, match="status 503"):
+        source.fetch(BIG, tmp_path)
+
+
+def test_what_does_not_exist(server: HubServer, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no dataset owner/other, or it is private"):
+        HubSource("owner/other", endpoint=server.endpoint).files()
+    with pytest.raises(
+        UserError, match=r"no revision v2 of it: set --revision to one on http.*/datasets/owner/corpus\."
+    ):
+        corpus(server, revision="v2").files()
+    with pytest.raises(
+        UserError, match=r"no file that matches data/\*\.x or b\.x in its revision main: set --revision"
+    ):
+        corpus(server, "data/*.x", "b.x").files()
+    with pytest.raises(UserError, match=r"has no file other\.txt in c0ffee0"):
+        corpus(server).fetch("other.txt", tmp_path)
+    with pytest.raises(UserError, match='"a/b/c" is not the name of a dataset on the hub'):
+        HubSource("a/b/c", server.commit, endpoint=server.endpoint).fetch("x", tmp_path)
+
+
+def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(hub_requests.time, "sleep", waited.append)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        source = HubSource(REPO, endpoint=f"http://127.0.0.1:{unused.getsockname()[1]}")
+        with pytest.raises(
+            UserError, match=r"cannot be reached for the dataset owner/corpus \(.+\): check the network"
+        ):
+            source.files()
+    assert waited == [1.0]
+    with pytest.raises(UserError, match=r"cannot be reached .*unsupported protocol"):
+        HubSource(REPO, endpoint="ftp://127.0.0.1").files()
+    assert waited == [1.0]
+
+
+def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_requests, "FIRST_TIMEOUT", (0.05,) * 4)
+    monkeypatch.setattr(hub_requests, "FIRST_WAITS", (0.0,))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = HubSource(REPO, endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(UserError, match=r"cannot be reached for the dataset owner/corpus \(timed out\)"):
+            source.files()
+
+
+def test_something_else_answers(tmp_path: Path, server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.data.hub_server.json.dumps", lambda content: "<html>log in</html>")
+    with pytest.raises(UserError, match="does not answer like the hub: check HF_ENDPOINT and proxies"):
+        corpus(server).files()
+
+
+def test_offline_mode_says_so(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, so the dataset owner/corpus is not fetched: unset it"):
+        corpus(server).files()
+    assert server.asked == []
+
+
+def test_a_tokenizer_is_fetched_once(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = server.folder / "models" / "openai-community" / "gpt2"
+    model.mkdir(parents=True)
+    with pytest.raises(UserError, match=r"The model openai-community/gpt2 has no file tokenizer\.json: give a local"):
+        fetch_tokenizer("openai-community/gpt2", server.endpoint)
+    (model / "tokenizer.json").write_text("{}")
+    path = fetch_tokenizer("openai-community/gpt2", server.endpoint)
+    assert path.read_text() == "{}"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetch_tokenizer("openai-community/gpt2", server.endpoint) == path
+    with pytest.raises(
+        UserError, match=r"HF_HUB_OFFLINE is set, so the model .*give a local tokenizer\.json with --tok"
+    ):
+        fetch_tokenizer("EleutherAI/gpt-neox-20b", server.endpoint)
+
+
+def test_a_tokenizer_in_the_cache_of_huggingface_hub_is_used(server: HubServer) -> None:
+    repository = Path(constants.HF_HUB_CACHE) / "models--EleutherAI--gpt-neox-20b"
+    cached = repository / "snapshots" / server.commit / "tokenizer.json"
+    for path, content in ((repository / "refs" / "main", server.commit), (cached, "{}")):
+        path.parent.mkdir(parents=True)
+        path.write_text(content)
+    assert fetch_tokenizer("EleutherAI/gpt-neox-20b", server.endpoint) == cached
+    assert server.asked == []
