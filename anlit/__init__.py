@@ -14,8 +14,10 @@ _HOME = {
     "NoPE": "anlit.layers.positions",
     "AdamW": "anlit.training.optimizers",
     "MuonAdamW": "anlit.training.optimizers",
-    "PythonSources": "anlit.data",
-    "TextFiles": "anlit.data",
+    **dict.fromkeys(
+        ("SlimPajama", "OpenWebText", "FineWeb", "FineWebBin", "PythonSources", "TextFiles", "Mixture", "TokenShards"),
+        "anlit.data",
+    ),
 }
 __all__ = sorted(_HOME)
 

@@ -8,14 +8,21 @@ import anlit
 from anlit.errors import UserError
 
 COMMANDS = {
+    "prepare": "a corpus into token shards: anlit prepare FineWeb --output data/fineweb",
     "fit": "train a model: anlit fit --config configs/experiment/demo/gpt.yaml",
     "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt",
     "test": "the same on the test split",
     "predict": "per-token log-likelihoods of the validation split",
     "sweep": "one run per point of a grid: anlit sweep configs/study/demo.yaml --output runs/sweep",
+    "benchmark": "speed, measured beside what else there is: anlit benchmark data",
     "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
 }
-_MODULES = {"compare": "anlit.analysis.compare", "sweep": "anlit.analysis.sweep"}
+_MODULES = {
+    "prepare": "anlit.data.preparation.command",
+    "sweep": "anlit.analysis.sweep",
+    "benchmark": "anlit.benchmarks.command",
+    "compare": "anlit.analysis.compare",
+}
 
 
 def usage() -> str:

@@ -38,6 +38,16 @@ class Documents:
         starts[:, 1:] = self.ids[:, 1:] != self.ids[:, :-1]
         return index - torch.where(starts, index, 0).cummax(dim=1).values
 
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
+        """Where each document begins in the B·T flattened tokens, and B·T: (documents + 1,) int32, none spans rows.
+
+        Waits for the device; `Batch.cu_seqlens` is the same, made on the host. Without ids, for one row.
+        """
+        places = torch.arange(self.length, device=self.device) if self.positions is None else self.positions
+        begins = (places.flatten() == 0).nonzero().flatten()
+        return torch.cat((begins, begins.new_tensor([places.numel()]))).int()
+
     def visible(self, first_query: int, end_query: int) -> Tensor:
         """True where query i in [first_query, end_query) sees key j < end_query: (B or 1, 1, queries, end_query)."""
         queries = torch.arange(first_query, end_query, device=self.device)

@@ -15,6 +15,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 import anlit.attention.mechanisms
+import anlit.data.corpora
+import anlit.data.mixture
 import anlit.models  # noqa: F401  short class names in YAML are those of imported classes
 from anlit.command.complaints import one_sentence
 from anlit.data import TokenShards

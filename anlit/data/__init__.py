@@ -1,8 +1,25 @@
 """Corpora, their shards and the batches read from them."""
 
-from anlit.data.batch import Batch, batch_from_blocks
-from anlit.data.module import TokenShards
-from anlit.data.python_sources import PythonSources
-from anlit.data.text_files import TextFiles
+from importlib import import_module
+from typing import Any
 
-__all__ = ["Batch", "PythonSources", "TextFiles", "TokenShards", "batch_from_blocks"]
+_HOME = {
+    "Batch": "anlit.data.batch",
+    "batch_from_blocks": "anlit.data.batch",
+    "TokenShards": "anlit.data.module",
+    "Mixture": "anlit.data.mixture",
+    "SlimPajama": "anlit.data.corpora",
+    "OpenWebText": "anlit.data.corpora",
+    "FineWeb": "anlit.data.corpora",
+    "FineWebBin": "anlit.data.corpora",
+    "PythonSources": "anlit.data.corpora",
+    "TextFiles": "anlit.data.corpora",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: preparing needs neither torch nor lightning."""
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'anlit.data' has no attribute '{name}'")

@@ -1,11 +1,13 @@
 """What the models are fed: tokens, their targets and the documents they belong to.
 
-Legend: B sequences in a micro-batch, T context length. Shards are read in blocks of T + 1 tokens,
-so that every position of a sequence has its next token as target.
+Legend: B sequences in a micro-batch, T context length, N = B·T. Shards are read in blocks of T + 1 tokens, so that
+every position of a sequence has its next token as target. All of it is made on the host, so that nothing about
+packing has to be asked of the device, which would wait for it.
 """
 
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ TokenAt = Literal["end", "start"]
 
 
 class Batch(NamedTuple):
-    """One micro-batch. Everything about packing (positions, masks) is derived from `document_ids`."""
+    """One micro-batch."""
 
     tokens: Tensor
     """(B, T) int64."""
@@ -23,13 +25,33 @@ class Batch(NamedTuple):
     """(B, T) int64: the next token, or -100 where it is not counted in the loss."""
     document_ids: Tensor
     """(B, T) int64, from 0 and non-decreasing in each row; equal ids in a row are one document."""
+    positions: Tensor
+    """(B, T) int64: each token's place in its document, 0 where a row or a document begins."""
+    cu_seqlens: Tensor
+    """(documents + 1,) int32: where each document begins in the N flattened tokens, and N at the end. No document
+    spans rows. It is what kernels for sequences of varying length take; T bounds the longest."""
+
+    def cut(self, length: int) -> "Batch":
+        """The same tokens as B·T/length sequences of `length`, which has to divide T.
+
+        A document that a cut falls into goes on as another one, without what stood before the cut.
+        """
+        assert self.tokens.shape[1] % length == 0, (self.tokens.shape, length)
+        tokens, targets, ids = (tensor.reshape(-1, length) for tensor in self[:3])
+        ids = ids - ids[:, :1]
+        cut = Batch(tokens, targets, ids, *_packing(ids.numpy()))
+        return cut.pin_memory() if self.tokens.is_pinned() else cut
+
+    def pin_memory(self) -> "Batch":
+        """A copy in page-locked memory, from which the device fetches while the host goes on."""
+        return Batch(*(tensor.pin_memory() for tensor in self))
 
 
-def document_ids(tokens: Tensor, end_of_document: int, token_at: TokenAt = "end") -> Tensor:
+def document_ids(tokens: np.ndarray, end_of_document: int, token_at: TokenAt = "end") -> np.ndarray:
     """Number of document boundaries before each position.
 
     Args:
-        tokens: (B, T) int64.
+        tokens: (B, T) integers.
         end_of_document: id of the token that separates documents.
         token_at: "end" if that token is the last of its document, "start" if it is the first
             (FineWeb's .bin files).
@@ -38,34 +60,49 @@ def document_ids(tokens: Tensor, end_of_document: int, token_at: TokenAt = "end"
         (B, T) int64, 0 at the first position of every row, non-decreasing.
     """
     separator = tokens == end_of_document
-    count = separator.cumsum(dim=1)
-    if token_at == "end":
-        return count - separator.long()
-    return count - separator[:, :1].long()
+    count = separator.cumsum(axis=1, dtype=np.int64)
+    return count - (separator if token_at == "end" else separator[:, :1])
+
+
+def _packing(ids: np.ndarray) -> tuple[Tensor, Tensor]:
+    """`positions` and `cu_seqlens` of a batch with these document ids, (B, T)."""
+    begins = np.ones(ids.shape, dtype=bool)
+    np.not_equal(ids[:, 1:], ids[:, :-1], out=begins[:, 1:])
+    bounds = np.append(np.flatnonzero(begins), ids.size)
+    positions = np.arange(ids.size) - np.repeat(bounds[:-1], np.diff(bounds))
+    return torch.from_numpy(positions.reshape(ids.shape)), torch.from_numpy(bounds.astype(np.int32))
 
 
 def batch_from_blocks(
-    blocks: Tensor, end_of_document: int, token_at: TokenAt = "end", score_first_token: bool = True
+    blocks: Tensor | np.ndarray,
+    end_of_document: int,
+    token_at: TokenAt = "end",
+    score_first_token: bool = True,
+    n_targets: np.ndarray | None = None,
 ) -> Batch:
     """Shift blocks of T + 1 consecutive tokens into inputs and targets.
 
     Args:
-        blocks: (B, T + 1) integers.
+        blocks: (B, T + 1) integers, on the host.
         end_of_document: id of the token that separates documents.
         token_at: whether that token ends or starts its document, see `document_ids`.
         score_first_token: False takes a target out of the loss where it is the first token of
             another document than its input token: nothing before it tells what that document is.
+        n_targets: (B,) how many targets of each row count, the first ones; by default all.
     """
-    blocks = blocks.long()
+    blocks = np.asarray(blocks)
     ids = document_ids(blocks, end_of_document, token_at)
-    targets = blocks[:, 1:]
+    tokens, targets = blocks[:, :-1].astype(np.int64), blocks[:, 1:].astype(np.int64)
     if not score_first_token:
-        targets = targets.masked_fill(ids[:, 1:] != ids[:, :-1], IGNORED)
-    return Batch(blocks[:, :-1].contiguous(), targets.contiguous(), ids[:, :-1].contiguous())
+        targets[ids[:, 1:] != ids[:, :-1]] = IGNORED
+    if n_targets is not None:
+        targets[np.arange(targets.shape[1]) >= n_targets[:, None]] = IGNORED
+    ids = np.ascontiguousarray(ids[:, :-1])
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(ids), *_packing(ids))
 
 
 class BlockCollate:
-    """Collate function of the loaders: a list of (T + 1,) arrays becomes a `Batch`. Picklable."""
+    """Collate function for loaders of single blocks: a list of (T + 1,) arrays becomes a `Batch`. Picklable."""
 
     def __init__(self, end_of_document: int, token_at: TokenAt = "end", score_first_token: bool = True) -> None:
         self.end_of_document = end_of_document
@@ -73,5 +110,5 @@ class BlockCollate:
         self.score_first_token = score_first_token
 
     def __call__(self, blocks: list) -> Batch:
-        stacked = torch.stack([torch.as_tensor(block).long() for block in blocks])
+        stacked = np.stack([np.asarray(block) for block in blocks])
         return batch_from_blocks(stacked, self.end_of_document, self.token_at, self.score_first_token)

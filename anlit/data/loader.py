@@ -1,92 +1,145 @@
-"""The streaming loader, with a resume that stays right at the end of an epoch."""
+"""From streams of blocks to batches; the place in the training stream is part of every checkpoint."""
 
+import logging
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
-from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+import torch
+from torch.utils.data import DataLoader
 
-from anlit.data.batch import Batch
+from anlit.data.batch import Batch, TokenAt, batch_from_blocks
+from anlit.data.streams import Blocks, BlockStream, EvaluationStream, TokenStream
 from anlit.errors import UserError
 
+_log = logging.getLogger(__name__)
 
-class ResumableLoader(StreamingDataLoader):
-    """A `StreamingDataLoader` whose position in a checkpoint is right wherever the checkpoint was made.
 
-    litdata forgets a restored position when the pass is run to its very end. Lightning's Trainer stops
-    at the last batch, one step short of it, so the epoch after a resume would start at the restored
-    position again instead of at its beginning: here a restored position holds for one pass.
+@dataclass(frozen=True)
+class BatchMaker:
+    """How blocks become batches."""
 
-    litdata also ties the position to the folder's path. Here it is tied to what the folder holds
-    (`content`, a hash), so that a run can go on where its data were copied to.
+    end_of_document: int
+    token_at: TokenAt
+    score_first_token: bool
+    pin_memory: bool = False
+
+    def __call__(self, blocks: Blocks) -> Batch:
+        batch = batch_from_blocks(
+            blocks.tokens, self.end_of_document, self.token_at, self.score_first_token, blocks.n_targets
+        )
+        return batch.pin_memory() if self.pin_memory else batch
+
+
+class Loader:
+    """Batches of a stream, made where they are used from blocks that `num_workers` processes read, if not 0.
+
+    Not a DataLoader but around one: Lightning builds those that it knows anew, in ways that ours would not survive.
     """
 
-    content: str = ""
-    _restored_pass_begun = False
+    def __init__(self, stream: BlockStream, make_batch: BatchMaker, num_workers: int = 0) -> None:
+        self.stream, self.make_batch, self.num_workers = stream, make_batch, num_workers
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "content": self.content}
+    def _batches(self) -> Iterator[Batch]:
+        loader = DataLoader(
+            self.stream,
+            batch_size=None,
+            num_workers=self.num_workers,
+            collate_fn=_as_they_are,
+            generator=torch.Generator(),  # it draws a number that would else be taken from the model's
+        )
+        for blocks in loader:
+            if isinstance(blocks, UserError):
+                raise blocks
+            yield self.make_batch(blocks)
 
-    def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Go on at a position that `state_dict` gave.
 
-        Raises:
-            UserError: it is a position in other data, or in the same data in another order.
-        """
-        source = self.dataset.input_dir
-        position = {**obj["dataset"], "input_dir_path": source.path, "input_dir_url": source.url}
-        self._check_same_order(obj, position)
-        super().load_state_dict({**obj, "dataset": position})
-        self._restored_pass_begun = False
-        # With another number of ranks or workers litdata would otherwise resume a finished epoch.
-        total = len(self.dataset) * self.dataset.distributed_env.world_size
-        if position.get("sample_in_epoch", 0) >= total:
-            self.restore = False
+def _as_they_are(blocks: Any) -> Any:
+    return blocks  # torch's own function would make tensors of the arrays, which cost more to send
 
-    def _check_same_order(self, state: dict[str, Any], position: dict[str, Any]) -> None:
-        then = {
-            "--data.path (the texts in it)": state.get("content"),
-            "--data.seed": position["seed"],
-            "--data.shuffle": position["shuffle"],
-            "--model.context_length": position["item_loader"]["block_size"] - 1,
-        }
-        now = (self.content, self.dataset.seed, self.dataset.shuffle, self.block_size - 1)
-        for (name, old), new in zip(then.items(), now, strict=True):
-            if old != new:
-                raise UserError(
-                    f"The checkpoint's place in the data is for {name} {old} and this run has {new}: "
-                    "set it back, or start from the weights alone."
-                )
 
-    @property
-    def block_size(self) -> int:
-        return self.dataset.item_loader.state_dict()["block_size"]
+class EvaluationLoader(Loader):
+    """Each iteration goes once through an `EvaluationStream`."""
+
+    stream: EvaluationStream
+
+    def __len__(self) -> int:
+        return len(self.stream)
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._restored_pass_begun:
-            self.restore = False
-        self._restored_pass_begun = self.restore
-        yield from super().__iter__()
+        return self._batches()
 
 
-def open_split(
-    path: str, split: str, block_size: int, shuffle: bool, seed: int, drop_last: bool | None
-) -> StreamingDataset:
-    """Stream a split of a prepared folder in consecutive blocks of `block_size` tokens that do not overlap.
+class ResumableLoader(Loader):
+    """Training batches whose place in the stream can be saved and restored.
+
+    The stream has no end and no epochs. An iteration gives as many batches as the sources fill once, and the next one
+    goes on from there, with the workers that are already running; so nothing is left out at an epoch's end.
 
     Args:
-        drop_last: None leaves out the last blocks only where several ranks must get the same number.
+        stream: the stream.
+        make_batch: what makes its blocks batches.
+        num_workers: processes; the batches do not depend on it.
+        identity: what the meaning of a place depends on, by the name of the setting: texts, seed, …
     """
-    dataset = StreamingDataset(
-        f"{path}/{split}",
-        item_loader=TokensLoader(block_size=block_size),
-        shuffle=shuffle,
-        seed=seed,
-        drop_last=drop_last,
-        item_shuffle_window=0,  # mix all the blocks of a chunk, not within windows of 256
-    )
-    if dataset.posix_fast is not None:
-        # On network file systems litdata would shuffle in another way and hand out whole chunks, so
-        # that the order depended on where the folder lies and a rank could be left without any.
-        dataset.posix_fast = replace(dataset.posix_fast, kind="posix")
-    return dataset
+
+    stream: TokenStream
+
+    def __init__(self, stream: TokenStream, make_batch: BatchMaker, num_workers: int, identity: dict[str, Any]) -> None:
+        super().__init__(stream, make_batch, num_workers)
+        self.identity = identity
+        self.drawn = 0
+        """Sequences that all devices together have been given."""
+        self._running: Iterator[Batch] | None = None
+
+    def __len__(self) -> int:
+        """Batches in an epoch: what the sources fill once."""
+        return self.stream.order.n_blocks // self.stream.share.sequences
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(len(self)):
+            if self._running is None:
+                self.stream.start = self.drawn
+                self._running = self._batches()
+            batch = next(self._running)
+            self.drawn += self.stream.share.sequences
+            yield batch
+
+    def close(self) -> None:
+        """End the workers; iterating begins new ones at the same place."""
+        self._running = None
+
+    def state_dict(self) -> dict[str, Any]:
+        share = self.stream.share
+        return {
+            "drawn": self.drawn,
+            "identity": self.identity,
+            "split": {
+                "batch_size": share.batch_size,
+                "devices": share.world_size,
+                "num_workers": self.num_workers,
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at a place that `state_dict` gave.
+
+        Raises:
+            UserError: it is a place in other data, or in the same data in another order.
+        """
+        then = state.get("identity", {})
+        for name, now in self.identity.items():
+            if then.get(name) != now:
+                raise UserError(
+                    f"The checkpoint's place in the data is for {name} {then.get(name)} and this run has {now}: "
+                    "set it back, or start from the weights alone."
+                )
+        mine = self.state_dict()["split"]
+        changed = [f"{name} {old} → {mine[name]}" for name, old in state["split"].items() if old != mine[name]]
+        if changed and self.stream.share.rank == 0 and self.drawn != state["drawn"]:
+            _log.info(
+                f"Resuming with {', '.join(changed)}: the data go on after sequence {state['drawn']:,}, none is "
+                "repeated or left out."
+            )
+        self.drawn = state["drawn"]
+        self.close()

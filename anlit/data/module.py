@@ -1,36 +1,54 @@
 """The DataModule that every corpus is read through."""
 
+import logging
 from typing import Any
 
 import lightning as L
 from tokenizers import Tokenizer
 
-from anlit.data import shards
-from anlit.data.batch import BlockCollate
-from anlit.data.loader import ResumableLoader, open_split
+from anlit.data import checks, shards
+from anlit.data.batch import Batch
+from anlit.data.cache import caches_of
+from anlit.data.loader import BatchMaker, EvaluationLoader, ResumableLoader
+from anlit.data.mixing import training_order
+from anlit.data.store import TokenStore
+from anlit.data.streams import DrawOrder, EvaluationStream, Share, TokenStream
 from anlit.data.tokenizer import as_plain_text
 from anlit.errors import UserError
 
-VOCABULARY_PADDING = 128  # a model's vocabulary may be rounded up to a multiple of this, for faster kernels
+_log = logging.getLogger(__name__)
 
 
 class TokenShards(L.LightningDataModule):
     """Batches from a folder of token shards that is already prepared.
 
     It knows nothing about how the shards came to be; a corpus is a subclass whose `prepare_data` makes
-    them. The training stream is consecutive blocks of `context_length` + 1 tokens that do not overlap,
-    in an order that `seed` and the epoch decide; its position is part of every checkpoint.
+    them. A split is one long array of tokens, cut into blocks of `context_length` targets; every block comes once
+    before any comes again, and only what is too short for a block at the array's end is left out of training.
+    `seed` alone decides the order, whatever the number of workers and devices; the place in it is part of every
+    checkpoint.
 
     Args:
-        path: folder (or s3://, gs:// address) with train/, val/, tokenizer.json and manifest.json.
+        path: folder (or s3://, gs://, hf:// address) with train/, val/, tokenizer.json and manifest.json.
         batch_size: sequences per device and micro-batch.
         context_length: tokens per sequence; by default the model's.
-        num_workers: loader processes per device; the order of the data depends on it.
-        shuffle: whether to shuffle the training blocks; validation never is.
+        num_workers: loader processes per device for training; evaluation reads in the process itself.
+        shuffle: whether to shuffle the training blocks, else they come in the order of the files, again and again;
+            validation never is.
         seed: seed of the data order.
         score_first_token: whether the first token of a document that follows another in the same
             sequence counts in the loss.
         val_batch_size: sequences per device and validation batch; by default batch_size.
+        weights: how often to draw from each subset of the corpus, as {subset: weight}; they need not sum to 1, and a
+            subset that is not listed is left out. By default all subsets are one, and every block comes once.
+        val_tokens: validate on the first so many targets, which are tokens 1 … val_tokens of the split (token 0 is
+            only input); by default, or if there are fewer, on all.
+        val_context_length: tokens per sequence of validation and test; by default context_length.
+        context_schedule: optimizer step → tokens per training sequence from that step on, such as
+            {0: 1024, 5000: 2048}. Each length divides context_length and the last is context_length: a batch
+            keeps its tokens, cut into more sequences.
+        cache_gb: size of the cache for remote shards, in 10⁹ bytes (it lies under LITDATA_CACHE_DIR, by default
+            ~/.lightning/chunks, and is shared by all runs).
     """
 
     def __init__(
@@ -43,6 +61,11 @@ class TokenShards(L.LightningDataModule):
         seed: int = 42,
         score_first_token: bool = True,
         val_batch_size: int | None = None,
+        weights: dict[str, float] | None = None,
+        val_tokens: int | None = None,
+        val_context_length: int | None = None,
+        context_schedule: dict[int, int] | None = None,
+        cache_gb: float = 100.0,
     ) -> None:
         super().__init__()
         self.path = path.rstrip("/")
@@ -53,13 +76,21 @@ class TokenShards(L.LightningDataModule):
         self.seed = seed
         self.score_first_token = score_first_token
         self.val_batch_size = val_batch_size or batch_size
+        self.weights = weights
+        self.val_tokens = val_tokens
+        self.val_context_length = val_context_length
+        self.context_schedule = context_schedule
+        self.cache_gb = cache_gb
         self._manifest: dict[str, Any] | None = None
+        self._groups: dict[str, dict[str, list[shards.Source]]] = {}
+        self._loader: ResumableLoader | None = None
+        self._restored: dict[str, Any] = {}
 
     @property
     def manifest(self) -> dict[str, Any]:
         """What manifest.json says; read once."""
         if self._manifest is None:
-            self._manifest = shards.read_manifest(self.path)
+            self._manifest = self._read_manifest()
         return self._manifest
 
     @property
@@ -67,7 +98,7 @@ class TokenShards(L.LightningDataModule):
         """What identifies the data in a run's record."""
         keys = ("corpus", "content_sha256", "tokenizer_sha256", "vocab_size", "documents", "bytes", "tokens")
         found = {key: self.manifest[key] for key in keys if key in self.manifest}
-        return {"path": self.path, **found, **{split: self.manifest[split] for split in shards.SPLITS}}
+        return {"path": self.path, **found, **{split: self.manifest[split] for split in self.manifest["splits"]}}
 
     @property
     def vocab_size(self) -> int:
@@ -76,96 +107,185 @@ class TokenShards(L.LightningDataModule):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the shards."""
-        return as_plain_text(Tokenizer.from_str(shards.read_text(f"{self.path}/{shards.TOKENIZER}")))
+        """The tokenizer that made the shards.
 
-    def bytes_per_token(self, split: str = "val") -> float:
-        """Bytes of text per token, end-of-document tokens counted: turns nats per token into bits per byte."""
-        return self.manifest[split]["bytes"] / self.manifest[split]["tokens"]
+        Raises:
+            UserError: they came as tokens, without one.
+        """
+        try:
+            content = shards.read_bytes(f"{self._folders()[0]}/{shards.TOKENIZER}")
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{self.path} has no {shards.TOKENIZER}, so its tokens cannot be turned into text: put the tokenizer's "
+                "file there under that name."
+            ) from error
+        return as_plain_text(Tokenizer.from_buffer(content))
+
+    def bytes_per_token(self, split: str = "val") -> float | None:
+        """Bytes of text per token, end-of-document tokens counted: turns nats per token into bits per byte.
+
+        None where the text is not known. Where there is no test split, "test" is "val".
+        """
+        counts = self.manifest.get(split, self.manifest["val"])
+        return counts["bytes"] / counts["tokens"] if counts["bytes"] else None
 
     def setup(self, stage: str | None = None) -> None:
         """Check the shards against the model and the loader's settings.
 
         Raises:
-            UserError: the folder is missing or damaged, or context length, batch size or vocabulary do not fit.
+            UserError: the folder is missing or damaged, or a setting does not fit it or the model.
         """
+        self.teardown("fit")
         model = self.trainer.lightning_module if self.trainer is not None else None
         if self.context_length is None:
             self.context_length = getattr(model, "context_length", None)
         if self.context_length is None:
             raise UserError("The data have no context length and the model tells none: set --data.context_length.")
-        shards.check_chunks(self.path, self.manifest)
-        self._check_vocabulary(getattr(model, "vocab_size", None))
+        checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, self.path)
+        checks.check_seed(self.seed)
+        checks.check_context_schedule(self.context_schedule, self.context_length)
+        for split in self.manifest["splits"]:
+            for group in self._sources(split).values():
+                for source in group:
+                    shards.check_sizes(source)
+        checks.check_weights(self.weights, list(self._sources("train")), self.path)
         if stage in (None, "fit"):
-            self._check_enough("train", self.batch_size, workers=max(1, self.num_workers))
-        self._check_enough("val", self.val_batch_size if self._world_size > 1 else 1, workers=1)
+            self._check_training()
+        self._check_validation()
 
-    @property
-    def _world_size(self) -> int:
-        return self.trainer.world_size if self.trainer is not None else 1
+    def teardown(self, stage: str) -> None:
+        """End the training loader's workers; the next run begins at the stream's start."""
+        if self._loader is not None:
+            self._loader.close()
+        self._loader, self._restored = None, {}
 
-    def _check_vocabulary(self, model_size: int | None) -> None:
-        padded = -(-self.vocab_size // VOCABULARY_PADDING) * VOCABULARY_PADDING
-        if model_size is not None and not self.vocab_size <= model_size <= padded:
-            raise UserError(
-                f"The model has a vocabulary of {model_size} tokens and the shards in {self.path} have "
-                f"{self.vocab_size}: set --model.vocab_size {self.vocab_size} (or up to {padded})."
-            )
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the training stream.
 
-    def _check_enough(self, split: str, batch_size: int, workers: int) -> None:
-        assert self.context_length is not None
-        block_size = self.context_length + 1
-        blocks = shards.blocks_in(self.path, split, block_size)
-        if blocks == 0:
-            longest = max(chunk["dim"] for chunk in shards.chunks_of(self.path, split))
-            raise UserError(
-                f"context_length {self.context_length} is longer than the chunks of {self.path}/{split}, "
-                f"whose longest has {longest:,} tokens: set --model.context_length to {longest - 1} or less."
-            )
-        needed = batch_size * workers * self._world_size
-        if blocks < needed:
-            name = "val_batch_size" if split == "val" else "batch_size"
-            raise UserError(
-                f"{name} {batch_size} with {workers} worker(s) on each of {self._world_size} device(s) needs "
-                f"{needed:,} sequences and {self.path}/{split} has {blocks:,} of {self.context_length} tokens: "
-                f"set a smaller --data.{name}, a smaller --data.num_workers or a shorter context_length."
-            )
+        Lightning saves the loader's state too, but restores that one only if nothing has asked for the loader before,
+        as `Trainer.estimated_stepping_batches` does in `configure_optimizers`.
+        """
+        return self._loader.state_dict() if self._loader is not None else self._restored
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restored = state_dict
+        if self._loader is not None:
+            self._loader.load_state_dict(state_dict)
 
     def train_dataloader(self) -> ResumableLoader:
-        """Shuffled blocks; every batch is full."""
-        loader = self._loader("train", self.batch_size, self.shuffle, drop_last=True)
-        if self.trainer is not None:
-            # After a resume at the end of an epoch the Trainer restores its own epoch but no loader's.
-            loader.current_epoch = self.trainer.current_epoch
-        return loader
+        """The stream of training batches, all of them full; from where the last one was, within a run.
 
-    def val_dataloader(self) -> ResumableLoader:
-        """All blocks in their order on one device; on several, those that give each as many batches."""
-        return self._loader("val", self.val_batch_size, shuffle=False, drop_last=None)
-
-    def test_dataloader(self) -> ResumableLoader:
-        """The validation split."""
-        return self.val_dataloader()
-
-    def predict_dataloader(self) -> ResumableLoader:
-        """The validation split."""
-        return self.val_dataloader()
-
-    def _loader(self, split: str, batch_size: int, shuffle: bool, drop_last: bool | None) -> ResumableLoader:
+        Raises:
+            UserError: the checkpoint's place is in other data, or in another order.
+        """
         assert self.context_length is not None, "setup() comes first"
-        dataset = open_split(self.path, split, self.context_length + 1, shuffle, self.seed, drop_last)
-        collate = BlockCollate(
-            self.manifest["end_of_document"],
-            self.manifest.get("document_token_at", "end"),
-            self.score_first_token,
-        )
-        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-        loader = ResumableLoader(
-            dataset,
-            batch_size=batch_size,
-            num_workers=self.num_workers,
-            collate_fn=collate,
-            pin_memory=on_gpu,
-        )
-        loader.content = self.manifest["content_sha256"]
+        groups = self._sources("train")
+        sources = [source for group in groups.values() for source in group]
+        stream = TokenStream(self._stores(sources), self._order(), self.context_length, self._share(self.batch_size))
+        identity = {
+            "--data.path (the texts in it)": self.manifest["content_sha256"],
+            "--data.seed": self.seed,
+            "--data.shuffle": self.shuffle,
+            "--data.weights": self.weights,
+            "--model.context_length": self.context_length,
+        }
+        loader = ResumableLoader(stream, self._batch_maker(), self.num_workers, identity)
+        if place := self.state_dict():
+            loader.load_state_dict(place)
+        self._loader = loader
         return loader
+
+    def val_dataloader(self) -> EvaluationLoader:
+        """The validation split in its order, all of it or its first `val_tokens` targets."""
+        return self._evaluation_loader("val")
+
+    def test_dataloader(self) -> EvaluationLoader:
+        """The test split where the corpus has one, else what validation uses."""
+        return self._evaluation_loader("test" if "test" in self.manifest["splits"] else "val")
+
+    def predict_dataloader(self) -> EvaluationLoader:
+        """What validation uses."""
+        return self.val_dataloader()
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Cut a training batch to the length that `context_schedule` has for the step under way."""
+        if not self.context_schedule or self.trainer is None or not self.trainer.training:
+            return batch
+        begun = [step for step in self.context_schedule if step <= self.trainer.global_step]
+        return batch.cut(self.context_schedule[max(begun)])
+
+    def _folders(self) -> list[str]:
+        return [self.path]
+
+    def _read_manifest(self) -> dict[str, Any]:
+        return shards.read_manifest(self.path)
+
+    def _read_sources(self, split: str) -> dict[str, list[shards.Source]]:
+        """The sources of a split by the names that weights are given for."""
+        return {source.name: [source] for source in shards.sources_of(self.path, self.manifest, split)}
+
+    def _sources(self, split: str) -> dict[str, list[shards.Source]]:
+        if split not in self._groups:
+            self._groups[split] = self._read_sources(split)
+        return self._groups[split]
+
+    def _stores(self, sources: list[shards.Source]) -> list[TokenStore]:
+        caches = caches_of(sources, int(self.cache_gb * 1e9))
+        return [TokenStore(source, cache) for source, cache in zip(sources, caches, strict=True)]
+
+    def _order(self) -> DrawOrder:
+        assert self.context_length is not None
+        tokens = {
+            name: [[chunk.tokens for chunk in source.chunks] for source in group]
+            for name, group in self._sources("train").items()
+        }
+        return training_order(tokens, self.context_length, self.weights, self.shuffle, self.seed)
+
+    def _share(self, batch_size: int) -> Share:
+        # Not the Trainer's rank: devices that split one model between them get the same data.
+        place = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
+        return Share(batch_size, place["rank"], place["num_replicas"]) if place else Share(batch_size)
+
+    def _batch_maker(self) -> BatchMaker:
+        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        manifest = self.manifest
+        return BatchMaker(manifest["end_of_document"], manifest["document_token_at"], self.score_first_token, on_gpu)
+
+    def _evaluation_stream(self, split: str) -> EvaluationStream:
+        assert self.context_length is not None, "setup() comes first"
+        return EvaluationStream(
+            self._stores([source for group in self._sources(split).values() for source in group]),
+            self.val_context_length or self.context_length,
+            self._share(self.val_batch_size),
+            self.manifest["end_of_document"],
+            self.val_tokens if split == "val" else None,
+        )
+
+    def _evaluation_loader(self, split: str) -> EvaluationLoader:
+        return EvaluationLoader(self._evaluation_stream(split), self._batch_maker())
+
+    def _check_training(self) -> None:
+        assert self.context_length is not None
+        groups = self._sources("train")
+        if self.weights is None:  # then all are one, and some may be too short for a block
+            drawn = {"": [source for group in groups.values() for source in group]}
+        else:
+            drawn = {name: groups[name] for name, weight in self.weights.items() if weight}
+        blocks = {
+            name: sum(max(0, source.n_tokens - 1) // self.context_length for source in group)
+            for name, group in drawn.items()
+        }
+        longest = {name: max(source.n_tokens for source in group) for name, group in drawn.items()}
+        devices = self._share(self.batch_size).world_size
+        checks.check_enough_to_train(blocks, longest, self.batch_size, devices, self.context_length, self.path)
+        self._order()  # refuses weights that are too small
+
+    def _check_validation(self) -> None:
+        stream = self._evaluation_stream("val")
+        available = stream.n_targets
+        if available == 0:
+            raise UserError(f"{self.path}/val has no token to predict: prepare it again with more text held out.")
+        if self.val_tokens is not None and available < self.val_tokens and stream.share.rank == 0:
+            _log.info(
+                f"{self.path}/val has only {available:,} targets, not the {self.val_tokens:,} of --data.val_tokens."
+            )

@@ -114,8 +114,9 @@ class LanguageModel(L.LightningModule):
         self.mean_loss.reset()
         self.log(f"{split}/loss", loss, prog_bar=True)
         self.log(f"{split}/perplexity", loss.exp())
-        if (data := self._data()) is not None:
-            self.log(f"{split}/bits_per_byte", loss / math.log(2) / data.bytes_per_token("val"))
+        data = self._data()
+        if data is not None and (bytes_per_token := data.bytes_per_token(split)) is not None:
+            self.log(f"{split}/bits_per_byte", loss / math.log(2) / bytes_per_token)
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Log-likelihood in nats of every target, (B, T), with the tokens and targets; 0 where not counted."""
@@ -174,7 +175,11 @@ class LanguageModel(L.LightningModule):
         then, now = record["data"], data.fingerprint if data is not None else None
         if then and now and then["tokenizer_sha256"] != now["tokenizer_sha256"]:
             raise UserError(
-                f"the checkpoint in ckpt_path was trained with another tokenizer ({then['tokenizer_sha256'][:12]}…) "
-                f"than data.path's shards have ({now['tokenizer_sha256'][:12]}…): set --data.path to the shards that "
-                "it was trained on"
+                f"the checkpoint in ckpt_path was trained with another tokenizer ({_short(then)}) than data.path's "
+                f"shards have ({_short(now)}): set --data.path to the shards that it was trained on"
             )
+
+
+def _short(fingerprint: dict[str, Any]) -> str:
+    """The beginning of the tokenizer's hash; token files come without a tokenizer."""
+    return f"{fingerprint['tokenizer_sha256'][:12]}…" if fingerprint["tokenizer_sha256"] else "none"

@@ -3,9 +3,10 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from anlit.data import TextFiles
+from tests.data.prepared import random_tokens, write_prepared
 
 WORDS = ["the", "norm", "of", "a", "row", "is", "one", "größe", "naïve", "日本語", "and", "x = 1\n", "\t\r\n", "🙂"]
 
@@ -36,6 +37,31 @@ def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_shards(tiny_text: Path) -> str:
     """Prepared folder of the small corpus: vocabulary 320, about 20,000 tokens."""
+    from anlit.data import TextFiles
+
     path = str(tiny_text.parent / "shards")
     TextFiles(str(tiny_text), path, vocab_size=320, val_fraction=0.2).prepare_data()
     return path
+
+
+@pytest.fixture(scope="session")
+def streams() -> dict[str, np.ndarray]:
+    """The tokens of `prepared`."""
+    return {"train": random_tokens(46_000, seed=0), "val": random_tokens(5_000, seed=1)}
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory, streams: dict[str, np.ndarray]) -> str:
+    """Prepared folder by the tests' own writer: seven chunks to train on, vocabulary 320."""
+    folder = tmp_path_factory.mktemp("prepared") / "plain"
+    write_prepared(folder, streams, chunk_tokens=7001)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def subsets(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, np.ndarray]]:
+    """Prepared folder of a corpus with three subsets of different sizes, and their tokens."""
+    folder = tmp_path_factory.mktemp("prepared") / "subsets"
+    sizes = {"train/web": 20_000, "train/code": 9_000, "train/books": 3_000, "val/web": 1_500, "val/books": 700}
+    tokens = {name: random_tokens(size, seed=10 + size) for name, size in sizes.items()}
+    return str(folder), write_prepared(folder, tokens, chunk_tokens=2500)

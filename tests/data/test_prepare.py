@@ -1,217 +1,384 @@
-"""From text files to shards: nothing is lost, mixed, guessed or left half done."""
+"""From each corpus's files, in the hub's layout, to shards: nothing is lost, mixed or guessed, by whatever way."""
 
 import functools
 import json
-import multiprocessing
-import os
+import random
 import shutil
+from collections.abc import Callable, Iterator
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
-from anlit.data import PythonSources, TextFiles, TokenShards
-from anlit.data import corpus as corpora
-from anlit.data import prepare as prepare_module
-from anlit.data.loader import open_split
-from anlit.data.python_sources import python_files
-from anlit.data.shards import chunks_of
-from anlit.data.tokenizer import load_tokenizer, train_bpe
+from anlit.data.preparation import catalogue
+from anlit.data.preparation.catalogue import Options, python_files, python_sources
+from anlit.data.preparation.prepare import Way, prepare
+from anlit.data.preparation.recipe import Recipe
 from anlit.errors import UserError
-from tests.data.conftest import write_corpus
+from tests.data import layouts
+from tests.data.layouts import END_OF_DOCUMENT, GPT2_END_OF_DOCUMENT, SET_NAMES, documents
+from tests.data.preparing import (
+    SMALL,
+    assert_counts,
+    assert_holds,
+    finish,
+    hashes,
+    make,
+    plain_tokenizer,
+    read_json,
+    read_sources,
+    read_stream,
+    read_texts,
+    recipe_of,
+    scratch,
+    start,
+    train_tokenizer,
+)
+
+BIG = {"task_bytes": 1 << 20, "group_bytes": 1 << 21, "chunk_bytes": 1 << 20}
+N_DOCUMENTS = 70
 
 
-def tiny(text: Path, path: Path | str, **changes) -> TextFiles:
-    return TextFiles(str(text), str(path), **{"vocab_size": 320, "val_fraction": 0.2, **changes})
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with scratch() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(train_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """Unicode of all kinds, and one document of more than a megabyte."""
+    return list(documents(N_DOCUMENTS))
+
+
+def slimpajama_streams(texts_by_folder: dict[str, list[str]]) -> dict[str, list[str]]:
+    """What each stream is to hold."""
+    streams: dict[str, list[str]] = {}
+    for folder, texts in texts_by_folder.items():
+        for number, text in enumerate(texts):
+            split = {"validation": "val"}.get(folder, folder)
+            streams.setdefault(f"{split}/{SET_NAMES[number % 7]}", []).append(text)
+    return streams
+
+
+def assert_lists_sources(folder: Path, root: Path, texts_by_name: dict[str, list[str]]) -> None:
+    """sources.jsonl has every source file with its hash and its own counts."""
+    tokenizer = plain_tokenizer(folder / "tokenizer.json")
+    files = {file["name"]: file for group in read_sources(folder) for file in group["files"]}
+    assert set(files) == set(texts_by_name)
+    for name, texts in texts_by_name.items():
+        assert files[name] == {
+            "name": name,
+            "sha256": sha256((root / name).read_bytes()).hexdigest(),
+            "documents": len(texts),
+            "bytes": sum(len(text.encode()) for text in texts),
+            "tokens": len(tokenizer.tokens(texts)),
+        }
+
+
+def cut(texts: list[str], n: int) -> list[list[str]]:
+    """The runs of texts that the layouts put into n files."""
+    return [texts[len(texts) * part // n : len(texts) * (part + 1) // n] for part in range(n)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_slimpajama(texts: list[str], tokenizer: str, tmp_path: Path, workers: int) -> None:
+    by_folder = {"train": texts[:50], "validation": texts[50:61], "test": texts[61:]}
+    files = layouts.slimpajama(tmp_path / "hub", by_folder, n_files=3)
+    recipe = recipe_of("SlimPajama", tmp_path / "hub", BIG if workers == 1 else SMALL, tokenizer=tokenizer)
+    manifest = make(tmp_path / "out", recipe, workers)
+    assert_holds(tmp_path / "out", slimpajama_streams(by_folder))
+    parts = [part for folder in by_folder.values() for part in cut(folder, 3)]
+    names = [file.relative_to(tmp_path / "hub").as_posix() for file in files]
+    assert_lists_sources(tmp_path / "out", tmp_path / "hub", dict(zip(names, parts, strict=True)))
+    assert manifest is not None
+    assert set(manifest["train"]["subsets"]) == set(SET_NAMES)
+    assert manifest == read_json(tmp_path / "out" / "manifest.json")
+    assert manifest["splits"] == ["train", "val", "test"]
+    assert manifest["skipped"] == {}
+    assert (manifest["corpus"], manifest["command"], manifest["dtype"]) == ("SlimPajama", "anlit prepare", "uint16")
+    assert (manifest["vocab_size"], manifest["end_of_document"]) == (800, 799)
+    assert manifest["document_token_at"] == "end"
+    assert manifest["tokenizer_sha256"] == sha256(Path(tokenizer).read_bytes()).hexdigest()
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == Path(tokenizer).read_bytes()
+    assert {"python", "anlit", "tokenizers"} <= set(manifest["versions"])
+
+
+def test_slimpajama_unpacked_and_with_files_in_the_order_of_their_numbers(tokenizer: str, tmp_path: Path) -> None:
+    expected = []
+    for chunk in (1, 2, 10):
+        for number in (0, 9, 10, 100):
+            expected.append(f"{chunk}/{number}")
+            path = tmp_path / "hub" / "train" / f"chunk{chunk}" / f"example_train_{number}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"text": expected[-1], "meta": {"redpajama_set_name": "RedPajamaC4"}}))
+    val = tmp_path / "hub" / "validation" / "chunk1" / "example_holdout_0.jsonl"
+    val.parent.mkdir(parents=True)
+    val.write_text(json.dumps({"text": "val", "meta": {"redpajama_set_name": "RedPajamaC4"}}))
+    make(tmp_path / "out", recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
+    assert_holds(tmp_path / "out", {"train/RedPajamaC4": expected, "val/RedPajamaC4": ["val"]})
+
+
+def test_the_name_of_a_subset_cannot_lead_out_of_the_folder(tokenizer: str, tmp_path: Path) -> None:
+    names = ["../../mine", "..", ".", "a b", "größe", "a/b"]
+    rows = [json.dumps({"text": name, "meta": {"redpajama_set_name": name}}) + "\n" for name in names]
+    for folder in ("train", "validation"):
+        (tmp_path / "hub" / folder).mkdir(parents=True)
+        (tmp_path / "hub" / folder / "a.jsonl").write_text("".join(rows))
+    make(tmp_path / "out", recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
+    assert {path.name for path in tmp_path.iterdir()} == {"hub", "out"}
+    subsets = read_json(tmp_path / "out" / "manifest.json")["train"]["subsets"]
+    assert {path.name for path in (tmp_path / "out" / "train").iterdir()} == set(subsets)
+    found = [text for name in subsets for text in read_texts(tmp_path / "out", f"train/{name}")]
+    assert sorted(found) == sorted(names)
+
+
+@pytest.mark.parametrize("seed", [42, 5])
+def test_openwebtext(texts: list[str], tokenizer: str, tmp_path: Path, seed: int) -> None:
+    files = layouts.openwebtext(tmp_path / "hub", texts, n_files=3)
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", BIG, tokenizer=tokenizer, val_documents=13, seed=seed)
+    make(tmp_path / "out", recipe)
+    val = read_texts(tmp_path / "out", "val")
+    assert len(val) == len(set(val)) == 13
+    assert val == [text for text in texts if text in set(val)]
+    assert_holds(tmp_path / "out", {"train": [text for text in texts if text not in set(val)], "val": val})
+    names = [file.relative_to(tmp_path / "hub").as_posix() for file in files]
+    assert_lists_sources(tmp_path / "out", tmp_path / "hub", dict(zip(names, cut(texts, 3), strict=True)))
+
+
+def test_openwebtext_s_held_out_documents_are_the_seed_s(tokenizer: str, tmp_path: Path) -> None:
+    some = list(documents(80, seed=3))[10:]
+
+    def held_out(name: str, seed: int, **sizes: int) -> list[str]:
+        options = {"tokenizer": tokenizer, "val_documents": 13, "seed": seed}
+        make(tmp_path / name, recipe_of("OpenWebText", tmp_path / "hub", SMALL | sizes, **options))
+        return read_texts(tmp_path / name, "val")
+
+    layouts.openwebtext(tmp_path / "hub", some, n_files=3)
+    one, other = held_out("one", 1), held_out("other", 2)
+    shutil.rmtree(tmp_path / "hub")
+    layouts.openwebtext(tmp_path / "hub", some, n_files=5, row_group_size=3)
+    assert held_out("cut otherwise", 1, task_bytes=1000, group_bytes=5000) == one
+    assert set(one) != set(other)
+
+
+def test_fineweb_s_first_tokens_are_held_out(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
+    files = layouts.fineweb(tmp_path / "hub", texts, n_files=3)
+    stream = plain_tokenizer(tokenizer).tokens(texts)
+    make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", BIG, tokenizer=tokenizer, val_tokens=5000))
+    val, train = (read_stream(tmp_path / "out", split).tolist() for split in ("val", "train"))
+    assert val[:5000] == stream[:5000]
+    assert val + train == stream
+    ends = list(accumulate(len(plain_tokenizer(tokenizer).tokens([text])) for text in texts))
+    whole = next(number + 1 for number, end in enumerate(ends) if end >= 5000)
+    assert_holds(tmp_path / "out", {"val": texts[:whole], "train": texts[whole:]})
+    names = [file.relative_to(tmp_path / "hub").as_posix() for file in files]
+    assert_lists_sources(tmp_path / "out", tmp_path / "hub", dict(zip(names, cut(texts, 3), strict=True)))
+
+
+@pytest.mark.parametrize("past_the_end", [-1, 0, 1])
+def test_fineweb_s_cut_at_the_end_of_a_document(tokenizer: str, tmp_path: Path, past_the_end: int) -> None:
+    some = list(documents(60, seed=4))[10:]
+    layouts.fineweb(tmp_path / "hub", some, n_files=4)
+    end = len(plain_tokenizer(tokenizer).tokens(some[:5]))  # in the first task of the first group
+    recipe = recipe_of("FineWeb", tmp_path / "hub", tokenizer=tokenizer, val_tokens=end + past_the_end)
+    make(tmp_path / "out", recipe)
+    held_out = 6 if past_the_end > 0 else 5
+    assert_holds(tmp_path / "out", {"val": some[:held_out], "train": some[held_out:]})
+    assert len(read_sources(tmp_path / "out")) > 1
+
+
+def test_fineweb_that_is_too_small_is_refused(tokenizer: str, tmp_path: Path) -> None:
+    layouts.fineweb(tmp_path / "hub", ["a", "b", "c"], n_files=1)
+    with pytest.raises(UserError, match=r"has 6 tokens, too few to hold out the first 5 .*--val-tokens"):
+        make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", tokenizer=tokenizer, val_tokens=5))
+
+
+def test_fineweb_s_part_decides_on_the_files(tokenizer: str, tmp_path: Path) -> None:
+    layouts.fineweb(tmp_path / "hub", ["small"] * 3, n_files=1)
+    layouts.fineweb(tmp_path / "hub", ["big"] * 4, n_files=1, sample="100BT")
+    for part, texts in (("sample-10BT", ["small"] * 3), ("sample-100BT", ["big"] * 4)):
+        recipe = recipe_of("FineWeb", tmp_path / "hub", tokenizer=tokenizer, val_tokens=1, part=part)
+        make(tmp_path / part, recipe)
+        assert_holds(tmp_path / part, {"val": texts[:1], "train": texts[1:]})
+    with pytest.raises(UserError, match="--part sample-1BT is not known: choose one of sample-10BT"):
+        recipe_of("FineWeb", tmp_path / "hub", part="sample-1BT")
+
+
+def random_token_documents(n: int, vocabulary: int = GPT2_END_OF_DOCUMENT) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(vocabulary) for _ in range(rng.randrange(1, 200))] for _ in range(n)]
+
+
+def bin_tokens(file: Path) -> list[int]:
+    return np.frombuffer(file.read_bytes(), "<u2")[512:].tolist()
+
+
+def test_fineweb_bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anlit.data.preparation.plan.TOKENS_AT_ONCE", 700)
+    files = layouts.fineweb_bin(tmp_path / "hub", random_token_documents(100), tokens_per_file=2500)
+    assert len(files) > 3
+    sizes = {"task_bytes": 2500, "group_bytes": 9000, "chunk_bytes": 1000}
+    manifest = make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", sizes, tokenizer="none"), 2)
+    assert manifest is not None
+    expected = {"val": bin_tokens(files[0]), "train": [token for file in files[1:] for token in bin_tokens(file)]}
+    counts = {}
+    for split, tokens in expected.items():
+        assert read_stream(tmp_path / "out", split).tolist() == tokens
+        n_documents = tokens.count(GPT2_END_OF_DOCUMENT)
+        chunks = manifest[split]["chunks"]
+        counts[split] = {"documents": n_documents, "bytes": 0, "tokens": len(tokens), "chunks": chunks}
+    for place in (manifest, manifest["train"], manifest["val"]):
+        assert place["bytes"] is None  # their text is not known
+        place["bytes"] = 0
+    (tmp_path / "out" / "manifest.json").write_text(json.dumps(manifest))
+    assert_counts(tmp_path / "out", counts)
+    assert counts["val"]["documents"] + counts["train"]["documents"] == 100
+    assert (manifest["vocab_size"], manifest["end_of_document"]) == (50257, GPT2_END_OF_DOCUMENT)
+    assert (manifest["document_token_at"], manifest["tokenizer_sha256"]) == ("start", None)
+    hashed = {file["name"]: file["sha256"] for group in read_sources(tmp_path / "out") for file in group["files"]}
+    assert hashed == {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_fineweb_bin_with_the_tokenizer_that_made_it(tokenizer: str, tmp_path: Path) -> None:
+    layouts.fineweb_bin(tmp_path / "hub", random_token_documents(20, 799), tokens_per_file=900)
+    for file in (tmp_path / "hub").iterdir():  # the end of a document is 799 for this tokenizer
+        content = np.frombuffer(file.read_bytes(), "<u2").copy()
+        content[512:][content[512:] == GPT2_END_OF_DOCUMENT] = 799
+        file.write_bytes(content.tobytes())
+    manifest = make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", tokenizer=tokenizer))
+    assert manifest is not None
+    assert (manifest["documents"], manifest["vocab_size"], manifest["end_of_document"]) == (20, 800, 799)
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == Path(tokenizer).read_bytes()
+
+
+def test_tokens_that_the_vocabulary_does_not_have_are_refused(tokenizer: str, tmp_path: Path) -> None:
+    layouts.fineweb_bin(tmp_path / "hub", [[1, 2], [50257]], tokens_per_file=3)
+    with pytest.raises(UserError, match=r"fineweb_train_000001\.bin holds token 50257, and the vocabulary has 50257"):
+        make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", tokenizer="none"))
+    with pytest.raises(UserError, match=r"holds token 50257, and the vocabulary has 800.*--tokenizer"):
+        make(tmp_path / "other", recipe_of("FineWebBin", tmp_path / "hub", tokenizer=tokenizer))
+
+
+def test_a_file_of_tokens_that_is_none_is_refused(tmp_path: Path) -> None:
+    files = layouts.fineweb_bin(tmp_path / "hub", random_token_documents(20), tokens_per_file=900)
+    files[1].write_bytes(files[1].read_bytes()[:-2])
+    with pytest.raises(UserError, match=r"fineweb_train_000001\.bin has 2,778 bytes where the 878 tokens"):
+        make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", tokenizer="none"))
+
+
+def text_file_source(folder: Path, texts: list[str], kind: str) -> str:
+    """The texts as files of a kind; the pattern for them."""
+    folder.mkdir()
+    for number, part in enumerate(cut(texts, 4)):
+        path = folder / f"{number}{kind}"
+        if kind == ".parquet":
+            pq.write_table(pa.table({"content": pa.array(part, pa.string())}), path, row_group_size=5)
+        else:
+            path.write_bytes(b"".join(json.dumps({"content": text}).encode() + b"\n" for text in part))
+    return f"*{kind}"
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
+def test_text_files_with_many_documents(texts: list[str], tokenizer: str, tmp_path: Path, kind: str) -> None:
+    pattern = text_file_source(tmp_path / "text", texts, kind)
+    options = {"pattern": pattern, "text": "content", "tokenizer": tokenizer, "val_fraction": 0.2}
+    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", BIG, **options))
+    val = [text for text in texts if int(sha256(text.encode()).hexdigest()[:8], 16) < 0.2 * 2**32]
+    assert_holds(tmp_path / "out", {"val": val, "train": [text for text in texts if text not in val]})
+    assert 0 < len(val) < len(texts) / 2
+    names = [f"{number}{kind}" for number in range(4)]
+    assert_lists_sources(tmp_path / "out", tmp_path / "text", dict(zip(names, cut(texts, 4), strict=True)))
+
+
+def write_texts(folder: Path, texts: list[str]) -> Path:
+    """A file for each text, and what is left out: a copy, nothing, not UTF-8, another ending."""
+    for number, text in enumerate(texts):
+        path = folder / f"part{number % 3}" / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+    (folder / "a copy.txt").write_bytes(texts[0].encode())
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "latin1.txt").write_bytes("größe".encode("latin-1"))
+    (folder / "other.md").write_text("not asked for")
+    return folder
+
+
+def by_content(texts: list[str]) -> list[str]:
+    return sorted(texts, key=lambda text: sha256(text.encode()).hexdigest())
+
+
+def test_text_files(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
+    recipe = recipe_of("TextFiles", write_texts(tmp_path / "text", texts), BIG, tokenizer=tokenizer, val_fraction=0.2)
+    manifest = make(tmp_path / "out", recipe)
+    assert manifest is not None
+    val = [text for text in by_content(texts) if int(sha256(text.encode()).hexdigest()[:8], 16) < 0.2 * 2**32]
+    train = [text for text in by_content(texts) if text not in val]
+    assert_holds(tmp_path / "out", {"val": val, "train": train})
+    assert manifest["skipped"] == {
+        "duplicate": {"count": 1, "listed": ["part0/0.txt"]},
+        "empty": {"count": 1, "listed": ["empty.txt"]},
+        "not_utf8": {"count": 1, "listed": ["latin1.txt"]},
+    }
+    assert manifest["corpus"] == "text:text"
+
+
+def test_a_text_file_s_side_depends_on_its_content_only(tokenizer: str, tmp_path: Path) -> None:
+    some = list(documents(50, seed=1))[10:]
+    write_texts(tmp_path / "text", some)
+    write_texts(tmp_path / "moved", some[::-1][:25])
+    for name in ("text", "moved"):
+        make(tmp_path / f"of {name}", recipe_of("TextFiles", tmp_path / name, tokenizer=tokenizer, val_fraction=0.2))
+    sides = [{split: set(read_texts(tmp_path / f"of {name}", split)) for split in ("train", "val")} for name in
+             ("text", "moved")]  # fmt: skip
+    assert 0 < len(sides[1]["val"]) < len(sides[0]["val"])
+    assert sides[1]["val"] <= sides[0]["val"]
+    assert sides[1]["train"] <= sides[0]["train"]
+
+
+def test_a_few_text_files_give_both_splits(tokenizer: str, tmp_path: Path) -> None:
+    for name, fraction in (("low", 1e-6), ("high", 1 - 1e-6)):
+        (tmp_path / name).mkdir()
+        for text in ("a", "b", "c"):
+            (tmp_path / name / f"{text}.txt").write_text(text)
+        recipe = recipe_of("TextFiles", tmp_path / name, tokenizer=tokenizer, val_fraction=fraction)
+        make(tmp_path / f"of {name}", recipe)
+        parts = [read_texts(tmp_path / f"of {name}", split) for split in ("val", "train")]
+        assert sorted(parts[0] + parts[1]) == ["a", "b", "c"]
 
 
 @functools.cache
-def split_tokens(path: str, split: str) -> np.ndarray:
-    """All tokens of a split, in order, through litdata: blocks of one token lose nothing."""
-    dataset = open_split(path, split, block_size=1, shuffle=False, seed=0, drop_last=False)
-    return np.concatenate([np.asarray(block) for block in dataset])
+def few_python_files() -> list[catalogue.LocalText]:
+    return [file for file in python_files(include_site_packages=False) if file.label.startswith("json/")]
 
 
-def documents_in(path: str, split: str) -> list[str]:
-    """The texts between the end-of-document tokens of a split."""
-    tokens, tokenizer = split_tokens(path, split), load_tokenizer(f"{path}/tokenizer.json")
-    assert tokens[-1] == 0
-    ends = np.flatnonzero(tokens == 0)
-    return [tokenizer.decode(part[part != 0].tolist()) for part in np.split(tokens, ends[:-1] + 1)]
-
-
-def source_texts(text: Path) -> set[str]:
-    contents = {path.read_bytes() for path in text.rglob("*.txt")} - {b"", "größe".encode("latin-1")}
-    return {content.decode() for content in contents}
-
-
-def all_bytes(path: Path) -> dict[str, bytes]:
-    return {file.relative_to(path).as_posix(): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-
-
-def test_shards_decode_to_every_document_once(tiny_text: Path, tiny_shards: str) -> None:
-    train, val = documents_in(tiny_shards, "train"), documents_in(tiny_shards, "val")
-    assert set(train) | set(val) == source_texts(tiny_text)
-    assert len(train) + len(val) == len(source_texts(tiny_text))
-    assert set(train).isdisjoint(val)
-    assert any("<|endoftext|>" in text for text in train + val)
-
-
-def test_manifest_counts_what_is_there(tiny_text: Path, tiny_shards: str) -> None:
-    manifest = TokenShards(tiny_shards).manifest
-    tokenizer = load_tokenizer(f"{tiny_shards}/tokenizer.json")
-    for split in ("train", "val"):
-        texts = documents_in(tiny_shards, split)
-        stored = split_tokens(tiny_shards, split)
-        assert stored.dtype == np.uint16
-        assert manifest[split]["documents"] == len(texts)
-        assert manifest[split]["bytes"] == sum(len(text.encode()) for text in texts)
-        assert manifest[split]["tokens"] == len(stored)
-        assert manifest[split]["tokens"] == sum(len(tokenizer.encode(text).ids) + 1 for text in texts)
-    assert manifest["tokens"] == manifest["train"]["tokens"] + manifest["val"]["tokens"]
-    assert manifest["vocab_size"] == 320
-    skipped = {reason: entry["files"] for reason, entry in manifest["skipped"].items()}
-    assert skipped == {
-        "unreadable": [], "not_utf8": ["latin1.txt"], "empty": ["empty.txt"], "duplicate": ["special.txt"],
-    }  # fmt: skip
-
-
-def test_tokenizer_has_seen_the_training_part_only(tiny_shards: str) -> None:
-    by_hash = sorted(documents_in(tiny_shards, "train"), key=lambda text: sha256(text.encode()).digest())
-    stored = load_tokenizer(f"{tiny_shards}/tokenizer.json").to_str()
-    assert train_bpe(by_hash, 320).to_str() == stored
-    assert train_bpe(by_hash + documents_in(tiny_shards, "val"), 320).to_str() != stored
-
-
-def test_side_of_a_document_depends_on_its_content_only(tiny_text: Path, tmp_path: Path) -> None:
-    moved = tmp_path / "moved"
-    for index, file in enumerate(sorted(tiny_text.rglob("*.txt"), reverse=True)[:40]):
-        moved.mkdir(exist_ok=True)
-        shutil.copyfile(file, moved / f"renamed{index}.txt")
-    first = corpora.collect(corpora.list_files(tiny_text, "**/*.txt"), 0.2)
-    second = corpora.collect(corpora.list_files(moved, "**/*.txt"), 0.2)
-    train, val = ({document.sha256 for document in part} for part in (first.train, first.val))
-    assert 0 < len(second.val) < len(val)
-    assert {document.sha256 for document in second.val} <= val
-    assert {document.sha256 for document in second.train} <= train
-
-
-def test_same_text_gives_the_same_bytes_with_one_and_two_workers(
-    tiny_text: Path, tiny_shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny(tiny_text, tmp_path / "again").prepare_data()
-    assert all_bytes(tmp_path / "again") == all_bytes(Path(tiny_shards))
-    monkeypatch.setattr(prepare_module, "TASK_BYTES", 20_000)
-    monkeypatch.setattr(prepare_module, "WORKER_BYTES", 100_000)
-    for name in ("two", "two_again"):
-        tiny(tiny_text, tmp_path / name).prepare_data()
-    assert {chunk["filename"][:7] for chunk in chunks_of(str(tmp_path / "two"), "train")} == {"chunk-0", "chunk-1"}
-    assert all_bytes(tmp_path / "two") == all_bytes(tmp_path / "two_again")
-    assert documents_in(str(tmp_path / "two"), "train") == documents_in(tiny_shards, "train")
-
-
-def test_a_prepared_folder_is_reused(tiny_text: Path, tiny_shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_module, "_build", None)  # building again would fail
-    tiny(tiny_text, tiny_shards).prepare_data()
-
-
-def test_other_settings_or_texts_are_refused(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.mkdir()
-    for index in range(4):
-        (text / f"{index}.txt").write_text(f"text number {index} " * 30)
-    path = tmp_path / "shards"
-    tiny(text, path, vocab_size=280).prepare_data()
-    with pytest.raises(UserError, match=r"shards was prepared with other settings .*vocab_size 280 → 281"):
-        tiny(text, path, vocab_size=281).prepare_data()
-    (text / "new.txt").write_text("one more")
-    with pytest.raises(UserError, match="listing_sha256"):
-        tiny(text, path, vocab_size=280).prepare_data()
-    shutil.rmtree(text)
-    tiny(text, path, vocab_size=280).prepare_data()  # moved to where the texts are not: nothing to compare
-
-
-def test_a_killed_preparation_leaves_no_folder(
-    tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "shards"
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "_write_split", lambda *args: os._exit(9))
-        child = os.fork()
-        if child == 0:
-            prepare_module.prepare(path, recipe_of(tiny_text))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert not path.exists()
-    assert len(list(tmp_path.glob(".shards.preparing-*"))) == 1
-    tiny(tiny_text, path).prepare_data()
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["shards"]
-
-
-def test_a_text_that_changes_meanwhile_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = write_corpus(tmp_path / "text", n_files=4)
-    write_split = prepare_module._write_split
-
-    def change_first(folder: Path, split: str, documents: list[corpora.Document], end_id: int) -> dict[str, int]:
-        documents[0].path.write_text("something else")
-        return write_split(folder, split, documents, end_id)
-
-    monkeypatch.setattr(prepare_module, "_write_split", change_first)
-    with pytest.raises(UserError, match="has changed since the preparation began"):
-        tiny(text, tmp_path / "shards").prepare_data()
-    assert multiprocessing.active_children() == []
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["text"]
-
-
-def recipe_of(text: Path) -> prepare_module.Recipe:
-    return prepare_module.Recipe("text:text", corpora.list_files(text, "**/*.txt"), vocab_size=320)
-
-
-def test_a_quicker_process_wins(tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, build = tmp_path / "shards", prepare_module._build
-
-    def build_while_another_finishes(folder: Path, recipe: prepare_module.Recipe) -> dict:
-        manifest = build(folder, recipe)
-        shutil.copytree(folder, path)
-        return manifest
-
-    monkeypatch.setattr(prepare_module, "_build", build_while_another_finishes)
-    manifest = prepare_module.prepare(path, recipe_of(tiny_text))
-    assert manifest == json.loads((path / "manifest.json").read_text())
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["shards"]
-
-
-def test_a_given_tokenizer_is_used_as_it_is(tiny_text: Path, tiny_shards: str, tmp_path: Path) -> None:
-    given = tmp_path / "mine.json"
-    train_bpe(["another text altogether " * 50], 270).save(str(given))
-    data = tiny(tiny_text, tmp_path / "shards", tokenizer=str(given))
-    data.prepare_data()
-    assert (tmp_path / "shards" / "tokenizer.json").read_bytes() == given.read_bytes()
-    assert data.vocab_size == load_tokenizer(given).get_vocab_size()
-    assert set(documents_in(data.path, "train")) == set(documents_in(tiny_shards, "train"))
-
-
-def test_empty_and_single_file_corpora_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"No file matches \*\*/\*\.txt in .*nowhere"):
-        tiny(tmp_path / "nowhere", tmp_path / "shards").prepare_data()
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "a.txt").write_text("alone")
-    with pytest.raises(UserError, match="1 different non-empty UTF-8 file"):
-        tiny(tmp_path / "one", tmp_path / "shards").prepare_data()
-    assert not (tmp_path / "shards").exists()
-
-
-def test_a_foreign_folder_is_not_overwritten(tiny_text: Path, tmp_path: Path) -> None:
-    (tmp_path / "shards").mkdir()
-    (tmp_path / "shards" / "mine.txt").write_text("precious")
-    with pytest.raises(UserError, match="shards is not a prepared folder"):
-        tiny(tiny_text, tmp_path / "shards").prepare_data()
-    assert (tmp_path / "shards" / "mine.txt").read_text() == "precious"
+def test_python_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "python_files", lambda include_site_packages: few_python_files())
+    options = Options(vocab_size=300, val_fraction=0.3)
+    manifest = prepare(tmp_path / "out", python_sources(options), Way(workers=1))
+    found = [text for split in ("val", "train") for text in read_texts(tmp_path / "out", split)]
+    assert sorted(found) == sorted({file.path.read_bytes().decode() for file in few_python_files()} - {""})
+    assert_holds(tmp_path / "out", {split: read_texts(tmp_path / "out", split) for split in ("val", "train")})
+    assert manifest is not None
+    assert (manifest["vocab_size"], manifest["settings"]["include_site_packages"]) == (300, False)
+    with pytest.raises(UserError, match="include_site_packages False → True"):
+        prepare(tmp_path / "out", python_sources(Options(vocab_size=300, val_fraction=0.3, include_site_packages=True)))
 
 
 def test_python_sources_are_the_standard_library() -> None:
     labels = {file.label for file in python_files(include_site_packages=False)}
     assert {"abc.py", "json/decoder.py", "asyncio/base_events.py"} <= labels
+    assert not any("site-packages" in label for label in labels)
 
 
 def test_site_packages_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,13 +392,222 @@ def test_site_packages_only_on_request(tmp_path: Path, monkeypatch: pytest.Monke
     assert [file.path.name for file in python_files(include_site_packages=True)] == ["a.py", "b.py"]
 
 
-def test_python_sources_prepare_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = [file for file in python_files(include_site_packages=False) if file.label.startswith("json/")]
-    monkeypatch.setattr("anlit.data.python_sources.python_files", lambda include_site_packages: few)
-    data = PythonSources(str(tmp_path / "python"), vocab_size=300, val_fraction=0.3)
-    data.prepare_data()
-    texts = documents_in(data.path, "train") + documents_in(data.path, "val")
-    assert sorted(texts) == sorted(file.path.read_bytes().decode() for file in few)
-    assert data.manifest["settings"]["include_site_packages"] is False
-    with pytest.raises(UserError, match="include_site_packages False → True"):
-        PythonSources(data.path, True, vocab_size=300, val_fraction=0.3).prepare_data()
+@pytest.mark.parametrize("kind", [".txt", ".jsonl"])
+def test_the_trained_tokenizer_has_seen_the_training_part_only(tmp_path: Path, kind: str) -> None:
+    from anlit.data.tokenizer import train_bpe
+
+    some = list(documents(60, seed=2))[10:]
+    if kind == ".txt":
+        write_texts(tmp_path / "text", some)
+        options = {}
+    else:
+        options = {"pattern": text_file_source(tmp_path / "text", some, kind), "text": "content"}
+    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", vocab_size=320, val_fraction=0.2, **options))
+    train, val = (read_texts(tmp_path / "out", split) for split in ("train", "val"))
+    stored = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).to_str()
+    assert train_bpe(train, 320).to_str() == stored
+    assert train_bpe(train + val, 320).to_str() != stored
+
+
+def big_tokenizer(path: Path, vocab_size: int) -> str:
+    """A byte-level tokenizer of any size: bytes first, then words that no text has, the end of a document last."""
+    content = json.loads(train_tokenizer(path, 257).read_text())
+    content["model"]["vocab"] |= {f"<{number}>": number for number in range(256, vocab_size - 1)}
+    content["added_tokens"][0]["id"] = vocab_size - 1
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_535, "uint16"), (65_536, "uint16"), (65_537, "int32")])
+def test_tokens_take_two_bytes_where_they_can(tmp_path: Path, vocab_size: int, dtype: str) -> None:
+    some = list(documents(40, seed=5))[10:]
+    layouts.openwebtext(tmp_path / "hub", some)
+    tokenizer = big_tokenizer(tmp_path / "tokenizer.json", vocab_size)
+    manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_documents=5))
+    assert manifest is not None
+    assert (manifest["dtype"], manifest["vocab_size"]) == (dtype, vocab_size)
+    val = read_texts(tmp_path / "out", "val")
+    assert_holds(tmp_path / "out", {"val": val, "train": [text for text in some if text not in val]})
+    assert read_stream(tmp_path / "out", "train").max() == vocab_size - 1 == manifest["end_of_document"]
+    assert read_through_litdata(tmp_path / "out", "train") == read_stream(tmp_path / "out", "train").tolist()
+
+
+def read_through_litdata(folder: Path, stream: str) -> list[int]:
+    """All tokens, through litdata's own dataset: blocks of one token lose nothing."""
+    from litdata import StreamingDataset, TokensLoader
+
+    loader = TokensLoader(block_size=1)
+    dataset = StreamingDataset(str(folder / stream), item_loader=loader, shuffle=False, drop_last=False)
+    return [int(block[0]) for block in dataset]
+
+
+def test_litdata_reads_the_shards_of_a_subset(tokenizer: str, tmp_path: Path) -> None:
+    some = list(documents(45, seed=6))[10:]
+    layouts.slimpajama(tmp_path / "hub", {"train": some, "validation": some[:7]})
+    make(tmp_path / "out", recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
+    expected = plain_tokenizer(tokenizer).tokens(some[3::7])
+    assert read_through_litdata(tmp_path / "out", f"train/{SET_NAMES[3]}") == expected
+
+
+def test_a_tokenizer_s_own_truncation_and_padding_are_not_used(tokenizer: str, tmp_path: Path) -> None:
+    cutting = Tokenizer.from_file(tokenizer)
+    cutting.enable_truncation(5)
+    cutting.enable_padding(length=16)
+    cutting.save(str(tmp_path / "cutting.json"))
+    some = list(documents(40, seed=5))[10:]
+    layouts.openwebtext(tmp_path / "hub", some)
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=str(tmp_path / "cutting.json"), val_documents=5)
+    make(tmp_path / "out", recipe)
+    train, val = (read_texts(tmp_path / "out", split) for split in ("train", "val"))
+    assert sorted(train + val) == sorted(some)
+
+
+def test_another_end_of_document(tokenizer: str, tmp_path: Path) -> None:
+    other = Tokenizer.from_file(tokenizer)
+    other.add_special_tokens(["<eod>"])
+    other.save(str(tmp_path / "other.json"))
+    layouts.openwebtext(tmp_path / "hub", ["a", "b", "c"], n_files=1)
+    options = {"tokenizer": str(tmp_path / "other.json"), "val_documents": 1}
+    manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", end_of_document="<eod>", **options))
+    assert manifest is not None
+    assert manifest["end_of_document"] == 800
+    assert read_stream(tmp_path / "out", "train").tolist().count(800) == 2
+    with pytest.raises(UserError, match='has no token "<eos>"'):
+        make(tmp_path / "bad", recipe_of("OpenWebText", tmp_path / "hub", end_of_document="<eos>", **options))
+
+
+@pytest.fixture(scope="module")
+def small_corpus(tokenizer: str, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """Several groups, tasks and chunks in each of nine streams."""
+    folder = tmp_path_factory.mktemp("small")
+    some = list(documents(220, seed=8))[10:]
+    by_folder = {"train": some[:180], "validation": some[180:195], "test": some[195:]}
+    layouts.slimpajama(folder, by_folder, n_files=6)
+    sizes = {"task_bytes": 4_000, "group_bytes": 15_000, "chunk_bytes": 2_001}
+    return recipe_of("SlimPajama", folder, sizes, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def made_by_one(small_corpus: Recipe) -> dict[str, str]:
+    with scratch() as folder:
+        make(folder / "out", small_corpus)
+        assert len(read_sources(folder / "out")) > 2
+        return hashes(folder / "out")
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_do_not_change_a_byte(
+    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, workers: int
+) -> None:
+    make(tmp_path / "out", small_corpus, workers)
+    assert hashes(tmp_path / "out") == made_by_one
+
+
+def test_shards_one_after_the_other_do_not_change_a_byte(
+    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for shard in (2, 0):
+        assert make(tmp_path / "out", small_corpus, shard=shard, shards=3) is None
+        assert f"Shard {shard} of 3 is done" in capsys.readouterr().err
+        assert not (tmp_path / "out" / "manifest.json").exists()
+    assert make(tmp_path / "out", small_corpus, shard=1, shards=3) is not None
+    assert hashes(tmp_path / "out") == made_by_one
+
+
+@pytest.mark.parametrize("ways", [[(0, 2), (1, 2)], [(0, 1), (0, 1)], [(0, 3), (1, 3), (2, 3), (2, 3)]])
+def test_processes_at_once_do_not_change_a_byte(
+    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, ways: list[tuple[int, int]]
+) -> None:
+    def work(shard: int, shards: int) -> Callable[[], None]:
+        return lambda: (make(tmp_path / "out", small_corpus, workers=2, shard=shard, shards=shards), None)[1]
+
+    processes = [start(work(*way)) for way in ways]
+    assert [finish(process) for process in processes] == [0] * len(ways)
+    assert hashes(tmp_path / "out") == made_by_one
+
+
+def test_a_late_shard_finds_the_folder_finished(
+    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path
+) -> None:
+    make(tmp_path / "out", small_corpus)
+    assert make(tmp_path / "out", small_corpus, shard=1, shards=2) == read_json(tmp_path / "out" / "manifest.json")
+    assert hashes(tmp_path / "out") == made_by_one
+
+
+@pytest.mark.parametrize("task_bytes", [1, 3000, 1 << 30])
+def test_the_size_of_tasks_does_not_change_the_tokens(tokenizer: str, tmp_path: Path, task_bytes: int) -> None:
+    some = list(documents(80, seed=9))[10:]
+    pattern = text_file_source(tmp_path / "text", some, ".jsonl")
+    sizes = SMALL | {"task_bytes": task_bytes}
+    options = {"pattern": pattern, "text": "content", "tokenizer": tokenizer, "val_fraction": 0.2}
+    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", sizes, **options))
+    val = [text for text in some if int(sha256(text.encode()).hexdigest()[:8], 16) < 0.2 * 2**32]
+    assert_holds(tmp_path / "out", {"val": val, "train": [text for text in some if text not in val]})
+
+
+def test_names_of_all_kinds(tokenizer: str, tmp_path: Path) -> None:
+    """Line separators, letters beyond ASCII and bytes that are not UTF-8 in the names of files."""
+    names = ["a\u2028b.txt", "c\x85d.txt", "größe.txt", "new\nline.txt", "\udcff.txt", "latin\udce4.txt"]
+    (tmp_path / "text").mkdir()
+    for name in names:
+        (tmp_path / "text" / name).write_bytes(name.encode("utf-8", "surrogateescape"))
+    recipe = recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, val_fraction=0.5)
+    manifest = make(tmp_path / "out", recipe)
+    assert manifest is not None
+    assert manifest["documents"] == 4
+    assert sorted(manifest["skipped"]["not_utf8"]["listed"]) == sorted(names[4:])
+    assert {file["name"] for group in read_sources(tmp_path / "out") for file in group["files"]} == set(names[:4])
+    chunk = next((tmp_path / "out" / "train").glob("chunk-*.bin"))
+    before = hashes(tmp_path / "out")
+    chunk.unlink()
+    assert make(tmp_path / "out", recipe) == manifest
+    assert hashes(tmp_path / "out") == before
+
+
+def test_a_finished_folder_is_left_as_it_is(
+    small_corpus: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "out", small_corpus)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    monkeypatch.setattr("anlit.data.preparation.prepare.Runner", None)  # making it again would fail
+    assert make(tmp_path / "out", small_corpus) == read_json(tmp_path / "out" / "manifest.json")
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+
+
+def test_empty_and_single_file_corpora_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"No file matches \*\*/\*\.txt in .*nowhere"):
+        make(tmp_path / "shards", recipe_of("TextFiles", tmp_path / "nowhere"))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.txt").write_text("alone")
+    with pytest.raises(UserError, match="1 different non-empty UTF-8 file"):
+        make(tmp_path / "shards", recipe_of("TextFiles", tmp_path / "one"))
+    assert hashes(tmp_path / "shards") == {}
+    write_texts(tmp_path / "one", ["a", "b", "c"])  # and then it works, in the same place
+    assert make(tmp_path / "shards", recipe_of("TextFiles", tmp_path / "one", vocab_size=257)) is not None
+
+
+@pytest.mark.parametrize(
+    ("corpus", "pattern"), [("SlimPajama", "train/"), ("OpenWebText", "parquet"), ("FineWebBin", r"\*\.bin")]
+)
+def test_a_source_without_the_corpus_is_refused(tmp_path: Path, corpus: str, pattern: str) -> None:
+    with pytest.raises(UserError, match=r"There is no folder .*nowhere: set --source"):
+        make(tmp_path / "shards", recipe_of(corpus, tmp_path / "nowhere", tokenizer="none"))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match=rf"other has no file that matches .*{pattern}.*: set --source"):
+        make(tmp_path / "shards", recipe_of(corpus, tmp_path / "other", tokenizer="none"))
+
+
+def test_text_that_is_all_on_one_side_is_refused(tokenizer: str, tmp_path: Path) -> None:
+    pattern = text_file_source(tmp_path / "text", ["a", "b"], ".jsonl")
+    options = {"pattern": pattern, "text": "content", "tokenizer": tokenizer}
+    with pytest.raises(UserError, match=r"leaves no document for val.*--val-fraction"):
+        make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", val_fraction=1e-6, **options))
+    shutil.rmtree(tmp_path / "out")
+    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", val_fraction=0.5, **options))
+
+
+def test_our_end_of_document_is_never_in_a_text(tokenizer: str, tmp_path: Path) -> None:
+    layouts.openwebtext(tmp_path / "hub", [END_OF_DOCUMENT * 3, f"a{END_OF_DOCUMENT}", END_OF_DOCUMENT], n_files=1)
+    make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_documents=1))
+    tokens = [token for split in ("train", "val") for token in read_stream(tmp_path / "out", split).tolist()]
+    assert tokens.count(799) == 3

@@ -1,176 +1,251 @@
 """A run that is stopped and resumed sees exactly the batches of one that is not."""
 
 import contextlib
+import logging
+import random
 import shutil
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
 
-from anlit.data import TextFiles, TokenShards
 from anlit.data.batch import Batch
+from anlit.data.mixture import Mixture
+from anlit.data.module import TokenShards
 from anlit.errors import UserError
+from tests.data.devices import on_two_devices
+from tests.data.prepared import random_tokens, write_prepared
+from tests.data.test_module import all_blocks
 
-CONTEXT = 64
-BATCH = 64
-BATCHES_PER_EPOCH = 11
-
-
-class Recorder(L.LightningModule):
-    """One weight, and a record of the batches it was trained on."""
-
-    context_length = CONTEXT
-    vocab_size = 320
-
-    def __init__(self, crash_after: int) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-        self.crash_after = crash_after
-        self.seen: list[torch.Tensor] = []
-
-    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        if len(self.seen) == self.crash_after:
-            raise CrashError
-        self.seen.append(batch.tokens.clone())
-        return self.weight.sum() * batch.tokens.float().mean()
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        pass
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
+LENGTH = 64
+BATCH = 48
+EPOCH = 14  # batches of 48 in 718 blocks; 46 blocks are left over for the next
+STEPS = 3 * EPOCH
 
 
 class CrashError(Exception):
     """What ends an interrupted run."""
 
 
-def run(
-    path: str,
-    workers: int = 0,
-    start: Path | None = None,
-    save: Path | None = None,
-    finish: Path | None = None,
-    **options,
-) -> list[torch.Tensor]:
-    """Train; the batches in their order.
+class Recorder(L.LightningModule):
+    """One weight, and a record of the sequences it was trained on, of this device."""
 
-    `start`, `save` and `finish` are checkpoints named by their step: where to start, what to save before
-    crashing two batches later, what to save after the end. `options` that TokenShards has go there, the
-    others to the Trainer.
-    """
-    save_at = int(save.stem) if save is not None else 0
-    data = {key: options.pop(key) for key in ("seed", "shuffle") if key in options}
+    context_length = LENGTH
+    vocab_size = 320
+
+    def __init__(self, crash_after: int = -1) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.crash_after = crash_after
+        self.seen: list[list[tuple[int, ...]]] = []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        if len(self.seen) == self.crash_after:
+            raise CrashError
+        self.seen.append([tuple(row) for row in torch.cat([batch.tokens, batch.targets[:, -1:]], dim=1).tolist()])
+        return self.weight.sum() * batch.tokens.float().mean()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        assert self.trainer.estimated_stepping_batches > 0  # Lightning opens the loaders for this
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+Rows = list[tuple[int, ...]]
+Data = Callable[..., TokenShards]
+
+
+def run(data: TokenShards, start: Path | None = None, stop: int | None = None, **trainer: Any) -> list[Rows]:
+    """Train to STEPS, or save a checkpoint `<folder of start>/<stop>.ckpt` and crash two batches later."""
     callbacks: list[L.Callback] = []
-    if save is not None:
-        callbacks.append(ModelCheckpoint(save.parent, save.stem, every_n_train_steps=save_at, save_top_k=-1))
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        callbacks=callbacks,
-        enable_checkpointing=bool(callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        val_check_interval=0.5,
-        limit_val_batches=1,
-        **options,
-    )
     done = int(start.stem) if start is not None else 0
-    model = Recorder(crash_after=save_at + 2 - done if save is not None else -1)
-    with pytest.raises(CrashError) if save is not None else contextlib.nullcontext():
-        trainer.fit(model, TokenShards(path, BATCH, num_workers=workers, **data), ckpt_path=start)
-        if finish is not None:
-            trainer.save_checkpoint(finish)
-    return model.seen[: save_at - done] if save is not None else model.seen
+    if stop is not None:
+        folder = trainer.pop("folder")
+        callbacks.append(ModelCheckpoint(folder, str(stop), every_n_train_steps=stop, save_top_k=-1))
+    fitting = L.Trainer(
+        callbacks=callbacks, enable_checkpointing=bool(callbacks), accelerator="cpu", logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
+        **{"max_steps": STEPS, "val_check_interval": 0.5, "limit_val_batches": 1, **trainer},
+    )  # fmt: skip
+    model = Recorder(crash_after=stop + 2 - done if stop is not None else -1)
+    with pytest.raises(CrashError) if stop is not None else contextlib.nullcontext():
+        fitting.fit(model, data, ckpt_path=start)
+    data.teardown("fit")  # Lightning calls it only at the end of a run that did not fail
+    return model.seen if stop is None else model.seen[: stop - done]
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["no workers", "2 workers"])
-def uninterrupted(request: pytest.FixtureRequest, tiny_shards: str) -> tuple[int, list[torch.Tensor]]:
-    return request.param, run(tiny_shards, request.param, max_epochs=3)
+def interrupted(make: Data, folder: Path, stops: list[int], **trainer: Any) -> list[Rows]:
+    """The batches of a run that is stopped at each of these steps and continued."""
+    seen = []
+    for before, stop in pairwise([0, *stops]):
+        start = folder / f"{before}.ckpt" if before else None
+        seen += run(make(), start, stop, folder=folder, **trainer)
+    return seen + run(make(), folder / f"{stops[-1]}.ckpt", **trainer)
 
 
-def assert_same(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
-    assert len(left) == len(right)
-    assert [index for index, (a, b) in enumerate(zip(left, right, strict=True)) if not torch.equal(a, b)] == []
+@pytest.fixture
+def make(prepared: str) -> Data:
+    return lambda **changes: TokenShards(prepared, **{"batch_size": BATCH, **changes})
 
 
-def test_epochs_have_the_same_blocks_in_different_orders(uninterrupted: tuple[int, list[torch.Tensor]]) -> None:
-    _, seen = uninterrupted
-    assert len(seen) == 3 * BATCHES_PER_EPOCH
-    assert {tuple(batch.shape) for batch in seen} == {(BATCH, CONTEXT)}
-    epochs = [torch.cat(seen[start : start + BATCHES_PER_EPOCH]) for start in (0, BATCHES_PER_EPOCH)]
-    assert not torch.equal(epochs[0], epochs[1])
-    rows = [{tuple(row) for row in epoch.tolist()} for epoch in epochs]
-    assert len(rows[0]) == BATCHES_PER_EPOCH * BATCH
-    assert len(rows[0] & rows[1]) > 0.85 * len(rows[0])  # the last, incomplete batch differs
+@pytest.fixture(scope="module")
+def uninterrupted(prepared: str) -> list[Rows]:
+    return run(TokenShards(prepared, BATCH))
 
 
-@pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 3 * BATCHES_PER_EPOCH}], ids=["epochs", "steps"])
-@pytest.mark.parametrize("stop", [4, BATCHES_PER_EPOCH, BATCHES_PER_EPOCH + 5])
-def test_resume_continues_with_the_batches_to_come(
-    stop: int, limit: dict[str, int], uninterrupted: tuple[int, list[torch.Tensor]], tiny_shards: str, tmp_path: Path
+def test_epochs_lose_nothing(uninterrupted: list[Rows], streams: dict[str, np.ndarray]) -> None:
+    """The end of a pass is in the middle of an epoch and of a batch, and nothing is left out there."""
+    rows = [row for batch in uninterrupted for row in batch]
+    blocks = sorted(map(tuple, all_blocks(streams["train"])))
+    assert len(rows) == STEPS * BATCH == 2 * len(blocks) + 580
+    first, second = rows[: len(blocks)], rows[len(blocks) : 2 * len(blocks)]
+    assert sorted(first) == sorted(second) == blocks
+    assert first != second
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("limit", [{"max_steps": STEPS}, {"max_epochs": 3, "max_steps": -1}], ids=["steps", "epochs"])
+def test_resume_at_random_steps(
+    workers: int, limit: dict[str, int], make: Data, uninterrupted: list[Rows], tmp_path: Path
 ) -> None:
-    workers, expected = uninterrupted
-    saved = tmp_path / f"{stop}.ckpt"
-    before = run(tiny_shards, workers, save=saved, **limit)
-    after = run(tiny_shards, workers, start=saved, **limit)
-    assert_same(before + after, expected)
+    stops = sorted(random.Random(workers + len(limit)).sample(range(1, STEPS - 2), 2))
+    assert interrupted(lambda: make(num_workers=workers), tmp_path, stops, **limit) == uninterrupted
 
 
-def test_a_finished_run_can_be_prolonged(tiny_shards: str, tmp_path: Path) -> None:
-    finished = tmp_path / f"{BATCHES_PER_EPOCH}.ckpt"
-    before = run(tiny_shards, finish=finished, max_epochs=1)
-    after = run(tiny_shards, start=finished, max_epochs=3)
-    assert_same(before + after, run(tiny_shards, max_epochs=3))
-
-
-def test_resume_twice(tiny_shards: str, tmp_path: Path) -> None:
-    first, second = tmp_path / "4.ckpt", tmp_path / "7.ckpt"
-    seen = run(tiny_shards, save=first, max_epochs=2)
-    seen += run(tiny_shards, start=first, save=second, max_epochs=2)
-    seen += run(tiny_shards, start=second, max_epochs=2)
-    assert_same(seen, run(tiny_shards, max_epochs=2))
-
-
-def test_resume_where_the_folder_was_moved(tiny_shards: str, tmp_path: Path) -> None:
-    saved = tmp_path / "4.ckpt"
-    before = run(tiny_shards, save=saved, max_steps=8)
-    shutil.copytree(tiny_shards, tmp_path / "moved")
-    after = run(str(tmp_path / "moved"), start=saved, max_steps=8)
-    assert_same(before + after, run(tiny_shards, max_steps=8))
-
-
-@pytest.mark.parametrize(("stop", "left_out"), [(4, 1), (5, 0), (BATCHES_PER_EPOCH, 0)])
-def test_another_number_of_workers_finishes_the_epoch_without_repeats(
-    stop: int, left_out: int, tiny_shards: str, tmp_path: Path
+@pytest.mark.parametrize("stop", [EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH])
+@pytest.mark.parametrize("limit", [{"max_steps": STEPS}, {"max_epochs": 3, "max_steps": -1}], ids=["steps", "epochs"])
+def test_resume_around_the_end_of_an_epoch(
+    stop: int, limit: dict[str, int], make: Data, uninterrupted: list[Rows], tmp_path: Path
 ) -> None:
-    """litdata deals what is left of the epoch evenly to the new workers; 7 batches give 3 to each of 2."""
-    saved = tmp_path / f"{stop}.ckpt"
-    before = run(tiny_shards, save=saved, max_epochs=2)
-    seen = before + run(tiny_shards, workers=2, start=saved, max_epochs=2)
-    first_epoch = BATCHES_PER_EPOCH - left_out
-    for epoch in (seen[:first_epoch], seen[first_epoch:]):
-        rows = [tuple(row) for batch in epoch for row in batch.tolist()]
-        assert len(set(rows)) == len(rows) == len(epoch) * BATCH
-    assert len(seen) - first_epoch == BATCHES_PER_EPOCH
+    assert interrupted(make, tmp_path, [stop], **limit) == uninterrupted
+
+
+def test_a_finished_run_can_be_prolonged(make: Data, uninterrupted: list[Rows], tmp_path: Path) -> None:
+    for how in ({"max_epochs": 1, "max_steps": -1}, {"max_steps": 20}):
+        data, model = make(num_workers=2), Recorder()
+        trainer = L.Trainer(
+            accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+            enable_checkpointing=False, limit_val_batches=0, **how,
+        )  # fmt: skip
+        trainer.fit(model, data)
+        saved = tmp_path / f"{len(model.seen)}.ckpt"
+        trainer.save_checkpoint(saved)
+        assert model.seen + run(make(), saved) == uninterrupted
+
+
+def test_accumulated_batches(make: Data, tmp_path: Path) -> None:
+    """Two batches a step: the place is counted in sequences."""
+    options = {"accumulate_grad_batches": 2, "max_steps": 18}
+    whole = run(make(), **options)
+    saved = tmp_path / "5.ckpt"
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+        enable_checkpointing=False, accumulate_grad_batches=2, max_steps=5,
+    )  # fmt: skip
+    model = Recorder()
+    trainer.fit(model, make())
+    trainer.save_checkpoint(saved)
+    assert model.seen == whole[:10]
+    assert run(make(), saved, **options) == whole[10:]
+
+
+@pytest.mark.parametrize(("workers", "shuffle"), [(0, True), (2, True), (0, False)])
+@pytest.mark.parametrize("weights", [None, {"web": 1, "code": 2, "books": 2}], ids=["as one", "weighted"])
+def test_resume_of_subsets(
+    workers: int, weights: dict[str, float] | None, shuffle: bool, subsets: tuple[str, dict], tmp_path: Path
+) -> None:
+    def make() -> TokenShards:
+        return TokenShards(subsets[0], BATCH, num_workers=workers, weights=weights, shuffle=shuffle)
+
+    whole = run(make())
+    assert interrupted(make, tmp_path, [9, 10, 25]) == whole
+
+
+def test_resume_of_a_mixture_of_folders(subsets: tuple[str, dict], prepared: str, tmp_path: Path) -> None:
+    def make() -> TokenShards:
+        return Mixture({"a": subsets[0], "b": prepared}, BATCH, num_workers=2, weights={"a": 0.3, "b": 0.7})
+
+    assert interrupted(make, tmp_path, [7, 31]) == run(make())
+
+
+def test_resume_where_the_folder_was_moved(
+    make: Data, prepared: str, uninterrupted: list[Rows], tmp_path: Path
+) -> None:
+    before = run(make(), stop=4, folder=tmp_path)
+    shutil.copytree(prepared, tmp_path / "moved")
+    assert before + run(TokenShards(str(tmp_path / "moved"), BATCH), tmp_path / "4.ckpt") == uninterrupted
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"seed": 1}, "--data.seed 42 and this run has 1"), ({"shuffle": False}, "--data.shuffle")]
+    ("change", "said"), [({"num_workers": 2}, "num_workers 0 → 2"), ({"batch_size": 36}, "batch_size 48 → 36")]
 )
-def test_resume_in_another_order_is_refused(change: dict, message: str, tiny_shards: str, tmp_path: Path) -> None:
-    saved = tmp_path / "4.ckpt"
-    run(tiny_shards, save=saved, max_epochs=2)
+def test_other_workers_or_another_batch_size_go_on_after_the_last_sequence(
+    change: dict[str, int], said: str, make: Data, uninterrupted: list[Rows], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.INFO, "anlit")
+    before = run(make(), stop=11, folder=tmp_path)
+    assert "Resuming" not in caplog.text
+    after = run(make(**change), tmp_path / "11.ckpt")
+    rows = [row for batch in before + after for row in batch]
+    expected = [row for batch in uninterrupted for row in batch]
+    n = min(len(rows), len(expected))
+    assert rows[:n] == expected[:n]
+    assert len(after) == STEPS - 11
+    assert f"Resuming with {said}: the data go on after sequence {11 * BATCH}, none is repeated" in caplog.text
+
+
+def run_on_two_devices(data: TokenShards, **options: Any) -> list[Rows]:
+    """The global batches of `run` on two devices."""
+    strategy = DDPStrategy(process_group_backend="gloo")
+    ranks = on_two_devices(run, data=data, devices=2, strategy=strategy, **options)
+    return [one + two for one, two in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_on_two_devices(workers: int, make: Data, uninterrupted: list[Rows], tmp_path: Path) -> None:
+    """Also from one device to two and back: the global batches are those of one device with twice the batch size."""
+    two = {"batch_size": BATCH // 2, "num_workers": workers}
+    before = run(make(num_workers=1), stop=9, folder=tmp_path)
+    together = run_on_two_devices(make(**two), start=tmp_path / "9.ckpt", stop=20, folder=tmp_path)
+    again = run_on_two_devices(make(**two), start=tmp_path / "20.ckpt", stop=31, folder=tmp_path)
+    after = run(make(), tmp_path / "31.ckpt")
+    assert before + together + again + after == uninterrupted
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "--data.seed 42 and this run has 1"),
+        ({"shuffle": False}, r"--data.shuffle True and this run has False"),
+        ({"context_length": 32}, "--model.context_length 64 and this run has 32"),
+    ],
+)
+def test_resume_in_another_order_is_refused(change: dict, message: str, make: Data, tmp_path: Path) -> None:
+    run(make(), stop=4, folder=tmp_path)
     with pytest.raises(UserError, match=message):
-        run(tiny_shards, start=saved, max_epochs=2, **change)
+        run(make(**change), tmp_path / "4.ckpt")
 
 
-def test_resume_on_other_texts_is_refused(tiny_shards: str, tiny_text: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "4.ckpt"
-    run(tiny_shards, save=saved, max_epochs=2)
-    other = TextFiles(str(tiny_text / "part0"), str(tmp_path / "other"), vocab_size=320, val_fraction=0.2)
-    other.prepare_data()
+def test_resume_with_other_weights_is_refused(subsets: tuple[str, dict], tmp_path: Path) -> None:
+    run(TokenShards(subsets[0], BATCH, weights={"web": 1, "code": 1}), stop=4, folder=tmp_path)
+    for weights in ({"web": 1, "code": 2}, None):
+        with pytest.raises(UserError, match=r"for --data.weights {'web': 1, 'code': 1} and this run has"):
+            run(TokenShards(subsets[0], BATCH, weights=weights), tmp_path / "4.ckpt")
+
+
+def test_resume_on_other_texts_is_refused(make: Data, tmp_path: Path) -> None:
+    run(make(), stop=4, folder=tmp_path)
+    tokens = random_tokens(46_000, seed=5)
+    write_prepared(tmp_path / "other", {"train": tokens, "val": tokens[:200]})
     with pytest.raises(UserError, match=r"place in the data is for --data\.path"):
-        run(other.path, start=saved, max_epochs=2)
+        run(TokenShards(str(tmp_path / "other"), BATCH), tmp_path / "4.ckpt")

@@ -49,15 +49,25 @@ def test_fragments_merge_with_every_model(capsys: pytest.CaptureFixture[str], mo
 
 @pytest.mark.parametrize("path", sorted(p for f in ("data", "trainer") for p in (ROOT / "configs" / f).iterdir()))
 def test_data_and_trainer_fragments_merge(capsys: pytest.CaptureFixture[str], path: Path) -> None:
-    extra = [] if "data" in path.parts[-2] else ["--data=PythonSources"]
-    config = printed_config(capsys, "--model=GPT", f"--config={path}", *extra)
     content = yaml.safe_load(path.read_text())
     section = "data" if "data" in content else "trainer"
+    extra = [] if section == "data" else ["--data=PythonSources"]
+    if section == "data" and "class_path" not in content["data"]:  # a fragment for any corpus
+        extra = [f"--config={ROOT}/configs/data/fineweb.yaml"]
+    config = printed_config(capsys, "--model=GPT", *extra, f"--config={path}")
     given, resolved = content[section], config[section]
     if section == "data":
-        assert resolved["class_path"] == given["class_path"]
+        assert resolved["class_path"] == given.get("class_path", "anlit.FineWeb")
         given, resolved = given["init_args"], resolved["init_args"]
-    assert {key: resolved[key] for key in given} == given
+    assert {key: resolved[key] for key in given} == json.loads(json.dumps(given))  # printed keys are strings
+
+
+def test_context_schedule_survives_a_saved_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    fragments = [f"--config={ROOT}/configs/data/{name}.yaml" for name in ("fineweb", "context_warmup")]
+    saved = tmp_path / "config.yaml"
+    saved.write_text(yaml.safe_dump(printed_config(capsys, "--model=GPT", *fragments)))
+    again = printed_config(capsys, f"--config={saved}")
+    assert again["data"]["init_args"]["context_schedule"] == {"0": 1024, "5000": 2048}
 
 
 def test_later_config_and_flag_win(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,8 +64,9 @@ def test_stopped_and_continued_is_identical(shards: Path, tmp_path: Path, number
     interrupted_equals_undisturbed(shards, tmp_path, number, [11, 33], f"--data.num_workers={workers}")
 
 
-def test_dropout_and_accumulation_resume_exactly(shards: Path, tmp_path: Path) -> None:
-    extra = ("--model.dropout=0.1", "--trainer.accumulate_grad_batches=2", "--data.batch_size=2")
+def test_dropout_accumulation_and_a_context_schedule_resume_exactly(shards: Path, tmp_path: Path) -> None:
+    extra = ("--model.dropout=0.1", "--trainer.accumulate_grad_batches=2", "--data.batch_size=2",
+             "--data.context_schedule={0: 16, 23: 32}")  # fmt: skip
     interrupted_equals_undisturbed(shards, tmp_path, signal.SIGKILL, [20], *extra, model="GPT")
 
 

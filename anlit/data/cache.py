@@ -1,0 +1,198 @@
+"""Chunks of remote sources on the local disk: fetched once per machine, ahead of their use, and not without limit.
+
+Any number of processes and runs may share the folder: a chunk appears in it whole, a lock says who fetches it, and
+one that is removed while it is in use stays readable for those who have it open.
+"""
+
+import contextlib
+import copy
+import hashlib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from filelock import FileLock, Timeout
+
+from anlit.data import remote
+from anlit.data.shards import Chunk, Source, problem_with
+from anlit.errors import UserError
+
+PREFETCH_THREADS = 4
+
+
+def cache_root() -> Path:
+    """anlit's part of litdata's cache: under LITDATA_CACHE_DIR, or ~/.lightning/chunks."""
+    from litdata.utilities.dataset_utilities import get_default_cache_dir
+
+    return Path(get_default_cache_dir(), "anlit")
+
+
+class ChunkCache:
+    """The local copies of a source's chunks, in a folder named by their address and what they hold.
+
+    Args:
+        source: the remote source.
+        limit_bytes: size of the whole cache, all sources and runs together, at which the chunks that were not used
+            for longest are removed.
+    """
+
+    def __init__(self, source: Source, limit_bytes: int) -> None:
+        self.source, self.limit_bytes = source, limit_bytes
+        self.root = cache_root()
+        self.folder = self.root / hashlib.sha256(source.folder.encode()).hexdigest()[:16] / source.content[:16]
+
+    def path(self, chunk: Chunk) -> Path:
+        return self.folder / chunk.filename
+
+    def has(self, chunk: Chunk) -> bool:
+        """Whether the chunk is there; if so it now counts as used."""
+        try:
+            os.utime(self.path(chunk))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def fetch(self, chunk: Chunk, wait: bool = True) -> None:
+        """Have the chunk in the cache.
+
+        Args:
+            wait: False leaves at once where another thread or process is fetching it.
+
+        Raises:
+            UserError: it cannot be had, it is damaged where it comes from, or whoever fetches it makes no progress.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{self.path(chunk)}.lock")
+        progress = remote.Progress(self._partial(chunk))
+        while not self.has(chunk):
+            try:
+                with lock.acquire(timeout=1 if wait else 0, poll_interval=0.05):
+                    if not self.has(chunk):
+                        self._fetch(chunk)
+            except Timeout:
+                if not wait:
+                    return
+                # hf:// shows no progress here; its own process gives up after this long.
+                if progress.idle_seconds() > remote.BLIND_STALL_SECONDS:
+                    raise UserError(
+                        f"Another process is fetching {self.path(chunk)} and has brought nothing for "
+                        f"{remote.BLIND_STALL_SECONDS:.0f} s: end that process."
+                    ) from None
+
+    def discard(self, chunk: Chunk) -> None:
+        """Remove a copy that has proved damaged."""
+        self.path(chunk).unlink(missing_ok=True)
+
+    def _partial(self, chunk: Chunk) -> Path:
+        """Where a chunk grows; only who has its lock writes there."""
+        return self.folder / f"{chunk.filename}.partial"
+
+    def _fetch(self, chunk: Chunk) -> None:
+        self._make_room(chunk.size)
+        partial = self._partial(chunk)
+        for last in (False, True):
+            partial.unlink(missing_ok=True)  # a fetch that was given up may still write to the old one
+            try:
+                remote.fetch(f"{self.source.folder}/{chunk.filename}", partial)
+            except FileNotFoundError as error:
+                raise self.source.damaged(chunk, "it is missing") from error
+            with partial.open("rb") as file:
+                problem = problem_with(file.fileno(), chunk)
+            if problem is None:
+                os.replace(partial, self.path(chunk))
+                return
+            if last:
+                partial.unlink()
+                raise self.source.damaged(chunk, problem)
+
+    def _make_room(self, size: int) -> None:
+        """Remove the chunks that were not used for longest until `size` more bytes fit."""
+        files = []
+        for path in self.root.glob("*/*/*"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                files.append((status.st_mtime, status.st_size, path))
+        excess = sum(size for _, size, _ in files) + size - self.limit_bytes
+        for _, freed, path in sorted(files):
+            if excess <= 0:
+                return
+            if path.suffix not in (".lock", ".partial"):
+                path.unlink(missing_ok=True)
+                excess -= freed
+
+
+class Order(Protocol):
+    """What this file needs of the orders in `anlit.data.mixing`."""
+
+    def chunks_ahead(self, draw: int) -> list[tuple[int, int]]: ...
+
+
+class Prefetcher:
+    """Threads that fetch the chunks which the order needs next.
+
+    Args:
+        order: gives (source, chunk) pairs for a draw.
+        caches: of each source; None for a local one.
+        sources: in the order's numbering.
+    """
+
+    def __init__(self, order: Order, sources: list[Source], caches: list[ChunkCache | None]) -> None:
+        self.order, self.sources, self.caches = copy.deepcopy(order), sources, caches
+        self._draw = 0
+        self._moved, self._stopped = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def at(self, draw: int) -> None:
+        """Tell how far the reader is."""
+        self._draw = draw
+        self._moved.set()
+        if not self._threads:
+            self._threads = [threading.Thread(target=self._run, daemon=True)]
+            self._threads[0].start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._moved.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._moved.wait()
+            self._moved.clear()
+            helpers = [threading.Thread(target=self._fetch, args=(part,), daemon=True) for part in self._parts()]
+            for helper in helpers:
+                helper.start()
+            for helper in helpers:
+                helper.join()
+            self._stopped.wait(1)
+
+    def _parts(self) -> list[list[tuple[ChunkCache, Chunk]]]:
+        wanted = list(self._wanted())
+        return [part for first in range(PREFETCH_THREADS) if (part := wanted[first::PREFETCH_THREADS])]
+
+    def _wanted(self) -> Iterator[tuple[ChunkCache, Chunk]]:
+        """Chunks not there yet, soonest first, as far as half the cache holds them."""
+        size = 0
+        for source, number in self.order.chunks_ahead(self._draw):
+            cache, chunk = self.caches[source], self.sources[source].chunks[number]
+            if cache is None:
+                continue
+            size += chunk.size
+            if 2 * size > cache.limit_bytes:
+                return
+            if not cache.has(chunk):
+                yield cache, chunk
+
+    def _fetch(self, wanted: Iterable[tuple[ChunkCache, Chunk]]) -> None:
+        for cache, chunk in wanted:
+            if self._stopped.is_set():
+                return
+            # A failure here is the reader's to report, if it comes to need the chunk and fails as well.
+            with contextlib.suppress(UserError, OSError):
+                cache.fetch(chunk, wait=False)
+
+
+def caches_of(sources: Iterable[Source], limit_bytes: int) -> list[ChunkCache | None]:
+    """A cache for each remote source."""
+    return [ChunkCache(source, limit_bytes) if remote.is_remote(source.folder) else None for source in sources]

@@ -1,0 +1,150 @@
+"""The corpora as DataModules: `TokenShards` with a default folder and, where it fits, a default of its own.
+
+The big ones are prepared once by `anlit prepare`; the small ones make their shards themselves.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from anlit.data.module import TokenShards
+from anlit.data.preparation.catalogue import FINEWEB_VAL_TOKENS, Options, python_sources, text_files
+from anlit.data.preparation.prepare import Way, prepare
+from anlit.data.tokenizer import END_OF_DOCUMENT
+from anlit.errors import UserError
+
+
+class PreparedCorpus(TokenShards):
+    """A corpus that `anlit prepare` has made."""
+
+    def prepare_data(self) -> None:
+        """Refuse a folder that is not there, or holds another corpus.
+
+        Raises:
+            UserError: as said; the sentence has the command that prepares it.
+        """
+        name = type(self).__name__
+        if "://" not in self.path and not Path(self.path).is_dir():
+            raise UserError(
+                f"There is no folder {self.path} with {name}: prepare it with `anlit prepare {name} --output "
+                f"{self.path}`, or set --data.path to where it is."
+            )
+        if self.manifest["corpus"] != name:
+            raise UserError(
+                f"{self.path} holds {self.manifest['corpus']} and not {name}: set --data.path to another folder, "
+                "or read it with --data TokenShards."
+            )
+
+
+class SlimPajama(PreparedCorpus):
+    """SlimPajama-627B (cerebras), prepared by `anlit prepare SlimPajama`.
+
+    `weights` may name its subsets: RedPajamaCommonCrawl, RedPajamaC4, RedPajamaGithub, RedPajamaBook,
+    RedPajamaArXiv, RedPajamaWikipedia, RedPajamaStackExchange.
+    """
+
+    def __init__(self, path: str = "data/slimpajama", **kwargs: Any) -> None:
+        super().__init__(path, **kwargs)
+
+
+class OpenWebText(PreparedCorpus):
+    """OpenWebText (Skylion007), prepared by `anlit prepare OpenWebText`."""
+
+    def __init__(self, path: str = "data/openwebtext", **kwargs: Any) -> None:
+        super().__init__(path, **kwargs)
+
+
+class FineWeb(PreparedCorpus):
+    """A sample of FineWeb (HuggingFaceFW), prepared by `anlit prepare FineWeb`."""
+
+    def __init__(self, path: str = "data/fineweb", val_tokens: int | None = FINEWEB_VAL_TOKENS, **kwargs: Any) -> None:
+        super().__init__(path, val_tokens=val_tokens, **kwargs)
+
+
+class FineWebBin(PreparedCorpus):
+    """FineWeb's published token files (kjj0), prepared by `anlit prepare FineWebBin`.
+
+    With `shuffle: false` the training order is that of the files, as in the runs that were published with them.
+    """
+
+    def __init__(
+        self, path: str = "data/finewebbin", val_tokens: int | None = FINEWEB_VAL_TOKENS, **kwargs: Any
+    ) -> None:
+        super().__init__(path, val_tokens=val_tokens, **kwargs)
+
+
+class PythonSources(TokenShards):
+    """The running interpreter's standard library as a corpus of about 30 MB; nothing is downloaded.
+
+    Each different UTF-8 file is one document, held out or not by a hash of its content.
+
+    Args:
+        path: folder of the shards; prepared there if it does not exist.
+        include_site_packages: whether to add the installed packages' sources.
+        vocab_size: size of the byte-level BPE that is trained on the training part.
+        val_fraction: part of the documents that is held out for validation.
+    """
+
+    def __init__(
+        self,
+        path: str = "data/python",
+        include_site_packages: bool = False,
+        vocab_size: int = 4096,
+        val_fraction: float = 0.05,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(path, **kwargs)
+        self.options = Options(
+            include_site_packages=include_site_packages, vocab_size=vocab_size, val_fraction=val_fraction
+        )
+
+    def prepare_data(self) -> None:
+        """Make the shards, once per node."""
+        prepare(self.path, python_sources(self.options), Way(command="anlit fit with the same --data"))
+
+
+class TextFiles(TokenShards):
+    """Any folder of UTF-8 text files as a corpus; each different file is one document.
+
+    Files of JSON lines (.jsonl, .jsonl.zst, .jsonl.gz) and parquet hold many documents, one in each line or row.
+
+    Args:
+        source: folder with the text files; not needed any more once the shards exist.
+        path: folder of the shards; prepared there if it does not exist.
+        pattern: which files, as a glob under source.
+        vocab_size: size of the byte-level BPE that is trained on the training part.
+        tokenizer: gpt2, gpt-neox or the path of a tokenizer.json, to use instead of training one.
+        end_of_document: the token of that tokenizer that ends a document.
+        val_fraction: part of the documents that is held out for validation.
+        text: of JSON lines and parquet, the field that holds the text.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        path: str = "data/text",
+        pattern: str = "**/*.txt",
+        vocab_size: int = 4096,
+        tokenizer: str | None = None,
+        end_of_document: str = END_OF_DOCUMENT,
+        val_fraction: float = 0.05,
+        text: str = "text",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(path, **kwargs)
+        self.options = Options(
+            source=source,
+            pattern=pattern,
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            end_of_document=end_of_document,
+            val_fraction=val_fraction,
+            text=text,
+        )
+
+    def prepare_data(self) -> None:
+        """Make the shards, once per node.
+
+        Raises:
+            UserError: there are no files to make them from.
+        """
+        prepare(self.path, text_files(self.options), Way(command="anlit fit with the same --data"))

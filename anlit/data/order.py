@@ -1,0 +1,126 @@
+"""In which order blocks are drawn: pure functions of a seed and the draw's number, without any state to save.
+
+A draw is one sequence of training. A source is one long array of tokens, cut into blocks; the blocks of a chunk (one
+file of it) are those that begin in it. A pass goes once through all blocks; draws go on from pass to pass.
+
+The random numbers are MT19937's through numpy's RandomState, whose streams are frozen: the order is the same with
+every version of numpy.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+WINDOW_TOKENS = 2**29
+MOST_WINDOW_BLOCKS = 2**20  # so that a permutation takes 40 ms and 8 MB, however short the blocks are
+CHUNKS_AHEAD = 4  # of files that are read in their order
+
+
+def generator(seed: int, *key: int) -> np.random.RandomState:
+    """Random numbers for one purpose; `key` has three numbers, or keys of different lengths could be alike."""
+    assert len(key) == 3
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([*key, seed])))
+
+
+def blocks_per_chunk(chunk_tokens: Sequence[int], length: int) -> np.ndarray:
+    """How many of a source's blocks of `length` targets begin in each of its chunks, (chunks,) int64.
+
+    Block b is tokens [b·length, b·length + length], so all but the source's last ones are whole.
+    """
+    ends = np.cumsum(np.asarray(chunk_tokens, dtype=np.int64))
+    n_blocks = max(0, int(ends[-1]) - 1) // length if len(ends) else 0
+    begun = np.minimum(-(-ends // length), n_blocks)
+    return np.diff(begun, prepend=0)
+
+
+class BlockOrder:
+    """Blocks of one list of chunks, in order or shuffled.
+
+    Shuffled, each pass puts the chunks into a random order, cuts that into windows of about `window_tokens`, and
+    mixes all blocks of a window: a small corpus is mixed completely, and of a large one only a window's chunks are in
+    use at a time. Finding a draw costs the same wherever in the pass it is.
+
+    Args:
+        chunk_blocks: (chunks,) blocks that begin in each chunk, numbered from 0 through all chunks.
+        shuffle: whether to shuffle.
+        seed: not negative.
+        window_blocks: about how many blocks are mixed.
+        number: tells apart the orders of one mixture.
+    """
+
+    def __init__(
+        self,
+        chunk_blocks: np.ndarray,
+        shuffle: bool,
+        seed: int,
+        window_blocks: int = MOST_WINDOW_BLOCKS,
+        number: int = 0,
+    ) -> None:
+        self.chunk_blocks, self.shuffle, self.seed, self.number = chunk_blocks, shuffle, seed, number
+        self.first_block = np.cumsum(chunk_blocks) - chunk_blocks
+        self.n_blocks = int(chunk_blocks.sum())
+        self.window_blocks = min(window_blocks, MOST_WINDOW_BLOCKS)
+        self._pass: tuple[int, np.ndarray, np.ndarray, np.ndarray] | None = None
+        self._windows: dict[tuple[int, int], np.ndarray] = {}
+
+    def blocks(self, first_draw: int, count: int) -> np.ndarray:
+        """Block numbers of `count` draws from `first_draw` on, (count,) int64."""
+        if not self.shuffle:
+            return np.arange(first_draw, first_draw + count) % self.n_blocks
+        parts = []
+        while count:
+            pass_number, offset = divmod(first_draw, self.n_blocks)
+            window, begin = self._find(pass_number, offset)
+            part = self._window(pass_number, window)[offset - begin :][:count]
+            parts.append(part)
+            first_draw, count = first_draw + len(part), count - len(part)
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def chunks_ahead(self, draw: int) -> np.ndarray:
+        """Chunks in which blocks begin that are drawn from `draw` on, soonest first: this window's and the next's."""
+        pass_number, offset = divmod(draw, self.n_blocks)
+        if not self.shuffle:
+            now = int(np.searchsorted(self.first_block, offset, side="right")) - 1
+            return np.arange(now, now + min(CHUNKS_AHEAD, len(self.chunk_blocks))) % len(self.chunk_blocks)
+        window, _ = self._find(pass_number, offset)
+        chunks, _, first_chunk = self._layout(pass_number)
+        here = chunks[first_chunk[window] : first_chunk[window + 1]]
+        if window + 2 < len(first_chunk):
+            return np.concatenate([here, chunks[first_chunk[window + 1] : first_chunk[window + 2]]])
+        chunks, _, first_chunk = self._shuffled_chunks(pass_number + 1)
+        return np.concatenate([here, chunks[: first_chunk[1]]])
+
+    def _find(self, pass_number: int, offset: int) -> tuple[int, int]:
+        """The window that a draw of a pass falls into, and that window's first draw."""
+        _, first_draw, _ = self._layout(pass_number)
+        window = int(np.searchsorted(first_draw, offset, side="right")) - 1
+        return window, int(first_draw[window])
+
+    def _layout(self, pass_number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if self._pass is None or self._pass[0] != pass_number:
+            self._pass = (pass_number, *self._shuffled_chunks(pass_number))
+        return self._pass[1:]
+
+    def _shuffled_chunks(self, pass_number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A pass's chunks in their order; each window's first draw; each window's first chunk, and the end."""
+        chunks = np.flatnonzero(self.chunk_blocks)
+        generator(self.seed, self.number, pass_number, 0).shuffle(chunks)
+        counts = self.chunk_blocks[chunks]
+        draws = np.cumsum(counts) - counts
+        n_windows = max(1, round(self.n_blocks / self.window_blocks))
+        window = (draws + counts // 2) * n_windows // self.n_blocks  # that which a chunk's middle falls into
+        first_chunk = np.flatnonzero(np.diff(window, prepend=-1))
+        return chunks, draws[first_chunk], np.append(first_chunk, len(chunks))
+
+    def _window(self, pass_number: int, window: int) -> np.ndarray:
+        """The shuffled blocks of a window; those of the last two are kept."""
+        key = (pass_number, window)
+        if key not in self._windows:
+            order, _, first_chunk = self._layout(pass_number)
+            chunks = order[first_chunk[window] : first_chunk[window + 1]]
+            counts = self.chunk_blocks[chunks]
+            shift = self.first_block[chunks] - (np.cumsum(counts) - counts)
+            blocks = np.arange(counts.sum()) + np.repeat(shift, counts)
+            generator(self.seed, self.number, pass_number, window + 1).shuffle(blocks)
+            self._windows = {**dict(list(self._windows.items())[-1:]), key: blocks}
+        return self._windows[key]

@@ -1,0 +1,188 @@
+"""The corpora that `anlit prepare` knows, and where each one's files, splits and tokenizer come from (SPEC section 7).
+
+None of this needs torch: a command that prepares for days should start at once.
+"""
+
+import platform
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from anlit.data.preparation.distinct_texts import DistinctTexts, LocalText, list_files
+from anlit.data.preparation.formats import BY_ENDING, Columns
+from anlit.data.preparation.hub import HubSource
+from anlit.data.preparation.recipe import BPE, Recipe
+from anlit.data.preparation.sources import HubFiles, LocalFiles, Source
+from anlit.data.preparation.splits import (
+    TEST,
+    TRAIN,
+    VAL,
+    ContentFraction,
+    FirstTokens,
+    Folders,
+    HeldOutDocuments,
+    Splits,
+)
+from anlit.data.tokenizer import END_OF_DOCUMENT
+from anlit.errors import UserError
+
+FINEWEB_VAL_TOKENS = 10_485_760
+OPENWEBTEXT_VAL_DOCUMENTS = 10_000
+SLIMPAJAMA_SUBSET = "meta.redpajama_set_name"
+PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user may choose; None is the corpus's own default."""
+
+    source: str | None = None
+    """A folder with a copy of the corpus in the hub's layout, instead of the hub."""
+    revision: str = "main"
+    part: str | None = None
+    """FineWeb: sample-10BT or sample-100BT; FineWebBin: 10B or 100B."""
+    tokenizer: str | None = None
+    vocab_size: int = 4096
+    end_of_document: str = END_OF_DOCUMENT
+    val_documents: int = OPENWEBTEXT_VAL_DOCUMENTS
+    val_tokens: int = FINEWEB_VAL_TOKENS
+    val_fraction: float = 0.05
+    seed: int = 42
+    pattern: str = "**/*.txt"
+    text: str = "text"
+    max_document_bytes: int = Columns.max_document_bytes
+    include_site_packages: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_document_bytes < 1:
+            raise UserError(f"--max-document-bytes must be at least 1, not {self.max_document_bytes}.")
+
+
+def slimpajama(options: Options) -> Recipe:
+    """cerebras/SlimPajama-627B, its own three splits, its seven subsets in streams of their own."""
+    folders = ("train", "validation", "test")
+    layouts = [[f"{folder}/**/*{ending}" for folder in folders] for ending in (".jsonl.zst", ".jsonl")]
+    splits = Folders({"train/": TRAIN, "validation/": VAL, "test/": TEST})
+    return _hub_recipe(
+        "SlimPajama", "cerebras/SlimPajama-627B", layouts, options, splits, "gpt-neox", SLIMPAJAMA_SUBSET
+    )
+
+
+def openwebtext(options: Options) -> Recipe:
+    """Skylion007/openwebtext, with a seeded random choice of documents held out."""
+    layouts = [["plain_text/*.parquet"], ["**/*.parquet"], ["**/*.jsonl.zst", "**/*.jsonl"]]
+    splits = HeldOutDocuments(options.val_documents, options.seed)
+    return _hub_recipe("OpenWebText", "Skylion007/openwebtext", layouts, options, splits, "gpt2")
+
+
+def fineweb(options: Options) -> Recipe:
+    """A sample of HuggingFaceFW/fineweb, with the first tokens of its first file held out."""
+    part = _one_of(options.part or "sample-10BT", ("sample-10BT", "sample-100BT", "sample-350BT"))
+    layouts = [[f"{part.replace('-', '/')}/*.parquet"], ["*.parquet"]]
+    splits = FirstTokens(options.val_tokens)
+    return _hub_recipe("FineWeb", "HuggingFaceFW/fineweb", layouts, options, splits, "gpt2", origin={"part": part})
+
+
+def fineweb_bin(options: Options) -> Recipe:
+    """kjj0/fineweb10B-gpt2 or …100B-gpt2: token files; the one called val is for validation."""
+    part = _one_of(options.part or "10B", ("10B", "100B"))
+    if options.tokenizer == BPE:
+        raise UserError(
+            "--tokenizer bpe is for text, and these files hold tokens: choose gpt2, gpt-neox, a file or none."
+        )
+    splits = Folders({"fineweb_val_": VAL, "fineweb_train_": TRAIN})
+    repository, origin = f"kjj0/fineweb{part}-gpt2", {"part": part}
+    return _hub_recipe("FineWebBin", repository, [["*.bin"]], options, splits, "gpt2", origin=origin, tokenized=True)
+
+
+def _hub_recipe(
+    corpus: str,
+    repository: str,
+    layouts: list[list[str]],
+    options: Options,
+    splits: Splits,
+    tokenizer: str,
+    subset: str | None = None,
+    origin: dict[str, str] | None = None,
+    tokenized: bool = False,
+) -> Recipe:
+    """A corpus of the hub, read there or from a local copy."""
+    source: Source
+    if options.source is None:
+        source = HubFiles(HubSource(repository, options.revision, tuple(layouts[0])))
+    else:
+        source = LocalFiles(options.source, *layouts)
+    return Recipe(
+        corpus=corpus,
+        source=source,
+        splits=splits,
+        columns=Columns(options.text, subset, options.max_document_bytes),
+        tokenizer=options.tokenizer or tokenizer,
+        vocab_size=options.vocab_size,
+        end_of_document=options.end_of_document,
+        tokenized=tokenized,
+        origin=origin or {},
+    )
+
+
+def text_files(options: Options) -> Recipe:
+    """A folder of the user's own: text files, each a document, or JSON lines and parquet with many."""
+    if options.source is None:
+        raise UserError("TextFiles needs --source, the folder that holds the texts.")
+    root, pattern = Path(options.source), options.pattern
+    source: Source
+    splits: Splits
+    if pattern.lower().endswith(tuple(BY_ENDING)):
+        source, splits = LocalFiles(root, [pattern]), ContentFraction(options.val_fraction)
+    else:
+        nothing = (
+            f"No file matches {pattern} in {root}: set --source (--data.source) to the folder with the text, "
+            "or --pattern (--data.pattern) to what its files are called."
+        )
+        source, splits = DistinctTexts(lambda: list_files(root, pattern), options.val_fraction, nothing), Splits()
+    return Recipe(
+        corpus=f"text:{root.name}",
+        source=source,
+        splits=splits,
+        columns=Columns(options.text, None, options.max_document_bytes),
+        tokenizer=options.tokenizer or BPE,
+        vocab_size=options.vocab_size,
+        end_of_document=options.end_of_document,
+        origin={"source": options.source, "pattern": pattern},
+    )
+
+
+def python_sources(options: Options) -> Recipe:
+    """The running interpreter's own library, which every machine has."""
+    origin = {"python": platform.python_version(), "include_site_packages": options.include_site_packages}
+    nothing = "This Python has no sources of its library (*.py): use another corpus."
+    texts = DistinctTexts(lambda: python_files(options.include_site_packages), options.val_fraction, nothing)
+    return Recipe("PythonSources", texts, Splits(), vocab_size=options.vocab_size, origin=origin)
+
+
+def python_files(include_site_packages: bool) -> list[LocalText]:
+    """Every *.py of the interpreter's standard library and, if asked for, of its installed packages."""
+    paths = sysconfig.get_paths()
+    library = list_files(Path(paths["stdlib"]), "**/*.py")
+    files = [file for file in library if PACKAGE_FOLDERS.isdisjoint(Path(file.label).parts)]
+    if include_site_packages:
+        for folder in sorted({paths["purelib"], paths["platlib"]}):
+            files += list_files(Path(folder), "**/*.py")
+    return files
+
+
+def _one_of(value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise UserError(f"--part {value} is not known: choose one of {', '.join(known)}.")
+    return value
+
+
+CORPORA: dict[str, Callable[[Options], Recipe]] = {
+    "SlimPajama": slimpajama,
+    "OpenWebText": openwebtext,
+    "FineWeb": fineweb,
+    "FineWebBin": fineweb_bin,
+    "TextFiles": text_files,
+    "PythonSources": python_sources,
+}

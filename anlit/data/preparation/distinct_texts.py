@@ -1,0 +1,117 @@
+"""A corpus of local text files, each different one a document: the user's own folders, the embedded corpus.
+
+The files are read once beforehand: what is not text is left out, copies are dropped, and the documents are put in
+the order of their content hashes, which is a shuffled order and the same wherever the files lie.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from anlit.data.preparation.sources import Listing, Source, SourceFile, names_and_sizes_sha256
+from anlit.data.preparation.splits import TRAIN, VAL, is_held_out
+from anlit.errors import UserError
+
+
+@dataclass(frozen=True)
+class LocalText:
+    """A file that may become a document; `label` names it apart from where the corpus lies."""
+
+    label: str
+    path: Path
+
+
+def list_files(root: Path, pattern: str) -> list[LocalText]:
+    """Files under `root` that match a glob pattern, sorted by name."""
+    return [LocalText(path.relative_to(root).as_posix(), path) for path in sorted(root.glob(pattern)) if path.is_file()]
+
+
+class DistinctTexts(Source):
+    """Every different UTF-8 file of a list, held out or not by a hash of its content.
+
+    Args:
+        find: gives the files, each with a label of its own; called only when they are needed.
+        val_fraction: part of the documents that is held out for validation, in (0, 1).
+        nothing: the error about a corpus without any files.
+    """
+
+    def __init__(self, find: Callable[[], Sequence[LocalText]], val_fraction: float, nothing: str) -> None:
+        if not 0 < val_fraction < 1:
+            raise UserError(f"val_fraction must be between 0 and 1, not {val_fraction}.")
+        self.find, self.val_fraction, self.nothing = find, val_fraction, nothing
+        self._texts: dict[str, Path] | None = None
+
+    def texts(self) -> dict[str, Path]:
+        """Label → path; found once."""
+        if self._texts is None:
+            self._texts = {text.label: text.path for text in self.find()}
+        return self._texts
+
+    def listing(self) -> Listing:
+        if not self.texts():
+            raise UserError(self.nothing)
+        skipped: dict[str, list[str]] = {}
+        seen: dict[str, SourceFile] = {}
+        for label, path in self.texts().items():
+            problem, file = _examine(label, path)
+            if file is not None and file.sha256 in seen:
+                problem = "duplicate"
+            if problem is not None:
+                skipped.setdefault(problem, []).append(label)
+            elif file is not None:
+                seen[str(file.sha256)] = file
+        return Listing(self._split([seen[sha256] for sha256 in sorted(seen)]), skipped)
+
+    def _split(self, files: list[SourceFile]) -> list[SourceFile]:
+        """The held-out files first, then the others."""
+        if len(files) < 2:
+            raise UserError(
+                f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of {len(self.texts())}, and "
+                "training and validation need one each: point the source at more text or widen the pattern."
+            )
+        val = [file for file in files if is_held_out(str(file.sha256), self.val_fraction)]
+        # A handful of files may all fall on one side; the smallest and largest hash still go apart.
+        val = (val or files[:1])[: len(files) - 1]
+        held_out = {file.name for file in val}
+        return [replace(file, split=VAL) for file in val] + [
+            replace(file, split=TRAIN) for file in files if file.name not in held_out
+        ]
+
+    def listing_sha256(self) -> str | None:
+        if not self.texts():
+            return None
+        return names_and_sizes_sha256([SourceFile(label, path.stat().st_size) for label, path in self.texts().items()])
+
+    def provide(self, file: SourceFile, folder: Path) -> Path:
+        """The file where it lies.
+
+        Raises:
+            UserError: it is not what it was when the corpus was listed.
+        """
+        path = self.texts().get(file.name)
+        if path is None or hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
+            raise UserError(
+                f"{path or file.name} has changed since the preparation began: remove the unfinished folder and "
+                "repeat the command while the texts stay as they are."
+            )
+        return path
+
+    def settings(self) -> dict[str, Any]:
+        return {"val_fraction": self.val_fraction}
+
+
+def _examine(label: str, path: Path) -> tuple[str | None, SourceFile | None]:
+    """The reason to leave a file out, or the document in it."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return "unreadable", None
+    if not content:
+        return "empty", None
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return "not_utf8", None
+    return None, SourceFile(label, len(content), hashlib.sha256(content).hexdigest())

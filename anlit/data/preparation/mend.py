@@ -1,0 +1,118 @@
+"""A finished folder that has lost something: find what is damaged, and make it unfinished by that alone."""
+
+import json
+import shutil
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anlit.data import tokenizer as tokenizers
+from anlit.data.preparation.publish import INDEX, SOURCES, index_text, join_streams
+from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.workspace import Workspace, replacing, write_json
+from anlit.data.shards import MANIFEST, TOKENIZER, read_manifest
+from anlit.errors import UserError
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What a finished folder lacks."""
+
+    paths: list[Path]
+    """Files that are missing or damaged."""
+    groups: set[int]
+    """The groups that have to be made again for it."""
+
+
+def find_damage(target: Path, manifest: dict[str, Any], whole: bool) -> Damage | None:
+    """Compare a finished folder with its own records.
+
+    Args:
+        whole: read the chunks and compare their checksums; otherwise only their sizes.
+
+    Raises:
+        UserError: the records are damaged themselves.
+    """
+    groups = _read_sources(target)
+    streams = join_streams(groups)
+    if sum(stream["tokens"] for stream in streams.values()) != manifest["tokens"]:
+        raise UserError(_unknown_sources(target))
+    damage = Damage([], set())
+    for group in groups:
+        for name, stream in group["streams"].items():
+            for chunk in stream["chunks"]:
+                path = target / name / chunk["filename"]
+                if not _is_intact(path, chunk, whole):
+                    damage.paths.append(path)
+                    damage.groups.add(group["group"])
+    dtype = np.dtype(manifest["dtype"])
+    for name, stream in streams.items():
+        path = target / name / INDEX
+        if not path.is_file() or path.read_bytes() != index_text(stream["chunks"], dtype).encode():
+            damage.paths.append(path)
+    if not _has_tokenizer(target, manifest):
+        damage.paths.append(target / TOKENIZER)
+    return damage if damage.paths else None
+
+
+def _is_intact(path: Path, chunk: dict[str, Any], whole: bool) -> bool:
+    if not path.is_file() or path.stat().st_size != chunk["chunk_bytes"]:
+        return False
+    return not whole or zlib.crc32(path.read_bytes()) == chunk["crc32"]
+
+
+def _has_tokenizer(target: Path, manifest: dict[str, Any]) -> bool:
+    path, sha256 = target / TOKENIZER, manifest["tokenizer_sha256"]
+    return sha256 is None or (path.is_file() and tokenizers.file_sha256(path) == sha256)
+
+
+def begin_mending(workspace: Workspace, recipe: Recipe, damage: Damage) -> None:
+    """Lay out the state of a preparation that has done everything but the damaged groups.
+
+    Raises:
+        UserError: sources.jsonl is damaged.
+    """
+    manifest = read_manifest(str(workspace.target))
+    workspace.remove()
+    workspace.make()
+    recipe.source.pin(manifest["pinned"])
+    for group in _read_sources(workspace.target):
+        if group["group"] in damage.groups:
+            hashes = {file["name"]: file["sha256"] for file in group["files"]}
+            write_json(workspace.source_hashes(group["group"]), hashes)
+        else:
+            write_json(workspace.group_record(group["group"]), group)
+    if manifest["tokenizer_sha256"] is not None and _has_tokenizer(workspace.target, manifest):
+        with replacing(workspace.tokenizer) as temporary:
+            shutil.copyfile(workspace.target / TOKENIZER, temporary)
+
+
+def reopen(workspace: Workspace) -> None:
+    """From now on the folder is unfinished: `begin_mending` has been done, there is a plan and a tokenizer.
+
+    Raises:
+        UserError: the tokenizer was lost and another one has come in its place.
+    """
+    manifest = read_manifest(str(workspace.target))
+    sha256 = manifest["tokenizer_sha256"]
+    if sha256 is not None and tokenizers.file_sha256(workspace.tokenizer) != sha256:
+        raise UserError(
+            f"{workspace.target / TOKENIZER} is missing or damaged and cannot be made again as it was: copy the folder "
+            "again, or remove it and repeat the command."
+        )
+    (workspace.target / MANIFEST).unlink()
+
+
+def _read_sources(target: Path) -> list[dict[str, Any]]:
+    try:
+        # Not splitlines(): it also cuts at line separators inside of names.
+        return [json.loads(line) for line in (target / SOURCES).read_text(encoding="utf-8").split("\n") if line]
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(_unknown_sources(target)) from error
+
+
+def _unknown_sources(target: Path) -> str:
+    return f"{target / SOURCES} is missing or damaged: copy the folder again, or remove it and repeat the command."

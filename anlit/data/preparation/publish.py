@@ -1,0 +1,138 @@
+"""From the records of all groups to a prepared folder: index.json of each stream, sources.jsonl, manifest.json last."""
+
+import hashlib
+import json
+import platform
+import shutil
+from collections import Counter
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from anlit.data import tokenizer as tokenizers
+from anlit.data.preparation.encode import SKIPPED_LISTED, Job
+from anlit.data.preparation.plan import Plan
+from anlit.data.preparation.splits import TEST, TRAIN, VAL
+from anlit.data.preparation.workspace import read_json, replacing, write_json, write_text
+from anlit.data.shards import FORMAT_VERSION, MANIFEST, TOKENIZER
+from anlit.errors import UserError
+
+SOURCES = "sources.jsonl"
+INDEX = "index.json"
+LITDATA_NUMPY_NUMBER = {"uint16": 5, "int32": 2}
+"""litdata's numbers for the types of tokens, `litdata.constants._NUMPY_DTYPES_MAPPING`."""
+
+
+def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> dict[str, Any]:
+    """Finish the folder. Every file is a function of the groups' records: doing it twice changes nothing.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        UserError: there is nothing to train on, or nothing to validate with.
+    """
+    workspace = job.workspace
+    groups = [read_json(workspace.group_record(group)) for group in range(len(plan.groups))]
+    streams = join_streams(groups)
+    splits = [split for split in (TRAIN, VAL, TEST) if any(_split_of(name) == split for name in streams)]
+    for split in (TRAIN, VAL):
+        if split not in splits:
+            raise UserError(
+                f"The corpus leaves no document for {split}, it has {len(plan.files):,} file(s): remove "
+                f"{workspace.target} and prepare more text, or another part of it for validation (--val-fraction)."
+            )
+    for name, stream in streams.items():
+        with replacing(workspace.target / name / INDEX) as temporary:
+            temporary.write_text(index_text(stream["chunks"], job.dtype), encoding="utf-8")
+    if workspace.tokenizer.is_file():
+        with replacing(workspace.target / TOKENIZER) as temporary:
+            shutil.copyfile(workspace.tokenizer, temporary)
+    with replacing(workspace.target / SOURCES) as temporary:
+        lines = [json.dumps(group, ensure_ascii=False) for group in groups]
+        write_text(temporary, "\n".join(lines) + "\n")
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "corpus": corpus,
+        "command": command,
+        "settings": plan.settings,
+        "pinned": plan.pinned,
+        "files": len(plan.files),
+        **_sum(streams.values()),
+        "splits": splits,
+        **{split: _split(streams, split) for split in splits},
+        "skipped": _skipped(plan, groups),
+        "vocab_size": job.vocab_size,
+        "dtype": np.dtype(job.dtype).newbyteorder("=").name,
+        "end_of_document": job.end_of_document,
+        "document_token_at": token_at,
+        "tokenizer_sha256": tokenizers.file_sha256(workspace.tokenizer) if workspace.tokenizer.is_file() else None,
+        "content_sha256": _content_sha256(streams, job),
+        "versions": {
+            "python": platform.python_version(),
+            **{package: version(package) for package in ("anlit", "tokenizers", "pyarrow", "zstandard")},
+        },
+    }
+    write_json(workspace.target / MANIFEST, manifest)
+    return manifest
+
+
+def join_streams(groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The streams of all groups, one after the other."""
+    joined: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        for name, stream in group["streams"].items():
+            whole = joined.setdefault(name, {"documents": 0, "bytes": 0, "tokens": 0, "chunks": []})
+            for key in ("documents", "bytes", "tokens", "chunks"):
+                whole[key] += stream[key]
+    return dict(sorted(joined.items()))
+
+
+def _split_of(stream: str) -> str:
+    return stream.split("/")[0]
+
+
+def _sum(streams: Any) -> dict[str, Any]:
+    """Documents, bytes (None for token files, whose text is not known), tokens and chunks of some streams."""
+    chosen = list(streams)
+    total = {key: sum(stream[key] for stream in chosen) for key in ("documents", "bytes", "tokens")}
+    return {**total, "bytes": total["bytes"] or None, "chunks": sum(len(stream["chunks"]) for stream in chosen)}
+
+
+def _split(streams: dict[str, dict[str, Any]], split: str) -> dict[str, Any]:
+    parts = {name: stream for name, stream in streams.items() if _split_of(name) == split}
+    subsets = {name.split("/", 1)[1]: _sum([stream]) for name, stream in parts.items() if "/" in name}
+    return {**_sum(parts.values()), **({"subsets": subsets} if subsets else {})}
+
+
+def _skipped(plan: Plan, groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What was left out: for each reason how often, and where (the first `SKIPPED_LISTED` places)."""
+    counts = Counter({reason: len(names) for reason, names in plan.skipped.items()})
+    listed = {reason: list(names) for reason, names in plan.skipped.items()}
+    for file in (file for group in groups for file in group["files"]):
+        counts.update(file.get("skipped", {}))
+        for where, reason, _ in file.get("skipped_list", ()):
+            listed.setdefault(reason, []).append(f"{file['name']}, {where}")
+    return {reason: {"count": n, "listed": listed[reason][:SKIPPED_LISTED]} for reason, n in sorted(counts.items())}
+
+
+def _content_sha256(streams: dict[str, dict[str, Any]], job: Job) -> str:
+    """Identity of what the shards hold, wherever they lie and however they were made."""
+    chunks = {name: [(chunk["dim"], chunk["crc32"]) for chunk in stream["chunks"]] for name, stream in streams.items()}
+    identity = {"streams": chunks, "end_of_document": job.end_of_document, "dtype": job.dtype.name}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def index_text(chunks: list[dict[str, Any]], dtype: np.dtype) -> str:
+    """litdata's index.json, as its own writer makes it for a `TokensLoader`."""
+    config = {
+        "chunk_bytes": max(chunk["chunk_bytes"] for chunk in chunks),
+        "chunk_size": None,
+        "compression": None,
+        "data_format": [f"no_header_numpy:{LITDATA_NUMPY_NUMBER[dtype.name]}"],
+        "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]',
+        "encryption": None,
+        "item_loader": "TokensLoader",
+    }
+    return json.dumps({"chunks": chunks, "config": config}, sort_keys=True)

@@ -1,0 +1,200 @@
+"""Work through a plan's groups: fetch, encode in worker processes, assemble; whatever is done is not done again.
+
+Groups overlap: while one is encoded, the one before is assembled and the files of the next are fetched.
+"""
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anlit.data.preparation.assemble import assemble_group
+from anlit.data.preparation.encode import Job, encode_task
+from anlit.data.preparation.plan import Plan, Task, tasks_of
+from anlit.data.preparation.progress import Progress
+from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.workspace import read_json, write_json
+from anlit.errors import UserError
+
+GROUPS_AT_ONCE = 3
+HASH_BYTES = 1 << 20
+
+
+@dataclass
+class _Group:
+    """A group under way."""
+
+    number: int
+    tasks: list[Task]
+    source_sha256: dict[str, str]
+    unfinished: set[int] = field(default_factory=set)
+
+
+class Runner:
+    """Brings the groups of one shard to their end.
+
+    Args:
+        job: what the workers are told.
+        plan: the groups.
+        recipe: the sizes of tasks and chunks.
+        workers: processes that encode and assemble.
+        shard, shards: this process does the groups with number ≡ shard modulo shards.
+    """
+
+    def __init__(self, job: Job, plan: Plan, recipe: Recipe, workers: int, shard: int, shards: int) -> None:
+        self.job, self.plan, self.recipe, self.workers = job, plan, recipe, workers
+        self.mine = range(shard, len(plan.groups), shards)
+        self.waiting = [group for group in self.mine if not job.workspace.group_record(group).is_file()]
+        self.under_way: set[int] = set()
+        self.pending: dict[Future[Any], Callable[[Any], None]] = {}
+
+    def run(self) -> None:
+        """Do all that is left.
+
+        Raises:
+            UserError: a source file or a document cannot be used.
+            OSError: a file cannot be read or written.
+        """
+        size = sum(self.plan.group_size(group) for group in self.mine)
+        done = size - sum(self.plan.group_size(group) for group in self.waiting)
+        with self._workers() as self.pool, Progress(self.plan.settings["corpus"], size, done) as self.progress:
+            try:
+                self._loop()
+            except BaseException:
+                self.pool.shutdown(wait=True, cancel_futures=True)  # what is begun comes to its end and is kept
+                raise
+
+    def _workers(self) -> Executor:
+        tasks_at_least = sum(self.plan.group_size(group) for group in self.waiting) // self.recipe.task_bytes
+        workers = min(self.workers, tasks_at_least)
+        if workers < 2:
+            return _InThisProcess()
+        # Forked workers start in 0.1 s, spawned ones in seconds; they touch nothing but files and tokenizers.
+        method = "fork" if sys.platform == "linux" else "spawn"
+        context = multiprocessing.get_context(method)
+        pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(os.getpid(),))
+        pool.submit(os.getpid).result()  # all are forked now, before this process has threads
+        return pool
+
+    def _loop(self) -> None:
+        while self.waiting or self.pending:
+            while self.waiting and len(self.under_way) < GROUPS_AT_ONCE:
+                number = self.waiting.pop(0)
+                self.under_way.add(number)
+                self.pending[_in_thread(self._fetch, number)] = self._encode
+            finished, _ = wait(self.pending, return_when=FIRST_COMPLETED)
+            for future in finished:
+                self.pending.pop(future)(future.result())
+
+    def _fetch(self, number: int) -> _Group:
+        """Runs in a thread: the group's files on this machine, their hashes, and its tasks."""
+        paths, sha256 = {}, {}
+        for file in (self.plan.files[index] for index in self.plan.groups[number]):
+            path = self.recipe.source.provide(file, self.job.workspace.source)
+            paths[file.name] = path
+            sha256[file.name] = file.sha256 or _file_sha256(path)
+        self._refuse_changes(number, paths, sha256)
+        return _Group(number, tasks_of(self.plan, self.recipe, number, paths), sha256)
+
+    def _refuse_changes(self, number: int, paths: dict[str, Path], sha256: dict[str, str]) -> None:
+        """A group is made of the files that it was begun with: some of its tasks may be done."""
+        begun_with = self.job.workspace.source_hashes(number)
+        if not begun_with.is_file():
+            write_json(begun_with, sha256)
+        then = read_json(begun_with)
+        changed = [name for name in sorted({*then, *sha256}) if then.get(name) != sha256.get(name)]
+        if changed:
+            raise UserError(
+                f"{paths.get(changed[0], changed[0])} is not what {self.job.workspace.target} was begun with: put the "
+                "old file back, or remove that folder and repeat the command."
+            )
+
+    def _encode(self, group: _Group) -> None:
+        for task in group.tasks:
+            record = self.job.workspace.task_record(group.number, task.number)
+            if record.is_file():
+                self.progress.add(task.size, tokens=0)
+            else:
+                group.unfinished.add(task.number)
+        for task in (task for task in group.tasks if task.number in group.unfinished):
+            self.pending[self.pool.submit(encode_task, self.job, task)] = self._after_task(group, task)
+        if not group.unfinished:
+            self._assemble(group)
+
+    def _after_task(self, group: _Group, task: Task) -> Callable[[dict[str, Any]], None]:
+        def then(record: dict[str, Any]) -> None:
+            self.progress.add(task.size, sum(stream["tokens"] for stream in record["streams"].values()))
+            group.unfinished.remove(task.number)
+            if not group.unfinished:
+                self._assemble(group)
+
+        return then
+
+    def _assemble(self, group: _Group) -> None:
+        chunk_bytes, sha256 = self.recipe.chunk_bytes, group.source_sha256
+        future = self.pool.submit(assemble_group, self.job, group.number, len(group.tasks), chunk_bytes, sha256)
+        self.pending[future] = lambda _: self._finish(group)
+
+    def _finish(self, group: _Group) -> None:
+        """The group's chunks and record are in place: what led to them can go."""
+        self.under_way.remove(group.number)
+        self.job.workspace.remove_task_files(group.number)
+        for file in (self.plan.files[index] for index in self.plan.groups[group.number]):
+            self.recipe.source.release(file, self.job.workspace.source)
+
+
+class _InThisProcess(Executor):
+    """For work too small to start processes for."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def _in_thread(work: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Run `work` in a thread that nobody waits for at the end: Ctrl-C should not have to wait for a download."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*args))
+        except BaseException as error:  # to be raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _begin_worker(parent: int) -> None:
+    """A worker leaves Ctrl-C to its parent, and ends when its parent is gone, which no one else would tell it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a training process that prepares its data has its own handler
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(HASH_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def all_groups_done(job: Job, plan: Plan) -> bool:
+    """Whether every shard has come to its end."""
+    return all(job.workspace.group_record(group).is_file() for group in range(len(plan.groups)))

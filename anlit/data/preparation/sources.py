@@ -1,0 +1,150 @@
+"""Where a corpus's files come from: a local copy, or the hub."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anlit.data.preparation.hub import HubSource
+from anlit.errors import UserError
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a corpus; `name` is its path inside the corpus, with slashes."""
+
+    name: str
+    size: int
+    sha256: str | None = None
+    split: str | None = None
+    """The part that all its documents belong to, where the source itself knows it."""
+
+
+@dataclass
+class Listing:
+    """A corpus's files in the order in which they are prepared, and what was left out of it by reason."""
+
+    files: list[SourceFile]
+    skipped: dict[str, list[str]] = field(default_factory=dict)
+
+
+class Source:
+    """Base of what `anlit prepare` reads from."""
+
+    def listing(self) -> Listing:
+        """All files of the corpus; the same list every time.
+
+        Raises:
+            UserError: there are none, or they cannot be reached.
+        """
+        raise NotImplementedError
+
+    def listing_sha256(self) -> str | None:
+        """Hash over names and sizes, a cheap sign of a corpus that has changed; None if the files are not at hand."""
+        return None
+
+    def provide(self, file: SourceFile, folder: Path) -> Path:
+        """The file on this machine; one that has to be fetched is put into `folder`."""
+        raise NotImplementedError
+
+    def release(self, file: SourceFile, folder: Path) -> None:
+        """The file is not needed any more: a fetched copy is removed."""
+
+    def count(self, file: SourceFile) -> int:
+        """Number of records in the file, found as cheaply as its format allows."""
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """What identifies the source beside the names and sizes of its files."""
+        return {}
+
+    def pinned(self) -> dict[str, Any]:
+        """What must stay the same until the preparation is finished; asked for once, when it begins."""
+        return {}
+
+    def pin(self, pinned: dict[str, Any]) -> None:
+        """Go on with the very source of an unfinished preparation."""
+
+
+class LocalFiles(Source):
+    """A folder that holds the corpus in the hub's own layout (or any files of a format that can be read).
+
+    Args:
+        root: the folder.
+        layouts: which files, as globs under it: those of the first layout that has any.
+    """
+
+    def __init__(self, root: str | Path, *layouts: Sequence[str]) -> None:
+        self.root, self.layouts = Path(root), layouts
+
+    def listing(self) -> Listing:
+        if not self.root.is_dir():
+            raise UserError(f"There is no folder {self.root}: set --source to the folder that holds the corpus.")
+        files = self._files()
+        if not files:
+            raise UserError(
+                f"{self.root} has no file that matches {' or '.join(self.layouts[0])}: "
+                "set --source to the folder that holds the corpus in the hub's layout."
+            )
+        return Listing(files)
+
+    def listing_sha256(self) -> str | None:
+        files = self._files()
+        return names_and_sizes_sha256(files) if files else None
+
+    def _files(self) -> list[SourceFile]:
+        for patterns in self.layouts:
+            found = {path for pattern in patterns for path in self.root.glob(pattern) if path.is_file()}
+            if found:
+                names = sorted((path.relative_to(self.root).as_posix() for path in found), key=natural)
+                return [SourceFile(name, (self.root / name).stat().st_size) for name in names]
+        return []
+
+    def provide(self, file: SourceFile, folder: Path) -> Path:
+        return self.root / file.name
+
+    def count(self, file: SourceFile) -> int:
+        from anlit.data.preparation.formats import format_of
+
+        return format_of(file.name).count(self.root / file.name)
+
+
+class HubFiles(Source):
+    """A dataset repository on the hub, fetched file by file and removed again as its documents are in the shards."""
+
+    def __init__(self, repository: HubSource) -> None:
+        self.repository, self.revision = repository, repository.revision
+
+    def listing(self) -> Listing:
+        files = sorted(self.repository.files(), key=lambda file: natural(file.name))
+        return Listing([SourceFile(file.name, file.size, file.sha256) for file in files])
+
+    def provide(self, file: SourceFile, folder: Path) -> Path:
+        return self.repository.fetch(file.name, folder, file.size, file.sha256)
+
+    def release(self, file: SourceFile, folder: Path) -> None:
+        (folder / file.name).unlink(missing_ok=True)
+
+    def count(self, file: SourceFile) -> int:
+        return self.repository.parquet_rows(file.name)
+
+    def settings(self) -> dict[str, Any]:
+        return {"repository": self.repository.repo_id, "revision": self.revision}
+
+    def pinned(self) -> dict[str, Any]:
+        return {"commit": self.repository.commit}
+
+    def pin(self, pinned: dict[str, Any]) -> None:
+        self.repository.revision = pinned["commit"]  # not self.revision, which the settings are compared by
+
+
+def natural(name: str) -> list[Any]:
+    """Sort key that puts file 2 before file 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def names_and_sizes_sha256(files: list[SourceFile]) -> str:
+    lines = sorted(f"{file.name}\t{file.size}" for file in files)
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,127 @@
+"""A source's chunks read as the one array of tokens that they are."""
+
+import os
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from anlit.data.cache import ChunkCache
+from anlit.data.remote import is_remote
+from anlit.data.shards import CHUNK_HEADER_BYTES, Source, problem_with
+
+OPEN_FILES = 64
+
+
+class TokenStore:
+    """Random access to the tokens of a source.
+
+    Files are read with pread, never mapped, so that a process's memory does not grow with what it has read. The
+    CRC-32 of each chunk is checked the first time that a process opens it. Picklable; works on after a fork.
+
+    Args:
+        source: what to read.
+        cache: where a remote source's chunks are kept.
+    """
+
+    def __init__(self, source: Source, cache: ChunkCache | None = None) -> None:
+        assert cache is not None or not is_remote(source.folder)
+        self.source, self.cache = source, cache
+        self.dtype = np.dtype(source.dtype).newbyteorder("<")
+        self.n_tokens = source.n_tokens
+        self._ends = np.cumsum([chunk.tokens for chunk in source.chunks])
+        self._open: OrderedDict[int, int] = OrderedDict()  # chunk → descriptor, least recently used first
+        self._checked: set[int] = set()
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens [start, start + count), which have to exist.
+
+        Raises:
+            UserError: a chunk is missing or damaged.
+        """
+        out = np.empty(count, dtype=self.dtype)
+        self._read_into(start, out)
+        return out
+
+    def read_blocks(self, blocks: np.ndarray, length: int) -> np.ndarray:
+        """Blocks of `length` + 1 tokens: row i is [blocks[i]·length, blocks[i]·length + length].
+
+        Returns:
+            (n, length + 1) of the source's type.
+
+        Raises:
+            UserError: a chunk is missing or damaged.
+        """
+        out = np.empty((len(blocks), length + 1), dtype=self.dtype)
+        for row, block in zip(out, blocks.tolist(), strict=True):
+            self._read_into(block * length, row)
+        return out
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": OrderedDict(), "_checked": set()}
+
+    def _read_into(self, start: int, out: np.ndarray) -> None:
+        assert 0 <= start <= start + len(out) <= self.n_tokens, (start, len(out), self.n_tokens)
+        number = int(self._ends.searchsorted(start, side="right"))
+        while len(out):
+            chunk = self.source.chunks[number]
+            before = start - (int(self._ends[number]) - chunk.tokens)
+            here = out[: chunk.tokens - before]
+            self._read_chunk(number, CHUNK_HEADER_BYTES + before * self.dtype.itemsize, here)
+            start, out, number = start + len(here), out[len(here) :], number + 1
+
+    def _read_chunk(self, number: int, position: int, out: np.ndarray) -> None:
+        chunk = self.source.chunks[number]
+        try:
+            n_bytes = os.preadv(self._descriptor(number), [out.view(np.uint8).data], position)
+        except OSError as error:
+            raise self.source.damaged(chunk, f"it cannot be read: {error.strerror}") from error
+        if n_bytes != out.nbytes:
+            raise self.source.damaged(chunk, f"it ends {out.nbytes - n_bytes:,} bytes too soon")
+
+    def _descriptor(self, number: int) -> int:
+        """The open file of a chunk."""
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        while len(self._open) >= OPEN_FILES:
+            os.close(self._open.popitem(last=False)[1])
+        self._open[number] = self._checked_file(number)
+        return self._open[number]
+
+    def _checked_file(self, number: int) -> int:
+        """Open a chunk's file and, the first time, check all of it; a bad copy in the cache is fetched again once."""
+        chunk = self.source.chunks[number]
+        for last in (False, True) if self.cache is not None else (True,):
+            descriptor = self._open_file(number)
+            problem = None if number in self._checked else problem_with(descriptor, chunk)
+            if problem is None:
+                self._checked.add(number)
+                return descriptor
+            os.close(descriptor)
+            if last:
+                raise self.source.damaged(chunk, problem)
+            assert self.cache is not None
+            self.cache.discard(chunk)
+        raise AssertionError
+
+    def _open_file(self, number: int) -> int:
+        chunk = self.source.chunks[number]
+        while True:
+            path = f"{self.source.folder}/{chunk.filename}"
+            if self.cache is not None:
+                self.cache.fetch(chunk)
+                path = str(self.cache.path(chunk))
+            try:
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                if self.cache is None:
+                    raise self.source.damaged(chunk, "it is missing") from error
+                # Another process has just removed it from the cache to make room: fetch it again.

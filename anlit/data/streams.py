@@ -1,0 +1,164 @@
+"""Endless or finite streams of batches as the loader's workers make them, from token stores and an order."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch.utils.data import IterableDataset, get_worker_info
+
+from anlit.data.cache import Order, Prefetcher
+from anlit.data.store import TokenStore
+from anlit.errors import UserError
+
+
+class Blocks(NamedTuple):
+    """What a loader's workers send: a batch in its shortest form."""
+
+    tokens: np.ndarray
+    """(B, T + 1), two or four bytes each."""
+    n_targets: np.ndarray | None
+    """(B,) how many targets of each row count; None for all."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which sequences of a global batch this device gets."""
+
+    batch_size: int
+    """B, sequences per device."""
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a global batch."""
+        return self.batch_size * self.world_size
+
+
+class BlockStream(IterableDataset):
+    """A stream of batches of which worker w of n makes the numbers w, w + n, …
+
+    torch's DataLoader asks its workers in turn, so what it yields does not depend on how many there are. A worker
+    sends a UserError instead of raising it: torch would wrap it into a traceback.
+    """
+
+    def numbers(self, first: int, step: int) -> Iterator[int]:
+        """The numbers of the batches that every step-th from `first` are."""
+        raise NotImplementedError
+
+    def batch(self, number: int) -> Blocks:
+        """One batch."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Blocks | UserError]:
+        worker = get_worker_info()
+        try:
+            for number in self.numbers(worker.id, worker.num_workers) if worker else self.numbers(0, 1):
+                yield self.batch(number)
+        except UserError as error:
+            yield error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop what was begun for the iteration."""
+
+
+class DrawOrder(Order, Protocol):
+    """The orders in `anlit.data.mixing`."""
+
+    n_blocks: int
+
+    def draw(self, first_draw: int, count: int) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+class TokenStream(BlockStream):
+    """The endless training stream: global batch g is the draws [start + g·B·W, start + (g + 1)·B·W).
+
+    Args:
+        stores: of the order's sources.
+        order: what each draw is.
+        length: T.
+        share: the rows that are this device's.
+    """
+
+    def __init__(self, stores: Sequence[TokenStore], order: DrawOrder, length: int, share: Share) -> None:
+        self.stores, self.order, self.length, self.share = list(stores), order, length, share
+        self.start = 0
+        """Sequences drawn, by all devices, before the first batch."""
+        self._prefetcher: Prefetcher | None = None
+
+    def numbers(self, first: int, step: int) -> Iterator[int]:
+        caches = [store.cache for store in self.stores]
+        if any(cache is not None for cache in caches):
+            self._prefetcher = Prefetcher(self.order, [store.source for store in self.stores], caches)
+        return itertools.count(first, step)
+
+    def batch(self, number: int) -> Blocks:
+        share = self.share
+        first = self.start + number * share.sequences + share.rank * share.batch_size
+        if self._prefetcher is not None:
+            self._prefetcher.at(first)
+        sources, blocks = self.order.draw(first, share.batch_size)
+        if len(self.stores) == 1:
+            return Blocks(self.stores[0].read_blocks(blocks, self.length), None)
+        tokens = np.empty((share.batch_size, self.length + 1), dtype=self.stores[0].dtype)
+        for source in np.unique(sources):
+            mine = sources == source
+            tokens[mine] = self.stores[source].read_blocks(blocks[mine], self.length)
+        return Blocks(tokens, None)
+
+    def close(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.stop()
+            self._prefetcher = None
+
+
+class EvaluationStream(BlockStream):
+    """Every token of some sources once, in their order; the last block of each is filled up with ignored targets.
+
+    All devices get the same number of batches. Rows past the end are left out, except that a batch has one at least,
+    wholly ignored, so that devices stay in step.
+
+    Args:
+        stores: what to evaluate, one after the other.
+        length: T.
+        share: the rows that are this device's.
+        end_of_document: what the last block is filled up with.
+        n_targets: evaluate so many targets, the first ones; all if None.
+    """
+
+    def __init__(
+        self, stores: Sequence[TokenStore], length: int, share: Share, end_of_document: int, n_targets: int | None
+    ) -> None:
+        self.stores, self.length, self.share = list(stores), length, share
+        self.end_of_document = end_of_document
+        left = sum(max(0, store.n_tokens - 1) for store in stores) if n_targets is None else n_targets
+        self.targets: list[int] = []  # of each source
+        for store in stores:
+            self.targets.append(min(max(0, store.n_tokens - 1), left))
+            left -= self.targets[-1]
+        self.n_targets = sum(self.targets)
+        self.first_block = np.cumsum([0, *(-(-targets // length) for targets in self.targets)])
+
+    def __len__(self) -> int:
+        """Batches of each device."""
+        return -(-int(self.first_block[-1]) // self.share.sequences)
+
+    def numbers(self, first: int, step: int) -> Iterator[int]:
+        return iter(range(first, len(self), step))
+
+    def batch(self, number: int) -> Blocks:
+        first = number * self.share.sequences + self.share.rank * self.share.batch_size
+        end = min(first + self.share.batch_size, int(self.first_block[-1]))
+        rows = max(1, end - first)
+        tokens = np.full((rows, self.length + 1), self.end_of_document, dtype=self.stores[0].dtype)
+        n_targets = np.zeros(rows, dtype=np.int64)
+        for row, block in enumerate(range(first, end)):
+            source = int(np.searchsorted(self.first_block, block, side="right")) - 1
+            begin = (block - int(self.first_block[source])) * self.length
+            n_targets[row] = count = min(self.length, self.targets[source] - begin)
+            tokens[row, : count + 1] = self.stores[source].read(begin, count + 1)
+        return Blocks(tokens, n_targets)

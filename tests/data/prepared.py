@@ -1,0 +1,83 @@
+"""Prepared folders of format 2 by a writer of their own, so that the reader is not tested against our writer."""
+
+import hashlib
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+END = 0
+VOCABULARY = 320
+
+
+def write_stream(folder: Path, tokens: np.ndarray, chunk_tokens: int) -> dict[str, Any]:
+    """Chunks of `chunk_tokens` tokens and their index.json; the counts for the manifest."""
+    folder.mkdir(parents=True)
+    chunks = []
+    for number, first in enumerate(range(0, len(tokens), chunk_tokens)):
+        body = tokens[first : first + chunk_tokens].astype(tokens.dtype.newbyteorder("<")).tobytes()
+        content = np.array([1, 12, 12 + len(body)], dtype="<u4").tobytes() + body
+        name = f"chunk-0-{number}.bin"
+        (folder / name).write_bytes(content)
+        dim = len(body) // tokens.itemsize
+        entry = {
+            "chunk_bytes": len(content),
+            "chunk_size": 1,
+            "dim": dim,
+            "filename": name,
+            "crc32": zlib.crc32(content),
+        }
+        chunks.append(entry)
+    (folder / "index.json").write_text(json.dumps({"chunks": chunks, "config": {}, "updated_at": "0"}))
+    return {
+        "documents": int((tokens == END).sum()),
+        "bytes": 3 * len(tokens),
+        "tokens": len(tokens),
+        "chunks": len(chunks),
+    }
+
+
+def write_prepared(
+    folder: Path, streams: dict[str, np.ndarray], chunk_tokens: int = 1000, **changes: Any
+) -> dict[str, np.ndarray]:
+    """A prepared folder; `streams` are named "train", "val" or "train/subset" …; returned as they were given."""
+    manifest: dict[str, Any] = {}
+    for name, tokens in streams.items():
+        split, _, subset = name.partition("/")
+        counts = write_stream(folder / name, tokens, chunk_tokens)
+        whole = manifest.setdefault(split, dict.fromkeys(counts, 0))
+        whole |= {key: whole[key] + value for key, value in counts.items()}
+        if subset:
+            whole.setdefault("subsets", {})[subset] = counts
+    hashes = {name: zlib.crc32(tokens.tobytes()) for name, tokens in streams.items()}
+    splits = list(manifest)
+    totals = {key: sum(manifest[split][key] for split in splits) for key in ("documents", "bytes", "tokens")}
+    manifest |= {
+        "format_version": 2,
+        "corpus": "test",
+        "settings": {},
+        "command": "anlit prepare Test --path data/test",
+        "splits": splits,
+        **totals,
+        "vocab_size": VOCABULARY,
+        "dtype": next(iter(streams.values())).dtype.name,
+        "end_of_document": END,
+        "document_token_at": "end",
+        "tokenizer_sha256": None,
+        "content_sha256": hashlib.sha256(json.dumps(hashes).encode()).hexdigest(),
+        "skipped": {},
+        "versions": {},
+        **changes,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return streams
+
+
+def random_tokens(n: int, seed: int, vocabulary: int = VOCABULARY, dtype: type = np.uint16) -> np.ndarray:
+    """Tokens with an end of document now and then."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(1, vocabulary, n).astype(dtype)
+    tokens[rng.random(n) < 1 / 60] = END
+    return tokens

@@ -1,0 +1,352 @@
+"""Shards in object storage: the same batches as from the disk, one fetch per chunk, and short words when it fails."""
+
+import errno
+import multiprocessing
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from litdata.streaming import downloader as litdata_downloader
+
+from anlit.data import cache, remote, shards
+from anlit.data.cache import ChunkCache, Prefetcher
+from anlit.data.mixing import training_order
+from anlit.data.module import TokenShards
+from anlit.data.store import TokenStore
+from anlit.errors import UserError
+from tests.data.object_store import ObjectStore, serving
+from tests.data.test_module import blocks_of
+
+ADDRESS = "s3://bucket/corpus"
+LENGTH = 64
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cache, "cache_root", lambda: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """One server for all, because to make a client for a new one takes long."""
+    with serving(tmp_path_factory.mktemp("served")) as running:
+        yield running
+    remote._downloader.cache_clear()
+
+
+@pytest.fixture
+def store(server: ObjectStore, prepared: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """A server of a fresh copy of `prepared` that boto3 takes for S3."""
+    shutil.rmtree(server.root)
+    shutil.copytree(prepared, server.root / "bucket" / "corpus")
+    server.behave()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.address)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return server
+
+
+@pytest.fixture
+def other_client() -> Iterator[None]:
+    """For a test that changes what a client is made from."""
+    remote._downloader.cache_clear()
+    yield
+    remote._downloader.cache_clear()
+
+
+def ready(path: str = ADDRESS, **changes: Any) -> TokenShards:
+    data = TokenShards(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
+    data.setup()
+    return data
+
+
+def source(path: str = ADDRESS) -> shards.Source:
+    return shards.sources_of(path, shards.read_manifest(path), "train")[0]
+
+
+def store_of(limit_bytes: int = 10**9) -> TokenStore:
+    return TokenStore(source(), ChunkCache(source(), limit_bytes))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_batches_are_those_of_the_local_folder(store: ObjectStore, prepared: str, workers: int) -> None:
+    data, local = ready(num_workers=workers), ready(prepared)
+    assert blocks_of(list(data.train_dataloader())) == blocks_of(list(local.train_dataloader()))
+    data.teardown("fit")
+    assert blocks_of(list(data.val_dataloader())) == blocks_of(list(local.val_dataloader()))
+    assert store.fetched("train/chunk") == 7
+    assert store.fetched("val/chunk") == 1
+    assert blocks_of(list(ready().train_dataloader())) == blocks_of(list(ready(prepared).train_dataloader()))
+    assert store.fetched("train/chunk") == 7
+
+
+def read_all(results: Any, expected: np.ndarray) -> None:
+    results.put(np.array_equal(store_of().read(0, len(expected)), expected))
+
+
+def test_processes_on_one_cache_fetch_each_chunk_once(
+    store: ObjectStore, streams: dict[str, np.ndarray], cache_folder: Path
+) -> None:
+    forked = multiprocessing.get_context("fork")
+    results = forked.Queue()
+    processes = [forked.Process(target=read_all, args=(results, streams["train"])) for _ in range(4)]
+    for process in processes:
+        process.start()
+    assert [results.get(timeout=60) for _ in processes] == [True] * 4
+    assert store.fetched("train/chunk") == 7
+    assert not list(cache_folder.rglob("*.partial"))
+
+
+def test_the_cache_keeps_what_was_used_last(
+    store: ObjectStore, streams: dict[str, np.ndarray], cache_folder: Path
+) -> None:
+    reader = store_of(limit_bytes=45_000)  # three chunks
+    assert np.array_equal(reader.read(0, 46_000), streams["train"])
+    assert sorted(path.name for path in cache_folder.rglob("*.bin")) == [
+        f"chunk-0-{number}.bin" for number in (4, 5, 6)
+    ]
+    assert np.array_equal(reader.read(0, 46_000), streams["train"])  # the removed files are still open
+    assert store.fetched("train/chunk") == 7
+    for number in (4, 5):
+        assert reader.cache is not None
+        os.utime(reader.cache.path(reader.source.chunks[number]), (number, number))
+    assert np.array_equal(store_of(45_000).read(7001 * 4, 10), streams["train"][7001 * 4 : 7001 * 4 + 10])
+    store_of(45_000).read(0, 10)
+    assert {path.name for path in cache_folder.rglob("*.bin")} == {f"chunk-0-{number}.bin" for number in (0, 4, 6)}
+
+
+def test_a_chunk_that_was_removed_is_fetched_again(store: ObjectStore, streams: dict[str, np.ndarray]) -> None:
+    reader = store_of()
+    reader.read(0, 46_000)
+    reader.close()
+    assert reader.cache is not None
+    for chunk in reader.source.chunks:
+        reader.cache.discard(chunk)
+    assert np.array_equal(reader.read(0, 46_000), streams["train"])
+    assert store.fetched("train/chunk") == 14
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_chunk_that_arrives_damaged_is_fetched_once_more(
+    store: ObjectStore, streams: dict[str, np.ndarray], times: int, cache_folder: Path
+) -> None:
+    store.damage["/bucket/corpus/train/chunk-0-2.bin"] = times
+    if times == 1:
+        assert np.array_equal(store_of().read(0, 46_000), streams["train"])
+    else:
+        with pytest.raises(
+            UserError, match=r"s3://bucket/corpus/train/chunk-0-2.bin is damaged \(its CRC-32 .*prepare"
+        ):
+            store_of().read(0, 46_000)
+        assert not list(cache_folder.rglob("chunk-0-2.bin*l"))
+    assert store.fetched("chunk-0-2") == 2
+
+
+@pytest.mark.parametrize("how", ["flipped", "short"])
+def test_a_damaged_copy_in_the_cache_is_replaced(store: ObjectStore, streams: dict[str, np.ndarray], how: str) -> None:
+    reader = store_of()
+    reader.read(0, 46_000)
+    assert reader.cache is not None
+    copy = reader.cache.path(reader.source.chunks[3])
+    content = bytearray(copy.read_bytes())
+    content[500] ^= 4
+    copy.write_bytes(content if how == "flipped" else content[:-2])
+    assert np.array_equal(store_of().read(0, 46_000), streams["train"])
+    assert store.fetched("chunk-0-3") == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_missing_chunk_is_one_sentence(store: ObjectStore, workers: int) -> None:
+    (store.root / "bucket" / "corpus" / "train" / "chunk-0-5.bin").unlink()
+    loader = ready(num_workers=workers).train_dataloader()
+    with pytest.raises(
+        UserError, match=r"^s3://bucket/corpus/train/chunk-0-5.bin is damaged \(it is missing\): [^\n]+$"
+    ):
+        list(loader)
+
+
+def test_waiting_for_another_process_ends(
+    store: ObjectStore, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on while that one brings something."""
+    monkeypatch.setattr(remote, "BLIND_STALL_SECONDS", 1.2)
+    reader = store_of()
+    assert reader.cache is not None
+    path = reader.cache.path(reader.source.chunks[0])
+    path.parent.mkdir(parents=True)
+    partial, grown = path.with_name(path.name + ".partial"), []
+
+    def fetch_slowly() -> None:
+        for size in range(4):
+            partial.write_bytes(b"x" * size)
+            grown.append(size)
+            time.sleep(0.5)
+
+    with FileLock(f"{path}.lock"):
+        threading.Thread(target=fetch_slowly, daemon=True).start()
+        with pytest.raises(UserError, match=r"Another process is fetching .*chunk-0-0.bin and has brought nothing for"):
+            reader.read(0, 1)
+    assert grown == [0, 1, 2, 3]
+    assert store.fetched("chunk-0-0") == 0
+    reader.read(0, 1)  # it is gone now: its lock is free, and what it left is overwritten
+    assert store.fetched("chunk-0-0") == 1
+
+
+def test_chunks_are_fetched_ahead_of_their_use(store: ObjectStore) -> None:
+    sources = [source()]
+    caches: list[ChunkCache | None] = [ChunkCache(sources[0], 10**9)]
+    tokens = {"": [[chunk.tokens for chunk in sources[0].chunks]]}
+    prefetcher = Prefetcher(training_order(tokens, LENGTH, None, False, 0), sources, caches)
+    prefetcher.at(250)  # in the third chunk
+    deadline = time.monotonic() + 20
+    while store.fetched("train/chunk") < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    prefetcher.stop()
+    assert {number for number in range(7) if store.fetched(f"chunk-0-{number}")} == {2, 3, 4, 5}
+
+
+def test_training_fetches_ahead(store: ObjectStore) -> None:
+    loader = ready(shuffle=False).train_dataloader()
+    next(iter(loader))  # from the first chunk
+    deadline = time.monotonic() + 20
+    while store.fetched("train/chunk") < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    loader.close()
+    assert {number for number in range(7) if store.fetched(f"chunk-0-{number}")} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(403, "(ClientError|AccessDenied).*: check the address"), (500, "check the address, the network")],
+)
+def test_no_access(store: ObjectStore, status: int, said: str) -> None:
+    store.status = status
+    with pytest.raises(UserError, match=rf"^Cannot read s3://bucket/corpus/manifest.json \([^\n]*{said}[^\n]*$"):
+        ready()
+    assert sum(store.requests.values()) <= 3
+
+
+def test_nothing_there(store: ObjectStore) -> None:
+    with pytest.raises(
+        UserError, match=r"^There is no s3://bucket/other/manifest.json: set --data.path to the address of"
+    ):
+        ready("s3://bucket/other")
+
+
+def test_nobody_there(store: ObjectStore, other_client: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(
+        UserError, match=r"^Cannot read s3://bucket/corpus/manifest.json \(EndpointConnectionError: [^\n]+$"
+    ):
+        ready()
+
+
+def test_no_answer(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "SMALL_FILE_SECONDS", 1.0)
+    store.silent = True
+    with pytest.raises(UserError, match=r"^No answer from s3://bucket/corpus/manifest.json for 1 s: check the address"):
+        ready()
+
+
+def test_no_credentials(
+    store: ObjectStore, other_client: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    with pytest.raises(
+        UserError, match=r"^Cannot read s3://bucket.* \(NoCredentialsError: Unable to locate credentials\)"
+    ):
+        ready()
+
+
+def test_a_scheme_that_nobody_knows() -> None:
+    with pytest.raises(UserError, match=r"no way to fetch from ftp://: use a local folder, s3://, gs:// or hf://"):
+        ready("ftp://host/corpus")
+
+
+def test_a_full_disk(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, address: str, file: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    reader = store_of()
+    monkeypatch.setattr(litdata_downloader.S3Downloader, "download_fileobj", fail)
+    with pytest.raises(UserError, match=r"^The disk is full where s3://.* is cached: free it, set LITDATA_CACHE_DIR"):
+        reader.read(0, 1)
+
+
+def test_google_storage_without_its_package(other_client: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(litdata_downloader, "_GOOGLE_STORAGE_AVAILABLE", False)
+    with pytest.raises(UserError, match=r'Reading from gs:// needs a package .*: pip install "anlit\[gs\]"'):
+        ready("gs://bucket/corpus")
+
+
+def test_google_storage(other_client: None, prepared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(key: str, file: Any) -> None:
+        path = Path(prepared).parent / key
+        if not path.is_file():
+            raise NotFound(key)
+        file.write(path.read_bytes())
+
+    class NotFound(Exception):  # noqa: N818  Google's name
+        pass
+
+    def blob(key: str) -> SimpleNamespace:
+        return SimpleNamespace(download_to_file=lambda file: download(key, file))
+
+    client = SimpleNamespace(bucket=lambda name: SimpleNamespace(blob=blob))
+    monkeypatch.setattr(litdata_downloader, "_GOOGLE_STORAGE_AVAILABLE", True)
+    monkeypatch.setattr(litdata_downloader.GCPDownloader, "_get_client", lambda self: client)
+    data = ready("gs://bucket/plain", num_workers=1)
+    assert blocks_of(list(data.train_dataloader())) == blocks_of(list(ready(prepared).train_dataloader()))
+    with pytest.raises(UserError, match=r"There is no gs://bucket/absent/manifest\.json"):
+        ready("gs://bucket/absent")
+
+
+def test_hugging_face(prepared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def download(repo: str, path: str, **options: Any) -> str:
+        asked.append((repo, path, options["repo_type"], options["revision"]))
+        return str(Path(prepared, path.removeprefix("shards/")))
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    address = "hf://datasets/somebody/corpus@v2/shards"
+    data = ready(address)
+    assert blocks_of(list(data.train_dataloader())) == blocks_of(list(ready(prepared).train_dataloader()))
+    assert asked[0] == ("somebody/corpus", "shards/manifest.json", "dataset", "v2")
+    assert len([path for _, path, *_ in asked if "train/chunk" in path]) == 7
+
+
+def test_hugging_face_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def download(*arguments: Any, **options: Any) -> str:
+        raise LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub.\nMore lines.")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(UserError, match=r"^Cannot read hf://[^\n]*manifest.json: there is no connection to it[^\n]*$"):
+        ready("hf://datasets/somebody/corpus")
+
+
+def test_hugging_face_without_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    def download(*arguments: Any, **options: Any) -> str:
+        raise RemoteEntryNotFoundError("404", response=SimpleNamespace(headers={}, request=None))
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(UserError, match=r"There is no hf://datasets/somebody/corpus/manifest\.json"):
+        ready("hf://datasets/somebody/corpus")

@@ -1,0 +1,121 @@
+"""Chunks read as one array, and what is said when they are not what the index says."""
+
+import errno
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anlit.data import shards, store
+from anlit.data.store import TokenStore
+from anlit.errors import UserError
+from tests.data.prepared import random_tokens, write_prepared
+
+COMMAND = r"remake it with `anlit prepare Test --path data/test`"
+
+
+def open_store(path: Path | str) -> TokenStore:
+    return TokenStore(shards.sources_of(str(path), shards.read_manifest(str(path)), "train")[0])
+
+
+@pytest.fixture(params=[np.uint16, np.int32])
+def tokens(request: pytest.FixtureRequest) -> np.ndarray:
+    high = 65_536 if request.param is np.uint16 else 200_000
+    return random_tokens(5_000, seed=0, vocabulary=high, dtype=request.param)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokens: np.ndarray) -> Path:
+    write_prepared(tmp_path / "own", {"train": tokens, "val": tokens[:100]}, chunk_tokens=777)
+    return tmp_path / "own"
+
+
+def test_any_part_of_the_array_across_chunks(folder: Path, tokens: np.ndarray) -> None:
+    reader = open_store(folder)
+    assert reader.n_tokens == 5000
+    for start, count in [(0, 5000), (0, 777), (776, 2), (777, 777), (1553, 1700), (4999, 1), (5000, 0), (10, 0)]:
+        part = reader.read(start, count)
+        assert part.dtype == tokens.dtype
+        assert np.array_equal(part, tokens[start : start + count])
+
+
+def test_blocks_share_one_token_and_may_straddle_chunks(folder: Path, tokens: np.ndarray) -> None:
+    blocks = np.array([12, 0, 7, 48])
+    read = open_store(folder).read_blocks(blocks, 100)
+    assert np.array_equal(read, [tokens[block * 100 : block * 100 + 101] for block in blocks])
+
+
+def test_a_store_works_on_in_another_process(folder: Path, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "OPEN_FILES", 2)
+    reader = open_store(folder)
+    reader.read(0, 5000)
+    assert len(reader._open) == 2
+    assert np.array_equal(pickle.loads(pickle.dumps(reader)).read(700, 900), tokens[700:1600])
+    if (child := os.fork()) == 0:
+        os._exit(0 if np.array_equal(reader.read(700, 900), tokens[700:1600]) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert np.array_equal(reader.read(3000, 900), tokens[3000:3900])
+
+
+def test_files_are_closed(folder: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    reader = open_store(folder)
+    reader.read(0, 5000)
+    assert len(os.listdir("/proc/self/fd")) == before + 7
+    del reader
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_each_chunk_is_checked_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+
+    def counting(descriptor: int, chunk: shards.Chunk) -> str | None:
+        checked.append(chunk.filename)
+        return shards.problem_with(descriptor, chunk)
+
+    monkeypatch.setattr(store, "OPEN_FILES", 1)
+    monkeypatch.setattr(store, "problem_with", counting)
+    reader = open_store(folder)
+    for _ in range(2):
+        reader.read(0, 2000)
+    assert checked == ["chunk-0-0.bin", "chunk-0-1.bin", "chunk-0-2.bin"]
+
+
+@pytest.mark.parametrize("at_once", [100, 1 << 20])
+def test_one_flipped_bit_is_noticed(folder: Path, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "CHECKED_AT_ONCE", at_once)
+    assert open_store(folder).read(0, 5000).any()
+    chunk = folder / "train" / "chunk-0-3.bin"
+    content = bytearray(chunk.read_bytes())
+    content[333] ^= 1
+    chunk.write_bytes(content)
+    reader = open_store(folder)
+    reader.read(0, 3 * 777)
+    with pytest.raises(UserError, match=rf"train/chunk-0-3.bin is damaged \(its CRC-32 is .*\): .*{COMMAND}"):
+        reader.read(3 * 777, 1)
+
+
+def test_chunks_that_vanish_or_shrink_while_training(folder: Path) -> None:
+    reader = open_store(folder)
+    reader.read(0, 777)
+    os.truncate(folder / "train" / "chunk-0-0.bin", 60)
+    with pytest.raises(UserError, match=rf"chunk-0-0.bin is damaged \(it ends .* bytes too soon\): .*{COMMAND}"):
+        reader.read(0, 777)
+    os.truncate(folder / "train" / "chunk-0-1.bin", 60)
+    with pytest.raises(UserError, match=r"chunk-0-1.bin is damaged \(it has 60 bytes instead of"):
+        reader.read(777, 1)
+    (folder / "train" / "chunk-0-2.bin").unlink()
+    with pytest.raises(UserError, match=rf"chunk-0-2.bin is damaged \(it is missing\): .*{COMMAND}"):
+        reader.read(2 * 777, 1)
+
+
+def test_a_failing_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    reader = open_store(folder)
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(UserError, match=r"chunk-0-1.bin is damaged \(it cannot be read: Input/output error\)"):
+        reader.read(777, 1)
