@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from anlit.analysis import checks
@@ -16,7 +17,7 @@ from anlit.errors import UserError
 STANDARD = ARCHITECTURES["GPT"]
 
 
-def compare(runs: list[str], output: str, baseline: str | None = None) -> Report:
+def compare(runs: list[str], output: str, baseline: str | None = None, wall_clock: bool = True) -> Report:
     """Compares `runs`, prints the table and writes to `output`.
 
     Args:
@@ -24,11 +25,14 @@ def compare(runs: list[str], output: str, baseline: str | None = None) -> Report
         output: Folder for convergence.png, report.md and convergence.json; made where missing.
         baseline: A label, an architecture or a run folder; by default the GPT+ group, and of several
             the one with the lowest mean final validation loss.
+        wall_clock: False leaves times out: those of runs that shared a machine tell nothing about the architectures.
 
     Raises:
         UserError: nothing to compare, no such baseline, different tokenizers, `output` not writable.
     """
     loaded = [load_run(folder) for folder in find_runs(runs)]
+    if not wall_clock:
+        loaded = [replace(run, curve=run.curve.without_time()) for run in loaded]
     every = group_runs(loaded)
     groups = [group for group in every if group.counted]
     if not groups:
@@ -42,12 +46,13 @@ def compare(runs: list[str], output: str, baseline: str | None = None) -> Report
     folder = _writable(output)
     report = Report(
         output=folder,
-        command=_command(runs, output, baseline),
+        command=_command(runs, output, baseline, wall_clock),
         results=tuple(results),
         baseline=next(result for result in results if result.group is chosen),
         runs=tuple(loaded),
         notes=(
             *told,
+            *([] if wall_clock else ["Wall-clock is left out (--no-wall-clock)."]),
             *_pairing_note(groups, chosen),
             *checks.state_notes(every, loaded),
             *checks.notes(groups, chosen),
@@ -97,8 +102,11 @@ def main(argv: list[str]) -> int:
         help="what the others are measured against: a group's label as in the report, an architecture with "
         f"one group, or a run folder (default: {STANDARD}, of several the one with the lowest final loss)",
     )
+    parser.add_argument(
+        "--no-wall-clock", action="store_true", help="leave times out, of runs that shared a machine with others"
+    )
     arguments = parser.parse_args(argv)
-    compare(arguments.runs, arguments.output, arguments.baseline)
+    compare(arguments.runs, arguments.output, arguments.baseline, not arguments.no_wall_clock)
     return 0
 
 
@@ -175,6 +183,8 @@ def _publish(report: Report) -> None:
     pages.show(report)
 
 
-def _command(runs: list[str], output: str, baseline: str | None) -> str:
+def _command(runs: list[str], output: str, baseline: str | None, wall_clock: bool) -> str:
     named = ["--baseline", baseline] if baseline is not None else []
-    return shlex.join(["anlit", "compare", *runs, "--output", output, *named])
+    return shlex.join(
+        ["anlit", "compare", *runs, "--output", output, *named, *([] if wall_clock else ["--no-wall-clock"])]
+    )

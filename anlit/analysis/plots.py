@@ -67,7 +67,7 @@ def _draw(ax: Axes, panel: Panel, results: list[Result], baseline: Result, style
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.set_xlabel(unit.label)
     if longest == 0:
-        ax.text(0.5, 0.5, "training time was not logged", transform=ax.transAxes, ha="center", color="#666666")
+        ax.text(0.5, 0.5, "no training times", transform=ax.transAxes, ha="center", color="#666666")
         return
     ax.axhline(target, color=BASELINE_COLOUR, linestyle=(0, (5, 4)), linewidth=1, zorder=1)
     name = f"{baseline.label}: {target:.4f}"

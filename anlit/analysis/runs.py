@@ -47,6 +47,10 @@ class Curve:
         keep = np.isfinite(self.loss)
         return Curve(self.tokens[keep], self.seconds[keep], self.loss[keep])
 
+    def without_time(self) -> Curve:
+        """The same curve as if time had not been logged."""
+        return Curve(self.tokens, np.full_like(self.seconds, np.nan), self.loss)
+
 
 @dataclass(frozen=True, eq=False)
 class Run:

@@ -70,6 +70,18 @@ def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("no_plot")
+def test_wall_clock_can_be_left_out(runs, tmp_path):
+    timed = compare([runs], str(tmp_path / "timed"))
+    assert any(result.speedup.seconds.mean is not None for result in timed.results)
+    main([runs, "--output", str(tmp_path / "out"), "--no-wall-clock"])
+    groups = json.loads((tmp_path / "out" / "convergence.json").read_text())["groups"]
+    assert all(group["seconds"]["mean"] is None for group in groups)
+    assert all(group["speedup_seconds"]["mean"] is None for group in groups)
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    assert "Wall-clock is left out" in markdown
+    assert "--no-wall-clock`" in markdown
+
+
 def test_baseline_by_label_folder_and_architecture(runs, tmp_path):
     names = ("nGPT, plain", "ngpt", f"{runs}/ngpt", "NGPT")
     found = {compare([runs], str(tmp_path / "o"), baseline=name).baseline.label for name in names}
