@@ -39,22 +39,25 @@ class Unit(NamedTuple):
 
 
 def plot_convergence(results: list[Result], baseline: Result, path: Path) -> None:
-    """Writes the two panels as PNG: mean curves, ± one standard deviation over seeds as a band.
+    """Writes a panel over tokens and, where times are known, one over them, as PNG.
 
-    The dashed line is the baseline's final loss; where a curve first crosses it, the speed-up is told.
+    Mean curves, ± one standard deviation over seeds as a band. The dashed line is the baseline's final loss; where a
+    curve first crosses it, the speed-up is told.
     """
     styles = _styles(results, baseline)
     with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         columns = min(len(results), 2)
         height = 4.8 + 0.2 * len(results) / columns
-        figure, axes = plt.subplots(1, 2, figsize=(12.5, height), sharey=True, layout="constrained")
-        panels: tuple[Panel, Panel] = ("tokens", "seconds")
-        for ax, panel in zip(axes, panels, strict=True):
+        timed = any(result.seconds.mean is not None for result in results)
+        panels: dict[Panel, str] = {"tokens": "by training tokens", **({"seconds": "by wall-clock"} if timed else {})}
+        size = (12.5 if timed else 8.5, height)
+        figure, grid = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
+        axes = grid[0]
+        for ax, (panel, title) in zip(axes, panels.items(), strict=True):
             _draw(ax, panel, results, baseline, styles)
+            ax.set_title(title, loc="left")
         axes[0].set_ylim(*_limits(results, baseline))
         axes[0].set_ylabel("validation loss (nats per token)")
-        axes[0].set_title("by training tokens", loc="left")
-        axes[1].set_title("by wall-clock", loc="left")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
         figure.savefig(path, dpi=150)
         plt.close(figure)
@@ -66,9 +69,6 @@ def _draw(ax: Axes, panel: Panel, results: list[Result], baseline: Result, style
     target = float(baseline.mean.loss[-1])
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.set_xlabel(unit.label)
-    if longest == 0:
-        ax.text(0.5, 0.5, "no training times", transform=ax.transAxes, ha="center", color="#666666")
-        return
     ax.axhline(target, color=BASELINE_COLOUR, linestyle=(0, (5, 4)), linewidth=1, zorder=1)
     name = f"{baseline.label}: {target:.4f}"
     ax.text(0.01, target, name, transform=ax.get_yaxis_transform(), va="bottom", fontsize=9, color=BASELINE_COLOUR)
