@@ -11,6 +11,7 @@ _HOME = {
     "AnGPT": "anlit.models",
     "RoPE": "anlit.layers.positions",
     "PRoPE": "anlit.layers.positions",
+    "DynamicNTK": "anlit.layers.positions",
     "NoPE": "anlit.layers.positions",
     "AdamW": "anlit.training.optimizers",
     "MuonAdamW": "anlit.training.optimizers",

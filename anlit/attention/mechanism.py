@@ -8,7 +8,11 @@ n_i the number of those keys and t = i − j the distance, so it is three small 
 subclass with the functions that are not trivial, and a YAML file that names it.
 """
 
+import copy
+
 from torch import Tensor, nn
+
+from anlit.attention.coefficient import Coefficient
 
 
 class Mechanism(nn.Module):
@@ -16,22 +20,34 @@ class Mechanism(nn.Module):
 
     A subclass sets `scales_with_distance = True` if it overrides `distance_gain`: the kernels that cannot change
     logits one by one refuse it then.
+
+    What a user makes is a template; `for_layer` makes from it the module that computes, and only that one knows
+    `n_heads` and `d_head`. A number that may be learned is a `Coefficient`, called for its value.
     """
 
     scales_with_distance: bool = False
+    n_heads: int
+    d_head: int
 
     def for_layer(self, n_heads: int, d_head: int, layer: int) -> "Mechanism":
-        """The module that layer number `layer` uses. Override to create learned parameters or fix head slopes."""
-        return self
+        """The module that layer number `layer` uses: a copy whose learned parts are this layer's own."""
+        mechanism = copy.deepcopy(self)
+        mechanism.n_heads, mechanism.d_head = n_heads, d_head
+        for name, part in self.named_children():
+            if isinstance(part, Coefficient):
+                setattr(mechanism, name, part.for_layer(n_heads))
+            elif isinstance(part, Mechanism):
+                setattr(mechanism, name, part.for_layer(n_heads, d_head, layer))
+        return mechanism
 
     def gain(self, n: Tensor) -> Tensor | None:
         """g(n): n of shape (B, 1, T), a float tensor of counts ≥ 1 → broadcastable to (B, H, T)."""
         return None
 
     def distance_gain(self, t: Tensor) -> Tensor | None:
-        """a(t): t of shape (T,), a float tensor 0, 1, 2 … → (T,) or (H, T)."""
+        """a(t): t of shape (T,), a float tensor 0, 1, 2 … → (T,) or (H or 1, T)."""
         return None
 
     def distance_bias(self, t: Tensor) -> Tensor | None:
-        """m(t): t of shape (T,), a float tensor 0, 1, 2 … → (T,) or (H, T)."""
+        """m(t): t of shape (T,), a float tensor 0, 1, 2 … → (T,) or (H or 1, T)."""
         return None

@@ -18,6 +18,10 @@ class Positions(nn.Module):
     def check(self, d_head: int) -> None:
         """Raise ValueError if these positions cannot be used at head width `d_head`."""
 
+    def for_context(self, context_length: int) -> "Positions":
+        """The positions of a model that trains on sequences of `context_length` tokens."""
+        return self
+
     def frequencies(self, d_head: int, length: int) -> Tensor:
         """Angular frequencies in radians per token, shape (R/2,), float64, for sequences of `length` tokens."""
         raise NotImplementedError
@@ -85,6 +89,48 @@ class RoPE(Positions):
     def frequencies(self, d_head: int, length: int) -> Tensor:
         width = round(self.fraction * d_head)
         return self.base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+
+class DynamicNTK(RoPE):
+    """RoPE whose base follows the sequence: base·(T/T_train)^{r/(r−2)} for a sequence of T > T_train tokens.
+
+    The fastest pair turns as in training. The slowest turns, over T tokens, as far as it did over T_train, so no
+    longer sequence shows it an angle that it was not trained on. Up to T_train this is RoPE exactly.
+
+    T is the length of the sequence, documents packed or not: positions restart with each masked document, but
+    their frequencies are those of the whole sequence. So beyond T_train a document's logits depend on how long a
+    sequence it is packed into.
+
+    Args:
+        fraction: As in RoPE; at least 4 dimensions must rotate.
+        base: As in RoPE, up to the training length.
+        training_length: T_train in tokens; the model's context_length if not given. Give it where context_length
+            is raised to evaluate on longer sequences.
+    """
+
+    def __init__(self, fraction: float = 0.5, base: float = 10_000.0, training_length: int | None = None) -> None:
+        super().__init__(fraction, base)
+        if training_length is not None and training_length < 1:
+            raise ValueError(f"DynamicNTK's training_length must be at least 1, not {training_length}")
+        self.training_length = training_length
+
+    def check(self, d_head: int) -> None:
+        super().check(d_head)
+        if round(self.fraction * d_head) < 4:
+            raise ValueError(
+                f"DynamicNTK with positions.fraction={self.fraction:g} of d_head={d_head} rotates one pair of "
+                "dimensions, but needs two: choose a larger fraction or d_model, or fewer n_heads"
+            )
+
+    def for_context(self, context_length: int) -> Positions:
+        return DynamicNTK(self.fraction, self.base, self.training_length or context_length)
+
+    def frequencies(self, d_head: int, length: int) -> Tensor:
+        assert self.training_length is not None, "for_context names the training length"
+        width = round(self.fraction * d_head)
+        stretch = max(1.0, length / self.training_length)
+        base = self.base * stretch ** (width / (width - 2))
+        return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
 class PRoPE(Positions):

@@ -132,7 +132,7 @@ class AnGPT(LanguageModel):
         d_model: d, the width of the hidden state.
         d_ff: f, the width of the MLP; 4·d_model if not given.
         attention: What happens between q·k and the weights.
-        positions: RoPE, PRoPE or NoPE.
+        positions: RoPE, PRoPE, DynamicNTK or NoPE.
         document_masking: Let a token attend only within its own document.
         backend: The attention kernel; auto takes the fastest that can do the mechanism.
         qk_norm: Normalise queries and keys per head, without a gain.
@@ -178,6 +178,7 @@ class AnGPT(LanguageModel):
         alpha_init = 1 / n_layers if alpha_init is None else alpha_init
         alpha_scale = 1 / math.sqrt(d_model) if alpha_scale is None else alpha_scale
         s_z_scale = 1 / math.sqrt(d_model) if s_z_scale is None else s_z_scale
+        positions = positions.for_context(context_length)
         layers = attention_layers(attention, positions, backend, dropout, d_model, n_heads, n_layers)
         blocks = [
             AnGPTBlock(d_model, d_ff, n_heads, layer, positions, qk_norm, norm_eps, dropout, alpha_init, alpha_scale)

@@ -4,6 +4,7 @@ Shape letters, used across `anlit.models`: B batch, T context length, d = d_mode
 f = d_ff, V vocabulary. A linear map is W of shape (out, in); "row" is one output's weights.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from anlit.attention.attention import Attention
+from anlit.attention.coefficient import shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
@@ -25,6 +27,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.blocks = nn.ModuleList(blocks)
+        self.shared_coefficients = nn.ModuleList(shared_coefficients(self.blocks))
         self.head = ScaledLinear(d_model, vocab_size)
         self.document_masking = document_masking
 
@@ -90,13 +93,14 @@ def attention_layers(
     n_heads: int,
     n_layers: int,
 ) -> list[Attention]:
-    """One `Attention` per layer.
+    """One `Attention` per layer. The given mechanism itself stays as it is and can serve another model.
 
     Raises:
         UserError: The positions do not fit the head width, or the back end cannot do the mechanism.
     """
     check_shape(d_model, n_heads)
     d_head = d_model // n_heads
+    attention = copy.deepcopy(attention)  # what its layers share is this model's own
     try:
         positions.check(d_head)
         return [Attention(attention.for_layer(n_heads, d_head, layer), backend, dropout) for layer in range(n_layers)]

@@ -101,7 +101,7 @@ class GPT(LanguageModel):
         d_model: d, the width of the hidden state.
         d_ff: f, the width of the MLP; 4·d_model if not given.
         attention: What happens between q·k and the weights.
-        positions: RoPE, PRoPE or NoPE.
+        positions: RoPE, PRoPE, DynamicNTK or NoPE.
         document_masking: Let a token attend only within its own document.
         backend: The attention kernel; auto takes the fastest that can do the mechanism.
         qk_norm: Normalise queries and keys per head, with a learned gain.
@@ -138,6 +138,7 @@ class GPT(LanguageModel):
         super().__init__(vocab_size, context_length, z_loss, optimizer, schedule)
         self.save_hyperparameters(logger=False)
         d_ff = d_ff or 4 * d_model
+        positions = positions.for_context(context_length)
         layers = attention_layers(attention, positions, backend, dropout, d_model, n_heads, n_layers)
         blocks = [GPTBlock(d_model, d_ff, n_heads, layer, positions, qk_norm, norm_eps, dropout) for layer in layers]
         self.model = GPTDecoder(vocab_size, d_model, blocks, document_masking, norm_eps, init_std)

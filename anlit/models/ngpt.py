@@ -127,7 +127,7 @@ class NGPT(LanguageModel):
         d_model: d, the width of the hidden state.
         d_ff: f, the width of the MLP; 4·d_model if not given.
         attention: What happens between q·k and the weights.
-        positions: RoPE, PRoPE or NoPE.
+        positions: RoPE, PRoPE, DynamicNTK or NoPE.
         document_masking: Let a token attend only within its own document.
         backend: The attention kernel; auto takes the fastest that can do the mechanism.
         qk_norm: Normalise queries and keys per head.
@@ -180,6 +180,7 @@ class NGPT(LanguageModel):
         alpha = (alpha_init, slow if alpha_scale is None else alpha_scale)
         s_qk = (s_qk_init, slow if s_qk_scale is None else s_qk_scale)
         s_uv, s_z = (s_uv_init, s_uv_scale), (s_z_init, slow if s_z_scale is None else s_z_scale)
+        positions = positions.for_context(context_length)
         layers = attention_layers(attention, positions, backend, dropout, d_model, n_heads, n_layers)
         blocks = [
             NGPTBlock(d_model, d_ff, n_heads, layer, positions, qk_norm, dropout, alpha, s_qk, s_uv) for layer in layers

@@ -51,14 +51,20 @@ def as_configuration(settings: dict[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
     for name, value in settings.items():
         if isinstance(value, nn.Module):
-            kind = type(value)
-            arguments = {key: getattr(value, key) for key in inspect.signature(kind).parameters}
-            plain[name] = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": arguments}
+            plain[name] = _as_class_path(value)
         elif is_dataclass(value) and not isinstance(value, type):
             plain[name] = asdict(value)
         elif not callable(value):
             plain[name] = value
     return plain
+
+
+def _as_class_path(module: nn.Module) -> dict[str, Any]:
+    """A part of the network as its class and arguments; arguments that are such parts themselves likewise."""
+    kind = type(module)
+    arguments = {key: getattr(module, key) for key in inspect.signature(kind).parameters}
+    plain = {key: _as_class_path(value) if isinstance(value, nn.Module) else value for key, value in arguments.items()}
+    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": plain}
 
 
 class LanguageModel(L.LightningModule):

@@ -1,35 +1,46 @@
-"""Mechanisms that the package does not ship, as a user would write them."""
+"""Mechanisms for tests: every shipped one at telling settings, and one as a user would write it."""
 
 import torch
 from torch import Tensor, nn
 
+from anlit import ALiBi, BetaScaling, ExpectedMaximum, LogBias, LogN, Plain, ScaleInvariant, SqrtLogN
 from anlit.attention.mechanism import Mechanism
 
+SHIPPED: dict[str, Mechanism] = {
+    "plain": Plain(),
+    "scale-invariant": ScaleInvariant(tau=3.0),
+    "scale-invariant, c per layer": ScaleInvariant(tau=3.0, c=1.3, learned="per_layer"),
+    "log n": LogN(),
+    "log n, fixed": LogN(s=0.7, learned="never"),
+    "log n, shifted": LogN(s=0.9, learned="per_layer", b=0.3, c=1.5),
+    "sqrt log n": SqrtLogN(r=1.5, a=0.2),
+    "sqrt log n, r global": SqrtLogN(r=1.2, learned="globally"),
+    "sqrt log n, r per layer": SqrtLogN(r=1.2, learned="per_layer", b=0.5, c=1.0),
+    "sqrt log n, r per head": SqrtLogN(learned="per_head"),
+    "expected maximum": ExpectedMaximum(),
+    "beta": BetaScaling(s=0.8, learned="per_head"),
+    "log bias": LogBias(tau=2.0),
+    "log bias, r global": LogBias(tau=2.0, g=SqrtLogN(learned="globally")),
+    "alibi": ALiBi(),
+}
+LEARNED = {name: mechanism for name, mechanism in SHIPPED.items() if list(mechanism.parameters())}
 
-class LogN(Mechanism):
-    """g(n) = s·ln n, s learned per head and layer."""
+
+class LogNWithSlopes(Mechanism):
+    """g(n) = s·ln n and m(t) = −slope·t, s and slope learned per head: everything but a gain per distance."""
 
     def __init__(self, start: float = 0.4) -> None:
         super().__init__()
         self.start = start
 
     def for_layer(self, n_heads: int, d_head: int, layer: int) -> Mechanism:
-        mechanism = LogN(self.start)
-        mechanism.strength = nn.Parameter(torch.full((n_heads,), self.start))
-        return mechanism
-
-    def gain(self, n: Tensor) -> Tensor:
-        return self.strength[:, None] * n.log()
-
-
-class LogNWithSlopes(LogN):
-    """The same with the bias m(t) = −slope·t, the slope learned per head: everything but a gain per distance."""
-
-    def for_layer(self, n_heads: int, d_head: int, layer: int) -> Mechanism:
         mechanism = LogNWithSlopes(self.start)
         mechanism.strength = nn.Parameter(torch.full((n_heads,), self.start))
         mechanism.slope = nn.Parameter(2.0 ** -torch.arange(1.0, n_heads + 1))
         return mechanism
+
+    def gain(self, n: Tensor) -> Tensor:
+        return self.strength[:, None] * n.log()
 
     def distance_bias(self, t: Tensor) -> Tensor:
         return -self.slope[:, None] * t

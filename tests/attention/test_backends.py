@@ -1,5 +1,6 @@
 """The kernels: equal results, the blocks of the eager one, and the choice among them."""
 
+import itertools
 import logging
 import math
 
@@ -10,13 +11,16 @@ from torch import Tensor
 from anlit import GPT, Plain, ScaleInvariant
 from anlit.attention import backends
 from anlit.attention.backends import choose, eager, sdpa
+from anlit.attention.coefficient import shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
-from tests.attention.examples import LogN, LogNWithSlopes
+from tests.attention.examples import SHIPPED, LogNWithSlopes
 from tests.models.tiny import tiny
 
 HEADS, WIDTH = 3, 8
+MECHANISMS: dict[str, Mechanism] = {**SHIPPED, "of one's own": LogNWithSlopes()}
+WITHOUT_DISTANCE_GAIN = [name for name, mechanism in MECHANISMS.items() if not mechanism.scales_with_distance]
 
 
 def inputs(length: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
@@ -35,15 +39,22 @@ def documents(length: int, packed: bool) -> Documents:
     return Documents(starts.cumsum(1) if packed else None, length, torch.device("cpu"))
 
 
-def run(attend, mechanism: Mechanism, length: int, packed: bool, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The output and the gradients of q, k, v and of what the mechanism learns."""
-    mechanism.zero_grad()
-    q, k, v, probe = inputs(length, dtype)
-    for x in (q, k, v):
-        x.requires_grad_()
-    output = attend(q, k, v, mechanism, documents(length, packed), 0.0)
+def run(
+    attend,
+    mechanism: Mechanism,
+    length: int,
+    packed: bool,
+    dtype: torch.dtype,
+    where: tuple[slice, ...] = (slice(None),) * 3,
+) -> dict[str, Tensor]:
+    """The output and the gradients of q, k, v and of what the mechanism learns; of the part `where` alone."""
+    learned = {f"learned {i}": parameter for i, parameter in enumerate(learned_by(mechanism))}
+    q, k, v, probe = (x[where] for x in inputs(length, dtype))
+    for x in (q, k, v, *learned.values()):
+        x.requires_grad_().grad = None
+    output = attend(q, k, v, mechanism, documents(q.shape[2], packed), 0.0)
     (output * probe).sum().backward()
-    learned = {name: parameter.grad.clone() for name, parameter in mechanism.named_parameters()}
+    learned = {name: parameter.grad.clone() for name, parameter in learned.items()}
     return {"output": output.detach(), "q": q.grad, "k": k.grad, "v": v.grad, **learned}
 
 
@@ -89,6 +100,11 @@ def all_pairs_at_once(
     return logits.masked_fill(unseen, -math.inf).softmax(-1) @ v
 
 
+def learned_by(mechanism: Mechanism) -> list[Tensor]:
+    """What it learns itself, and what it refers to."""
+    return [*mechanism.parameters(), *(p for part in shared_coefficients(mechanism) for p in part.parameters())]
+
+
 packings = pytest.mark.parametrize("packed", [False, True], ids=["one text", "documents"])
 
 
@@ -130,11 +146,30 @@ def test_learned_parts_get_their_gradient_through_blocks(packed, monkeypatch) ->
 
 @packings
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("kind", [Plain, LogN, LogNWithSlopes])
-def test_sdpa_is_eager(kind, dtype, tolerance, packed) -> None:
-    mechanism = kind().for_layer(HEADS, WIDTH, 0).to(dtype)
+@pytest.mark.parametrize("name", WITHOUT_DISTANCE_GAIN)
+def test_sdpa_is_eager(name, dtype, tolerance, packed) -> None:
+    mechanism = MECHANISMS[name].for_layer(HEADS, WIDTH, 0).to(dtype)
     expected = run(eager.attend, mechanism, 33, packed, dtype)
     compare(run(sdpa.attend, mechanism, 33, packed, dtype), expected, tolerance)
+
+
+@pytest.mark.parametrize("backend", [eager, sdpa], ids=["eager", "sdpa"])
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_packed_documents_are_separate_ones(name, backend) -> None:
+    """Outputs and the gradients of q, k and v of each document are those it has alone; without masking they differ."""
+    mechanism = MECHANISMS[name].for_layer(HEADS, WIDTH, 0).double()
+    if backend.reason_against(mechanism) is not None:
+        return
+    packed, mixed = (run(backend.attend, mechanism, 12, masked, torch.float64) for masked in (True, False))
+    kinds = ("output", "q", "k", "v")
+    for row, starts in [(0, [0, 4, 5, 12]), (1, [0, 10, 12])]:
+        for first, end in itertools.pairwise(starts):
+            where = (slice(row, row + 1), slice(None), slice(first, end))
+            alone = run(backend.attend, mechanism, 12, False, torch.float64, where)
+            for kind in kinds:
+                torch.testing.assert_close(packed[kind][where], alone[kind], rtol=1e-9, atol=1e-9)
+                if first > 0 and kind == "output":
+                    assert (mixed[kind][where] - alone[kind]).abs().amax(-1).min() > 1e-2
 
 
 def test_dropout_drops_weights_and_keeps_the_mean() -> None:
@@ -147,9 +182,9 @@ def test_dropout_drops_weights_and_keeps_the_mean() -> None:
         assert outputs.mean() == pytest.approx(1, abs=0.03)
 
 
-@pytest.mark.parametrize("mechanism", [Plain(), LogN(), LogNWithSlopes()], ids=lambda m: type(m).__name__)
-def test_auto_takes_sdpa_where_it_can(mechanism) -> None:
-    assert choose("auto", mechanism) is sdpa
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_auto_takes_sdpa_where_it_can(name) -> None:
+    assert choose("auto", MECHANISMS[name]) is (sdpa if name in WITHOUT_DISTANCE_GAIN else eager)
 
 
 def test_auto_falls_back_to_eager_and_says_why_once(monkeypatch, caplog) -> None:

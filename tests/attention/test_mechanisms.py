@@ -1,15 +1,22 @@
-"""What a mechanism promises: scale invariance, and that a new one is one class."""
+"""What mechanisms promise: their settings, that what they learn is trained and saved, that a new one is one class."""
 
+import copy
 import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from anlit import ScaleInvariant
+from anlit import AnGPT, BetaScaling, LogBias, LogN, ScaleInvariant, SqrtLogN
+from anlit.attention.coefficient import Coefficient, Reference
 from anlit.attention.mechanism import Mechanism
-from tests.attention.examples import LogN, LogNWithSlopes
-from tests.models.tiny import ARCHITECTURES, SIZE, adamw, fit, random_tokens, tiny
+from anlit.training.optimizers import parameter_groups
+from tests.attention.examples import LEARNED, LogNWithSlopes
+from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, fit, random_tokens, tiny
+
+H, LAYERS = SIZE["n_heads"], SIZE["n_layers"]
+SIZES = {"globally": (1, 1), "per_layer": (LAYERS, 1), "per_head": (LAYERS, H)}
+"""How many parameters a model has, and of which length."""
 
 
 def test_scale_invariant_functions() -> None:
@@ -21,30 +28,108 @@ def test_scale_invariant_functions() -> None:
     assert mechanism.gain(t) is None
 
 
-def test_expected_weight_falls_as_one_over_distance() -> None:
-    """E exp(a S + m) = √e / (1 + t/τ) for S ~ N(0, 1): every range [t, tΔ) far out has the same total."""
-    mechanism, t = ScaleInvariant(tau=10.0), torch.arange(200_000, dtype=torch.float64)
-    weight = torch.exp(mechanism.distance_bias(t) + mechanism.distance_gain(t).square() / 2)
-    torch.testing.assert_close(weight, math.sqrt(math.e) / (1 + t / 10))
-    near, far = weight[1_000:10_000].sum(), weight[10_000:100_000].sum()
-    assert near.item() == pytest.approx(far.item(), rel=0.01)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ScaleInvariant(tau=0.0), "ScaleInvariant's tau must be positive, not 0.0"),
+        (lambda: LogBias(tau=-1.0), "LogBias's tau must be positive, not -1.0"),
+        (lambda: LogN(b=0.1, c=0.8), r"LogN's b .* b \+ c not below 1"),
+        (lambda: SqrtLogN(b=-0.1, c=2.0), "SqrtLogN's b must not be negative"),
+        (lambda: LogN(learned="per_token"), "learned='per_token' is unknown: choose never, globally, per_layer"),
+        (lambda: LogBias(g=ScaleInvariant()), "LogBias's g .* ScaleInvariant changes logits by distance: choose"),
+        (lambda: LogBias(g=LogBias()), "LogBias's g .* LogBias changes logits by distance: choose"),
+    ],
+)
+def test_a_setting_without_meaning_is_refused(make, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
-@pytest.mark.parametrize("tau", [0.0, -1.0])
-def test_tau_must_be_positive(tau) -> None:
-    with pytest.raises(ValueError, match="tau must be positive"):
-        ScaleInvariant(tau)
+def coefficients(model: nn.Module) -> dict[str, nn.Parameter]:
+    names = (".value", "strength", "slope")
+    return {name: parameter for name, parameter in model.named_parameters() if name.endswith(names)}
 
 
-@pytest.mark.parametrize("mechanism", [LogN(), LogNWithSlopes()], ids=lambda m: type(m).__name__)
+def learned(mechanism: Mechanism) -> str:
+    return mechanism.g.learned if isinstance(mechanism, LogBias) else mechanism.learned
+
+
+@pytest.mark.parametrize("name", LEARNED)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_new_mechanism_is_one_class(architecture, mechanism) -> None:
+def test_what_is_learned_is_trained_without_decay_and_saved(architecture, name, tmp_path) -> None:
+    model = tiny(architecture, attention=LEARNED[name], optimizer=adamw(lr=0.01, weight_decay=0.5), schedule=CONSTANT)
+    parameters = coefficients(model)
+    assert (len(parameters), len(next(iter(parameters.values())))) == SIZES[learned(LEARNED[name])]
+
+    model(random_tokens(2, 12)).square().sum().backward()
+    assert all(parameter.grad.abs().min() > 0 for parameter in parameters.values())
+    model.zero_grad()
+
+    groups = model.make_optimizer(parameter_groups(model.model)).param_groups
+    for parameter in parameters.values():
+        (group,) = [group for group in groups for member in group["params"] if member is parameter]
+        assert (group["name"], group["weight_decay"]) == ("vectors", 0.0)
+
+    before = {key: parameter.detach().clone() for key, parameter in parameters.items()}
+    fit(model, max_steps=2)
+    assert all((parameter - before[key]).abs().min() > 1e-3 for key, parameter in parameters.items())
+
+    model.trainer.save_checkpoint(tmp_path / "model.ckpt")
+    saved = torch.load(tmp_path / "model.ckpt", weights_only=True)["state_dict"]
+    assert {key for key in saved if key.endswith(".value")} == parameters.keys()
+    loaded = architecture.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True)
+    for key, parameter in coefficients(loaded).items():
+        assert torch.equal(parameter, parameters[key])
+    tokens = random_tokens(2, 16)
+    assert torch.equal(loaded(tokens), model(tokens))
+
+
+def test_one_coefficient_serves_all_layers_of_its_model_and_of_no_other() -> None:
+    template = SqrtLogN(r=1.5, learned="globally")
+    one, other = (tiny(AnGPT, attention=template).model for _ in range(2))
+    copied = copy.deepcopy(one)
+    tokens = random_tokens(1, 8)
+    unchanged = one(tokens)
+    with torch.no_grad():
+        other.shared_coefficients[0].value.fill_(2.0)
+        copied.shared_coefficients[0].value.fill_(3.0)
+    values = [[block.attention.mechanism.strength().item() for block in model.blocks] for model in (one, other, copied)]
+    assert values == [[1.5] * LAYERS, [2.0] * LAYERS, [3.0] * LAYERS]
+    assert template.strength().item() == 1.5
+    assert torch.equal(one(tokens), unchanged)
+    assert not torch.equal(copied(tokens), unchanged)
+
+
+def test_a_shared_coefficient_is_a_part_of_the_decoder_and_of_no_block() -> None:
+    """So it is in one shard only, the outermost, which is whole while any block runs."""
+    decoder = tiny(AnGPT, attention=LogBias(g=SqrtLogN(learned="globally"))).model
+    assert [name for name, _ in decoder.named_parameters() if "mechanism" in name] == []
+    assert len(list(decoder.shared_coefficients.parameters())) == 1
+    assert list(tiny(AnGPT, attention=LogN()).model.shared_coefficients.parameters()) == []
+
+
+def test_a_coefficient_that_is_not_learned_is_a_number() -> None:
+    layer = BetaScaling(s=0.7).for_layer(H, 16, 0)
+    assert list(layer.parameters()) == []
+    assert layer.strength() == 0.7
+
+
+def test_a_reference_follows_the_precision_of_what_it_refers_to() -> None:
+    owner = nn.ModuleList([Coefficient(1.5, "globally")])
+    reference = Reference(owner[0])
+    owner.double()
+    assert reference().dtype == torch.float64
+    assert list(reference.parameters()) == []
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_new_mechanism_is_one_class(architecture) -> None:
     """Its parameter is there per layer, at the value it was given, gets a gradient, and a training step moves it."""
-    model = tiny(architecture, attention=mechanism, optimizer=adamw(lr=0.01))
+    model = tiny(architecture, attention=LogNWithSlopes(), optimizer=adamw(lr=0.01))
     layers = [block.attention.mechanism for block in model.model.blocks]
-    assert len(set(map(id, layers))) == SIZE["n_layers"]
+    assert len(set(map(id, layers))) == LAYERS
     for layer in layers:
-        torch.testing.assert_close(layer.strength.detach(), torch.full((SIZE["n_heads"],), 0.4))
+        torch.testing.assert_close(layer.strength.detach(), torch.full((H,), 0.4))
 
     model(random_tokens(2, 12)).square().sum().backward()
     for layer in layers:
@@ -56,6 +141,19 @@ def test_a_new_mechanism_is_one_class(architecture, mechanism) -> None:
     fit(model, max_steps=2)
     for layer, old in zip(layers, before, strict=True):
         assert (layer.strength - old).abs().min() > 1e-3
+
+
+def test_parameters_made_in_the_constructor_are_the_layers_own() -> None:
+    class Warm(Mechanism):
+        def __init__(self) -> None:
+            super().__init__()
+            self.warmth = nn.Parameter(torch.ones(1))
+
+        def gain(self, n: Tensor) -> Tensor:
+            return self.warmth * n
+
+    first, second = (block.attention.mechanism for block in tiny(AnGPT, attention=Warm()).model.blocks)
+    assert first.warmth is not second.warmth
 
 
 @pytest.mark.parametrize("name", ["head_weight", "head_gain", "head_scale"])
@@ -74,4 +172,4 @@ def test_a_mechanism_may_call_its_parameter_anything(architecture, name) -> None
 
     model = tiny(architecture, attention=Named()).model
     model.restore_norms()
-    assert getattr(model.blocks[1].attention.mechanism, name).tolist() == [3.0] * SIZE["n_heads"]
+    assert getattr(model.blocks[1].attention.mechanism, name).tolist() == [3.0] * H

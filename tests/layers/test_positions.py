@@ -7,13 +7,18 @@ import math
 import pytest
 import torch
 
-from anlit import GPT, NoPE, PRoPE, RoPE
+from anlit import GPT, DynamicNTK, NoPE, PRoPE, RoPE
 from anlit.errors import UserError
 from anlit.layers.positions import rotate
-from tests.models.tiny import tiny
+from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
 D_HEAD, LENGTH = 16, 40
-ROTATIONS = {"half": RoPE(fraction=0.5), "whole": RoPE(fraction=1.0), "p-rope": PRoPE()}
+ROTATIONS = {
+    "half": RoPE(fraction=0.5),
+    "whole": RoPE(fraction=1.0),
+    "p-rope": PRoPE(),
+    "ntk": DynamicNTK(training_length=25),
+}
 rotations = pytest.mark.parametrize("positions", ROTATIONS.values(), ids=ROTATIONS.keys())
 
 
@@ -71,6 +76,56 @@ def test_p_rope_lets_half_of_the_pairs_be() -> None:
     moved = (turned != x)[0, 0, LENGTH - 1]
     expected = torch.tensor(([True] * quarter + [False] * quarter) * 2)
     assert torch.equal(moved, expected)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_dynamic_ntk_is_rope_up_to_the_training_length(fraction) -> None:
+    x = normal(1, 1, LENGTH, D_HEAD)
+    for length in (1, 7, LENGTH):
+        expected = RoPE(fraction, base=500.0)(x[:, :, :length])[0]
+        assert torch.equal(DynamicNTK(fraction, 500.0, training_length=LENGTH)(x[:, :, :length])[0], expected)
+    beyond = DynamicNTK(fraction, 500.0, training_length=LENGTH - 1)
+    assert not torch.equal(beyond(x)[0], RoPE(fraction, 500.0)(x)[0])
+
+
+def test_dynamic_ntk_keeps_the_slowest_pair_within_the_angles_of_training() -> None:
+    """Base · (T/T_train)^(r/(r−2)): the fastest pair turns as it did, the slowest T_train/T times as fast."""
+    trained = RoPE(fraction=0.5).frequencies(64, 100)
+    for length, stretch in [(150, 1.5), (400, 4.0), (1600, 16.0)]:
+        stretched = DynamicNTK(fraction=0.5, training_length=100).frequencies(64, length)
+        assert (stretched[0], stretched[-1]) == (1.0, pytest.approx(trained[-1].item() / stretch, rel=1e-12))
+        expected = [(10_000 * stretch ** (32 / 30)) ** (-2 * i / 32) for i in range(16)]
+        assert stretched.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_dynamic_ntk_knows_the_training_length_of_its_model(architecture) -> None:
+    tokens = random_tokens(1, 24)
+    for length, context in [(None, 8), (8, 16)]:
+        positions = DynamicNTK(training_length=length)
+        model = tiny(architecture, context_length=context, positions=positions)
+        assert [block.positions.training_length for block in model.model.blocks] == [8, 8]
+        assert positions.training_length == length
+        rope = tiny(architecture, context_length=context, positions=RoPE())
+        assert torch.equal(model(tokens[:, :8]), rope(tokens[:, :8]))
+        assert not torch.equal(model(tokens), rope(tokens))
+
+
+def test_the_length_of_dynamic_ntk_is_that_of_the_sequence_not_of_its_documents() -> None:
+    """Packed into a sequence longer than T_train, a document's frequencies are those of the sequence."""
+    model = tiny(GPT, positions=DynamicNTK(training_length=8)).double()
+    tokens, ids = random_tokens(1, 12), torch.tensor([[0] * 5 + [1] * 7])
+    packed, alone = model(tokens, ids)[:, 5:], model(tokens[:, 5:])
+    assert (packed - alone)[:, 1:].abs().amax(-1).min() > 1e-6
+    whole = tiny(GPT, positions=DynamicNTK(training_length=12)).double()
+    torch.testing.assert_close(whole(tokens, ids)[:, 5:], whole(tokens[:, 5:]), rtol=1e-9, atol=1e-9)
+
+
+def test_dynamic_ntk_refuses_what_it_cannot_stretch() -> None:
+    with pytest.raises(UserError, match=r"DynamicNTK .*fraction=0\.5 of d_head=4 rotates one pair"):
+        tiny(GPT, d_model=8, n_heads=2, positions=DynamicNTK())
+    with pytest.raises(ValueError, match="training_length must be at least 1, not 0"):
+        DynamicNTK(training_length=0)
 
 
 def test_nope_changes_nothing() -> None:

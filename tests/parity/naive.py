@@ -51,6 +51,15 @@ class Block:
     def __getitem__(self, name: str) -> Tensor:
         return self.parameters[self.prefix + name]
 
+    def learned(self, name: str, head: int) -> Tensor:
+        """A mechanism's coefficient for this head: learned per head, or one for the layer."""
+        value = self[f"attention.mechanism.{name}.value"]
+        return value[head] if len(value) > 1 else value[0]
+
+    def learned_globally(self) -> Tensor:
+        """The only coefficient that all layers share."""
+        return self.parameters["shared_coefficients.0.value"][0]
+
 
 # Positions: of the rotated dimensions, i turns with i + half.
 
@@ -58,6 +67,12 @@ class Block:
 def rope(d_head: int, fraction: float, base: float = 10_000.0) -> list[float]:
     width = int(d_head * fraction)
     return [1 / base ** (2 * i / width) for i in range(width // 2)]
+
+
+def dynamic_ntk(d_head: int, fraction: float, stretch: float, base: float = 10_000.0) -> list[float]:
+    """RoPE whose base grew by stretch^(r/(r−2)): pair i is slowed down by stretch^(2i/(r−2))."""
+    width = int(d_head * fraction)
+    return [f / stretch ** (2 * i / (width - 2)) for i, f in enumerate(rope(d_head, fraction, base))]
 
 
 def p_rope(d_head: int, base: float = 1024.0) -> list[float]:
@@ -95,9 +110,66 @@ def scale_invariant(tau: float) -> Logit:
     return logit
 
 
-def log_n(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-    """The strength is learned per head."""
-    return block["attention.mechanism.strength"][head] * math.log(n) * score
+def scale_invariant_general(tau: float) -> Logit:
+    """The bias falls at a learned rate."""
+
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        distance = math.log(1 + t / tau)
+        return math.sqrt(1 + 2 * distance) * score - block.learned("decay", head) * distance
+
+    return logit
+
+
+def log_n(b: float = 1.0, c: float = 0.0, s: float | None = None) -> Logit:
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        strength = block.learned("strength", head) if s is None else s
+        return strength * math.log(b * n + c) * score
+
+    return logit
+
+
+def sqrt_log_n(a: float = 0.0, b: float = 0.1, c: float = 1.9, r: float | None = None, shared: bool = False) -> Logit:
+    """The strength is r, or learned: by all layers together if shared."""
+
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        learned = block.learned_globally if shared else lambda: block.learned("strength", head)
+        strength = learned() if r is None else r
+        return strength * (a + (2 * math.log(b * n + c)) ** 0.5) * score
+
+    return logit
+
+
+def expected_maximum(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+    euler = 0.57721566490153286
+    root = math.sqrt(2 * math.log(n + 2))
+    return (root - (math.log(math.log(n + 2)) + math.log(4 * math.pi) - 2 * euler) / (2 * root)) * score
+
+
+def beta(d_head: int) -> Logit:
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        return block.learned("strength", head) * math.exp(2 * math.log(n) / (d_head - 1)) * score
+
+    return logit
+
+
+def log_bias(tau: float, other: Logit = plain) -> Logit:
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        return other(score, t, n, head, block) - math.log((tau + t) / tau)
+
+    return logit
+
+
+def alibi(n_heads: int) -> Logit:
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        return score - t / 256 ** ((head + 1) / n_heads)
+
+    return logit
+
+
+def log_n_with_slopes(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+    """Strength and slope are parameters of the mechanism itself."""
+    strength, slope = block["attention.mechanism.strength"][head], block["attention.mechanism.slope"][head]
+    return strength * math.log(n) * score - slope * t
 
 
 # Parts.

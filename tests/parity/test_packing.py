@@ -3,15 +3,21 @@
 import pytest
 import torch
 
-from anlit import NoPE, Plain, PRoPE, RoPE, ScaleInvariant
-from tests.attention.examples import LogN
+from anlit import DynamicNTK, NoPE, PRoPE, RoPE
+from tests.attention.examples import SHIPPED
 from tests.models.tiny import ARCHITECTURES, SIZE, jolt, random_tokens, tiny
 
 LENGTHS = [[5, 1, 7], [1, 12], [13]]
 IDS = torch.tensor([[i for i, length in enumerate(row) for _ in range(length)] for row in LENGTHS])
 TOKENS = random_tokens(*IDS.shape)
 PROBE = torch.randn(*IDS.shape, SIZE["vocab_size"], generator=torch.Generator().manual_seed(2)).double()
-MECHANISMS = [Plain(), ScaleInvariant(tau=2.0), LogN()]
+POSITIONS = {
+    "rope": RoPE(fraction=0.5),
+    "p-rope": PRoPE(),
+    "nope": NoPE(),
+    "dynamic ntk": DynamicNTK(training_length=TOKENS.shape[1]),
+}
+EACH = [(name, "rope") for name in SHIPPED] + [("log n", name) for name in POSITIONS if name != "rope"]
 
 
 def documents() -> list[tuple[int, slice]]:
@@ -34,11 +40,10 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("positions", [RoPE(fraction=0.5), PRoPE(), NoPE()], ids=["rope", "p-rope", "nope"])
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: type(mechanism).__name__)
+@pytest.mark.parametrize(("mechanism", "positions"), EACH)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_masked_documents_do_not_know_of_each_other(architecture, mechanism, positions) -> None:
-    model = jolt(tiny(architecture, attention=mechanism, positions=positions).double()).model
+    model = jolt(tiny(architecture, attention=SHIPPED[mechanism], positions=POSITIONS[positions]).double()).model
     logits, gradients = run(model, TOKENS, IDS, PROBE)
     summed = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
     for b, where in documents():
@@ -50,10 +55,10 @@ def test_masked_documents_do_not_know_of_each_other(architecture, mechanism, pos
         close(gradient, summed[name])
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: type(mechanism).__name__)
+@pytest.mark.parametrize("mechanism", SHIPPED)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_without_masking_they_do(architecture, mechanism) -> None:
-    model = jolt(tiny(architecture, attention=mechanism, document_masking=False).double()).model
+    model = jolt(tiny(architecture, attention=SHIPPED[mechanism], document_masking=False).double()).model
     logits, gradients = run(model, TOKENS, IDS, PROBE)
     dense, dense_gradients = run(model, TOKENS, None, PROBE)
     close(logits, dense)

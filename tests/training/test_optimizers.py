@@ -6,11 +6,10 @@ import io
 import pytest
 import torch
 
-from anlit import GPT, AdamW, AnGPT, MuonAdamW
+from anlit import GPT, AdamW, AnGPT, LogN, MuonAdamW
 from anlit.training.language_model import LanguageModel
 from anlit.training.optimizers import parameter_groups
 from anlit.training.schedule import Schedule
-from tests.attention.examples import LogN
 from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -33,7 +32,7 @@ def test_every_parameter_is_in_one_group_by_its_role(architecture) -> None:
     assert groups["head"] == {"head.weight"}
     expected = {f"blocks.{i}.W_{name}.weight" for i in range(2) for name in "qkvouzd"}
     assert groups["matrices"] == expected
-    assert "blocks.1.attention.mechanism.strength" in groups["vectors"]
+    assert "blocks.1.attention.mechanism.strength.value" in groups["vectors"]
 
 
 @architectures

@@ -1,0 +1,18 @@
+"""Attention with linear biases (ALiBi, arXiv 2108.12409)."""
+
+import torch
+from torch import Tensor
+
+from anlit.attention.mechanism import Mechanism
+
+
+class ALiBi(Mechanism):
+    """m(t) = −slope_h·t, slope_h = 2^{−8h/H} for heads h = 1 … H; meant for use without positions.
+
+    The paper has this for H a power of two and interpolates between two such series otherwise; here it is the one
+    geometric series for every H.
+    """
+
+    def distance_bias(self, t: Tensor) -> Tensor:
+        heads = torch.arange(1, self.n_heads + 1, device=t.device, dtype=t.dtype)
+        return -(2 ** (-8 * heads / self.n_heads))[:, None] * t

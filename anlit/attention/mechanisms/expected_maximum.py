@@ -1,0 +1,22 @@
+"""Logits that grow as the expected largest of n normal numbers, its second term included ([NOR])."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anlit.attention.mechanism import Mechanism
+
+
+class ExpectedMaximum(Mechanism):
+    """g(n) = u − (ln ln n' + ln 4π − 2γ)/(2u), u = √(2 ln n'), n' = n + 2, γ Euler's constant.
+
+    By extreme value theory the expectation of the largest of n' standard normal numbers: 6 % too much at n' = 10,
+    2 % at 100, 0.4 % at 10⁵. n + 2 and not n, for ln ln n' has no value at 1.
+    """
+
+    def gain(self, n: Tensor) -> Tensor:
+        log_n = torch.log(n + 2)
+        u = torch.sqrt(2 * log_n)
+        return u - (torch.log(log_n) + math.log(4 * math.pi) - 2 * np.euler_gamma) / (2 * u)

@@ -1,0 +1,37 @@
+"""A logarithmic bias towards what is near, beside any gain that depends on the number of keys ([NOR])."""
+
+import torch
+from torch import Tensor
+
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms.plain import Plain
+
+
+class LogBias(Mechanism):
+    """m(t) = −ln(1+t/τ), with the g(n) of another mechanism.
+
+    For Gaussian S every range [t, tΔ) far beyond τ holds the same expected weight, as in scale-invariant attention,
+    but spread over ever more keys: the gain a(t) is missing, and with it the need for a kernel of its own.
+
+    Args:
+        tau: Distance in tokens up to which the bias is small.
+        g: The mechanism that g is taken from, such as LogN or SqrtLogN.
+    """
+
+    def __init__(self, tau: float = 10.0, g: Mechanism = Plain()) -> None:
+        super().__init__()
+        if tau <= 0:
+            raise ValueError(f"LogBias's tau must be positive, not {tau}")
+        kind = type(g)
+        if g.scales_with_distance or kind.distance_bias is not Mechanism.distance_bias:
+            raise ValueError(
+                f"LogBias's g must be a mechanism of g(n) alone, but {kind.__name__} changes logits by distance: "
+                "choose Plain, LogN, SqrtLogN, ExpectedMaximum or BetaScaling"
+            )
+        self.tau, self.g = tau, g
+
+    def gain(self, n: Tensor) -> Tensor | None:
+        return self.g.gain(n)
+
+    def distance_bias(self, t: Tensor) -> Tensor:
+        return -torch.log1p(t / self.tau)

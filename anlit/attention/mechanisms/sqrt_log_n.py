@@ -1,0 +1,36 @@
+"""Logits that grow as the largest of n normal numbers: √(2 log n) ([NOR], the Gaussian assumption)."""
+
+import torch
+from torch import Tensor
+
+from anlit.attention.coefficient import Coefficient, Learned
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms.log_n import check_count
+
+
+class SqrtLogN(Mechanism):
+    """g(n) = r·(a + √(2 ln(b·n + c))).
+
+    The largest of n standard normal scores is about √(2 ln n), and the next ones follow at distances of order
+    1/√(2 ln n): a gain of this size, and no smaller one, keeps the weight on the largest from vanishing as n grows.
+    With a = 0, b = 1, c = 0 and r > 1, E[1/w_max] stays under 1 + 1/(r−1), with b = 0.1, c = 1.9 too for r = 1.5
+    and 2 up to n = 10⁵; at r = 1 it grows slowly, to 6.1 there.
+
+    Args:
+        r: Strength; of 1, the edge between vanishing and staying, it is our choice as a start.
+        learned: Whether r is learned.
+        a: Added to the root.
+        b: Factor of the count, not negative; [NOR] uses 0.1.
+        c: Added to it; [NOR] uses 1.9, so that g(1) = r·√(2 ln 2). b + c must be at least 1.
+    """
+
+    def __init__(
+        self, r: float = 1.0, learned: Learned = "never", a: float = 0.0, b: float = 0.1, c: float = 1.9
+    ) -> None:
+        super().__init__()
+        check_count(self, b, c)
+        self.r, self.learned, self.a, self.b, self.c = r, learned, a, b, c
+        self.strength = Coefficient(r, learned)
+
+    def gain(self, n: Tensor) -> Tensor:
+        return self.strength() * (self.a + torch.sqrt(2 * torch.log(self.b * n + self.c)))
