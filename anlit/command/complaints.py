@@ -24,7 +24,7 @@ _MISSING_FILE = re.compile(r"File does not exist: '?([^'\n]+)'?")
 CLASSES = {
     "model": "GPT, NGPT or AnGPT",
     "data": "SlimPajama, OpenWebText, FineWeb, FineWebBin, PythonSources, TextFiles, Mixture or TokenShards",
-    "positions": "RoPE, PRoPE or NoPE",
+    "positions": "RoPE, PRoPE, DynamicNTK or NoPE",
     "optimizer": "anlit.AdamW, anlit.MuonAdamW or the path of a torch optimizer such as torch.optim.SGD",
 }
 """What each key that takes a class offers; attention offers whatever lies in its folder."""

@@ -33,9 +33,9 @@ SMALL: dict[str, Any] = {"task_bytes": 20_000, "group_bytes": 60_000, "chunk_byt
 KILLED = 9  # exit code of a process that a test ends on purpose
 
 
-def recipe_of(corpus: str, source: Path, sizes: Mapping[str, int] = SMALL, **options: Any) -> Recipe:
+def recipe_of(corpus: str, source: Path | None, sizes: Mapping[str, int] = SMALL, **options: Any) -> Recipe:
     """A corpus's recipe with sizes so small that a few documents make several groups, tasks and chunks."""
-    return replace(CORPORA[corpus](Options(source=str(source), **options)), **sizes)
+    return replace(CORPORA[corpus](Options(source=source and str(source), **options)), **sizes)
 
 
 def make(folder: Path, recipe: Recipe, workers: int = 1, **way: Any) -> dict[str, Any] | None:
@@ -198,6 +198,7 @@ def start(work: Callable[[], Any], output: Path | None = None) -> Process:
 
     def run() -> None:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where it is ignored
         if output is not None:
             file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(file, 1)

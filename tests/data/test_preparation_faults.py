@@ -20,6 +20,7 @@ from anlit.data.preparation import run as run_module
 from anlit.data.preparation.encode import Job, encode_task
 from anlit.data.preparation.plan import Task
 from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.workspace import Workspace
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import SET_NAMES, documents
@@ -261,7 +262,7 @@ def test_a_document_of_50_megabytes_where_it_is_allowed(tokenizer: str, tmp_path
 
 def test_only_the_first_thousand_places_are_listed(tokenizer: str, tmp_path: Path) -> None:
     write_slimpajama(tmp_path / "hub", [jsonl_line("good"), *[BAD_LINES["empty"]] * 3000])
-    sizes = SIZES | {"task_bytes": 100_000}
+    sizes = SIZES | {"task_bytes": 1_000_000}
     manifest = make(tmp_path / "out", recipe_of("SlimPajama", tmp_path / "hub", sizes, tokenizer=tokenizer), 1,
                     skip_bad=True)  # fmt: skip
     assert manifest is not None
@@ -269,6 +270,8 @@ def test_only_the_first_thousand_places_are_listed(tokenizer: str, tmp_path: Pat
     listed = manifest["skipped"]["empty"]["listed"]
     assert len(listed) == 1000
     assert listed[:2] == ["train/chunk1/a.jsonl, line 2", "train/chunk1/a.jsonl, line 3"]
+    (file,) = [file for group in read_sources(tmp_path / "out") for file in group["files"] if "train" in file["name"]]
+    assert (file["skipped"], len(file["skipped_list"])) == ({"empty": 3000}, 1000)  # of one task
 
 
 def counted(patch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
@@ -502,6 +505,19 @@ def test_other_damaged_files_are_made_again(
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
+def test_what_a_killed_process_left_is_not_taken_for_what_is_missing_now(
+    recipe: Recipe, finished: Path, tmp_path: Path
+) -> None:
+    """Killed when all but cleaning up was done: there are records of groups whose chunks are lost later."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workspace, "remove", lambda self: None)
+        make(tmp_path / "out", recipe)
+    assert (tmp_path / "out" / ".work" / "groups" / "000001.json").is_file()
+    (tmp_path / "out" / "train" / "chunk-000001-0000.bin").unlink()
+    make(tmp_path / "out", recipe)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
 def test_a_lost_tokenizer_that_was_trained_is_trained_again(place: Path, tmp_path: Path) -> None:
     recipe = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer="bpe", vocab_size=300, val_documents=9)
     make(tmp_path / "out", recipe)
@@ -633,7 +649,10 @@ def test_control_c(
     assert printed.endswith("Interrupted: what is done so far is kept, repeat the command to go on.\n")
     assert "Traceback" not in printed
     wait_for(lambda: members(process.pid or 0) == [])
-    assert (tmp_path / "out" / ".work" / "plan.json").is_file()
+    work = tmp_path / "out" / ".work"
+    assert (work / "plan.json").is_file()
+    if workers > 1:  # what they had begun has come to its end
+        assert [*work.glob("tasks/000001-[0-9]*.json"), *work.glob("groups/000001.json")]
     make(tmp_path / "out", recipe, workers)
     assert hashes(tmp_path / "out") == hashes(finished)
 

@@ -142,6 +142,18 @@ def test_a_finished_run_can_be_prolonged(make: Data, uninterrupted: list[Rows], 
         assert model.seen + run(make(), saved) == uninterrupted
 
 
+def test_another_run_with_the_same_data_begins_at_the_start(make: Data, uninterrupted: list[Rows]) -> None:
+    """Also after one that failed, where Lightning does not call teardown."""
+    data, options = make(), {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_steps": 5}
+    for crash_after in (3, -1):
+        model = Recorder(crash_after)
+        trainer = L.Trainer(enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, **options)
+        with pytest.raises(CrashError) if crash_after > 0 else contextlib.nullcontext():
+            trainer.fit(model, data)
+        assert model.seen == uninterrupted[: len(model.seen)]
+    assert len(model.seen) == 5
+
+
 def test_accumulated_batches(make: Data, tmp_path: Path) -> None:
     """Two batches a step: the place is counted in sequences."""
     options = {"accumulate_grad_batches": 2, "max_steps": 18}

@@ -1,0 +1,28 @@
+"""`anlit benchmark NAME`: finds the benchmark and runs it."""
+
+import importlib
+
+from anlit.errors import UserError
+
+BENCHMARKS = {
+    "data": ("anlit.benchmarks.data", "preparing text and streaming batches: rates, memory, time to the first batch"),
+}
+
+
+def usage() -> str:
+    """What `anlit benchmark --help` prints."""
+    lines = "\n".join(f"  {name:<8}{what}" for name, (_, what) in BENCHMARKS.items())
+    return (
+        f"usage: anlit benchmark NAME [OPTIONS]\n\nbenchmarks:\n{lines}\n\n"
+        "anlit benchmark NAME --help lists the options of one."
+    )
+
+
+def main(argv: list[str]) -> int:
+    """`anlit benchmark`; returns the exit status and raises UserError for the user's mistakes."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if argv[0] not in BENCHMARKS:
+        raise UserError(f"There is no benchmark '{argv[0]}': choose one of {', '.join(BENCHMARKS)}.")
+    return importlib.import_module(BENCHMARKS[argv[0]][0]).main(argv[1:])

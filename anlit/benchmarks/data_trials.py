@@ -1,0 +1,192 @@
+"""The single measurements of `anlit benchmark data`, each run in a process of its own.
+
+    python -m anlit.benchmarks.data_trials prepare '{"input": …, "output": …, "tokenizer": …, "workers": 1}'
+
+The last line on standard output is the result as JSON.
+"""
+
+import itertools
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from anlit.benchmarks.litgpt_data import Clock, measure
+
+BATCH_BYTES = 1 << 20  # text given to the tokenizer at once
+PRIVATE = ("Private_Clean", "Private_Dirty")  # their sum is a process's unique set size
+KB = 1024
+
+
+def bare(input: str, tokenizer: str, method: str) -> dict[str, Any]:
+    """The tokenizers library alone, in one thread, on texts that are in memory already; the tokens are only counted.
+
+    Args:
+        input: folder in SlimPajama's layout.
+        tokenizer: folder with a tokenizer.json.
+        method: encode_batch, or encode_batch_fast, which leaves out where in the text each token was.
+    """
+    from anlit.benchmarks.texts import slimpajama_texts
+    from anlit.data.tokenizer import load_tokenizer
+
+    loaded = load_tokenizer(Path(tokenizer, "tokenizer.json"))
+    encode = getattr(loaded, method)
+    batches: list[list[str]] = [[]]
+    size = 0
+    for text in slimpajama_texts(Path(input)):
+        if size >= BATCH_BYTES:
+            batches.append([])
+            size = 0
+        batches[-1].append(text)
+        size += len(text.encode("utf-8"))
+    clock = Clock()
+    tokens = sum(len(encoding) for batch in batches for encoding in encode(batch, add_special_tokens=False))
+    result = clock.read()
+    documents = sum(map(len, batches))
+    return {**result, "tokens": tokens + documents, "documents": documents}  # as if each had its end-of-document token
+
+
+def prepare(input: str, output: str, tokenizer: str, workers: int) -> dict[str, Any]:
+    """Our preparation, from files to shards."""
+    from anlit.data.preparation.catalogue import Options, slimpajama
+    from anlit.data.preparation.prepare import Way
+    from anlit.data.preparation.prepare import prepare as prepare_folder
+
+    clock = Clock()
+    recipe = slimpajama(Options(source=input, tokenizer=str(Path(tokenizer, "tokenizer.json"))))
+    manifest = prepare_folder(output, recipe, Way(workers=workers))
+    result = clock.read()
+    assert manifest is not None
+    return {**result, "tokens": manifest["tokens"], "documents": manifest["documents"], "bytes": manifest["bytes"]}
+
+
+def stream(
+    path: str, workers: int, batch_size: int, context_length: int, warm_up: float, seconds: float
+) -> dict[str, Any]:
+    """Our training loader: tokens, targets, documents and positions."""
+    with closing(_train_loader(path, workers, batch_size, context_length)) as loader:
+        return measure(loader, batch_size * context_length, warm_up, seconds)
+
+
+def memmap(path: str, batch_size: int, context_length: int, warm_up: float, seconds: float) -> dict[str, Any]:
+    """A plain reader in this process: a shuffled list of blocks, each copied out of a mapped file."""
+    return measure(_MappedBlocks(path, batch_size, context_length), batch_size * context_length, warm_up, seconds)
+
+
+def memory(
+    path: str, workers: int, batch_size: int, context_length: int, seconds: float, moments: int
+) -> dict[str, Any]:
+    """Stream without pause and look at each loader process's memory at equally spaced moments.
+
+    Returns:
+        Besides the rate, for each moment its second, and for each process `unique` (memory that only this
+        process has) and `proportional` (with its part of what it shares, as it does most of its parent's), in MB.
+    """
+    samples: list[dict[str, Any]] = []
+    batches = 0
+    with closing(_train_loader(path, workers, batch_size, context_length)) as loader:
+        clock = Clock()
+        for _ in itertools.chain.from_iterable(itertools.repeat(loader)):
+            batches += 1
+            elapsed = time.perf_counter() - clock.begin
+            if elapsed >= seconds * (len(samples) + 1) / moments:
+                processes = multiprocessing.active_children()
+                samples.append({"second": elapsed, "processes": [_memory_of(child.pid) for child in processes]})
+            if len(samples) == moments:
+                break
+        return {**clock.read(), "tokens": batches * batch_size * context_length, "samples": samples}
+
+
+def first_batch(path: str, workers: int, batch_size: int, context_length: int, part: float) -> dict[str, Any]:
+    """From nothing to the first batch, at the start or where `part` of an epoch is done.
+
+    Returns:
+        `import_seconds` (torch, lightning and our code) and `seconds` (from there to the batch).
+    """
+    begin = time.perf_counter()
+    from anlit.data import TokenShards
+
+    assert TokenShards is not None
+    imported = time.perf_counter()
+    clock = Clock()
+    with closing(_train_loader(path, workers, batch_size, context_length)) as loader:
+        state = loader.state_dict()
+        loader.load_state_dict({**state, "drawn": int(len(loader) * part) * batch_size})
+        batch = next(iter(loader))
+        result = clock.read()
+    return {**result, "import_seconds": imported - begin, "first_token": int(batch.tokens[0, 0])}
+
+
+def _train_loader(path: str, workers: int, batch_size: int, context_length: int) -> Any:
+    from anlit.data import TokenShards
+
+    data = TokenShards(path, batch_size=batch_size, context_length=context_length, num_workers=workers)
+    data.setup("fit")
+    return data.train_dataloader()
+
+
+class _MappedBlocks:
+    """Batches of inputs and targets, both (B, T) int64, from the chunks of a prepared folder without subsets."""
+
+    def __init__(self, path: str, batch_size: int, context_length: int) -> None:
+        import numpy as np
+
+        from anlit.data.shards import CHUNK_HEADER_BYTES, chunks_of
+
+        self.batch_size, self.length = batch_size, context_length
+        self.arrays = [
+            np.memmap(Path(path, "train", chunk["filename"]), dtype="<u2", mode="r", offset=CHUNK_HEADER_BYTES)
+            for chunk in chunks_of(path, "train")
+        ]
+        self.places = np.concatenate(
+            [
+                np.stack([np.full(count, number), np.arange(count) * context_length], axis=1)
+                for number, count in enumerate((len(array) - 1) // context_length for array in self.arrays)
+            ]
+        )
+        self.rng = np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        import numpy as np
+        import torch
+
+        self.rng.shuffle(self.places)
+        for first in range(0, len(self.places) - self.batch_size + 1, self.batch_size):
+            rows = [
+                self.arrays[number][start : start + self.length + 1]
+                for number, start in self.places[first : first + self.batch_size].tolist()
+            ]
+            blocks = torch.from_numpy(np.stack(rows).astype(np.int64))
+            yield blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous()
+
+
+def _memory_of(pid: int | None) -> dict[str, float]:
+    """Of one process, in MB, as Linux tells it; empty for one that has just ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    except OSError:
+        return {}
+    fields = {name: int(value.split()[0]) * KB / 1e6 for name, value in (line.split(":") for line in lines)}
+    return {
+        "pid": pid or 0,
+        "unique": sum(fields[name] for name in PRIVATE),
+        "proportional": fields["Pss"],
+    }
+
+
+TRIALS: dict[str, Callable[..., dict[str, Any]]] = {
+    function.__name__: function for function in (bare, prepare, stream, memmap, memory, first_batch)
+}
+
+
+def main(argv: list[str]) -> None:
+    name, arguments = argv
+    print(json.dumps(TRIALS[name](**json.loads(arguments))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

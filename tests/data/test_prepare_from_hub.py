@@ -1,0 +1,213 @@
+"""The corpora from the hub (a server on this machine): the same shards as from a copy, whatever comes between."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import close_session, constants
+
+from anlit.cli import main
+from anlit.data.preparation import hub_requests
+from anlit.data.preparation import run as run_module
+from anlit.data.preparation.encode import encode_task
+from anlit.data.preparation.recipe import HUB_TOKENIZERS, Recipe
+from anlit.errors import UserError
+from tests.data import layouts
+from tests.data.hub_server import HubServer, hub
+from tests.data.layouts import documents
+from tests.data.preparing import (
+    finish,
+    hashes,
+    make,
+    read_json,
+    recipe_of,
+    scratch,
+    start_command,
+    train_tokenizer,
+    wait_for,
+)
+
+SIZES = {"task_bytes": 6_000, "group_bytes": 12_000, "chunk_bytes": 10_001}
+REPOSITORIES = {
+    "SlimPajama": "cerebras/SlimPajama-627B",
+    "OpenWebText": "Skylion007/openwebtext",
+    "FineWeb": "HuggingFaceFW/fineweb",
+    "FineWebBin": "kjj0/fineweb10B-gpt2",
+}
+OPTIONS: dict[str, dict[str, Any]] = {"OpenWebText": {"val_documents": 5}, "FineWeb": {"val_tokens": 500}}
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with scratch() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The four corpora and the tokenizers."""
+    place = tmp_path_factory.mktemp("hub")
+    some = list(documents(50, seed=1))[10:]
+    at = {corpus: place / "datasets" / name for corpus, name in REPOSITORIES.items()}
+    layouts.slimpajama(at["SlimPajama"], {"train": some[:30], "validation": some[30:36], "test": some[36:]})
+    layouts.openwebtext(at["OpenWebText"], some, n_files=4)
+    layouts.fineweb(at["FineWeb"], some, n_files=3)
+    layouts.fineweb(at["FineWeb"], some[:4], n_files=1, sample="100BT")
+    layouts.fineweb_bin(at["FineWebBin"], [list(range(100))] * 60, tokens_per_file=1500)
+    for name in HUB_TOKENIZERS.values():
+        folder = place / "models" / name
+        folder.mkdir(parents=True)
+        train_tokenizer(folder / "tokenizer.json", 600 if "gpt2" in name else 700)
+    for folder in at.values():
+        (folder / "README.md").write_text("read me")
+    return place
+
+
+@pytest.fixture
+def server(repositories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    monkeypatch.setattr(hub_requests, "FIRST_WAITS", (0.0,))
+    monkeypatch.setattr(hub_requests, "LATER_WAITS", (0.0, 0.0))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    with hub(repositories) as running:
+        for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):  # what HF_ENDPOINT sets, before the package is loaded
+            address = getattr(constants, name).replace(constants._HF_DEFAULT_ENDPOINT, running.endpoint)
+            monkeypatch.setattr(constants, name, address)
+        yield running
+    close_session()
+
+
+def from_hub(corpus: str) -> Recipe:
+    options = {"tokenizer": "none"} if corpus == "FineWebBin" else {}
+    return recipe_of(corpus, None, SIZES, **OPTIONS.get(corpus, {}), **options)
+
+
+def from_copy(corpus: str, server: HubServer) -> Recipe:
+    name = "gpt-neox" if corpus == "SlimPajama" else "gpt2"
+    tokenizer = str(server.folder / "models" / HUB_TOKENIZERS[name] / "tokenizer.json")
+    options = {"tokenizer": "none" if corpus == "FineWebBin" else tokenizer, **OPTIONS.get(corpus, {})}
+    return recipe_of(corpus, server.folder / "datasets" / REPOSITORIES[corpus], SIZES, **options)
+
+
+def without_manifest(folder: Path) -> dict[str, str]:
+    """The manifests differ in where the files came from."""
+    return {name: value for name, value in hashes(folder).items() if name != "manifest.json"}
+
+
+@pytest.mark.parametrize("corpus", list(REPOSITORIES))
+def test_the_hub_gives_what_a_copy_gives(corpus: str, server: HubServer, tmp_path: Path) -> None:
+    manifest = make(tmp_path / "out", from_hub(corpus), workers=2)
+    copy = make(tmp_path / "copy", from_copy(corpus, server))
+    assert without_manifest(tmp_path / "out") == without_manifest(tmp_path / "copy")
+    assert manifest is not None
+    assert copy is not None
+    assert manifest["content_sha256"] == copy["content_sha256"]
+    assert manifest["pinned"] == {"commit": server.commit}
+    assert (manifest["settings"]["repository"], manifest["settings"]["revision"]) == (REPOSITORIES[corpus], "main")
+    server.refusal = (503, None)  # a finished folder needs no hub
+    assert make(tmp_path / "out", from_hub(corpus)) == manifest
+
+
+def test_fetched_files_go_as_soon_as_their_group_is_done(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once: list[int] = []
+
+    def counting(job: Any, task: Any) -> dict[str, Any]:
+        at_once.append(len(list((tmp_path / "out" / ".work" / "source").rglob("*.parquet"))))
+        return encode_task(job, task)
+
+    monkeypatch.setattr(run_module, "encode_task", counting)
+    monkeypatch.setattr(run_module, "GROUPS_AT_ONCE", 1)
+    manifest = make(tmp_path / "out", from_hub("OpenWebText"))
+    assert manifest is not None
+    assert manifest["files"] == 4
+    assert set(at_once) == {2}  # those of one group
+
+
+def test_going_on_holds_to_the_commit_that_was_begun_with(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "undisturbed", from_hub("OpenWebText"))
+    done = iter(range(1))
+
+    def encode(job: Any, task: Any) -> dict[str, Any]:
+        if next(done, None) is None:
+            raise KeyboardInterrupt
+        return encode_task(job, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "encode_task", encode)
+        patch.setattr(run_module, "GROUPS_AT_ONCE", 1)
+        with pytest.raises(KeyboardInterrupt):
+            make(tmp_path / "out", from_hub("OpenWebText"))
+    server.asked.clear()
+    make(tmp_path / "out", from_hub("OpenWebText"))
+    assert server.asked
+    assert not [path for path, _ in server.asked if "main" in path]  # the branch may have moved
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
+    (tmp_path / "out" / "train" / "chunk-000001-0000.bin").unlink()
+    server.asked.clear()
+    make(tmp_path / "out", from_hub("OpenWebText"))
+    assert not [path for path, _ in server.asked if "main" in path]
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
+
+
+def test_a_hub_that_fails_meanwhile(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "undisturbed", from_hub("FineWeb"))
+
+    def encode(job: Any, task: Any) -> dict[str, Any]:
+        server.refusal = (503, None)
+        return encode_task(job, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "encode_task", encode)
+        patch.setattr(run_module, "GROUPS_AT_ONCE", 1)
+        with pytest.raises(UserError, match=r"The hub fails to give the dataset HuggingFaceFW/fineweb \(status 503\)"):
+            make(tmp_path / "out", from_hub("FineWeb"))
+    server.refusal = None
+    make(tmp_path / "out", from_hub("FineWeb"))
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
+
+
+def test_a_file_that_arrives_damaged_is_not_used(server: HubServer, tmp_path: Path) -> None:
+    make(tmp_path / "undisturbed", from_hub("FineWebBin"))
+    server.damaged = 1
+    make(tmp_path / "out", from_hub("FineWebBin"))
+    assert server.damaged == 0
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
+
+
+def test_control_c_does_not_wait_for_a_download(server: HubServer, tmp_path: Path) -> None:
+    server.held, server.drops = threading.Event(), [100] * 1000
+    arguments = ["prepare", "FineWebBin", "--output", str(tmp_path / "out"), "--tokenizer", "none", "--workers", "1"]
+    process = start_command(arguments, tmp_path / "output")
+    wait_for(lambda: len(server.drops) < 1000)
+    assert process.pid is not None
+    os.killpg(process.pid, signal.SIGINT)
+    assert finish(process, 15) == 1  # the download stands still for longer
+    server.held.set()
+    assert (tmp_path / "output").read_text().endswith("is kept, repeat the command to go on.\n")
+    server.drops.clear()
+    make(tmp_path / "undisturbed", recipe_of("FineWebBin", None, {}, tokenizer="none"))
+    make(tmp_path / "out", recipe_of("FineWebBin", None, {}, tokenizer="none"))
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
+
+
+def test_a_hub_that_is_not_there(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.refusal = (503, None)
+    monkeypatch.chdir(tmp_path)
+    assert main(["prepare", "SlimPajama", "--output", "out"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("anlit: error: The hub fails to give the dataset cerebras/SlimPajama-627B (status 503)")
+    assert line.endswith("--source DIR.")
+    server.refusal = None
+    assert main(["prepare", "SlimPajama", "--output", "out"]) == 0
+    assert read_json(tmp_path / "out" / "manifest.json")["vocab_size"] == 700
