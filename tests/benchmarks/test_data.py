@@ -154,18 +154,20 @@ def test_targets_judge_what_was_measured() -> None:
     def of(part: str, workers: int, **more: Any) -> dict[str, Any]:
         return {"part": part, "program": "anlit", "workers": workers, **more}
 
-    ratio = {"per_worker": spread([0.8, 0.9, 0.95]), "per_cpu_second": spread([0.5])}
+    ratio = {"per_worker": spread([0.8, 0.9, 0.95]), "per_cpu_second": spread([0.86])}
     slow = {"per_worker": spread([0.84]), "per_cpu_second": spread([0.9])}
+    costly = {"per_worker": spread([0.9]), "per_cpu_second": spread([0.84])}
     memory = {"unique": [[60.0, 61.0], [60.0, 90.0]], "proportional": [[1.0], [1.0]]}
     found = data_table.targets(
         [
             of("prepare", 1, beside_encode_batch=ratio),
             of("prepare", 2, beside_encode_batch=slow),
+            of("prepare", 4, beside_encode_batch=costly),
             of("stream", 2, tokens_per_second=spread([4e6, 6e6, 7e6]), beside_litgpt=spread([0.9])),
             of("memory", 2, megabytes=memory, growth_megabytes={"unique": [1.0, 30.0]}, seconds=[1.0, 2.0]),
             of("first batch", 0, seconds=spread([1.0]), import_seconds=spread([3.0])),
             of("first batch at 90%", 0, seconds=spread([5.5]), import_seconds=spread([3.0])),
         ]
     )
-    assert [row["met"] for row in found] == [True, False, False, True, False, True, False]
+    assert [row["met"] for row in found] == [True, False, False, False, True, False, True, False]
     assert data_table.targets([of("stream", 0, tokens_per_second=spread([1.0]))])[0]["met"] is None

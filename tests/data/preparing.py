@@ -21,10 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from anlit.cli import main
+from anlit.data.preparation import run as run_module
 from anlit.data.preparation.catalogue import CORPORA, Options
+from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.prepare import Way, prepare
 from anlit.data.preparation.recipe import Recipe
 from tests.data.layouts import END_OF_DOCUMENT, documents
@@ -43,19 +48,56 @@ def make(folder: Path, recipe: Recipe, workers: int = 1, **way: Any) -> dict[str
     return prepare(folder, recipe, Way(workers=workers, command="anlit prepare", **way))
 
 
-def train_tokenizer(path: Path, vocab_size: int = 800, texts: Iterable[str] | None = None) -> Path:
+def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
     """A byte-level BPE file; unlike ours, its end-of-document token is the last, as GPT-2's."""
-    texts = texts or (text[:2000] for text in documents(60, seed=7))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((text[:2000] for text in documents(60, seed=7)), trainer)
     tokenizer.add_special_tokens([END_OF_DOCUMENT])
     assert tokenizer.token_to_id(END_OF_DOCUMENT) == vocab_size - 1
     tokenizer.save(str(path))
     return path
+
+
+def cut(texts: list[str], n: int) -> list[list[str]]:
+    """The runs of texts that the layouts put into n files."""
+    return [texts[len(texts) * part // n : len(texts) * (part + 1) // n] for part in range(n)]
+
+
+def text_file_source(folder: Path, texts: list[str], kind: str) -> str:
+    """The texts as files of a kind; the pattern for them."""
+    folder.mkdir()
+    for number, part in enumerate(cut(texts, 4)):
+        path = folder / f"{number}{kind}"
+        if kind == ".parquet":
+            pq.write_table(pa.table({"content": pa.array(part, pa.string())}), path, row_group_size=5)
+        else:
+            path.write_bytes(b"".join(json.dumps({"content": text}).encode() + b"\n" for text in part))
+    return f"*{kind}"
+
+
+def write_texts(folder: Path, texts: list[str]) -> Path:
+    """A file for each text, and what is left out: a copy, nothing, not UTF-8, another ending."""
+    for number, text in enumerate(texts):
+        path = folder / f"part{number % 3}" / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+    (folder / "a copy.txt").write_bytes(texts[0].encode())
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "latin1.txt").write_bytes("größe".encode("latin-1"))
+    (folder / "other.md").write_text("not asked for")
+    return folder
+
+
+def counted(patch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Group and number of each task that is encoded in this process from now on."""
+    done: list[tuple[int, int]] = []
+    patch.setattr(run_module, "encode_task", lambda job, task: (done.append((task.group, task.number)),
+                                                                encode_task(job, task))[1])  # fmt: skip
+    return done
 
 
 class PlainTokenizer:

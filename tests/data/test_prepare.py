@@ -1,34 +1,28 @@
-"""From each corpus's files, in the hub's layout, to shards: nothing is lost, mixed or guessed, by whatever way."""
+"""From each corpus's files, in the hub's layout, to shards: nothing is lost, mixed or guessed."""
 
 import functools
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer
 
 from anlit.data.preparation import catalogue
 from anlit.data.preparation.catalogue import Options, python_files, python_sources
 from anlit.data.preparation.prepare import Way, prepare
-from anlit.data.preparation.recipe import Recipe
-from anlit.data.preparation.sources import LocalFiles
-from anlit.data.preparation.workspace import Workspace
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.layouts import END_OF_DOCUMENT, GPT2_END_OF_DOCUMENT, SET_NAMES, documents
+from tests.data.layouts import GPT2_END_OF_DOCUMENT, SET_NAMES, documents
 from tests.data.preparing import (
     SMALL,
     assert_counts,
     assert_holds,
-    finish,
+    cut,
     hashes,
     make,
     plain_tokenizer,
@@ -38,12 +32,14 @@ from tests.data.preparing import (
     read_texts,
     recipe_of,
     scratch,
-    start,
+    text_file_source,
     train_tokenizer,
-    wait_for,
+    write_texts,
 )
 
 BIG = {"task_bytes": 1 << 20, "group_bytes": 1 << 21, "chunk_bytes": 1 << 20}
+
+
 N_DOCUMENTS = 70
 
 
@@ -87,11 +83,6 @@ def assert_lists_sources(folder: Path, root: Path, texts_by_name: dict[str, list
             "bytes": sum(len(text.encode()) for text in texts),
             "tokens": len(tokenizer.tokens(texts)),
         }
-
-
-def cut(texts: list[str], n: int) -> list[list[str]]:
-    """The runs of texts that the layouts put into n files."""
-    return [texts[len(texts) * part // n : len(texts) * (part + 1) // n] for part in range(n)]
 
 
 def test_slimpajama(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
@@ -277,18 +268,6 @@ def test_a_file_of_tokens_that_is_none_is_refused(tmp_path: Path) -> None:
         make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", tokenizer="none"))
 
 
-def text_file_source(folder: Path, texts: list[str], kind: str) -> str:
-    """The texts as files of a kind; the pattern for them."""
-    folder.mkdir()
-    for number, part in enumerate(cut(texts, 4)):
-        path = folder / f"{number}{kind}"
-        if kind == ".parquet":
-            pq.write_table(pa.table({"content": pa.array(part, pa.string())}), path, row_group_size=5)
-        else:
-            path.write_bytes(b"".join(json.dumps({"content": text}).encode() + b"\n" for text in part))
-    return f"*{kind}"
-
-
 @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
 def test_text_files_with_many_documents(texts: list[str], tokenizer: str, tmp_path: Path, kind: str) -> None:
     pattern = text_file_source(tmp_path / "text", texts, kind)
@@ -299,19 +278,6 @@ def test_text_files_with_many_documents(texts: list[str], tokenizer: str, tmp_pa
     assert 0 < len(val) < len(texts) / 2
     names = [f"{number}{kind}" for number in range(4)]
     assert_lists_sources(tmp_path / "out", tmp_path / "text", dict(zip(names, cut(texts, 4), strict=True)))
-
-
-def write_texts(folder: Path, texts: list[str]) -> Path:
-    """A file for each text, and what is left out: a copy, nothing, not UTF-8, another ending."""
-    for number, text in enumerate(texts):
-        path = folder / f"part{number % 3}" / f"{number}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text.encode())
-    (folder / "a copy.txt").write_bytes(texts[0].encode())
-    (folder / "empty.txt").write_bytes(b"")
-    (folder / "latin1.txt").write_bytes("größe".encode("latin-1"))
-    (folder / "other.md").write_text("not asked for")
-    return folder
 
 
 def by_content(texts: list[str]) -> list[str]:
@@ -392,215 +358,6 @@ def test_site_packages_only_on_request(tmp_path: Path, monkeypatch: pytest.Monke
     assert [file.path.name for file in python_files(include_site_packages=True)] == ["a.py", "b.py"]
 
 
-@pytest.mark.parametrize("kind", [".txt", ".jsonl"])
-def test_the_trained_tokenizer_has_seen_the_training_part_only(tmp_path: Path, kind: str) -> None:
-    from anlit.data.tokenizer import train_bpe
-
-    some = list(documents(60, seed=2))[10:]
-    if kind == ".txt":
-        write_texts(tmp_path / "text", some)
-        options = {}
-    else:
-        options = {"pattern": text_file_source(tmp_path / "text", some, kind), "text": "content"}
-    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", vocab_size=320, val_fraction=0.2, **options))
-    train, val = (read_texts(tmp_path / "out", split) for split in ("train", "val"))
-    stored = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).to_str()
-    assert train_bpe(train, 320).to_str() == stored
-    assert train_bpe(train + val, 320).to_str() != stored
-
-
-def big_tokenizer(path: Path, vocab_size: int) -> str:
-    """A byte-level tokenizer of any size: bytes first, then words that no text has, the end of a document last."""
-    content = json.loads(train_tokenizer(path, 257).read_text())
-    content["model"]["vocab"] |= {f"<{number}>": number for number in range(256, vocab_size - 1)}
-    content["added_tokens"][0]["id"] = vocab_size - 1
-    path.write_text(json.dumps(content))
-    return str(path)
-
-
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "uint16"), (65_537, "int32")])
-def test_tokens_take_two_bytes_where_they_can(tmp_path: Path, vocab_size: int, dtype: str) -> None:
-    some = list(documents(25, seed=5))[10:]
-    layouts.openwebtext(tmp_path / "hub", some)
-    tokenizer = big_tokenizer(tmp_path / "tokenizer.json", vocab_size)
-    manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_documents=5))
-    assert manifest is not None
-    assert (manifest["dtype"], manifest["vocab_size"]) == (dtype, vocab_size)
-    val = read_texts(tmp_path / "out", "val")
-    assert_holds(tmp_path / "out", {"val": val, "train": [text for text in some if text not in val]})
-    assert read_stream(tmp_path / "out", "train").max() == vocab_size - 1 == manifest["end_of_document"]
-    assert read_through_litdata(tmp_path / "out", "train") == read_stream(tmp_path / "out", "train").tolist()
-
-
-def read_through_litdata(folder: Path, stream: str) -> list[int]:
-    """All tokens, through litdata's own dataset: blocks of one token lose nothing."""
-    from litdata import StreamingDataset, TokensLoader
-
-    loader = TokensLoader(block_size=1)
-    dataset = StreamingDataset(str(folder / stream), item_loader=loader, shuffle=False, drop_last=False)
-    return [int(block[0]) for block in dataset]
-
-
-def test_litdata_reads_the_shards_of_a_subset(tokenizer: str, tmp_path: Path) -> None:
-    some = list(documents(38, seed=6))[10:]
-    layouts.slimpajama(tmp_path / "hub", {"train": some, "validation": some[:7]})
-    make(tmp_path / "out", recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
-    expected = plain_tokenizer(tokenizer).tokens(some[3::7])
-    assert read_through_litdata(tmp_path / "out", f"train/{SET_NAMES[3]}") == expected
-
-
-def test_a_tokenizer_s_own_truncation_and_padding_are_not_used(tokenizer: str, tmp_path: Path) -> None:
-    cutting = Tokenizer.from_file(tokenizer)
-    cutting.enable_truncation(5)
-    cutting.enable_padding(length=16)
-    cutting.save(str(tmp_path / "cutting.json"))
-    some = list(documents(40, seed=5))[10:]
-    layouts.openwebtext(tmp_path / "hub", some)
-    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=str(tmp_path / "cutting.json"), val_documents=5)
-    make(tmp_path / "out", recipe)
-    train, val = (read_texts(tmp_path / "out", split) for split in ("train", "val"))
-    assert sorted(train + val) == sorted(some)
-
-
-def test_another_end_of_document(tokenizer: str, tmp_path: Path) -> None:
-    other = Tokenizer.from_file(tokenizer)
-    other.add_special_tokens(["<eod>"])
-    other.save(str(tmp_path / "other.json"))
-    layouts.openwebtext(tmp_path / "hub", ["a", "b", "c"], n_files=1)
-    options = {"tokenizer": str(tmp_path / "other.json"), "val_documents": 1}
-    manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", end_of_document="<eod>", **options))
-    assert manifest is not None
-    assert manifest["end_of_document"] == 800
-    assert read_stream(tmp_path / "out", "train").tolist().count(800) == 2
-    with pytest.raises(UserError, match='has no token "<eos>"'):
-        make(tmp_path / "bad", recipe_of("OpenWebText", tmp_path / "hub", end_of_document="<eos>", **options))
-
-
-@pytest.fixture(scope="module")
-def small_corpus(tokenizer: str, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    """Several groups, tasks and chunks in each of nine streams."""
-    folder = tmp_path_factory.mktemp("small")
-    some = list(documents(130, seed=8))[10:]
-    by_folder = {"train": some[:100], "validation": some[100:110], "test": some[110:]}
-    layouts.slimpajama(folder, by_folder, n_files=4)
-    sizes = {"task_bytes": 3_000, "group_bytes": 10_000, "chunk_bytes": 2_001}
-    return recipe_of("SlimPajama", folder, sizes, tokenizer=tokenizer)
-
-
-@pytest.fixture(scope="module")
-def made_by_one(small_corpus: Recipe) -> dict[str, str]:
-    with scratch() as folder:
-        make(folder / "out", small_corpus)
-        assert len(read_sources(folder / "out")) > 2
-        return hashes(folder / "out")
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_do_not_change_a_byte(
-    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, workers: int
-) -> None:
-    make(tmp_path / "out", small_corpus, workers)
-    assert hashes(tmp_path / "out") == made_by_one
-
-
-def test_shards_one_after_the_other_do_not_change_a_byte(
-    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for shard in (2, 0):
-        assert make(tmp_path / "out", small_corpus, shard=shard, shards=3) is None
-        assert f"Shard {shard} of 3 is done" in capsys.readouterr().err
-        assert not (tmp_path / "out" / "manifest.json").exists()
-    assert make(tmp_path / "out", small_corpus, shard=1, shards=3) is not None
-    assert hashes(tmp_path / "out") == made_by_one
-
-
-@pytest.mark.parametrize("ways", [[(0, 2), (1, 2)], [(0, 1), (0, 1)], [(0, 3), (1, 3), (2, 3), (2, 3)]])
-def test_processes_at_once_do_not_change_a_byte(
-    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, ways: list[tuple[int, int]]
-) -> None:
-    def work(shard: int, shards: int) -> Callable[[], None]:
-        return lambda: (make(tmp_path / "out", small_corpus, workers=2, shard=shard, shards=shards), None)[1]
-
-    processes = [start(work(*way)) for way in ways]
-    assert [finish(process) for process in processes] == [0] * len(ways)
-    assert hashes(tmp_path / "out") == made_by_one
-
-
-@pytest.mark.parametrize("work", ["0-of-1", "folder"])
-def test_a_second_process_waits_for_the_first(
-    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, work: str
-) -> None:
-    """For one with the same part of the work, and for one that plans or publishes."""
-    with Workspace(tmp_path / "out").lock(work):
-        process = start(lambda: make(tmp_path / "out", small_corpus), tmp_path / "printed")
-        waiting = "Another process is preparing"
-        wait_for(lambda: (tmp_path / "printed").exists() and waiting in (tmp_path / "printed").read_text())
-        assert hashes(tmp_path / "out") == {}
-    assert finish(process) == 0
-    assert hashes(tmp_path / "out") == made_by_one
-
-
-def test_groups_are_files_of_about_a_size(small_corpus: Recipe, tmp_path: Path) -> None:
-    """Chunks are cut at their ends, so that neither workers nor interruptions can move a token."""
-    make(tmp_path / "out", small_corpus)
-    groups = [[file["name"] for file in group["files"]] for group in read_sources(tmp_path / "out")]
-    assert isinstance(small_corpus.source, LocalFiles)
-    listed = {file.name: file.size for file in small_corpus.source.listing().files}
-    assert [name for group in groups for name in group] == list(listed)
-    for group in groups[:-1]:
-        sizes = [listed[name] for name in group]
-        assert sum(sizes[:-1]) < small_corpus.group_bytes <= sum(sizes)
-    assert max(len(group) for group in groups) > 1
-
-
-def test_a_late_shard_finds_the_folder_finished(
-    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path
-) -> None:
-    make(tmp_path / "out", small_corpus)
-    assert make(tmp_path / "out", small_corpus, shard=1, shards=2) == read_json(tmp_path / "out" / "manifest.json")
-    assert hashes(tmp_path / "out") == made_by_one
-
-
-@pytest.mark.parametrize("task_bytes", [1, 3000, 1 << 30])
-def test_the_size_of_tasks_does_not_change_the_tokens(tokenizer: str, tmp_path: Path, task_bytes: int) -> None:
-    some = list(documents(80, seed=9))[10:]
-    pattern = text_file_source(tmp_path / "text", some, ".jsonl")
-    sizes = SMALL | {"task_bytes": task_bytes}
-    options = {"pattern": pattern, "text": "content", "tokenizer": tokenizer, "val_fraction": 0.2}
-    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", sizes, **options))
-    val = [text for text in some if int(sha256(text.encode()).hexdigest()[:8], 16) < 0.2 * 2**32]
-    assert_holds(tmp_path / "out", {"val": val, "train": [text for text in some if text not in val]})
-
-
-def test_names_of_all_kinds(tokenizer: str, tmp_path: Path) -> None:
-    """Line separators, letters beyond ASCII and bytes that are not UTF-8 in the names of files."""
-    names = ["a\u2028b.txt", "c\x85d.txt", "größe.txt", "new\nline.txt", "\udcff.txt", "latin\udce4.txt"]
-    (tmp_path / "text").mkdir()
-    for name in names:
-        (tmp_path / "text" / name).write_bytes(name.encode("utf-8", "surrogateescape"))
-    recipe = recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, val_fraction=0.5)
-    manifest = make(tmp_path / "out", recipe)
-    assert manifest is not None
-    assert manifest["documents"] == 4
-    assert sorted(manifest["skipped"]["not_utf8"]["listed"]) == sorted(names[4:])
-    assert {file["name"] for group in read_sources(tmp_path / "out") for file in group["files"]} == set(names[:4])
-    chunk = next((tmp_path / "out" / "train").glob("chunk-*.bin"))
-    before = hashes(tmp_path / "out")
-    chunk.unlink()
-    assert make(tmp_path / "out", recipe) == manifest
-    assert hashes(tmp_path / "out") == before
-
-
-def test_a_finished_folder_is_left_as_it_is(
-    small_corpus: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make(tmp_path / "out", small_corpus)
-    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    monkeypatch.setattr("anlit.data.preparation.prepare.Runner", None)  # making it again would fail
-    assert make(tmp_path / "out", small_corpus) == read_json(tmp_path / "out" / "manifest.json")
-    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
-
-
 def test_empty_and_single_file_corpora_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"No file matches \*\*/\*\.txt in .*nowhere"):
         make(tmp_path / "shards", recipe_of("TextFiles", tmp_path / "nowhere"))
@@ -631,10 +388,3 @@ def test_text_that_is_all_on_one_side_is_refused(tokenizer: str, tmp_path: Path)
         make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", val_fraction=1e-6, **options))
     shutil.rmtree(tmp_path / "out")
     make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", val_fraction=0.5, **options))
-
-
-def test_our_end_of_document_is_never_in_a_text(tokenizer: str, tmp_path: Path) -> None:
-    layouts.openwebtext(tmp_path / "hub", [END_OF_DOCUMENT * 3, f"a{END_OF_DOCUMENT}", END_OF_DOCUMENT], n_files=1)
-    make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_documents=1))
-    tokens = [token for split in ("train", "val") for token in read_stream(tmp_path / "out", split).tolist()]
-    assert tokens.count(799) == 3

@@ -17,6 +17,7 @@ from anlit.cli import main
 from anlit.data.batch import IGNORED
 from anlit.data.preparation import catalogue, run
 from anlit.data.preparation.catalogue import CORPORA, Options, python_files
+from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.preparing import hashes, plain_tokenizer, read_json, read_stream, read_texts, scratch, train_tokenizer
@@ -313,17 +314,18 @@ def test_from_python_sources_to_training(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(found) == sorted({file.path.read_bytes().decode() for file in few} - {""})
 
 
-@pytest.mark.parametrize("corpus", ["SlimPajama", "OpenWebText", "FineWeb", "FineWebBin"])
-def test_training_on_what_is_not_prepared(corpus: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = fit_arguments(tmp_path / "nowhere", tmp_path / "run", f"--data={corpus}")
-    assert run_command([argument for argument in arguments if argument != "--data=TokenShards"]) == 2
-    said = f"prepare it with `anlit prepare {corpus} --output {tmp_path / 'nowhere'}`, or set --data.path"
+def test_training_on_what_is_not_prepared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = f"prepare it with `anlit prepare FineWeb --output {tmp_path / 'nowhere'}`, or set --data.path"
+    assert run_command(fit_arguments(tmp_path / "nowhere", tmp_path / "run", "--data=FineWeb")) == 2
     assert said in capfd.readouterr().err
+    for corpus in ("SlimPajama", "OpenWebText", "FineWeb", "FineWebBin"):
+        with pytest.raises(UserError, match=f"nowhere with {corpus}: prepare it with `anlit prepare {corpus} "):
+            getattr(corpora, corpus)(str(tmp_path / "nowhere")).prepare_data()
 
 
 def test_training_on_an_unfinished_folder(source: Path, tokenizer: str, tmp_path: Path) -> None:
     (tmp_path / "out" / ".work").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"out is not finished: repeat the command that began it"):
+    with pytest.raises(UserError, match=r"out is not finished: repeat the command that began it"):
         corpora.OpenWebText(str(tmp_path / "out")).prepare_data()
 
 

@@ -1,0 +1,328 @@
+"""A folder whose sources or settings have changed, that is damaged, or that is something else."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anlit.data.preparation import run as run_module
+from anlit.data.preparation.encode import encode_task
+from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.workspace import Workspace
+from anlit.errors import UserError
+from tests.data import layouts
+from tests.data.layouts import documents
+from tests.data.preparing import (
+    counted,
+    hashes,
+    make,
+    read_sources,
+    recipe_of,
+    scratch,
+    train_tokenizer,
+)
+
+SIZES = {"task_bytes": 6_000, "group_bytes": 12_000, "chunk_bytes": 10_001}
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with scratch() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with scratch() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(place: Path) -> str:
+    return str(train_tokenizer(place / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def recipe(place: Path, tokenizer: str) -> Recipe:
+    """Several groups of several tasks."""
+    layouts.openwebtext(place / "hub", list(documents(60, seed=1))[10:], n_files=4, row_group_size=4)
+    return recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_documents=9)
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path, recipe: Recipe) -> Path:
+    make(place / "finished", recipe)
+    assert len(read_sources(place / "finished")) > 2
+    return place / "finished"
+
+
+def interrupted(folder: Path, recipe: Recipe, tasks: int = 3) -> None:
+    """Begin a preparation and leave it in the middle of its first group or of a later one."""
+
+    def encode(job: Any, task: Any, left: Iterator[int] = iter(range(tasks))) -> dict[str, Any]:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return encode_task(job, task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "encode_task", encode)
+        with pytest.raises(KeyboardInterrupt):
+            make(folder, recipe)
+    assert (folder / ".work" / "plan.json").is_file()
+
+
+@pytest.fixture
+def own_hub(recipe: Recipe, place: Path, tmp_path: Path, tokenizer: str) -> Recipe:
+    """The same corpus in a place where it can be changed."""
+    shutil.copytree(place / "hub", tmp_path / "hub")
+    return recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_documents=9)
+
+
+def test_a_source_file_that_changes_meanwhile(own_hub: Recipe, finished: Path, tmp_path: Path) -> None:
+    """Even if it keeps its length."""
+    interrupted(tmp_path / "out", own_hub, tasks=1)
+    file = tmp_path / "hub" / "plain_text" / "train-00000-of-00080.parquet"
+    before = file.read_bytes()
+    file.write_bytes(before.replace(b"document", b"DOCUMENT").replace(b"a", b"b"))
+    with pytest.raises(UserError, match=r"train-00000-of-00080\.parquet is not what .*out was begun with: put the old"):
+        make(tmp_path / "out", own_hub)
+    file.write_bytes(before)
+    make(tmp_path / "out", own_hub)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def test_a_source_file_of_another_length(own_hub: Recipe, finished: Path, tmp_path: Path) -> None:
+    interrupted(tmp_path / "out", own_hub)
+    file = tmp_path / "hub" / "plain_text" / "train-00003-of-00080.parquet"
+    before = file.read_bytes()
+    for change in (lambda: file.write_bytes(before + b"x"), file.unlink):
+        change()
+        with pytest.raises(UserError, match=r"out was begun with other settings or files \(names or sizes of the s"):
+            make(tmp_path / "out", own_hub)
+    file.write_bytes(before)
+    make(tmp_path / "out", own_hub)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def test_a_source_that_is_gone(own_hub: Recipe, finished: Path, tmp_path: Path) -> None:
+    interrupted(tmp_path / "out", own_hub)
+    (tmp_path / "hub").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"parquet: No such file or directory; what is done so far is kept, repeat"):
+        make(tmp_path / "out", own_hub)
+    (tmp_path / "elsewhere").rename(tmp_path / "hub")
+    make(tmp_path / "out", own_hub)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for number, text in enumerate(list(documents(60, seed=3))[10:]):
+        (tmp_path / "text" / f"{number}.txt").write_bytes(text.encode())
+    recipe = recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer)
+    interrupted(tmp_path / "out", recipe)
+    file = max((tmp_path / "text").iterdir(), key=lambda path: path.stat().st_size)
+    file.write_bytes(b"x" * file.stat().st_size)
+    with pytest.raises(UserError, match=r"\.txt has changed since the preparation began"):
+        make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("options", "differs"),
+    [
+        ({"val_documents": 8}, r"splits \{.*'documents': 9.*\} → \{.*'documents': 8"),
+        ({"seed": 1}, r"'seed': 42.* → .*'seed': 1"),
+        ({"text": "content"}, "text text → content"),
+        ({"tokenizer": "bpe"}, "vocab_size None → 4096"),
+        ({"max_document_bytes": 10}, "max_document_bytes 33554432 → 10"),
+        ({"end_of_document": "<eos>"}, r"end_of_document <\|endoftext\|> → <eos>"),
+    ],
+)
+def test_other_settings_are_refused(
+    options: dict[str, Any], differs: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str, tmp_path: Path
+) -> None:
+    other = recipe_of("OpenWebText", place / "hub", SIZES, **{"tokenizer": tokenizer, "val_documents": 9, **options})
+    before = hashes(finished)
+    with pytest.raises(UserError, match=f"finished was prepared with other settings or files .*{differs}.*: remove"):
+        make(finished, other)
+    assert hashes(finished) == before
+    interrupted(tmp_path / "out", recipe)
+    before = hashes(tmp_path / "out")
+    with pytest.raises(UserError, match=f"out was begun with other settings or files .*{differs}.*: remove"):
+        make(tmp_path / "out", other)
+    assert hashes(tmp_path / "out") == before
+    make(tmp_path / "out", recipe)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def test_another_corpus_and_another_tokenizer_file_are_refused(
+    finished: Path, recipe: Recipe, place: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="corpus OpenWebText → FineWeb"):
+        make(finished, recipe_of("FineWeb", place / "hub", SIZES, tokenizer=recipe.tokenizer))
+    other = str(train_tokenizer(tmp_path / "other.json", 300))
+    with pytest.raises(UserError, match=r"tokenizer sha256:\w+ → sha256:\w+"):
+        make(finished, recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=other, val_documents=9))
+    moved = shutil.copy(recipe.tokenizer, tmp_path / "moved.json")  # the same file elsewhere is the same
+    make(finished, recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=str(moved), val_documents=9))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "missing": Path.unlink,
+    "short": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "long": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "empty": lambda path: path.write_bytes(b""),
+    "flipped": flip,
+}
+
+
+@pytest.mark.parametrize("kind", list(DAMAGE))
+def test_a_damaged_chunk_is_made_again(
+    kind: str, recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.copytree(finished, tmp_path / "out")
+    DAMAGE[kind](tmp_path / "out" / "train" / "chunk-000001-0000.bin")
+    tasks = counted(monkeypatch)
+    if kind == "flipped":  # only those who ask for it pay for reading everything
+        make(tmp_path / "out", recipe)
+        assert hashes(tmp_path / "out") != hashes(finished)
+        assert tasks == []
+    make(tmp_path / "out", recipe, verify=kind == "flipped")
+    assert {group for group, _ in tasks} == {1}
+    assert hashes(tmp_path / "out") == hashes(finished)
+    assert "train/chunk-000001-0000.bin is missing or damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "train/index.json"])
+@pytest.mark.parametrize("kind", ["missing", "short", "flipped"])
+def test_other_damaged_files_are_made_again(
+    kind: str, name: str, recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished, tmp_path / "out")
+    DAMAGE[kind](tmp_path / "out" / name)
+    tasks = counted(monkeypatch)
+    make(tmp_path / "out", recipe)
+    assert tasks == []
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def test_what_a_killed_process_left_is_not_taken_for_what_is_missing_now(
+    recipe: Recipe, finished: Path, tmp_path: Path
+) -> None:
+    """Killed when all but cleaning up was done: there are records of groups whose chunks are lost later."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workspace, "remove", lambda self: None)
+        make(tmp_path / "out", recipe)
+    assert (tmp_path / "out" / ".work" / "groups" / "000001.json").is_file()
+    (tmp_path / "out" / "train" / "chunk-000001-0000.bin").unlink()
+    make(tmp_path / "out", recipe)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def test_a_lost_tokenizer_that_was_trained_is_trained_again(place: Path, tmp_path: Path) -> None:
+    recipe = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer="bpe", vocab_size=300, val_documents=9)
+    make(tmp_path / "out", recipe)
+    before = hashes(tmp_path / "out")
+    (tmp_path / "out" / "tokenizer.json").unlink()
+    make(tmp_path / "out", recipe)
+    assert hashes(tmp_path / "out") == before
+
+
+def test_a_damaged_folder_whose_sources_have_changed(own_hub: Recipe, tmp_path: Path) -> None:
+    """Other documents would take the places of those that the other splits, chunks and the manifest know."""
+    make(tmp_path / "out", own_hub)
+    before = hashes(tmp_path / "out")
+    file = tmp_path / "hub" / "plain_text" / "train-00000-of-00080.parquet"
+    content = file.read_bytes()
+    (tmp_path / "out" / "val" / "chunk-000000-0000.bin").unlink()
+    file.write_bytes(content.replace(b"a", b"b"))
+    with pytest.raises(UserError, match=r"train-00000-of-00080\.parquet is not what .*out was begun with"):
+        make(tmp_path / "out", own_hub)
+    file.write_bytes(content)
+    make(tmp_path / "out", own_hub)
+    assert hashes(tmp_path / "out") == before
+
+
+def test_a_damaged_folder_whose_sources_are_gone(own_hub: Recipe, tmp_path: Path) -> None:
+    make(tmp_path / "out", own_hub)
+    shutil.rmtree(tmp_path / "hub")
+    before = hashes(tmp_path / "out")
+    make(tmp_path / "out", own_hub)  # it needs none while it is whole
+    chunk = tmp_path / "out" / "train" / "chunk-000001-0000.bin"
+    content = chunk.read_bytes()
+    chunk.unlink()
+    with pytest.raises(UserError, match=r"There is no folder .*hub: set --source"):
+        make(tmp_path / "out", own_hub)
+    chunk.write_bytes(content)
+    assert hashes(tmp_path / "out") == before
+    make(tmp_path / "out", own_hub)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("{"), lambda path: path.write_text("")])
+def test_a_folder_that_does_not_know_what_it_is_made_of(
+    change: Callable[[Path], Any], recipe: Recipe, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "out")
+    change(tmp_path / "out" / "sources.jsonl")
+    with pytest.raises(UserError, match=r"sources\.jsonl is missing or damaged: copy the folder again, or remove it"):
+        make(tmp_path / "out", recipe)
+
+
+def test_what_is_something_else_is_not_touched(recipe: Recipe, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    (folder / "train").mkdir(parents=True)
+    (folder / "train" / "precious.bin").write_text("precious")
+    before = hashes(folder)
+    with pytest.raises(UserError, match=r"mine is not a prepared folder, it has no manifest\.json but train: choose"):
+        make(folder, recipe)
+    (folder / "manifest.json").write_text('{"name": "of something else"}')
+    with pytest.raises(UserError, match=r"mine/manifest\.json is damaged \(without format_version"):
+        make(folder, recipe)
+    (folder / "manifest.json").write_text('{"format_version": 1}')
+    with pytest.raises(UserError, match="has shards of format 1 and this version reads 2: remove the folder"):
+        make(folder, recipe)
+    (folder / "manifest.json").unlink()
+    assert hashes(folder) == before
+    assert sorted(path.name for path in folder.iterdir()) == ["train"]
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(UserError, match="file is a file: choose a folder with --output"):
+        make(tmp_path / "file", recipe)
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tokenizer": "nosuch.json"}, r"There is no tokenizer at nosuch\.json"),
+        ({"tokenizer": "none"}, "--tokenizer none is for files that hold tokens already"),
+        ({"tokenizer": "bpe", "vocab_size": 100}, "vocab_size 100 leaves no room"),
+        ({"end_of_document": "<eos>"}, 'has no token "<eos>"'),
+        ({"val_documents": 1000}, "1,000 are to be held out for validation: set --val-documents"),
+    ],
+)
+def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
+    options: dict[str, Any], says: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str, tmp_path: Path
+) -> None:
+    wrong = recipe_of("OpenWebText", place / "hub", SIZES, **{"tokenizer": tokenizer, "val_documents": 9, **options})
+    with pytest.raises(UserError, match=says):
+        make(tmp_path / "out", wrong)
+    make(tmp_path / "out", recipe)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def test_a_folder_can_be_made_anew_in_the_same_place(recipe: Recipe, place: Path, tmp_path: Path) -> None:
+    """Nothing of an earlier one is remembered in the process, such as its tokenizer."""
+    other = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer="bpe", vocab_size=300, val_documents=9)
+    make(tmp_path / "alone", other)
+    make(tmp_path / "out", recipe)
+    shutil.rmtree(tmp_path / "out")
+    make(tmp_path / "out", other)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "alone")

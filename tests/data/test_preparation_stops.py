@@ -1,0 +1,183 @@
+"""A full disk, a killed worker, Ctrl-C: one sentence, and the same command goes on from there."""
+
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anlit.data.preparation import run as run_module
+from anlit.data.preparation.encode import Job, encode_task
+from anlit.data.preparation.plan import Task
+from anlit.data.preparation.recipe import Recipe
+from anlit.errors import UserError
+from tests.data import layouts
+from tests.data.layouts import documents
+from tests.data.preparing import (
+    finish,
+    hashes,
+    make,
+    members,
+    read_sources,
+    recipe_of,
+    scratch,
+    start,
+    start_command,
+    train_tokenizer,
+    wait_for,
+)
+
+SIZES = {"task_bytes": 6_000, "group_bytes": 12_000, "chunk_bytes": 10_001}
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with scratch() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with scratch() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(place: Path) -> str:
+    return str(train_tokenizer(place / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def recipe(place: Path, tokenizer: str) -> Recipe:
+    """Several groups of several tasks."""
+    layouts.openwebtext(place / "hub", list(documents(60, seed=1))[10:], n_files=4, row_group_size=4)
+    return recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_documents=9)
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path, recipe: Recipe) -> Path:
+    make(place / "finished", recipe)
+    assert len(read_sources(place / "finished")) > 2
+    return place / "finished"
+
+
+def failing(number: int, error: Callable[[], BaseException]) -> Callable[[int], None]:
+    """An os.fsync that fails at call `number` and later, as a disk does that is full."""
+    calls = iter(range(1, 1_000_000))
+
+    def fsync(descriptor: int) -> None:
+        if next(calls) >= number:
+            raise error()
+
+    return fsync
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk(
+    recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, code: int
+) -> None:
+    for number in (1, 2, 4, 6):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", failing(number, lambda: OSError(code, os.strerror(code))))
+            with pytest.raises(UserError, match=r"The disk of .*out is full: free some space; what is done .* is kept"):
+                make(tmp_path / "out", recipe, workers)
+        assert not list((tmp_path / "out").rglob("*.tmp-*"))
+    make(tmp_path / "out", recipe, workers)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def test_a_disk_that_is_really_full(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting is not permitted")
+    try:
+        with pytest.raises(UserError, match=r"The disk of .*out is full: free some space; what is done .* is kept"):
+            make(disk / "out", recipe, workers=2)
+        subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+        make(disk / "out", recipe, workers=2)
+        assert hashes(disk / "out") == hashes(finished)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_another_fault_of_the_system(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = OSError(errno.EIO, "Input/output error", "/disk/file")
+    monkeypatch.setattr(os, "fsync", failing(5, lambda: error))
+    with pytest.raises(UserError, match=r"/disk/file: Input/output error; what is done so far is kept, repeat"):
+        make(tmp_path / "out", recipe)
+
+
+def test_a_place_that_cannot_be_written_to(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/data/out")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UserError, match="/data/out: Permission denied"):
+        make(tmp_path / "out", recipe)
+
+
+def encode_or_be_killed(job: Job, task: Task) -> dict[str, Any]:
+    if (task.group, task.number) == (1, 0):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return encode_task(job, task)
+
+
+def test_a_worker_that_is_killed(
+    recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        with pytest.raises(UserError) as caught:
+            make(tmp_path / "out", recipe, workers=2)
+        print(caught.value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "encode_task", encode_or_be_killed)
+        process = start(work, tmp_path / "output")
+        assert finish(process) == 0
+    printed = (tmp_path / "output").read_text()
+    assert "A worker process was killed, perhaps for want of memory: what is done so far is kept" in printed
+    wait_for(lambda: members(process.pid or 0) == [])
+    make(tmp_path / "out", recipe, workers=2)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def encode_slowly(job: Job, task: Task) -> dict[str, Any]:
+    """Also tells that it has come so far."""
+    if task.group == 1:
+        (job.workspace.target.parent / "reached").touch()
+        time.sleep(0.5)
+    return encode_task(job, task)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_control_c(
+    recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """A terminal sends SIGINT to the command and to its workers alike."""
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "encode_task", encode_slowly)
+        patch.setattr("anlit.data.preparation.command.CORPORA", {"OpenWebText": lambda options: recipe})
+        arguments = ["prepare", "OpenWebText", "--output", str(tmp_path / "out"), "--workers", str(workers)]
+        process = start_command(arguments, tmp_path / "output")
+        wait_for((tmp_path / "reached").exists)
+        assert process.pid is not None
+        os.killpg(process.pid, signal.SIGINT)
+        assert finish(process) == 1
+    printed = (tmp_path / "output").read_text()
+    assert printed.endswith("Interrupted: what is done so far is kept, repeat the command to go on.\n")
+    assert "Traceback" not in printed
+    wait_for(lambda: members(process.pid or 0) == [])
+    work = tmp_path / "out" / ".work"
+    assert (work / "plan.json").is_file()
+    if workers > 1:  # what they had begun has come to its end
+        assert [*work.glob("tasks/000001-[0-9]*.json"), *work.glob("groups/000001.json")]
+    make(tmp_path / "out", recipe, workers)
+    assert hashes(tmp_path / "out") == hashes(finished)

@@ -1,0 +1,164 @@
+"""Workers, shards, processes at once and the size of tasks: not a byte depends on them."""
+
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.sources import LocalFiles
+from anlit.data.preparation.workspace import Workspace
+from tests.data import layouts
+from tests.data.layouts import documents
+from tests.data.preparing import (
+    SMALL,
+    assert_holds,
+    finish,
+    hashes,
+    make,
+    read_json,
+    read_sources,
+    recipe_of,
+    scratch,
+    start,
+    text_file_source,
+    train_tokenizer,
+    wait_for,
+)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with scratch() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(train_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def small_corpus(tokenizer: str, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """Several groups, tasks and chunks in each of nine streams."""
+    folder = tmp_path_factory.mktemp("small")
+    some = list(documents(130, seed=8))[10:]
+    by_folder = {"train": some[:100], "validation": some[100:110], "test": some[110:]}
+    layouts.slimpajama(folder, by_folder, n_files=4)
+    sizes = {"task_bytes": 3_000, "group_bytes": 10_000, "chunk_bytes": 2_001}
+    return recipe_of("SlimPajama", folder, sizes, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def made_by_one(small_corpus: Recipe) -> dict[str, str]:
+    with scratch() as folder:
+        make(folder / "out", small_corpus)
+        assert len(read_sources(folder / "out")) > 2
+        return hashes(folder / "out")
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_do_not_change_a_byte(
+    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, workers: int
+) -> None:
+    make(tmp_path / "out", small_corpus, workers)
+    assert hashes(tmp_path / "out") == made_by_one
+
+
+def test_shards_one_after_the_other_do_not_change_a_byte(
+    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for shard in (2, 0):
+        assert make(tmp_path / "out", small_corpus, shard=shard, shards=3) is None
+        assert f"Shard {shard} of 3 is done" in capsys.readouterr().err
+        assert not (tmp_path / "out" / "manifest.json").exists()
+    assert make(tmp_path / "out", small_corpus, shard=1, shards=3) is not None
+    assert hashes(tmp_path / "out") == made_by_one
+
+
+@pytest.mark.parametrize("ways", [[(0, 2), (1, 2)], [(0, 1), (0, 1)], [(0, 3), (1, 3), (2, 3), (2, 3)]])
+def test_processes_at_once_do_not_change_a_byte(
+    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, ways: list[tuple[int, int]]
+) -> None:
+    def work(shard: int, shards: int) -> Callable[[], None]:
+        return lambda: (make(tmp_path / "out", small_corpus, workers=2, shard=shard, shards=shards), None)[1]
+
+    processes = [start(work(*way)) for way in ways]
+    assert [finish(process) for process in processes] == [0] * len(ways)
+    assert hashes(tmp_path / "out") == made_by_one
+
+
+@pytest.mark.parametrize("work", ["0-of-1", "folder"])
+def test_a_second_process_waits_for_the_first(
+    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, work: str
+) -> None:
+    """For one with the same part of the work, and for one that plans or publishes."""
+    with Workspace(tmp_path / "out").lock(work):
+        process = start(lambda: make(tmp_path / "out", small_corpus), tmp_path / "printed")
+        waiting = "Another process is preparing"
+        wait_for(lambda: (tmp_path / "printed").exists() and waiting in (tmp_path / "printed").read_text())
+        assert hashes(tmp_path / "out") == {}
+    assert finish(process) == 0
+    assert hashes(tmp_path / "out") == made_by_one
+
+
+def test_groups_are_files_of_about_a_size(small_corpus: Recipe, tmp_path: Path) -> None:
+    """Chunks are cut at their ends, so that neither workers nor interruptions can move a token."""
+    make(tmp_path / "out", small_corpus)
+    groups = [[file["name"] for file in group["files"]] for group in read_sources(tmp_path / "out")]
+    assert isinstance(small_corpus.source, LocalFiles)
+    listed = {file.name: file.size for file in small_corpus.source.listing().files}
+    assert [name for group in groups for name in group] == list(listed)
+    for group in groups[:-1]:
+        sizes = [listed[name] for name in group]
+        assert sum(sizes[:-1]) < small_corpus.group_bytes <= sum(sizes)
+    assert max(len(group) for group in groups) > 1
+
+
+def test_a_late_shard_finds_the_folder_finished(
+    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path
+) -> None:
+    make(tmp_path / "out", small_corpus)
+    assert make(tmp_path / "out", small_corpus, shard=1, shards=2) == read_json(tmp_path / "out" / "manifest.json")
+    assert hashes(tmp_path / "out") == made_by_one
+
+
+@pytest.mark.parametrize("task_bytes", [1, 3000, 1 << 30])
+def test_the_size_of_tasks_does_not_change_the_tokens(tokenizer: str, tmp_path: Path, task_bytes: int) -> None:
+    some = list(documents(80, seed=9))[10:]
+    pattern = text_file_source(tmp_path / "text", some, ".jsonl")
+    sizes = SMALL | {"task_bytes": task_bytes}
+    options = {"pattern": pattern, "text": "content", "tokenizer": tokenizer, "val_fraction": 0.2}
+    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", sizes, **options))
+    val = [text for text in some if int(sha256(text.encode()).hexdigest()[:8], 16) < 0.2 * 2**32]
+    assert_holds(tmp_path / "out", {"val": val, "train": [text for text in some if text not in val]})
+
+
+def test_names_of_all_kinds(tokenizer: str, tmp_path: Path) -> None:
+    """Line separators, letters beyond ASCII and bytes that are not UTF-8 in the names of files."""
+    names = ["a\u2028b.txt", "c\x85d.txt", "größe.txt", "new\nline.txt", "\udcff.txt", "latin\udce4.txt"]
+    (tmp_path / "text").mkdir()
+    for name in names:
+        (tmp_path / "text" / name).write_bytes(name.encode("utf-8", "surrogateescape"))
+    recipe = recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, val_fraction=0.5)
+    manifest = make(tmp_path / "out", recipe)
+    assert manifest is not None
+    assert manifest["documents"] == 4
+    assert sorted(manifest["skipped"]["not_utf8"]["listed"]) == sorted(names[4:])
+    assert {file["name"] for group in read_sources(tmp_path / "out") for file in group["files"]} == set(names[:4])
+    chunk = next((tmp_path / "out" / "train").glob("chunk-*.bin"))
+    before = hashes(tmp_path / "out")
+    chunk.unlink()
+    assert make(tmp_path / "out", recipe) == manifest
+    assert hashes(tmp_path / "out") == before
+
+
+def test_a_finished_folder_is_left_as_it_is(
+    small_corpus: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "out", small_corpus)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    monkeypatch.setattr("anlit.data.preparation.prepare.Runner", None)  # making it again would fail
+    assert make(tmp_path / "out", small_corpus) == read_json(tmp_path / "out" / "manifest.json")
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
