@@ -13,12 +13,17 @@ _HOME = {
     "PRoPE": "anlit.layers.positions",
     "DynamicNTK": "anlit.layers.positions",
     "NoPE": "anlit.layers.positions",
+    "PositionsPattern": "anlit.layers.positions",
+    "AroundAttention": "anlit.attention.around",
+    "Execution": "anlit.training.execution",
+    "FullySharded": "anlit.training.strategies",
     "AdamW": "anlit.training.optimizers",
     "MuonAdamW": "anlit.training.optimizers",
     **dict.fromkeys(
         ("SlimPajama", "OpenWebText", "FineWeb", "FineWebBin", "PythonSources", "TextFiles", "Mixture", "TokenShards"),
         "anlit.data",
     ),
+    "NeedleInHaystack": "anlit.data",
 }
 __all__ = sorted(_HOME)
 

@@ -15,13 +15,21 @@ COMMANDS = {
     "predict": "per-token log-likelihoods of the validation split",
     "sweep": "one run per point of a grid: anlit sweep configs/study/demo.yaml --output runs/sweep",
     "benchmark": "speed, measured beside what else there is: anlit benchmark data",
+    "size": "memory, FLOPs and days before starting: anlit size --config FILE --gpus 8",
     "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
+    "lengths": "loss at 1, 4 and 16 times the training length: anlit lengths RUN… --output DIR",
+    "needle": "needle in a haystack, depth × length: anlit needle RUN… --output DIR",
+    "diagnose": "attention statistics by layer, head and context length: anlit diagnose RUN --output DIR",
 }
 _MODULES = {
     "prepare": "anlit.data.preparation.command",
     "sweep": "anlit.analysis.sweep",
     "benchmark": "anlit.benchmarks.command",
+    "size": "anlit.sizing.command",
     "compare": "anlit.analysis.compare",
+    "lengths": "anlit.evaluation.lengths",
+    "needle": "anlit.evaluation.needle",
+    "diagnose": "anlit.evaluation.diagnose",
 }
 
 
@@ -48,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command in `argv` (without the program's name) and return the exit code.
 
     0: done. 1: the run failed or was interrupted. 2: the user's command, configuration or data is wrong; one
-    sentence on standard error says what.
+    sentence on standard error says what. 75: the run was preempted (SIGTERM, SIGUSR1), its checkpoint is written.
     """
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):

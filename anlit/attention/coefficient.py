@@ -29,6 +29,10 @@ class Coefficient(nn.Module):
         size = n_heads if learned == "per_head" else 1
         self.value = None if learned == "never" else nn.Parameter(torch.full((size,), float(initial)))
 
+    def reset_parameters(self) -> None:
+        if self.value is not None:
+            nn.init.constant_(self.value, self.initial)
+
     def for_layer(self, n_heads: int) -> nn.Module:
         """What one layer uses: a coefficient of its own, or a reference to this one where that serves all layers."""
         return Reference(self) if self.learned == "globally" else Coefficient(self.initial, self.learned, n_heads)

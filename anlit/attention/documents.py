@@ -9,6 +9,8 @@ from torch import Tensor
 class Documents:
     """Which keys each query may see: causal, and inside its own document where documents are masked.
 
+    Where a method takes `window`, a query sees only so many latest keys of those, itself included; None for all.
+
     Args:
         ids: (B, T) integers, non-decreasing along T, equal for tokens of one document; None for one document.
         length: T.
@@ -17,20 +19,21 @@ class Documents:
 
     def __init__(self, ids: Tensor | None, length: int, device: torch.device) -> None:
         self.ids, self.length, self.device = ids, length, device
-        self._mask: Tensor | None = None
+        self._masks: dict[int | None, Tensor] = {}
+        self.positions = self._positions()
+        """Each token's place in its document, (B, T) integers from 0; None where all tokens are one document."""
 
     @property
     def are_masked(self) -> bool:
         return self.ids is not None
 
-    def n_visible(self, dtype: torch.dtype) -> Tensor:
+    def n_visible(self, dtype: torch.dtype, window: int | None = None) -> Tensor:
         """n_i, the number of keys that query i may see, itself included: (B or 1, T), restarts with each document."""
         index = torch.arange(self.length, device=self.device)
-        return ((index[None] if self.positions is None else self.positions) + 1).to(dtype)
+        n = (index[None] if self.positions is None else self.positions) + 1
+        return (n if window is None else n.clamp_max(window)).to(dtype)
 
-    @cached_property
-    def positions(self) -> Tensor | None:
-        """Each token's place in its document, (B, T) integers from 0; None where all tokens are one document."""
+    def _positions(self) -> Tensor | None:
         if self.ids is None:
             return None
         index = torch.arange(self.length, device=self.device)
@@ -48,18 +51,24 @@ class Documents:
         begins = (places.flatten() == 0).nonzero().flatten()
         return torch.cat((begins, begins.new_tensor([places.numel()]))).int()
 
-    def visible(self, first_query: int, end_query: int) -> Tensor:
-        """True where query i in [first_query, end_query) sees key j < end_query: (B or 1, 1, queries, end_query)."""
-        queries = torch.arange(first_query, end_query, device=self.device)
-        keys = torch.arange(end_query, device=self.device)
-        causal = (keys <= queries[:, None])[None, None]
-        if self.ids is None:
-            return causal
-        ids = self.ids[:, :end_query]
-        return causal & (ids[:, None, first_query:, None] == ids[:, None, None, :])
+    def visible(self, first_query: int, end_query: int, window: int | None = None, first_key: int = 0) -> Tensor:
+        """Whether query i in [first_query, end_query) sees key j in [first_key, end_query).
 
-    def mask(self) -> Tensor:
+        Returns:
+            (B or 1, 1, end_query − first_query, end_query − first_key) booleans.
+        """
+        queries = torch.arange(first_query, end_query, device=self.device)[:, None]
+        keys = torch.arange(first_key, end_query, device=self.device)
+        near = keys <= queries
+        if window is not None:
+            near = near & (keys > queries - window)
+        if self.ids is None:
+            return near[None, None]
+        ids = self.ids
+        return near & (ids[:, None, first_query:end_query, None] == ids[:, None, None, first_key:end_query])
+
+    def mask(self, window: int | None = None) -> Tensor:
         """`visible` for all queries at once, (B or 1, 1, T, T); computed once per batch and shared by the layers."""
-        if self._mask is None:
-            self._mask = self.visible(0, self.length)
-        return self._mask
+        if window not in self._masks:
+            self._masks[window] = self.visible(0, self.length, window)
+        return self._masks[window]

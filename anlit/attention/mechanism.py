@@ -4,8 +4,9 @@ With q and k of unit root mean square, S_ij = q_i·k_j/√d_head has variance ab
 
     L_ij = a(i−j) · g(n_i) · S_ij + m(i−j)        over the keys j that query i may see,
 
-n_i the number of those keys and t = i − j the distance, so it is three small functions. To add one, write a
-subclass with the functions that are not trivial, and a YAML file that names it.
+n_i the number of those keys and t = i − j the distance, so it is three small functions, and at most a window that
+narrows whose keys a query may see. To add one, write a subclass with the functions that are not trivial, and a YAML
+file that names it.
 """
 
 import copy
@@ -26,6 +27,7 @@ class Mechanism(nn.Module):
     """
 
     scales_with_distance: bool = False
+    window: int | None = None
     n_heads: int
     d_head: int
 

@@ -23,7 +23,8 @@ _MISSING_FILE = re.compile(r"File does not exist: '?([^'\n]+)'?")
 
 CLASSES = {
     "model": "GPT, NGPT or AnGPT",
-    "data": "SlimPajama, OpenWebText, FineWeb, FineWebBin, PythonSources, TextFiles, Mixture or TokenShards",
+    "data": "SlimPajama, OpenWebText, FineWeb, FineWebBin, PythonSources, TextFiles, Mixture, TokenShards or "
+    "NeedleInHaystack",
     "positions": "RoPE, PRoPE, DynamicNTK or NoPE",
     "optimizer": "anlit.AdamW, anlit.MuonAdamW or the path of a torch optimizer such as torch.optim.SGD",
 }

@@ -17,20 +17,24 @@ from lightning.pytorch.utilities import rank_zero_only
 import anlit.attention.mechanisms
 import anlit.data.corpora
 import anlit.data.mixture
+import anlit.data.needle
 import anlit.models  # noqa: F401  short class names in YAML are those of imported classes
 from anlit.command.complaints import one_sentence
 from anlit.data import TokenShards
 from anlit.errors import UserError
 from anlit.training.callbacks import (
-    AtomicCheckpointIO,
     BestCheckpoint,
     LastCheckpoint,
+    LossGuard,
     NormMonitor,
     RandomState,
     RunRecord,
     StopOnNonFinite,
     Throughput,
 )
+from anlit.training.checkpoint_io import AtomicCheckpointIO
+from anlit.training.initial_weights import load_initial_weights
+from anlit.training.interruption import TRY_AGAIN, Preempted
 from anlit.training.language_model import LanguageModel
 from anlit.training.loggers import CSVLogger
 
@@ -55,6 +59,13 @@ class AnlitCLI(LightningCLI):
         parser.add_argument(
             "--checkpoint_every_n_steps", type=int, default=500, help="Optimizer steps between two last.ckpt."
         )
+        parser.add_argument(
+            "--initial_weights",
+            type=str | None,
+            default=None,
+            help="A checkpoint whose weights `fit` starts from, with a new optimizer and step 0; with --ckpt_path last "
+            "only where the run folder has no last.ckpt yet.",
+        )
 
     def _parse_ckpt_path(self) -> None:
         """Leave the configuration as given; `LanguageModel.on_load_checkpoint` checks that the checkpoint fits it."""
@@ -67,6 +78,18 @@ class AnlitCLI(LightningCLI):
             _refuse_existing_run(config.run_dir)
         if config.ckpt_path not in (None, "last", "best", "hpc", "registry") and "://" not in config.ckpt_path:
             _require_checkpoint(config.ckpt_path)
+        if self.subcommand == "fit" and config.initial_weights is not None and config.ckpt_path not in (None, "last"):
+            raise UserError(
+                f"initial_weights={config.initial_weights} and ckpt_path={config.ckpt_path} both name weights: give "
+                "initial_weights to start a run from them, or ckpt_path to continue one"
+            )
+
+    def before_fit(self) -> None:
+        path = self._get(self.config_init, "initial_weights")
+        run_dir, ckpt_path = self._get(self.config_init, "run_dir"), self._get(self.config_init, "ckpt_path")
+        goes_on = ckpt_path == "last" and (Path(run_dir) / "checkpoints" / "last.ckpt").is_file()
+        if path is not None and not goes_on:
+            load_initial_weights(self.model, path)
 
     def instantiate_classes(self) -> None:
         try:
@@ -85,13 +108,15 @@ class AnlitCLI(LightningCLI):
             return super().instantiate_trainer(logger=trainer.get("logger") or False, **kwargs)
         run_dir = self._get(self.config_init, "run_dir")
         every = self._get(self.config_init, "checkpoint_every_n_steps")
+        own = _as_list(trainer.get("callbacks"))
+        guarded = any(isinstance(callback, LossGuard) for callback in own)
         return super().instantiate_trainer(
             default_root_dir=run_dir,
             logger=_loggers(trainer.get("logger"), run_dir),
             plugins=[*_as_list(trainer.get("plugins")), AtomicCheckpointIO()],
             callbacks=[
-                *_as_list(trainer.get("callbacks")),
-                StopOnNonFinite(),
+                *own,
+                *([] if guarded else [StopOnNonFinite()]),
                 Throughput(),
                 NormMonitor(),
                 RandomState(),
@@ -160,6 +185,7 @@ def main(arguments: list[str]) -> int:
         ".*Checkpoint directory.*",
         ".*LeafSpec.*",
         ".*`__len__` could be inaccurate.*",
+        ".*sync_dist=True.*",  # what is logged here is already of all ranks
     ):
         warnings.filterwarnings("ignore", noise)
     _require_yaml(arguments)
@@ -178,10 +204,15 @@ def main(arguments: list[str]) -> int:
         )
     except ArgumentError as error:
         raise UserError(one_sentence(str(error), _known_keys())) from error
+    except SystemExit as end:  # Lightning's answer to an interruption
+        if isinstance(end.__context__, Preempted):
+            return TRY_AGAIN
+        raise
     return 0
 
 
 def _known_keys() -> list[str]:
     """Every option of `fit` that is not inside a model or data class, and those of the Trainer, dotted."""
     trainer = [f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters]
-    return [*trainer, "model", "data", "config", "run_dir", "checkpoint_every_n_steps", "ckpt_path", "seed_everything"]
+    own = ["run_dir", "checkpoint_every_n_steps", "initial_weights"]
+    return [*trainer, "model", "data", "config", *own, "ckpt_path", "seed_everything"]

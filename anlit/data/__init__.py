@@ -14,6 +14,7 @@ _HOME = {
     "FineWebBin": "anlit.data.corpora",
     "PythonSources": "anlit.data.corpora",
     "TextFiles": "anlit.data.corpora",
+    "NeedleInHaystack": "anlit.data.needle",
 }
 __all__ = sorted(_HOME)
 

@@ -1,14 +1,23 @@
-"""A linear map whose rows carry a factor: a constant of approximate normalisation, a learned scale, or both."""
+"""The maps that hold matrices: token vectors, and linear maps whose rows carry a factor."""
 
 import torch
 from torch import Tensor, nn
+
+from anlit.layers.sharded import replicated_like
+
+
+class TokenEmbedding(nn.Embedding):
+    """The table of token vectors, (V, d). It holds nothing yet: the decoder draws it."""
+
+    def reset_parameters(self) -> None:
+        """Draws nothing, like `ScaledLinear`."""
 
 
 class ScaledLinear(nn.Linear):
     """s ∘ (c · W) x without bias: c a constant, s a vector over the outputs or absent.
 
     The factors multiply W and not the result, which is the same and touches in·out numbers where the result has
-    tokens·out; folding for inference is to store the product.
+    tokens·out; folding for inference is to store the product. W holds nothing yet: the decoder draws it.
 
     Args:
         d_in, d_out: W is (d_out, d_in).
@@ -19,10 +28,18 @@ class ScaledLinear(nn.Linear):
         super().__init__(d_in, d_out, bias=False)
         self.factor = factor
 
+    def reset_parameters(self) -> None:
+        """Draws nothing, so that what a model has beside its matrices does not change their initial values."""
+
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """x (…, d_in) → (…, d_out); scale (d_out,) or None."""
         weight = self.weight if self.factor == 1 else self.factor * self.weight
         return torch.nn.functional.linear(x, weight if scale is None else scale[:, None] * weight)
+
+    @torch.no_grad()
+    def scale_rows(self, factors: Tensor) -> None:
+        """Multiply row i of W in place with factors[i], (d_out,), the same on every rank where W is sharded."""
+        self.weight.mul_(replicated_like(factors, self.weight)[:, None])
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, factor={self.factor:.4g}"

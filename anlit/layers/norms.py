@@ -29,15 +29,30 @@ def rms(x: Tensor, eps: float) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """rms(x) · gain, gain learned, of shape (width,), initially 1."""
+    """rms(x) · gain, the gain learned, of shape (width,), initially 1, or absent."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, has_gain: bool = True) -> None:
         super().__init__()
-        self.eps = eps
-        self.gain = nn.Parameter(torch.ones(width))
+        self.width, self.eps = width, eps
+        self.gain = nn.Parameter(torch.ones(width)) if has_gain else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.rms_norm(_at_least_float32(x), self.gain.shape, self.gain, self.eps).to(x.dtype)
+        return torch.nn.functional.rms_norm(_at_least_float32(x), (self.width,), self.gain, self.eps).to(x.dtype)
+
+    def reset_parameters(self) -> None:
+        if self.gain is not None:
+            nn.init.ones_(self.gain)
+
+
+class UnitNorm(nn.Module):
+    """factor · x / ‖x‖₂ over the last axis."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return unit(x) if self.factor == 1 else unit(x) * self.factor
 
 
 # The constants of approximate normalisation ([anGPT], arXiv 2505.22014, section 3): ν = 1/√E‖g(x)‖² for x uniform

@@ -7,6 +7,7 @@ Shape letters: B batch, H heads, T time, D = d_head, R = rotated width.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,10 @@ class Positions(nn.Module):
 
     def for_context(self, context_length: int) -> "Positions":
         """The positions of a model that trains on sequences of `context_length` tokens."""
+        return self
+
+    def for_layer(self, layer: int) -> "Positions":
+        """The positions of layer number `layer`, from 0."""
         return self
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
@@ -161,3 +166,27 @@ class NoPE(Positions):
 
     def forward(self, *vectors: Tensor, index: Tensor | None = None) -> tuple[Tensor, ...]:
         return vectors
+
+
+class PositionsPattern(Positions):
+    """Different positions in different layers: layer number l (from 0) has `layers[l mod len(layers)]`.
+
+    Args:
+        layers: Positions for each layer of the period, such as RoPE three times and then NoPE.
+    """
+
+    def __init__(self, layers: Sequence[Positions]) -> None:
+        super().__init__()
+        if not layers:
+            raise ValueError("PositionsPattern's layers must name at least one kind of positions")
+        self.layers = list(layers)
+
+    def check(self, d_head: int) -> None:
+        for positions in self.layers:
+            positions.check(d_head)
+
+    def for_context(self, context_length: int) -> Positions:
+        return PositionsPattern([positions.for_context(context_length) for positions in self.layers])
+
+    def for_layer(self, layer: int) -> Positions:
+        return self.layers[layer % len(self.layers)]

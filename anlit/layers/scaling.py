@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from anlit.layers.sharded import replicated_like
+
 
 class ScalingVector(nn.Module):
     """s = ŝ · (init / scale), shape (width,). The stored ŝ starts at `scale`, so s starts at `init`.
@@ -23,6 +25,11 @@ class ScalingVector(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.stored, self.scale)
+
+    @torch.no_grad()
+    def multiply(self, factors: Tensor) -> None:
+        """s ← factors ∘ s, factors (width,), the same on every rank where the vector is sharded."""
+        self.stored.mul_(replicated_like(factors, self.stored))
 
     def extra_repr(self) -> str:
         return f"{self.stored.numel()}, init={self.init:g}, scale={self.scale:g}"

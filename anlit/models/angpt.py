@@ -22,15 +22,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from anlit.attention.around import AroundAttention, AttentionOutput
 from anlit.attention.attention import Attention, Backend
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
+from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear
-from anlit.layers.norms import bound_norm, nu_activation, nu_concatenated_heads, nu_linear, nu_residual, rms
+from anlit.layers.norms import (
+    RMSNorm,
+    UnitNorm,
+    bound_norm,
+    nu_activation,
+    nu_concatenated_heads,
+    nu_linear,
+    nu_residual,
+)
 from anlit.layers.positions import Positions, RoPE
 from anlit.layers.scaling import ScalingVector
-from anlit.models.decoder import Decoder, attention_layers, draw_unit_vectors, merge_heads, split_heads
+from anlit.models.decoder import Decoder, attention_layers, draw_unit_vectors, split_heads
+from anlit.training.execution import Execution
 from anlit.training.language_model import LanguageModel
 from anlit.training.optimizers import AdamW
 from anlit.training.schedule import Schedule
@@ -51,28 +62,44 @@ class AnGPTBlock(nn.Module):
         dropout: float,
         alpha_init: float,
         alpha_scale: float,
+        around: AroundAttention,
     ) -> None:
         super().__init__()
-        self.n_heads, self.qk_norm, self.norm_eps = n_heads, qk_norm, norm_eps
+        self.n_heads = n_heads
         d_head = d_model // n_heads
-        self.sqrt_d_head = math.sqrt(d_head)
         nu_qkv, nu_p = nu_linear(d_model, d_head), nu_concatenated_heads(n_heads)
         nu_uz, nu_d = nu_linear(d_model, d_ff), nu_linear(d_ff, d_model)
         nu_acf = nu_activation(d_model, d_ff)
         # Every constant stands with the map that it multiplies, or that multiplies it: scalars commute with W.
-        self.W_q, self.W_k, self.W_v = (ScaledLinear(d_model, d_model, nu_qkv) for _ in range(3))
+        # Without QK-norm q and k have norm about 1, so √D of them has root mean square about 1 (our choice).
+        qk_factor = nu_qkv if qk_norm else math.sqrt(d_head) * nu_qkv
+        self.W_q, self.W_k = (ScaledLinear(d_model, d_model, qk_factor) for _ in range(2))
+        self.W_v = ScaledLinear(d_model, d_model, nu_qkv)
         self.W_o = ScaledLinear(d_model, d_model, nu_p)
         self.W_u = ScaledLinear(d_model, d_ff, nu_uz)
         self.W_z = ScaledLinear(d_model, d_ff, math.sqrt(d_model) * nu_uz)
         self.W_d = ScaledLinear(d_ff, d_model, nu_d * nu_acf)
         self.alpha_A = ScalingVector(d_model, alpha_init, alpha_scale)
         self.alpha_M = ScalingVector(d_model, alpha_init, alpha_scale)
+        # Rotations keep norms: normalised before RoPE is normalised after it, and a gain there is no gain by position.
+        qk_eps = norm_eps if around.qk_norm_eps is None else around.qk_norm_eps / d_head
+        self.norm_q, self.norm_k = (
+            RMSNorm(d_head, qk_eps, around.qk_gain is True) if qk_norm else nn.Identity() for _ in range(2)
+        )
+        if around.qk_clip is not None and qk_norm and around.qk_gain is not True:
+            raise UserError(
+                "around.qk_clip has nothing to shrink in an AnGPT with QK-norm, whose scores are bounded by √d_head: "
+                "leave it out, or set qk_norm: false or around.qk_gain: true"
+            )
+        self.norm_v = UnitNorm() if around.v_norm else nn.Identity()
+        self.output = AttentionOutput(d_model, n_heads, around, UnitNorm(), gate_factor=math.sqrt(d_model))
+        self.post_norm = UnitNorm() if around.post_norm else nn.Identity()
         self.positions, self.attention = positions, attention
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor, documents: Documents) -> Tensor:
-        h = self.interpolate(h, self.attend(h, documents), self.alpha_A())
-        return self.interpolate(h, self.mlp(h), self.alpha_M())
+        h = self.interpolate(h, self.post_norm(self.attend(h, documents)), self.alpha_A())
+        return self.interpolate(h, self.post_norm(self.mlp(h)), self.alpha_M())
 
     def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Tensor) -> Tensor:
         """ν(α) ∘ (h + α ∘ (suggestion − h)), written as two weights for h and for the suggestion."""
@@ -81,13 +108,21 @@ class AnGPTBlock(nn.Module):
 
     def attend(self, h: Tensor, documents: Documents) -> Tensor:
         q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
-        q, k = self.positions(q, k, index=documents.positions)
-        # Without QK-norm q and k have norm about 1, so √D of them has root mean square about 1 (our choice).
-        q, k = ((rms(x, self.norm_eps) if self.qk_norm else self.sqrt_d_head * x) for x in (q, k))
-        return self.W_o(merge_heads(self.attention(q, k, v, documents)))
+        q, k = self.positions(self.norm_q(q), self.norm_k(k), index=documents.positions)
+        return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 
     def mlp(self, h: Tensor) -> Tensor:
         return self.W_d(self.W_u(h) * silu(self.W_z(h)))
+
+    @torch.no_grad()
+    def shrink_qk(self, factors: Tensor) -> None:
+        """Multiply each head's queries and keys with its entry of factors (H,): their rows, or the norms' gains, which
+        all heads share and so follow the smallest entry."""
+        for W, norm in ((self.W_q, self.norm_q), (self.W_k, self.norm_k)):
+            if isinstance(norm, RMSNorm) and norm.gain is not None:
+                norm.gain.mul_(factors.min())
+            else:
+                W.scale_rows(factors.repeat_interleave(W.out_features // self.n_heads))
 
 
 class AnGPTDecoder(Decoder):
@@ -106,12 +141,8 @@ class AnGPTDecoder(Decoder):
         """Every matrix, embedding and head included; the bound holds for its rows, along the input axis."""
         return (weight for _, weight in self.matrices())
 
-    def reset_parameters(self) -> None:
-        for parameter in self.constrained():
-            draw_unit_vectors(parameter, dim=1)
-        for module in self.modules():
-            if isinstance(module, ScalingVector):
-                module.reset_parameters()
+    def draw(self, name: str, weight: Tensor) -> None:
+        draw_unit_vectors(weight, dim=1)
 
     def restore_norms(self) -> None:
         for parameter in self.constrained():
@@ -137,6 +168,7 @@ class AnGPT(LanguageModel):
         backend: The attention kernel; auto takes the fastest that can do the mechanism.
         qk_norm: Normalise queries and keys per head, without a gain.
         norm_eps: ε of the QK-norm.
+        around: Gates and further norms around attention, ν_att, QK-clip.
         dropout: Share dropped of the attention weights and of each block's two updates.
         alpha_init: Initial step size α of both residual updates; 1/n_layers if not given.
         alpha_scale: How fast α learns relative to the matrices; 1/√d_model if not given.
@@ -145,6 +177,7 @@ class AnGPT(LanguageModel):
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
+        execution: Compiled blocks, activation checkpointing, late initial values.
     """
 
     def __init__(
@@ -161,6 +194,7 @@ class AnGPT(LanguageModel):
         backend: Backend = "auto",
         qk_norm: bool = True,
         norm_eps: float = 1e-6,
+        around: AroundAttention = AroundAttention(),
         dropout: float = 0.0,
         alpha_init: float | None = None,
         alpha_scale: float | None = None,
@@ -171,17 +205,19 @@ class AnGPT(LanguageModel):
             groups, lr=1e-3, weight_decay=0.0
         ),
         schedule: Schedule = Schedule(warmup=0.0),
+        execution: Execution = Execution(),
     ) -> None:
-        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule)
+        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule, execution)
         self.save_hyperparameters(logger=False)
         d_ff = d_ff or 4 * d_model
         alpha_init = 1 / n_layers if alpha_init is None else alpha_init
         alpha_scale = 1 / math.sqrt(d_model) if alpha_scale is None else alpha_scale
         s_z_scale = 1 / math.sqrt(d_model) if s_z_scale is None else s_z_scale
         positions = positions.for_context(context_length)
-        layers = attention_layers(attention, positions, backend, dropout, d_model, n_heads, n_layers)
-        blocks = [
-            AnGPTBlock(d_model, d_ff, n_heads, layer, positions, qk_norm, norm_eps, dropout, alpha_init, alpha_scale)
-            for layer in layers
-        ]
-        self.model = AnGPTDecoder(vocab_size, d_model, blocks, document_masking, s_z_init, s_z_scale)
+        with execution.device():
+            layers = attention_layers(attention, positions, backend, dropout, around, d_model, n_heads, n_layers)
+            blocks = [
+                AnGPTBlock(d_model, d_ff, n_heads, *layer, qk_norm, norm_eps, dropout, alpha_init, alpha_scale, around)
+                for layer in layers
+            ]
+            self.model = AnGPTDecoder(vocab_size, d_model, blocks, document_masking, s_z_init, s_z_scale)

@@ -6,18 +6,24 @@ f = d_ff, V vocabulary. A linear map is W of shape (out, in); "row" is one outpu
 
 import copy
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anlit.attention.around import AroundAttention, GateMap, QKClip
 from anlit.attention.attention import Attention
-from anlit.attention.coefficient import shared_coefficients
+from anlit.attention.coefficient import Coefficient, shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
-from anlit.layers.linear import ScaledLinear
+from anlit.layers.linear import ScaledLinear, TokenEmbedding
+from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import Positions
+from anlit.layers.scaling import ScalingVector
+from anlit.layers.sharded import fill
+from anlit.models.flops import flops_per_token
 
 
 class Decoder(nn.Module):
@@ -25,7 +31,7 @@ class Decoder(nn.Module):
 
     def __init__(self, vocab_size: int, d_model: int, blocks: Iterable[nn.Module], document_masking: bool) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.embedding = TokenEmbedding(vocab_size, d_model)
         self.blocks = nn.ModuleList(blocks)
         self.shared_coefficients = nn.ModuleList(shared_coefficients(self.blocks))
         self.head = ScaledLinear(d_model, vocab_size)
@@ -52,8 +58,38 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draw every initial value; the subclass's docstring tabulates them."""
+        """Draw every initial value; the subclass's docstring tabulates them. Gates W_g start at 0.
+
+        On the meta device, which holds none, `draw_missing` draws them later, as they would have been drawn now.
+        """
+        if self.embedding.weight.is_meta:
+            self._random_state = torch.get_rng_state()
+            return
+        for name, weight in self.matrices():
+            if name != "W_g":
+                fill(weight, partial(self.draw, name))
+        for module in self.modules():
+            if isinstance(module, RMSNorm | ScalingVector | Coefficient | GateMap | QKClip):
+                module.reset_parameters()
+
+    def draw_missing(self, device: torch.device) -> None:
+        """Give a decoder that was built on the meta device its initial values, on `device`; others stay as they are."""
+        if self.embedding.weight.is_meta:
+            self.to_empty(device=device)
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(self._random_state)
+                self.reset_parameters()
+
+    def draw(self, name: str, weight: Tensor) -> None:
+        """Fill one matrix with its initial values; `name` is that of its map."""
         raise NotImplementedError
+
+    def clip_qk(self) -> None:
+        """Shrink queries and keys where a score was too large (QK-clip); called once after each optimizer step."""
+        for module in self.blocks:
+            block: Any = module
+            if block.attention.clip is not None:
+                block.shrink_qk(block.attention.clip.factors())
 
     def restore_norms(self) -> None:
         """Bring the weights back to the architecture's constraint; called once after each optimizer step."""
@@ -66,13 +102,8 @@ class Decoder(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self, length: int) -> float:
-        """FLOPs of one training step per token: forward, and backward at twice the forward.
-
-        6 for every weight of a matrix product (the embedding is a look-up), and 6·T·d a layer for the causal half
-        of q·k and of weights·v at context length T.
-        """
-        weights = sum(weight.numel() for name, weight in self.matrices() if name != "embedding")
-        return 6.0 * weights + 6.0 * len(self.blocks) * length * self.embedding.embedding_dim
+        """FLOPs of one training step per token at context `length`; see `anlit.models.flops`."""
+        return flops_per_token(self, length)
 
 
 def check_shape(d_model: int, n_heads: int) -> None:
@@ -89,11 +120,12 @@ def attention_layers(
     positions: Positions,
     backend: str,
     dropout: float,
+    around: AroundAttention,
     d_model: int,
     n_heads: int,
     n_layers: int,
-) -> list[Attention]:
-    """One `Attention` per layer. The given mechanism itself stays as it is and can serve another model.
+) -> list[tuple[Attention, Positions]]:
+    """Attention and positions of each layer. The given mechanism stays as it is and can serve another model.
 
     Raises:
         UserError: The positions do not fit the head width, or the back end cannot do the mechanism.
@@ -103,19 +135,16 @@ def attention_layers(
     attention = copy.deepcopy(attention)  # what its layers share is this model's own
     try:
         positions.check(d_head)
-        return [Attention(attention.for_layer(n_heads, d_head, layer), backend, dropout) for layer in range(n_layers)]
+        mechanisms = [attention.for_layer(n_heads, d_head, layer) for layer in range(n_layers)]
+        layers = [Attention(mechanism, backend, dropout, around) for mechanism in mechanisms]
     except ValueError as error:
         raise UserError(f"model: {error}") from error
+    return [(attend, positions.for_layer(layer)) for layer, attend in enumerate(layers)]
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
     """(B, T, H·D) → (B, H, T, D)."""
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
-
-
-def merge_heads(x: Tensor) -> Tensor:
-    """(B, H, T, D) → (B, T, H·D)."""
-    return x.transpose(1, 2).flatten(2)
 
 
 def draw_unit_vectors(weight: Tensor, dim: int) -> None:

@@ -16,13 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from anlit.attention.around import AroundAttention, AttentionOutput
 from anlit.attention.attention import Attention, Backend
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
+from anlit.errors import UserError
+from anlit.layers.linear import ScaledLinear
 from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import Positions, RoPE
-from anlit.models.decoder import Decoder, attention_layers, merge_heads, split_heads
+from anlit.models.decoder import Decoder, attention_layers, split_heads
+from anlit.training.execution import Execution
 from anlit.training.language_model import LanguageModel
 from anlit.training.optimizers import AdamW
 from anlit.training.schedule import Schedule
@@ -41,30 +45,52 @@ class GPTBlock(nn.Module):
         qk_norm: bool,
         norm_eps: float,
         dropout: float,
+        around: AroundAttention,
     ) -> None:
         super().__init__()
         self.n_heads = n_heads
         d_head = d_model // n_heads
         self.norm_1, self.norm_2 = RMSNorm(d_model, norm_eps), RMSNorm(d_model, norm_eps)
-        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
-        self.W_u, self.W_z = (nn.Linear(d_model, d_ff, bias=False) for _ in range(2))
-        self.W_d = nn.Linear(d_ff, d_model, bias=False)
-        self.norm_q = RMSNorm(d_head, norm_eps) if qk_norm else nn.Identity()
-        self.norm_k = RMSNorm(d_head, norm_eps) if qk_norm else nn.Identity()
+        self.W_q, self.W_k, self.W_v, self.W_o = (ScaledLinear(d_model, d_model) for _ in range(4))
+        self.W_u, self.W_z = (ScaledLinear(d_model, d_ff) for _ in range(2))
+        self.W_d = ScaledLinear(d_ff, d_model)
+        qk_eps = norm_eps if around.qk_norm_eps is None else around.qk_norm_eps
+        self.norm_q, self.norm_k = (
+            RMSNorm(d_head, qk_eps, around.qk_gain is not False) if qk_norm else nn.Identity() for _ in range(2)
+        )
+        if around.qk_clip is not None and qk_norm and around.qk_gain is False:
+            raise UserError(
+                "around.qk_clip has nothing to shrink where QK-norm has no gain: leave it out, or set qk_norm: false"
+            )
+        self.norm_v = RMSNorm(d_head, norm_eps) if around.v_norm else nn.Identity()
+        self.output = AttentionOutput(d_model, n_heads, around, RMSNorm(d_head, norm_eps), gate_factor=1.0)
+        self.post_norm_A, self.post_norm_M = (
+            RMSNorm(d_model, norm_eps) if around.post_norm else nn.Identity() for _ in range(2)
+        )
         self.positions, self.attention = positions, attention
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor, documents: Documents) -> Tensor:
-        h = h + self.dropout(self.attend(self.norm_1(h), documents))
-        return h + self.dropout(self.mlp(self.norm_2(h)))
+        h = h + self.dropout(self.post_norm_A(self.attend(self.norm_1(h), documents)))
+        return h + self.dropout(self.post_norm_M(self.mlp(self.norm_2(h))))
 
     def attend(self, x: Tensor, documents: Documents) -> Tensor:
         q, k, v = (split_heads(W(x), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
         q, k = self.positions(self.norm_q(q), self.norm_k(k), index=documents.positions)
-        return self.W_o(merge_heads(self.attention(q, k, v, documents)))
+        return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), x))
 
     def mlp(self, x: Tensor) -> Tensor:
         return self.W_d(self.W_u(x) * silu(self.W_z(x)))
+
+    @torch.no_grad()
+    def shrink_qk(self, factors: Tensor) -> None:
+        """Multiply each head's queries and keys with its entry of factors (H,): their rows, or the norms' gains, which
+        all heads share and so follow the smallest entry."""
+        for W, norm in ((self.W_q, self.norm_q), (self.W_k, self.norm_k)):
+            if isinstance(norm, RMSNorm) and norm.gain is not None:
+                norm.gain.mul_(factors.min())
+            else:
+                W.scale_rows(factors.repeat_interleave(W.out_features // self.n_heads))
 
 
 class GPTDecoder(Decoder):
@@ -80,14 +106,9 @@ class GPTDecoder(Decoder):
     def logits(self, h: Tensor) -> Tensor:
         return self.head(self.norm_f(h))
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        residual_std = self.init_std / math.sqrt(2 * len(self.blocks))
-        for name, weight in self.matrices():
-            weight.normal_(std=residual_std if name in ("W_o", "W_d") else self.init_std)
-        for module in self.modules():
-            if isinstance(module, RMSNorm):
-                module.gain.fill_(1.0)
+    def draw(self, name: str, weight: Tensor) -> None:
+        residual = name in ("W_o", "W_d")
+        weight.normal_(std=self.init_std / math.sqrt(2 * len(self.blocks)) if residual else self.init_std)
 
 
 class GPT(LanguageModel):
@@ -106,11 +127,13 @@ class GPT(LanguageModel):
         backend: The attention kernel; auto takes the fastest that can do the mechanism.
         qk_norm: Normalise queries and keys per head, with a learned gain.
         norm_eps: ε of every RMS norm.
+        around: Gates and further norms around attention, QK-clip.
         init_std: Standard deviation of the initial matrices.
         dropout: Share dropped of the attention weights and of each block's two updates.
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
+        execution: Compiled blocks, activation checkpointing, late initial values.
     """
 
     def __init__(
@@ -127,6 +150,7 @@ class GPT(LanguageModel):
         backend: Backend = "auto",
         qk_norm: bool = True,
         norm_eps: float = 1e-6,
+        around: AroundAttention = AroundAttention(),
         init_std: float = 0.02,
         dropout: float = 0.0,
         z_loss: float = 0.0,
@@ -134,11 +158,13 @@ class GPT(LanguageModel):
             groups, lr=1e-3, weight_decay=0.1
         ),
         schedule: Schedule = Schedule(warmup=0.2),
+        execution: Execution = Execution(),
     ) -> None:
-        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule)
+        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule, execution)
         self.save_hyperparameters(logger=False)
         d_ff = d_ff or 4 * d_model
         positions = positions.for_context(context_length)
-        layers = attention_layers(attention, positions, backend, dropout, d_model, n_heads, n_layers)
-        blocks = [GPTBlock(d_model, d_ff, n_heads, layer, positions, qk_norm, norm_eps, dropout) for layer in layers]
-        self.model = GPTDecoder(vocab_size, d_model, blocks, document_masking, norm_eps, init_std)
+        with execution.device():
+            layers = attention_layers(attention, positions, backend, dropout, around, d_model, n_heads, n_layers)
+            blocks = [GPTBlock(d_model, d_ff, n_heads, *layer, qk_norm, norm_eps, dropout, around) for layer in layers]
+            self.model = GPTDecoder(vocab_size, d_model, blocks, document_masking, norm_eps, init_std)

@@ -20,15 +20,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from anlit.attention.around import AroundAttention, AttentionOutput
 from anlit.attention.attention import Attention, Backend
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
+from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear
-from anlit.layers.norms import set_unit_norm, unit
+from anlit.layers.norms import RMSNorm, UnitNorm, bound_norm, set_unit_norm, unit
 from anlit.layers.positions import Positions, RoPE
 from anlit.layers.scaling import ScalingVector
-from anlit.models.decoder import Decoder, attention_layers, draw_unit_vectors, merge_heads, split_heads
+from anlit.models.decoder import Decoder, attention_layers, draw_unit_vectors, split_heads
+from anlit.training.execution import Execution
 from anlit.training.language_model import LanguageModel
 from anlit.training.optimizers import AdamW
 from anlit.training.schedule import Schedule
@@ -49,16 +52,30 @@ class NGPTBlock(nn.Module):
         alpha: tuple[float, float],
         s_qk: tuple[float, float],
         s_uv: tuple[float, float],
+        around: AroundAttention,
     ) -> None:
         """`alpha`, `s_qk` and `s_uv` are (init, scale) of the scaling vectors."""
         super().__init__()
-        self.n_heads, self.qk_norm = n_heads, qk_norm
-        self.sqrt_d, self.sqrt_d_head = math.sqrt(d_model), math.sqrt(d_model // n_heads)
-        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
-        self.W_u, self.W_z = ScaledLinear(d_model, d_ff), ScaledLinear(d_model, d_ff, factor=self.sqrt_d)
-        self.W_d = nn.Linear(d_ff, d_model, bias=False)
+        self.n_heads = n_heads
+        d_head = d_model // n_heads
+        # √D·unit has unit root mean square: with the 1/√D inside attention that is the softmax scale √D. √d·W h is of
+        # that size too, for W's rows have norm 1: so it is without QK-norm, and what a finite ε is added to (our
+        # choices; the paper always normalises).
+        self.W_q, self.W_k = (ScaledLinear(d_model, d_model, 1.0 if qk_norm else math.sqrt(d_model)) for _ in range(2))
+        self.W_v, self.W_o = ScaledLinear(d_model, d_model), ScaledLinear(d_model, d_model)
+        self.norm_qk: nn.Module = nn.Identity()
+        if qk_norm and around.qk_norm_eps:
+            self.norm_qk = RMSNorm(d_head, around.qk_norm_eps / d_model, has_gain=False)
+        elif qk_norm:
+            self.norm_qk = UnitNorm(math.sqrt(d_head))
+        self.W_u, self.W_z = ScaledLinear(d_model, d_ff), ScaledLinear(d_model, d_ff, factor=math.sqrt(d_model))
+        self.W_d = ScaledLinear(d_ff, d_model)
         self.alpha_A, self.alpha_M = ScalingVector(d_model, *alpha), ScalingVector(d_model, *alpha)
-        self.s_qk = ScalingVector(d_model, *s_qk)
+        self.s_qk = ScalingVector(d_model, *s_qk) if around.qk_gain is not False else None
+        if around.qk_clip is not None and self.s_qk is None:
+            raise UserError("around.qk_clip shrinks nGPT's s_qk: set around.qk_gain: true, or leave qk_clip out")
+        self.norm_v = UnitNorm() if around.v_norm else nn.Identity()
+        self.output = AttentionOutput(d_model, n_heads, around, UnitNorm(), gate_factor=math.sqrt(d_model))
         self.s_u, self.s_v = ScalingVector(d_ff, *s_uv), ScalingVector(d_ff, *s_uv)
         self.positions, self.attention = positions, attention
         self.dropout = nn.Dropout(dropout)
@@ -73,16 +90,21 @@ class NGPTBlock(nn.Module):
 
     def attend(self, h: Tensor, documents: Documents) -> Tensor:
         q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
-        q, k = self.positions(q, k, index=documents.positions)
-        s_qk = self.s_qk().view(self.n_heads, 1, -1)
-        # √D·unit has unit root mean square: with the 1/√D inside attention that is the softmax scale √D. Without
-        # QK-norm √d·W h is of that size, for W's rows have norm 1 (our choice; the paper always normalises).
-        q, k = ((unit(x) * self.sqrt_d_head if self.qk_norm else x * self.sqrt_d) for x in (q, k))
-        return self.W_o(merge_heads(self.attention((q * s_qk).to(v.dtype), (k * s_qk).to(v.dtype), v, documents)))
+        q, k = (self.norm_qk(x) for x in self.positions(q, k, index=documents.positions))
+        if self.s_qk is not None:
+            s_qk = self.s_qk().view(self.n_heads, 1, -1)
+            q, k = (q * s_qk).to(v.dtype), (k * s_qk).to(v.dtype)
+        return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 
     def mlp(self, h: Tensor) -> Tensor:
         u, z = self.W_u(h, self.s_u()), self.W_z(h, self.s_v())  # W_z carries the factor √d
         return self.W_d(u * silu(z))
+
+    @torch.no_grad()
+    def shrink_qk(self, factors: Tensor) -> None:
+        """Multiply each head's queries and keys with its entry of factors (H,), by its entries of s_qk."""
+        assert self.s_qk is not None
+        self.s_qk.multiply(factors.repeat_interleave(self.s_qk.stored.numel() // self.n_heads))
 
 
 class NGPTDecoder(Decoder):
@@ -98,22 +120,29 @@ class NGPTDecoder(Decoder):
         return self.head(h, self.s_z())
 
     def constrained(self) -> Iterator[tuple[nn.Parameter, int]]:
-        """Each matrix with the axis that holds the embedding: the output axis of W_o and W_d, else the input axis."""
-        return ((weight, 0 if name in ("W_o", "W_d") else 1) for name, weight in self.matrices())
+        """Each matrix with the axis that holds the embedding: the output axis of W_o and W_d, else the input axis.
 
-    def reset_parameters(self) -> None:
-        for parameter, dim in self.constrained():
-            draw_unit_vectors(parameter, dim)
-        for module in self.modules():
-            if isinstance(module, ScalingVector):
-                module.reset_parameters()
+        Without the gates W_g, which start at 0 and so cannot have norm 1: their rows are bounded by it (our choice).
+        """
+        return ((weight, embedding_axis(name)) for name, weight in self.matrices() if name != "W_g")
+
+    def draw(self, name: str, weight: Tensor) -> None:
+        draw_unit_vectors(weight, embedding_axis(name))
 
     def restore_norms(self) -> None:
         for parameter, dim in self.constrained():
             set_unit_norm(parameter, dim)
+        for name, weight in self.matrices():
+            if name == "W_g":
+                bound_norm(weight, dim=1)
 
     def row_norms(self) -> Iterator[Tensor]:
         return (torch.linalg.vector_norm(parameter.detach(), dim=dim) for parameter, dim in self.constrained())
+
+
+def embedding_axis(name: str) -> int:
+    """The axis of a matrix along which its vectors have norm 1; `name` is that of its map."""
+    return 0 if name in ("W_o", "W_d") else 1
 
 
 class NGPT(LanguageModel):
@@ -131,6 +160,7 @@ class NGPT(LanguageModel):
         document_masking: Let a token attend only within its own document.
         backend: The attention kernel; auto takes the fastest that can do the mechanism.
         qk_norm: Normalise queries and keys per head.
+        around: Gates and further norms around attention, QK-clip.
         dropout: Share dropped of the attention weights and of each block's two updates.
         alpha_init: Initial step size α of both residual updates; of order 1/n_layers.
         alpha_scale: How fast α learns relative to the matrices; 1/√d_model if not given.
@@ -143,6 +173,7 @@ class NGPT(LanguageModel):
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
+        execution: Compiled blocks, activation checkpointing, late initial values.
     """
 
     def __init__(
@@ -158,6 +189,7 @@ class NGPT(LanguageModel):
         document_masking: bool = True,
         backend: Backend = "auto",
         qk_norm: bool = True,
+        around: AroundAttention = AroundAttention(),
         dropout: float = 0.0,
         alpha_init: float = 0.05,
         alpha_scale: float | None = None,
@@ -172,8 +204,9 @@ class NGPT(LanguageModel):
             groups, lr=1e-3, weight_decay=0.0
         ),
         schedule: Schedule = Schedule(warmup=0.0),
+        execution: Execution = Execution(),
     ) -> None:
-        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule)
+        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule, execution)
         self.save_hyperparameters(logger=False)
         d_ff = d_ff or 4 * d_model
         slow = 1 / math.sqrt(d_model)
@@ -181,8 +214,10 @@ class NGPT(LanguageModel):
         s_qk = (s_qk_init, slow if s_qk_scale is None else s_qk_scale)
         s_uv, s_z = (s_uv_init, s_uv_scale), (s_z_init, slow if s_z_scale is None else s_z_scale)
         positions = positions.for_context(context_length)
-        layers = attention_layers(attention, positions, backend, dropout, d_model, n_heads, n_layers)
-        blocks = [
-            NGPTBlock(d_model, d_ff, n_heads, layer, positions, qk_norm, dropout, alpha, s_qk, s_uv) for layer in layers
-        ]
-        self.model = NGPTDecoder(vocab_size, d_model, blocks, document_masking, *s_z)
+        with execution.device():
+            layers = attention_layers(attention, positions, backend, dropout, around, d_model, n_heads, n_layers)
+            blocks = [
+                NGPTBlock(d_model, d_ff, n_heads, *layer, qk_norm, dropout, alpha, s_qk, s_uv, around)
+                for layer in layers
+            ]
+            self.model = NGPTDecoder(vocab_size, d_model, blocks, document_masking, *s_z)

@@ -8,12 +8,15 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
 import anlit
 from anlit.errors import UserError
+from anlit.layers.sharded import whole
+from anlit.training.execution import Execution
 from anlit.training.optimizers import parameter_groups
 from anlit.training.schedule import Schedule
 
@@ -62,9 +65,16 @@ def as_configuration(settings: dict[str, Any]) -> dict[str, Any]:
 def _as_class_path(module: nn.Module) -> dict[str, Any]:
     """A part of the network as its class and arguments; arguments that are such parts themselves likewise."""
     kind = type(module)
-    arguments = {key: getattr(module, key) for key in inspect.signature(kind).parameters}
-    plain = {key: _as_class_path(value) if isinstance(value, nn.Module) else value for key, value in arguments.items()}
-    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": plain}
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # of a class without a constructor
+    names = [key for key, parameter in inspect.signature(kind).parameters.items() if parameter.kind not in open_ended]
+    arguments = {key: _as_plain(getattr(module, key)) for key in names}
+    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": arguments}
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return _as_class_path(value)
+    return [_as_plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 class LanguageModel(L.LightningModule):
@@ -76,9 +86,12 @@ class LanguageModel(L.LightningModule):
         z_loss: See `next_token_loss`.
         optimizer: Called with `parameter_groups(self.model)`.
         schedule: Learning rate over the run's optimizer steps.
+        execution: How the blocks are run; the subclass builds the decoder under `execution.device()`.
     """
 
     model: Any  # a Decoder; built by the subclass
+    on_gradient_norm: Callable[[Tensor], None] | None = None
+    """Told the global gradient norm of each step before the optimizer takes it; a callback sets it."""
 
     def __init__(
         self,
@@ -87,11 +100,27 @@ class LanguageModel(L.LightningModule):
         z_loss: float,
         optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
         schedule: Schedule,
+        execution: Execution,
     ) -> None:
         super().__init__()
         self.vocab_size, self.context_length = vocab_size, context_length
         self.z_loss, self.make_optimizer, self.schedule = z_loss, optimizer, schedule
         self.mean_loss = MeanMetric()
+        self.execution, self._is_configured = execution, False
+
+    def configure_model(self) -> None:
+        """Prepare the blocks for their execution; a strategy that shards does so after this.
+
+        Loading a checkpoint without a Trainer calls it too: then blocks run as they are.
+        """
+        if self._trainer is None:
+            self.model.draw_missing(torch.device("cpu"))
+            return
+        if not self._is_configured:
+            self.execution.apply(self.model.blocks)
+            self._is_configured = True
+        if not isinstance(self.trainer.strategy, ModelParallelStrategy):
+            self.model.draw_missing(self.trainer.strategy.root_device)
 
     def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """tokens (B, T) → logits (B, T, V)."""
@@ -99,7 +128,7 @@ class LanguageModel(L.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss, objective = next_token_loss(self(batch.tokens, batch.document_ids), batch.targets, self.z_loss)
-        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=self.trainer.world_size > 1)
         return objective
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -146,12 +175,15 @@ class LanguageModel(L.LightningModule):
         if gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), gradient_clip_val or math.inf)
-        self.log("train/grad_norm", norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), gradient_clip_val or math.inf))
+        self.log("train/grad_norm", norm)
+        if self.on_gradient_norm is not None:
+            self.on_gradient_norm(norm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
         super().optimizer_step(*args, **kwargs)
+        self.model.clip_qk()
         self.model.restore_norms()
 
     def _data(self) -> Any:

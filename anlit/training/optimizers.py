@@ -95,11 +95,14 @@ class MuonAdamW(torch.optim.Optimizer):
             torch.optim.AdamW(others, betas=betas, eps=eps, weight_decay=weight_decay, fused=True),
         ]
         super().__init__([group for part in self._parts for group in part.param_groups], defaults={"lr": lr})
-        self._share_groups()
+        self._share()
 
-    def _share_groups(self) -> None:
-        """Make `param_groups` the very dicts of the parts, so that a scheduler's new rate reaches them."""
-        self.param_groups = [group for part in self._parts for group in part.param_groups]
+    def _share(self) -> None:
+        """Make both parts work on this optimizer's own state and groups, which are saved and scheduled as one."""
+        muon, adamw = self._parts
+        muon.param_groups = [group for group in self.param_groups if group["name"] == "matrices"]
+        adamw.param_groups = [group for group in self.param_groups if group["name"] != "matrices"]
+        muon.state = adamw.state = self.state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -111,10 +114,6 @@ class MuonAdamW(torch.optim.Optimizer):
             part.step()
         return loss
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self._parts]}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for part, state in zip(self._parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
-        self._share_groups()
+        super().load_state_dict(state_dict)
+        self._share()

@@ -3,7 +3,18 @@
 import torch
 from torch import Tensor, nn
 
-from anlit import ALiBi, BetaScaling, ExpectedMaximum, LogBias, LogN, Plain, ScaleInvariant, SqrtLogN
+from anlit import (
+    ALiBi,
+    AttentionPattern,
+    BetaScaling,
+    ExpectedMaximum,
+    LogBias,
+    LogN,
+    Plain,
+    ScaleInvariant,
+    SlidingWindow,
+    SqrtLogN,
+)
 from anlit.attention.mechanism import Mechanism
 
 SHIPPED: dict[str, Mechanism] = {
@@ -22,12 +33,19 @@ SHIPPED: dict[str, Mechanism] = {
     "log bias": LogBias(tau=2.0),
     "log bias, r global": LogBias(tau=2.0, g=SqrtLogN(learned="globally")),
     "alibi": ALiBi(),
+    "window": SlidingWindow(3),
+    "window, scale-invariant": SlidingWindow(4, ScaleInvariant(tau=2.0)),
+    "window, log n": SlidingWindow(3, LogN()),
+    "pattern": AttentionPattern([SlidingWindow(2, ALiBi()), SqrtLogN(r=1.2, learned="per_head")]),
 }
 LEARNED = {name: mechanism for name, mechanism in SHIPPED.items() if list(mechanism.parameters())}
 
 
 class LogNWithSlopes(Mechanism):
     """g(n) = s·ln n and m(t) = −slope·t, s and slope learned per head: everything but a gain per distance."""
+
+    strength: nn.Parameter
+    slope: nn.Parameter
 
     def __init__(self, start: float = 0.4) -> None:
         super().__init__()

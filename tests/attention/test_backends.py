@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anlit import GPT, Plain, ScaleInvariant
+from anlit import GPT, ALiBi, LogN, Plain, ScaleInvariant, SlidingWindow
 from anlit.attention import backends
 from anlit.attention.backends import choose, eager, sdpa
 from anlit.attention.coefficient import shared_coefficients
@@ -144,10 +144,47 @@ def test_learned_parts_get_their_gradient_through_blocks(packed, monkeypatch) ->
     compare(run(eager.attend, mechanism, 40, packed, torch.float64), whole, 1e-9)
 
 
+@pytest.mark.parametrize("name", ["window", "window, scale-invariant", "window, log n"])
+@packings
+def test_blocks_leave_out_keys_before_their_windows(name, packed, monkeypatch) -> None:
+    mechanism = MECHANISMS[name].for_layer(HEADS, WIDTH, 0).double()
+    whole = run(eager.attend, mechanism, 40, packed, torch.float64)
+    monkeypatch.setattr(eager, "QUERIES_PER_BLOCK", 16)
+    compare(run(eager.attend, mechanism, 40, packed, torch.float64), whole, 1e-9)
+
+
+@packings
+@pytest.mark.parametrize("backend", [eager, sdpa], ids=["eager", "sdpa"])
+def test_a_window_over_all_keys_is_none(backend, packed) -> None:
+    for inner in (Plain(), LogN(learned="never"), ScaleInvariant(), ALiBi()):
+        if backend.reason_against(inner) is None:
+            wide, narrow, without = (
+                mechanism.for_layer(HEADS, WIDTH, 0).double()
+                for mechanism in (SlidingWindow(33, inner), SlidingWindow(32, inner), inner)
+            )
+            expected = run(backend.attend, without, 33, packed, torch.float64)
+            compare(run(backend.attend, wide, 33, packed, torch.float64), expected, 1e-12)
+            if not packed:  # no document here has 33 tokens
+                assert (run(backend.attend, narrow, 33, packed, torch.float64)["q"] - expected["q"]).abs().max() > 1e-6
+
+
+def test_logits_are_those_that_attention_takes_the_softmax_of() -> None:
+    q, k, v, _ = inputs(13, torch.float64)
+    packed = documents(13, True)
+    for name in MECHANISMS:
+        mechanism = MECHANISMS[name].for_layer(HEADS, WIDTH, 0).double()
+        logits = eager.logits(q, k, mechanism, packed, 3, 11)
+        assert logits.shape == (2, HEADS, 8, 11)
+        expected = eager.attend(q, k, v, mechanism, packed, 0.0)[..., 3:11, :]
+        torch.testing.assert_close(logits.softmax(-1) @ v[..., :11, :], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shortest", [1, 1000], ids=["one by one", "by a mask"])
 @packings
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("name", WITHOUT_DISTANCE_GAIN)
-def test_sdpa_is_eager(name, dtype, tolerance, packed) -> None:
+def test_sdpa_is_eager(name, dtype, tolerance, packed, shortest, monkeypatch) -> None:
+    monkeypatch.setattr(sdpa, "SHORTEST_MEAN", shortest)
     mechanism = MECHANISMS[name].for_layer(HEADS, WIDTH, 0).to(dtype)
     expected = run(eager.attend, mechanism, 33, packed, dtype)
     compare(run(sdpa.attend, mechanism, 33, packed, dtype), expected, tolerance)
@@ -169,7 +206,8 @@ def test_packed_documents_are_separate_ones(name, backend) -> None:
             for kind in kinds:
                 torch.testing.assert_close(packed[kind][where], alone[kind], rtol=1e-9, atol=1e-9)
                 if first > 0 and kind == "output":
-                    assert (mixed[kind][where] - alone[kind]).abs().amax(-1).min() > 1e-2
+                    reach = (mechanism.window or 100) - 1
+                    assert (mixed[kind][where] - alone[kind])[..., :reach, :].abs().amax(-1).min() > 1e-2
 
 
 def test_dropout_drops_weights_and_keeps_the_mean() -> None:

@@ -1,5 +1,6 @@
 """What each query may see, worked out by hand."""
 
+import pytest
 import torch
 
 from anlit.attention.documents import Documents
@@ -51,8 +52,19 @@ def test_a_block_of_queries_is_a_part_of_the_whole_mask() -> None:
             assert torch.equal(documents.visible(first, end), documents.mask()[:, :, first:end, :end])
 
 
-def test_counts_are_the_sums_of_the_mask() -> None:
+@pytest.mark.parametrize("window", [None, 1, 4, 100])
+def test_counts_are_the_sums_of_the_mask(window) -> None:
     generator = torch.Generator().manual_seed(0)
     ids = (torch.rand(5, 40, generator=generator) < 0.15).cumsum(1)
     documents = Documents(ids, 40, CPU)
-    assert torch.equal(documents.mask()[:, 0].sum(-1), documents.n_visible(torch.int64))
+    assert torch.equal(documents.mask(window)[:, 0].sum(-1), documents.n_visible(torch.int64, window))
+
+
+def test_a_window_leaves_the_latest_keys() -> None:
+    documents = Documents(IDS, 6, CPU)
+    assert documents.n_visible(torch.int64, 2).tolist() == [[1, 2, 1, 2, 2, 1], [1, 2, 2, 2, 2, 2]]
+    first, second = documents.mask(2)[:, 0].int().tolist()
+    assert first[4] == [0, 0, 0, 1, 1, 0]
+    assert second == [[int(i - 2 < j <= i) for j in range(6)] for i in range(6)]
+    assert torch.equal(documents.visible(3, 6, 2, first_key=2), documents.mask(2)[:, :, 3:6, 2:6])
+    assert not torch.equal(documents.mask(2), documents.mask())

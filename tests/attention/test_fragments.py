@@ -17,12 +17,13 @@ FRAGMENTS = {
 }
 
 
-def instance(described: dict[str, Any]) -> Any:
+def instance(described: Any) -> Any:
     """The object that a class_path with init_args describes; arguments described so are made first."""
-    arguments = {
-        key: instance(value) if isinstance(value, dict) else value
-        for key, value in described.get("init_args", {}).items()
-    }
+    if isinstance(described, list):
+        return [instance(entry) for entry in described]
+    if not isinstance(described, dict):
+        return described
+    arguments = {key: instance(value) for key, value in described.get("init_args", {}).items()}
     return getattr(anlit, described["class_path"].removeprefix("anlit."))(**arguments)
 
 
@@ -35,7 +36,9 @@ def test_every_fragment_builds_a_model(architecture, name) -> None:
     logits.square().sum().backward()
     assert logits.isfinite().all()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-    assert type(model.model.blocks[1].attention.mechanism) is type(parts["attention"])
+    given = parts["attention"]
+    given = given.layers[1] if isinstance(given, anlit.AttentionPattern) else given
+    assert type(model.model.blocks[1].attention.mechanism) is type(given)
 
 
 def test_every_mechanism_has_a_fragment() -> None:

@@ -7,7 +7,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anlit import AnGPT, BetaScaling, LogBias, LogN, ScaleInvariant, SqrtLogN
+from anlit import (
+    AnGPT,
+    AroundAttention,
+    AttentionPattern,
+    BetaScaling,
+    LogBias,
+    LogN,
+    PositionsPattern,
+    ScaleInvariant,
+    SlidingWindow,
+    SqrtLogN,
+)
 from anlit.attention.coefficient import Coefficient, Reference
 from anlit.attention.mechanism import Mechanism
 from anlit.training.optimizers import parameter_groups
@@ -38,6 +49,13 @@ def test_scale_invariant_functions() -> None:
         (lambda: LogN(learned="per_token"), "learned='per_token' is unknown: choose never, globally, per_layer"),
         (lambda: LogBias(g=ScaleInvariant()), "LogBias's g .* ScaleInvariant changes logits by distance: choose"),
         (lambda: LogBias(g=LogBias()), "LogBias's g .* LogBias changes logits by distance: choose"),
+        (lambda: SlidingWindow(0), "SlidingWindow's width must be at least 1 key, not 0"),
+        (lambda: SlidingWindow(8, SlidingWindow(4)), "SlidingWindow's mechanism already has a window, of 4 keys"),
+        (lambda: AttentionPattern([]), "AttentionPattern's layers must name at least one"),
+        (lambda: PositionsPattern([]), "PositionsPattern's layers must name at least one"),
+        (lambda: AroundAttention(qk_clip=0.0), "around.qk_clip must be positive, but is 0.0"),
+        (lambda: AroundAttention(qk_norm_eps=-1.0), "around.qk_norm_eps must not be negative"),
+        (lambda: AroundAttention(output_norm=True, output_scaling="gaussian"), "around.output_norm .* choose one"),
     ],
 )
 def test_a_setting_without_meaning_is_refused(make, message) -> None:
@@ -51,6 +69,8 @@ def coefficients(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def learned(mechanism: Mechanism) -> str:
+    if isinstance(mechanism, SlidingWindow):
+        return learned(mechanism.mechanism)
     return mechanism.g.learned if isinstance(mechanism, LogBias) else mechanism.learned
 
 

@@ -70,10 +70,10 @@ def test_dropout_accumulation_and_a_context_schedule_resume_exactly(shards: Path
     interrupted_equals_undisturbed(shards, tmp_path, signal.SIGKILL, [20], *extra, model="GPT")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_loses_no_step_and_says_so(shards: Path, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+def test_a_signal_loses_no_step_and_says_so(shards: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
     arguments = fit_arguments(shards, tmp_path / "run", "--checkpoint_every_n_steps=1000")
-    assert stop_at(arguments, tmp_path / "run", 12, number) == 1
+    assert stop_at(arguments, tmp_path / "run", 12, number) == status
     assert last_checkpoint(tmp_path / "run")["global_step"] >= 13
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy import integrate
 from torch import Tensor
 
 Vectors = list[Tensor]
@@ -21,6 +22,8 @@ Heads = list[Vectors]
 """Per position, one vector per head."""
 Logit = Callable[[Tensor, int, int, int, "Block"], Tensor]
 """(score S_ij, distance i − j, number of keys that the query may see, head, parameters of the block) → L_ij."""
+Layer = tuple[Logit, Sequence[float], int | None]
+"""Of one layer: its logits, the radians per token of each rotated pair of dimensions, and how many keys it sees."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,25 @@ class Settings:
     n_layers: int
     d_model: int
     d_ff: int
-    logit: Logit
-    frequencies: Sequence[float]
-    """Radians per token of each rotated pair of dimensions."""
+    layers: Sequence[Layer]
+    """Of each layer of the pattern, which repeats."""
     qk_norm: bool
     norm_eps: float
     alpha: tuple[float, float]
     """Initial value and scale of the residual step sizes."""
     s_z: tuple[float, float]
     """Initial value and scale of the logits' scaling vector."""
+    qk_gain: bool | None = None
+    qk_norm_eps: float | None = None
+    v_norm: bool = False
+    output_factor: Callable[[int], float] | None = None
+    """Number of visible keys → factor of the heads' averages."""
+    output_norm: bool = False
+    gated: bool = False
+    post_norm: bool = False
+
+    def layer(self, number: int) -> Layer:
+        return self.layers[number % len(self.layers)]
 
 
 class Block:
@@ -53,7 +66,10 @@ class Block:
 
     def learned(self, name: str, head: int) -> Tensor:
         """A mechanism's coefficient for this head: learned per head, or one for the layer."""
-        value = self[f"attention.mechanism.{name}.value"]
+        path = f"attention.mechanism.{name}.value"
+        if self.prefix + path not in self.parameters:  # inside a sliding window
+            path = f"attention.mechanism.mechanism.{name}.value"
+        value = self[path]
         return value[head] if len(value) > 1 else value[0]
 
     def learned_globally(self) -> Tensor:
@@ -193,11 +209,25 @@ def heads(weight: Tensor, x: Tensor, n_heads: int) -> Vectors:
     return [weight[h * d_head : (h + 1) * d_head] @ x for h in range(n_heads)]
 
 
-def attend(q: Heads, k: Heads, v: Heads, ids: Sequence[int] | None, block: Block, logit: Logit) -> Vectors:
-    """Per position, the heads' averages of v side by side."""
+def attend(
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    x: Vectors,
+    ids: Sequence[int] | None,
+    block: Block,
+    layer: Layer,
+    s: Settings,
+    norm: Callable[[Tensor, str], Tensor],
+) -> Vectors:
+    """Per position, the heads' averages of v side by side, as they go into W_o.
+
+    `x` is what the gates read; `norm` is the architecture's norm, called with a vector and the name of its gain.
+    """
+    logit, _, window = layer
     output = []
     for i in range(len(q)):
-        keys = [j for j in range(i + 1) if ids is None or ids[j] == ids[i]]
+        keys = [j for j in range(i + 1) if (ids is None or ids[j] == ids[i]) and (window is None or i - j < window)]
         averages = []
         for h in range(len(q[i])):
             scale = len(q[i][h]) ** -0.5
@@ -206,8 +236,18 @@ def attend(q: Heads, k: Heads, v: Heads, ids: Sequence[int] | None, block: Block
                 score = (q[i][h] * k[j][h]).sum() * scale
                 weights.append(torch.exp(logit(score, i - j, len(keys), h, block)))
             total = sum(weights)
-            averages.append(sum(weight / total * v[j][h] for weight, j in zip(weights, keys, strict=True)))
-        output.append(torch.cat(averages))
+            values = [norm(v[j][h], "norm_v") if s.v_norm else v[j][h] for j in keys]
+            average = sum(weight / total * value for weight, value in zip(weights, values, strict=True))
+            if s.output_factor is not None:
+                average = s.output_factor(len(keys)) * average
+            if s.output_norm:
+                average = norm(average, "output.norm")
+            averages.append(average)
+        side_by_side = torch.cat(averages)
+        if s.gated:
+            gate = 2 / (1 + torch.exp(-block["output.W_g.weight"] @ x[i]))
+            side_by_side = side_by_side * gate.repeat_interleave(len(side_by_side) // len(gate))
+        output.append(side_by_side)
     return output
 
 
@@ -223,24 +263,36 @@ def nu_acf(d_model: int, d_ff: int) -> float:
 
 
 def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
-    for layer in range(s.n_layers):
-        block = Block(parameters, layer)
-        q, k, v = [], [], []
+    qk_eps = s.norm_eps if s.qk_norm_eps is None else s.qk_norm_eps
+    for number in range(s.n_layers):
+        block, layer = Block(parameters, number), s.layer(number)
+
+        def norm(x: Tensor, name: str, block: Block = block) -> Tensor:
+            return rms(x, s.norm_eps) * block[f"{name}.gain"]
+
+        xs, q, k, v = [], [], [], []
         for position, h_i in enumerate(h):
-            x = rms(h_i, s.norm_eps) * block["norm_1.gain"]
+            x = norm(h_i, "norm_1")
+            xs.append(x)
             for name, into in (("q", q), ("k", k)):
                 vectors = heads(block[f"W_{name}.weight"], x, s.n_heads)
                 if s.qk_norm:
-                    vectors = [rms(vector, s.norm_eps) * block[f"norm_{name}.gain"] for vector in vectors]
-                into.append([rotate(vector, place(position, ids), s.frequencies) for vector in vectors])
+                    vectors = [rms(vector, qk_eps) for vector in vectors]
+                    if s.qk_gain is not False:
+                        vectors = [vector * block[f"norm_{name}.gain"] for vector in vectors]
+                into.append([rotate(vector, place(position, ids), layer[1]) for vector in vectors])
             v.append(heads(block["W_v.weight"], x, s.n_heads))
-        attended = attend(q, k, v, ids, block, s.logit)
-        h = [h_i + block["W_o.weight"] @ a for h_i, a in zip(h, attended, strict=True)]
+        attended = attend(q, k, v, xs, ids, block, layer, s, norm)
+        updates = [block["W_o.weight"] @ a for a in attended]
+        h = [
+            h_i + (norm(update, "post_norm_A") if s.post_norm else update)
+            for h_i, update in zip(h, updates, strict=True)
+        ]
         after = []
         for h_i in h:
-            x = rms(h_i, s.norm_eps) * block["norm_2.gain"]
-            u, z = block["W_u.weight"] @ x, block["W_z.weight"] @ x
-            after.append(h_i + block["W_d.weight"] @ (u * silu(z)))
+            x = norm(h_i, "norm_2")
+            update = block["W_d.weight"] @ ((block["W_u.weight"] @ x) * silu(block["W_z.weight"] @ x))
+            after.append(h_i + (norm(update, "post_norm_M") if s.post_norm else update))
         h = after
     return torch.stack([parameters["head.weight"] @ (rms(h_i, s.norm_eps) * parameters["norm_f.gain"]) for h_i in h])
 
@@ -249,24 +301,32 @@ def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s
     root_d = math.sqrt(s.d_model)
     d_head = s.d_model // s.n_heads
     alpha_init, alpha_scale = s.alpha
-    for layer in range(s.n_layers):
-        block = Block(parameters, layer)
+    for number in range(s.n_layers):
+        block, layer = Block(parameters, number), s.layer(number)
         alpha_a = (block["alpha_A.stored"] * (alpha_init / alpha_scale)).abs()
         alpha_m = (block["alpha_M.stored"] * (alpha_init / alpha_scale)).abs()
-        s_qk = block["s_qk.stored"] * root_d  # init 1, scale 1/√d
         q, k, v = [], [], []
         for position, h_i in enumerate(h):
             for name, into in (("q", q), ("k", k)):
                 vectors = []
                 for index, vector in enumerate(heads(block[f"W_{name}.weight"], h_i, s.n_heads)):
-                    vector = rotate(vector, place(position, ids), s.frequencies)
+                    vector = rotate(vector, place(position, ids), layer[1])
                     # Softmax scale √D on unit vectors, over the 1/√D in `attend`: √D on q and on k.
-                    # Without QK-norm √d on both (the package's choice; the paper always normalises).
-                    vector = unit(vector) * math.sqrt(d_head) if s.qk_norm else vector * root_d
-                    vectors.append(vector * s_qk[index * d_head : (index + 1) * d_head])
+                    # Without QK-norm √d on both, which a finite ε is relative to (the package's choices).
+                    if not s.qk_norm:
+                        vector = vector * root_d
+                    elif s.qk_norm_eps:
+                        vector = rms(vector * root_d, s.qk_norm_eps)
+                    else:
+                        vector = unit(vector) * math.sqrt(d_head)
+                    if s.qk_gain is not False:
+                        s_qk = block["s_qk.stored"] * root_d  # init 1, scale 1/√d
+                        vector = vector * s_qk[index * d_head : (index + 1) * d_head]
+                    vectors.append(vector)
                 into.append(vectors)
             v.append(heads(block["W_v.weight"], h_i, s.n_heads))
-        attended = attend(q, k, v, ids, block, s.logit)
+        wide = [root_d * h_i for h_i in h]
+        attended = attend(q, k, v, wide, ids, block, layer, s, lambda x, name: unit(x))
         after = []
         for h_i, a in zip(h, attended, strict=True):
             h_a = unit(block["W_o.weight"] @ a)
@@ -284,8 +344,8 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
     d, d_head, f = s.d_model, s.d_model // s.n_heads, s.d_ff
     nu_qkv, nu_p, nu_uz, nu_d = (math.sqrt(x) for x in (d / d_head, d_head / d, d / f, f / d))
     alpha_init, alpha_scale = s.alpha
-    for layer in range(s.n_layers):
-        block = Block(parameters, layer)
+    for number in range(s.n_layers):
+        block, layer = Block(parameters, number), s.layer(number)
         alpha_a = block["alpha_A.stored"] * (alpha_init / alpha_scale)
         alpha_m = block["alpha_M.stored"] * (alpha_init / alpha_scale)
         q, k, v = [], [], []
@@ -293,18 +353,30 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
             for name, into in (("q", q), ("k", k)):
                 vectors = []
                 for vector in heads(block[f"W_{name}.weight"], h_i, s.n_heads):
-                    vector = rotate(nu_qkv * vector, place(position, ids), s.frequencies)
-                    # Without QK-norm q and k get root mean square 1 by √D (the package's choice).
-                    vectors.append(rms(vector, s.norm_eps) if s.qk_norm else vector * math.sqrt(d_head))
+                    vector = nu_qkv * vector
+                    # q and k get root mean square 1 by √D (the package's choice): without QK-norm, and where a
+                    # finite ε is added to the mean square. A gain comes before the rotation.
+                    if not s.qk_norm:
+                        vector = vector * math.sqrt(d_head)
+                    elif s.qk_norm_eps is None:
+                        vector = rms(vector, s.norm_eps)
+                    else:
+                        vector = rms(vector * math.sqrt(d_head), s.qk_norm_eps)
+                    if s.qk_gain:
+                        vector = vector * block[f"norm_{name}.gain"]
+                    vectors.append(rotate(vector, place(position, ids), layer[1]))
                 into.append(vectors)
             v.append([nu_qkv * vector for vector in heads(block["W_v.weight"], h_i, s.n_heads)])
-        attended = attend(q, k, v, ids, block, s.logit)
+        wide = [math.sqrt(d) * h_i for h_i in h]
+        attended = attend(q, k, v, wide, ids, block, layer, s, lambda x, name: unit(x))
         after = []
         for h_i, a in zip(h, attended, strict=True):
             h_a = nu_p * (block["W_o.weight"] @ a)
+            h_a = unit(h_a) if s.post_norm else h_a
             h_i = (h_i + alpha_a * (h_a - h_i)) / (alpha_a**2 + (1 - alpha_a) ** 2) ** 0.5
             u, z = nu_uz * (block["W_u.weight"] @ h_i), nu_uz * (block["W_z.weight"] @ h_i)
             h_m = nu_d * (block["W_d.weight"] @ (nu_acf(d, f) * u * silu(math.sqrt(d) * z)))
+            h_m = unit(h_m) if s.post_norm else h_m
             after.append((h_i + alpha_m * (h_m - h_i)) / (alpha_m**2 + (1 - alpha_m) ** 2) ** 0.5)
         h = after
     s_z = parameters["s_z.stored"] * (s.s_z[0] / s.s_z[1])
@@ -326,3 +398,16 @@ def run(
         ids = None if document_ids is None else document_ids[b].tolist()
         logits.append(architecture(parameters, list(embedded[b]), ids, settings))
     return torch.stack(logits), embedded
+
+
+def nu_att_of_normal_scores(n: int) -> float:
+    """1/√E[Σ w²] for w the softmax of n standard normal numbers: n ∫ s E[e^{2x − s e^x}] E[e^{−s e^x}]^{n−1} ds."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
+    weights = weights / weights.sum()
+
+    def density(log_s: float) -> float:
+        s = math.exp(log_s)
+        decay = np.exp(-s * np.exp(nodes))
+        return n * s * s * (weights * np.exp(2 * nodes) * decay).sum() * (weights * decay).sum() ** (n - 1)
+
+    return integrate.quad(density, -40, 20, points=[-5.0, 0.0, 3.0], limit=400)[0] ** -0.5

@@ -3,11 +3,14 @@
 To 1e-9 in float64 on every back end that can do the mechanism, and to float32 rounding for SDPA in float32.
 """
 
+import math
+
 import pytest
 import torch
 
-from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PRoPE, RoPE, attention
-from anlit.attention.backends import BACKENDS
+from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PositionsPattern, PRoPE, RoPE, attention
+from anlit.attention.around import AroundAttention
+from anlit.attention.backends import sdpa
 from anlit.attention.mechanism import Mechanism
 from tests.attention.examples import SHIPPED, LogNWithSlopes
 from tests.models.tiny import SIZE, jolt, random_tokens, tiny
@@ -24,8 +27,11 @@ POSITIONS = {
     "p-rope": (PRoPE(), naive.p_rope(D_HEAD)),
     "nope": (NoPE(), []),
     "dynamic ntk": (DynamicNTK(fraction=0.5, training_length=4), naive.dynamic_ntk(D_HEAD, 0.5, 6 / 4)),
+    "pattern": (PositionsPattern([RoPE(fraction=0.5), NoPE()]), [naive.rope(D_HEAD, 0.5), []]),
 }
-FORMULAS: dict[str, naive.Logit] = {
+Formula = naive.Logit | list[tuple[naive.Logit, int | None]]
+"""Of every layer, or of each layer of a pattern with its window."""
+FORMULAS: dict[str, Formula] = {
     "plain": naive.plain,
     "scale-invariant": naive.scale_invariant(3.0),
     "scale-invariant, c per layer": naive.scale_invariant_general(3.0),
@@ -41,6 +47,10 @@ FORMULAS: dict[str, naive.Logit] = {
     "log bias": naive.log_bias(2.0),
     "log bias, r global": naive.log_bias(2.0, naive.sqrt_log_n(shared=True)),
     "alibi": naive.alibi(N_HEADS),
+    "window": [(naive.plain, 3)],
+    "window, scale-invariant": [(naive.scale_invariant(2.0), 4)],
+    "window, log n": [(naive.log_n(), 3)],
+    "pattern": [(naive.alibi(N_HEADS), 2), (naive.sqrt_log_n(), None)],
     "of one's own": naive.log_n_with_slopes,
 }
 MECHANISMS: dict[str, Mechanism] = {**SHIPPED, "of one's own": LogNWithSlopes()}
@@ -76,12 +86,23 @@ def computed(model: torch.nn.Module) -> Result:
     return {"logits": logits.detach(), "embedded input": embedded[0].grad, **gradients}
 
 
-def by_the_formulas(model: torch.nn.Module, architecture, mechanism, positions, masked, qk_norm, d_ff) -> Result:
+def layers_of(mechanism: str, positions: str) -> list[naive.Layer]:
+    formula, frequencies = FORMULAS[mechanism], POSITIONS[positions][1]
+    pattern = formula if isinstance(formula, list) else [(formula, None)]
+    turning = frequencies if frequencies and isinstance(frequencies[0], list) else [frequencies]
+    repeats = math.lcm(len(pattern), len(turning))
+    return [
+        (pattern[i % len(pattern)][0], turning[i % len(turning)], pattern[i % len(pattern)][1]) for i in range(repeats)
+    ]
+
+
+def by_the_formulas(
+    model: torch.nn.Module, architecture, mechanism, positions, masked, qk_norm, d_ff, **around
+) -> Result:
     """The same, with the model's parameters, from `naive.py`."""
     size = {key: SIZE[key] for key in ("n_heads", "n_layers", "d_model")}
-    settings = naive.Settings(**size, d_ff=d_ff or 4 * SIZE["d_model"], logit=FORMULAS[mechanism],
-                              frequencies=POSITIONS[positions][1], qk_norm=qk_norm, norm_eps=EPS, alpha=ALPHA,
-                              s_z=S_Z)  # fmt: skip
+    settings = naive.Settings(**size, d_ff=d_ff or 4 * SIZE["d_model"], layers=layers_of(mechanism, positions),
+                              qk_norm=qk_norm, norm_eps=EPS, alpha=ALPHA, s_z=S_Z, **around)  # fmt: skip
     copies = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
     logits, embedded = naive.run(ORACLE[architecture], copies, TOKENS, DOCUMENTS if masked else None, settings)
     (logits * PROBE).sum().backward()
@@ -93,25 +114,40 @@ def by_the_formulas(model: torch.nn.Module, architecture, mechanism, positions, 
 
 
 def compare(actual: Result, expected: Result, tolerance: float, what: str) -> None:
-    """Each tensor to `tolerance` of its largest entry; a lone number, whose terms may cancel, to 20 times that."""
+    """Each tensor to `tolerance` of its largest entry; one or two numbers, whose terms may cancel, to 20 times that."""
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         error = (actual[name].double() - tensor).abs().max() / tensor.abs().max()
-        assert error <= tolerance * (20 if tensor.numel() == 1 else 1), (
+        assert error <= tolerance * (20 if tensor.numel() < 3 else 1), (
             f"{what}: {name} is off by {error:.1e} of its largest entry"
         )
 
 
-def check(architecture, mechanism="plain", positions="rope half", masked=True, qk_norm=True, d_ff=None) -> None:
-    able = [name for name, backend in BACKENDS.items() if backend.reason_against(MECHANISMS[mechanism]) is None]
-    changes = {"document_masking": masked, "qk_norm": qk_norm, "d_ff": d_ff}
-    models = {name: build(architecture, mechanism, positions, name, **changes) for name in able}
-    expected = by_the_formulas(models["eager"], architecture, mechanism, positions, masked, qk_norm, d_ff)
-    for name, model in models.items():
-        compare(computed(model), expected, 1e-9, f"{name}, float64")
-    if "sdpa" in able:
-        single = build(architecture, mechanism, positions, "sdpa", **changes).float()
-        compare(computed(single), expected, 5e-6, "sdpa, float32")
+def check(
+    architecture,
+    mechanism: str = "plain",
+    positions: str = "rope half",
+    masked: bool = True,
+    qk_norm: bool = True,
+    d_ff: int | None = None,
+    around: AroundAttention = AroundAttention(),
+    tolerance: float = 1e-9,
+    **formulas,
+) -> None:
+    """Each back end that can do the mechanism against `naive.py`; `formulas` are its settings for `around`."""
+    changes = {"document_masking": masked, "qk_norm": qk_norm, "d_ff": d_ff, "around": around}
+    eager = build(architecture, mechanism, positions, "eager", **changes)
+    expected = by_the_formulas(eager, architecture, mechanism, positions, masked, qk_norm, d_ff, **formulas)
+    compare(computed(eager), expected, tolerance, "eager, float64")
+    if sdpa.reason_against(MECHANISMS[mechanism]) is not None:
+        return
+    for shortest, way in [(1, "document by document"), (100, "by a mask")][: 2 if masked else 1]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sdpa, "SHORTEST_MEAN", shortest)
+            model = build(architecture, mechanism, positions, "sdpa", **changes)
+            compare(computed(model), expected, tolerance, f"sdpa {way}, float64")
+            single = build(architecture, mechanism, positions, "sdpa", **changes).float()
+            compare(computed(single), expected, 5e-6, f"sdpa {way}, float32")
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -67,7 +67,8 @@ def test_without_masking_they_do(architecture, mechanism) -> None:
         if where.start == 0:
             close(logits[b, where], alone)
         else:
-            assert (logits[b, where] - alone).abs().amax(-1).min() > 1e-3
+            reach = (SHIPPED[mechanism].window or 100) - 1  # further on a window no longer reaches into the other
+            assert (logits[b, where] - alone).abs().amax(-1)[:reach].min() > 1e-3
     model.document_masking = True
     _, masked_gradients = run(model, TOKENS, IDS, PROBE)
     for name, gradient in gradients.items():

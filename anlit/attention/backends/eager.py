@@ -19,27 +19,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     """softmax(a·g·S + m) v, all of shape (B, H, T, D); q and k of unit root mean square.
 
     Queries are taken in blocks of 512 and, if there are several, each block's logits are recomputed in the
-    backward pass, so memory grows with 512·T and not with T².
+    backward pass, so memory grows with 512·T and not with T². Keys that lie before a block's window are not touched.
     """
     length = q.shape[-2]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    distances = torch.arange(length, device=q.device, dtype=wide)
-    a, m = mechanism.distance_gain(distances), mechanism.distance_bias(distances)
-    gain = mechanism.gain(documents.n_visible(wide)[:, None])
-    q = q * q.shape[-1] ** -0.5
-    if gain is not None:
-        q = q * gain[..., None].to(q.dtype)
+    a, m = distance_tables(mechanism, length, q)
+    q = with_gain(q, mechanism, documents)
 
     def block(first: int, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None) -> Tensor:
         end = first + q.shape[-2]
-        visible = documents.mask() if end == length and first == 0 else documents.visible(first, end)
-        index = _distances(first, end, q.device)
-        bias = torch.where(visible, m[..., index] if m is not None else q.new_zeros((), dtype=wide), float("-inf"))
-        logits = (q @ k[..., :end, :].mT).to(wide)
-        logits = logits + bias if a is None else torch.addcmul(bias, logits, a[..., index])
+        begin = 0 if mechanism.window is None else max(0, first - mechanism.window + 1)
+        logits = _logits(q, k, a, m, documents, mechanism.window, first, begin)
         weights = logits.softmax(-1).to(v.dtype)
         weights = torch.nn.functional.dropout(weights, dropout) if dropout else weights
-        return weights @ v[..., :end, :]
+        return weights @ v[..., begin:end, :]
 
     if length <= QUERIES_PER_BLOCK:
         return block(0, q, k, v, a, m)
@@ -52,7 +44,52 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     )
 
 
-def _distances(first: int, end: int, device: torch.device) -> Tensor:
-    """i − j for queries [first, end) and keys [0, end), 0 where the key is ahead: (queries, end), int64."""
+def logits(q: Tensor, k: Tensor, mechanism: Mechanism, documents: Documents, first: int, end: int) -> Tensor:
+    """L of queries [first, end) over keys [0, end): (B, H, end − first, end) in float32 at least, −∞ where unseen.
+
+    For measurements: attention itself makes the tables of a and m once for all its blocks.
+    """
+    a, m = distance_tables(mechanism, end, q)
+    rows = with_gain(q, mechanism, documents)[..., first:end, :]
+    return _logits(rows, k, a, m, documents, mechanism.window, first, 0)
+
+
+def distance_tables(mechanism: Mechanism, length: int, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """a(t) and m(t) for t = 0 … length − 1, each (length,), (H or 1, length) or None, in float32 at least."""
+    wide = torch.promote_types(like.dtype, torch.float32)
+    distances = torch.arange(length, device=like.device, dtype=wide)
+    return mechanism.distance_gain(distances), mechanism.distance_bias(distances)
+
+
+def with_gain(q: Tensor, mechanism: Mechanism, documents: Documents) -> Tensor:
+    """g(n_i)·q_i/√D, (B, H, T, D): its product with k is g·S."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    gain = mechanism.gain(documents.n_visible(wide, mechanism.window)[:, None])
+    q = q * q.shape[-1] ** -0.5
+    return q if gain is None else q * gain[..., None].to(q.dtype)
+
+
+def _logits(
+    q: Tensor,
+    k: Tensor,
+    a: Tensor | None,
+    m: Tensor | None,
+    documents: Documents,
+    window: int | None,
+    first: int,
+    begin: int,
+) -> Tensor:
+    """L for the given rows of q, the first of which is query `first`, over keys from `begin` to the last row's own."""
+    end = first + q.shape[-2]
+    whole = first == begin == 0 and end == documents.length
+    visible = documents.mask(window) if whole else documents.visible(first, end, window, begin)
+    index = _distances(first, end, begin, q.device)
+    scores = (q @ k[..., begin:end, :].mT).to(torch.promote_types(q.dtype, torch.float32))
+    bias = torch.where(visible, scores.new_zeros(()) if m is None else m[..., index], float("-inf"))
+    return scores + bias if a is None else torch.addcmul(bias, scores, a[..., index])
+
+
+def _distances(first: int, end: int, begin: int, device: torch.device) -> Tensor:
+    """i − j for queries [first, end) and keys [begin, end), 0 where the key is ahead, int64."""
     queries = torch.arange(first, end, device=device)
-    return (queries[:, None] - torch.arange(end, device=device)).clamp_min(0)
+    return (queries[:, None] - torch.arange(begin, end, device=device)).clamp_min(0)

@@ -4,8 +4,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from anlit.attention.backends.eager import distance_tables
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
+
+SHORTEST_MEAN = 32
+"""Documents of at least so many tokens on average are worth a call each: below that the calls cost more than they save
+(2 CPU cores, H 4, D 32: with documents of 8 tokens 0.6 × as fast as one masked call, of 32 1.4 ×, of 256 4.5 ×)."""
 
 
 def reason_against(mechanism: Mechanism) -> str | None:
@@ -16,18 +21,70 @@ def reason_against(mechanism: Mechanism) -> str | None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(g·S + m) v, all of shape (B, H, T, D); g goes into q, m and the documents into a mask (…, T, T)."""
+    """softmax(g·S + m) v, all of shape (B, H, T, D); g goes into q, m and the window into an additive mask.
+
+    On CPU packed documents are taken one by one, without a mask over all of T × T; on other devices, where asking for
+    their lengths would wait for the device, by such a mask.
+    """
     length = q.shape[-2]
     wide = torch.promote_types(q.dtype, torch.float32)
-    gain = mechanism.gain(documents.n_visible(wide)[:, None])
+    gain = mechanism.gain(documents.n_visible(wide, mechanism.window)[:, None])
     if gain is not None:
         q = q * gain[..., None].to(q.dtype)
-    m = mechanism.distance_bias(torch.arange(length, device=q.device, dtype=wide))
-    if m is None and not documents.are_masked:
-        return scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-    mask = documents.mask()
+    _, m = distance_tables(mechanism, length, q)
+    if not documents.are_masked or not _one_by_one(documents):
+        return _attend_masked(q, k, v, m, mechanism.window, documents, dropout)
+    lengths = documents.cu_seqlens.diff().tolist()
+    bias = _bias(m, mechanism.window, max(lengths), q)
+    own = zip(*(_by_document(x, lengths) for x in (q, k, v)), strict=True)
+    parts = [_call(q_own, k_own, v_own, bias, dropout) for q_own, k_own, v_own in own]
+    joined = torch.cat([part[0].transpose(0, 1) for part in parts])
+    return joined.unflatten(0, (-1, length)).transpose(1, 2)
+
+
+def _by_document(x: Tensor, lengths: list[int]) -> list[Tensor]:
+    """(B, H, T, D) → for each document (1, H, its length, D)."""
+    return [own.transpose(0, 1)[None] for own in x.transpose(1, 2).flatten(0, 1).split(lengths)]
+
+
+def _one_by_one(documents: Documents) -> bool:
+    if documents.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return documents.cu_seqlens[-1].item() >= SHORTEST_MEAN * (len(documents.cu_seqlens) - 1)
+
+
+def _attend_masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    m: Tensor | None,
+    window: int | None,
+    documents: Documents,
+    dropout: float,
+) -> Tensor:
+    """All sequences in one call, documents as a mask."""
+    if not documents.are_masked:
+        return _call(q, k, v, _bias(m, window, q.shape[-2], q), dropout)
+    mask = documents.mask(window)
     if m is not None:
-        index = torch.arange(length, device=q.device)
-        bias = m[..., (index[:, None] - index).clamp_min(0)]
-        mask = torch.where(mask, bias, float("-inf")).to(q.dtype)
+        index = torch.arange(q.shape[-2], device=q.device)
+        mask = torch.where(mask, m[..., (index[:, None] - index).clamp_min(0)], float("-inf")).to(q.dtype)
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+
+def _bias(m: Tensor | None, window: int | None, length: int, like: Tensor) -> Tensor | None:
+    """What is added to the logits of one document of `length` tokens, (H or none, length, length); None if nothing."""
+    if m is None and (window is None or window >= length):
+        return None
+    index = torch.arange(length, device=like.device)
+    t = index[:, None] - index
+    visible = t >= 0 if window is None else (t >= 0) & (t < window)
+    return torch.where(visible, like.new_zeros(()) if m is None else m[..., t.clamp_min(0)], float("-inf")).to(like)
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+    """One document, or sequences that are one each: (B, H, T, D), the upper left of `bias` where there is one."""
+    if bias is None:
+        return scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+    length = q.shape[-2]
+    return scaled_dot_product_attention(q, k, v, attn_mask=bias[..., :length, :length], dropout_p=dropout)

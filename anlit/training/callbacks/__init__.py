@@ -1,16 +1,19 @@
 """One concern per file; `anlit.cli` puts them all into every run."""
 
-from anlit.training.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from anlit.training.callbacks.attention_statistics import AttentionStatistics
+from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import StopOnNonFinite
+from anlit.training.callbacks.loss_guard import LossGuard
 from anlit.training.callbacks.norms import NormMonitor
 from anlit.training.callbacks.random_state import RandomState
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.callbacks.throughput import Throughput
 
 __all__ = [
-    "AtomicCheckpointIO",
+    "AttentionStatistics",
     "BestCheckpoint",
     "LastCheckpoint",
+    "LossGuard",
     "NormMonitor",
     "RandomState",
     "RunRecord",

@@ -33,10 +33,15 @@ class StopOnNonFinite(L.Callback):
     def _check(self, trainer: L.Trainer) -> None:
         if self._all_finite is None or bool(self._all_finite):
             return
-        raise UserError(
-            f"the training loss became NaN or infinite at step {trainer.global_step}: lower the learning rate "
-            f"(model.optimizer) or inspect the data; the last good checkpoint is {last_checkpoint(trainer)}"
-        )
+        raise diverged(trainer, f"the training loss became NaN or infinite at step {trainer.global_step}")
+
+
+def diverged(trainer: L.Trainer, what: str) -> UserError:
+    """The error that ends a run for which `what` happened; says what to do and what there is to go on from."""
+    return UserError(
+        f"{what}: lower the learning rate (model.optimizer) or inspect the data; "
+        f"the last good checkpoint is {last_checkpoint(trainer)}"
+    )
 
 
 def last_checkpoint(trainer: L.Trainer) -> str:

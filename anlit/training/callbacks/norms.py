@@ -6,6 +6,7 @@ import lightning as L
 import torch
 
 from anlit.layers.scaling import ScalingVector
+from anlit.layers.sharded import whole
 
 
 class NormMonitor(L.Callback):
@@ -30,7 +31,7 @@ def scaling_means(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     kinds: dict[str, list[torch.Tensor]] = {}
     for name, module in model.named_modules():
         if isinstance(module, ScalingVector):
-            kinds.setdefault(name.rsplit(".", 1)[-1], []).append(module().abs().mean())
+            kinds.setdefault(name.rsplit(".", 1)[-1], []).append(whole(module().abs().mean()))
     return {f"scaling/{kind}": torch.stack(means).mean() for kind, means in kinds.items()}
 
 
@@ -40,6 +41,6 @@ def row_norm_range(model: Any) -> dict[str, torch.Tensor]:
     if not norms:
         return {}
     return {
-        "norms/row_max": torch.stack([rows.max() for rows in norms]).max(),
-        "norms/row_min": torch.stack([rows.min() for rows in norms]).min(),
+        "norms/row_max": torch.stack([whole(rows.max()) for rows in norms]).max(),
+        "norms/row_min": torch.stack([whole(rows.min()) for rows in norms]).min(),
     }

@@ -1,29 +1,75 @@
-"""How much was trained and how fast: tokens seen, training seconds, tokens per second, MFU."""
+"""How much was trained and how fast: tokens, seconds, MFU, step times, time waiting for data, memory."""
 
+import resource
+import sys
 import time
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
 # Lightning's table gives the H200 twice its dense bf16 peak; NVIDIA's data sheet says 989 TFLOP/s without sparsity.
 DENSE_PEAK = {"h200": {torch.bfloat16: 989e12, torch.float16: 989e12}}
+PERCENTILES = (50, 90, 99)
+
+
+class StepTimes:
+    """Seconds between the ends of successive optimizer steps, by the device's clock where it has one.
+
+    On CUDA an event is recorded at each end, which costs the host nothing; they are read at `take`, which waits for
+    the last one. The host's clock would show how fast it queues work, not how fast the device does it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_cuda = device.type == "cuda"
+        self._ends: list[list[Any]] = [[]]
+
+    def pause(self) -> None:
+        """What happens until the next `mark` is no step's time."""
+        self._ends.append([])
+
+    def mark(self) -> None:
+        """A step ends here, and the next begins."""
+        if not self.on_cuda:
+            self._ends[-1].append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._ends[-1].append(event)
+
+    def take(self) -> list[float]:
+        """Those since the last call."""
+        pairs = [pair for ends in self._ends for pair in zip(ends, ends[1:], strict=False)]
+        self._ends = [self._ends[-1][-1:]]
+        if not self.on_cuda:
+            return [end - begin for begin, end in pairs]
+        if pairs:
+            pairs[-1][1].synchronize()
+        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
 
 
 class Throughput(L.Callback):
-    """Counts tokens and seconds over the whole run, across resumes, and logs them.
+    """Counts tokens and seconds over the whole run, across resumes, and logs them with the speed since the last time.
 
-    `train/tokens` and `val/tokens` are training tokens seen by all ranks; `train/seconds` and `val/seconds` are the
-    wall-clock of training with its data loading, validation left out. Both are in the checkpoint. MFU is logged
-    where the device's peak is known.
+    Of the whole run, in the checkpoint: `train/tokens` and `val/tokens` are training tokens seen by all ranks;
+    `train/seconds` and `val/seconds` are the wall-clock of training with its data loading and checkpoints, validation
+    left out. Since the last logging step, of rank 0: `train/tokens_per_second` of all ranks; `train/mfu`, where the
+    device's peak is known; `train/step_seconds_p50`, `_p90`, `_p99`, see `StepTimes`; `train/data_wait_share`, the
+    share of seconds in which the host asked the loader for a batch and had to wait (a device that has work queued
+    goes on meanwhile, so this bounds what the data cost). `train/peak_memory_gb` is the most that the process's tensors
+    took of the device's memory so far, `train/peak_memory_reserved_gb` what torch took for them; on CPU the first is the
+    process's peak resident memory. In units of 10⁹ bytes. The device is waited for at logging steps only.
     """
 
     def __init__(self) -> None:
         self.tokens, self.seconds = 0, 0.0
-        self._mark = 0.0
+        self._flops, self._waited, self._asked_at = 0.0, 0.0, 0.0
+        self._mark, self._step = 0.0, 0
         self._logged = (0, 0.0)
         self._peak: float | None = None
+        self._steps = StepTimes(torch.device("cpu"))
 
     def state_dict(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "seconds": self.seconds}
@@ -32,12 +78,44 @@ class Throughput(L.Callback):
         self.tokens, self.seconds = state_dict["tokens"], state_dict["seconds"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._mark = time.perf_counter()
-        self._logged = (self.tokens, self.seconds)
+        self._steps = StepTimes(pl_module.device)
         self._peak = peak_flops(pl_module.device, trainer.precision)
+        self._step = trainer.global_step
+        self._start_interval()
+        self._watch_the_loader(trainer)
+        self._mark = time.perf_counter()
+        self._steps.mark()
+
+    def _watch_the_loader(self, trainer: L.Trainer) -> None:
+        """Time Lightning's own calls around `next(loader)`.
+
+        Between the hooks of one batch's end and the next one's start lie also checkpoints, validation, logging and, with
+        several ranks, a broadcast that waits for the device.
+        """
+        loop: Any = trainer.fit_loop.epoch_loop
+        kind: Any = type(loop)
+
+        def on_before_fetch() -> None:
+            kind._on_before_fetch(loop)
+            self._asked_at = time.perf_counter()
+
+        def on_after_fetch() -> None:
+            self._waited += time.perf_counter() - self._asked_at
+            kind._on_after_fetch(loop)
+
+        loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
+
+    def _start_interval(self) -> None:
+        self._logged = (self.tokens, self.seconds)
+        self._flops = self._waited = 0.0
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._steps.pause()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._mark = time.perf_counter()
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._steps.mark()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -45,23 +123,47 @@ class Throughput(L.Callback):
         now = time.perf_counter()
         self.seconds += now - self._mark
         self._mark = now
-        self.tokens += batch.tokens.numel() * trainer.world_size
-        tokens, seconds = self.tokens - self._logged[0], self.seconds - self._logged[1]
-        if trainer.global_step % trainer.log_every_n_steps or not seconds:  # type: ignore[attr-defined]
-            return
-        rate = tokens / seconds
-        values = {"train/tokens": float(self.tokens), "train/seconds": self.seconds}
+        tokens = batch.tokens.numel() * trainer.world_size
+        self.tokens += tokens
         if self._peak:
             decoder: Any = pl_module.model
-            flops = decoder.flops_per_token(batch.tokens.shape[1])
-            values["train/mfu"] = rate * flops / (self._peak * trainer.world_size)
-        pl_module.log_dict(values)
-        pl_module.log("train/tokens_per_second", rate, prog_bar=True)
-        self._logged = (self.tokens, self.seconds)
+            self._flops += tokens * decoder.flops_per_token(batch.tokens.shape[1])
+        if trainer.global_step == self._step:  # several micro-batches make one step
+            return
+        self._step = trainer.global_step
+        self._steps.mark()
+        if self._step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self._log(trainer, pl_module)
+
+    def _log(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        tokens, seconds = self.tokens - self._logged[0], self.seconds - self._logged[1]
+        if not seconds:
+            return
+        values = {"train/tokens": float(self.tokens), "train/seconds": self.seconds}
+        values["train/data_wait_share"] = self._waited / seconds
+        if self._peak:
+            values["train/mfu"] = self._flops / seconds / (self._peak * trainer.world_size)
+        if times := self._steps.take():
+            for percent, value in zip(PERCENTILES, np.percentile(times, PERCENTILES), strict=True):
+                values[f"train/step_seconds_p{percent}"] = float(value)
+        pl_module.log_dict(values | peak_memory(pl_module.device))
+        pl_module.log("train/tokens_per_second", tokens / seconds, prog_bar=True)
+        self._start_interval()
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "fit":
             pl_module.log_dict({"val/tokens": float(self.tokens), "val/seconds": self.seconds})
+
+
+def peak_memory(device: torch.device) -> dict[str, float]:
+    """What the process took at most so far, in 10⁹ bytes, under the names that are logged."""
+    if device.type == "cuda":
+        return {
+            "train/peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9,
+            "train/peak_memory_reserved_gb": torch.cuda.max_memory_reserved(device) / 1e9,
+        }
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"train/peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
 
 
 def peak_flops(device: torch.device, precision: str | int | None) -> float | None:

@@ -1,0 +1,26 @@
+"""Different attention in different layers, such as three local layers and a global one in turn."""
+
+from collections.abc import Sequence
+
+from anlit.attention.mechanism import Mechanism
+
+
+class AttentionPattern(Mechanism):
+    """Layer number l (from 0) has the mechanism `layers[l mod len(layers)]`.
+
+    Positions per layer are `PositionsPattern`. A coefficient that an entry learns globally is shared by the layers of
+    that entry.
+
+    Args:
+        layers: One mechanism for each layer of the period.
+    """
+
+    def __init__(self, layers: Sequence[Mechanism]) -> None:
+        super().__init__()
+        if not layers:
+            raise ValueError("AttentionPattern's layers must name at least one mechanism")
+        self.layers = list(layers)
+        self.scales_with_distance = any(mechanism.scales_with_distance for mechanism in self.layers)
+
+    def for_layer(self, n_heads: int, d_head: int, layer: int) -> Mechanism:
+        return self.layers[layer % len(self.layers)].for_layer(n_heads, d_head, layer)

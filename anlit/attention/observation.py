@@ -1,0 +1,120 @@
+"""What the attention layers of a model do with the text they read: their statistics, averaged over queries.
+
+Hooks before each `Attention` take its q, k and v and compute the logits once more, block by block, so any back end
+can be observed and memory grows with the length and not with its square. Nothing of the model changes.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anlit.attention.attention import Attention
+from anlit.attention.backends.eager import logits
+from anlit.attention.documents import Documents
+from anlit.attention.statistics import Range, squared_average, statistics
+
+QUERIES_PER_BLOCK = 512
+# Logits in a block at most, over sequences and heads: 64 MiB in float32, of which there are a few copies.
+BLOCK_ELEMENTS = 1 << 24
+
+
+def bin_edges(longest: int) -> list[int]:
+    """1, 2, 4 … for bins [2^k, 2^{k+1}) of context lengths up to `longest`; a power of two itself joins the last."""
+    return [1 << power for power in range(max(1, (longest - 1).bit_length()))]
+
+
+class BinnedMeans:
+    """Means over queries, for each head and each bin of the context length n.
+
+    Args:
+        edges: Where the bins begin, increasing, the first at 1; the last has no end.
+    """
+
+    def __init__(self, edges: list[int]) -> None:
+        self.edges = edges
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, Tensor] = {}
+
+    def add(self, values: dict[str, Tensor], n: Tensor) -> None:
+        """Count in each statistic's values, (B, H, Q); NaN is left out.
+
+        Args:
+            values: By name.
+            n: (B, Q) integers, each query's context length.
+        """
+        edges = torch.tensor(self.edges, device=n.device)
+        place = (torch.bucketize(n, edges, right=True) - 1).flatten()
+        for name, value in values.items():
+            by_head = value.double().transpose(0, 1).flatten(1)  # (H, B·Q)
+            there = by_head.isfinite()
+            shape = (len(by_head), len(self.edges))
+            if name not in self._sums:
+                self._sums[name], self._counts[name] = by_head.new_zeros(shape), by_head.new_zeros(shape)
+            self._sums[name].index_add_(1, place, by_head.where(there, 0.0))
+            self._counts[name].index_add_(1, place, there.double())
+
+    def means(self) -> dict[str, Tensor]:
+        """(H, bins) of each statistic, float64; NaN in a bin without queries."""
+        return {name: total / self._counts[name] for name, total in self._sums.items()}
+
+    def counts(self, name: str = "n") -> Tensor:
+        """How many queries each mean of a statistic is of, (H, bins)."""
+        return self._counts[name]
+
+
+@contextmanager
+def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator[list[BinnedMeans]]:
+    """While this is open, every forward pass of `model` is counted in; gives the means of each layer, first to last.
+
+    A query's context length n is its place in its document, from 1, be there a window or not. Beside what
+    `anlit.attention.statistics.statistics` gives there are `squared_average`, `n`, and `visible_keys`, which is n or
+    the window. A compiled model runs uncompiled here, and its compiled form is kept.
+    """
+    layers = attention_layers(model)
+    means = [BinnedMeans(edges) for _ in layers]
+
+    def hook(layer: Attention, arguments: Any, record: BinnedMeans) -> None:
+        q, k, v, documents = arguments
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+            observe(record, layer, q, k, v, documents, spans)
+
+    handles = [
+        layer.register_forward_pre_hook(lambda layer, arguments, record=record: hook(layer, arguments, record))
+        for layer, record in zip(layers, means, strict=True)
+    ]
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield means
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def attention_layers(model: nn.Module) -> list[Attention]:
+    """The attention of each block, first to last."""
+    return [module for module in model.modules() if isinstance(module, Attention)]
+
+
+def observe(
+    record: BinnedMeans, layer: Attention, q: Tensor, k: Tensor, v: Tensor, documents: Documents, spans: list[Range]
+) -> None:
+    """Count one layer's queries in; q, k, v: (B, H, T, D) as `Attention.forward` gets them."""
+    n_sequences, n_heads, length, _ = q.shape
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    begins = torch.arange(length, device=q.device)[None]
+    begins = begins - (begins if documents.positions is None else documents.positions)
+    size = min(QUERIES_PER_BLOCK, max(16, BLOCK_ELEMENTS // (n_sequences * n_heads * length)))
+    for first in range(0, length, size):
+        end = min(first + size, length)
+        block = logits(q, k, layer.mechanism, documents, first, end)
+        values = statistics(block, begins[:, first:end], spans)
+        values["squared_average"] = squared_average(block, v[..., :end, :])
+        values["visible_keys"] = (block > -math.inf).sum(-1)
+        n = (torch.arange(first + 1, end + 1, device=q.device) - begins[:, first:end]).expand(n_sequences, -1)
+        values["n"] = n[:, None].expand(-1, n_heads, -1)
+        record.add(values, n)

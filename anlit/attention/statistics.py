@@ -1,0 +1,146 @@
+"""How an attention layer spreads its weights: numbers per query, from the logits.
+
+Shape letters: B sequences, H heads, Q queries, K keys, D head width. Everywhere `logits` is (B, H, Q, K), −inf where a
+key is not visible, and the last query stands at the last key, so the distance of key j from query i is
+t = (K − Q + i) − j. Weights are w = softmax(logits) over the keys. Results are (B, H, Q), in float32 at least, and NaN
+where a query sees none of the keys in question: what was not there is not a weight of 0.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LATEST = 100
+"""[SI] asks for the weight on the last 100 tokens."""
+
+
+class Range(NamedTuple):
+    """The distances first ≤ t < end, in tokens."""
+
+    first: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.first}_to_{self.end}"
+
+
+def ranges(longest: int, ratio: float = 10.0) -> list[Range]:
+    """[0, 1), which is the query's own token, then [1, Δ), [Δ, Δ²) … up to a distance of `longest` tokens.
+
+    Args:
+        longest: The largest distance that is to lie in a range, at least 0.
+        ratio: Δ > 1; bounds are rounded to whole tokens.
+    """
+    assert ratio > 1, ratio
+    found, power = [Range(0, 1)], 0
+    while found[-1].end <= longest:
+        power += 1
+        found.append(Range(found[-1].end, max(found[-1].end + 1, round(ratio**power))))
+    return found
+
+
+def within(logits: Tensor, span: Range) -> Tensor:
+    """The logits of the keys at distances in `span`, −inf for other keys; keys in no query's range are cut off."""
+    n_queries, n_keys = logits.shape[-2:]
+    low, high = max(0, n_keys - n_queries - span.end + 1), max(0, n_keys - span.first)
+    queries = torch.arange(n_keys - n_queries, n_keys, device=logits.device)
+    distances = queries[:, None] - torch.arange(low, high, device=logits.device)
+    return logits[..., low:high].masked_fill((distances < span.first) | (distances >= span.end), -math.inf)
+
+
+def log_total(logits: Tensor) -> Tensor:
+    """ln Σ e^L, the logarithm of the total weight before it is normalised."""
+    total = logits.to(_wide(logits)).logsumexp(-1)
+    return total.masked_fill(total == -math.inf, math.nan)
+
+
+def weight_within(logits: Tensor, span: Range, total: Tensor | None = None) -> Tensor:
+    """Σ w over the visible keys at distances in `span`; `total` is `log_total(logits)`, if that is known."""
+    return (log_total(within(logits, span)) - (log_total(logits) if total is None else total)).exp()
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """−Σ w ln w in nats, from 0 (one key has all the weight) to ln K (every key has the same)."""
+    if logits.shape[-1] == 0:
+        return logits.new_full(logits.shape[:-1], math.nan, dtype=_wide(logits))
+    return torch.special.entr(_softmax(logits)).sum(-1)
+
+
+def entropy_within(logits: Tensor, span: Range) -> Tensor:
+    """The entropy in nats of the weights at distances in `span`, normalised to 1 there.
+
+    It is that of e^L restricted to the range, whose normalisation over all keys cancels: −Σ p ln p with
+    p = e^L / Σ e^L, all sums over the visible keys of the range ([SI], figure 2).
+    """
+    return entropy(within(logits, span))
+
+
+def inverse_largest_weight(logits: Tensor, total: Tensor | None = None) -> Tensor:
+    """1/w_max, from 1 to K: about how many keys share the attention, as the heaviest of them tells."""
+    total = log_total(logits) if total is None else total
+    return (total - logits.to(total.dtype).amax(-1)).exp()
+
+
+def participation(logits: Tensor) -> Tensor:
+    """Σ w², from 1/K to 1: the squared norm of the average of K orthonormal values."""
+    return _softmax(logits).square().sum(-1)
+
+
+def weight_on(logits: Tensor, keys: Tensor) -> Tensor:
+    """The weight of one key per query.
+
+    Args:
+        logits: (B, H, Q, K).
+        keys: (B or 1, Q) int64, the number of the key; NaN comes where that one is not visible.
+    """
+    index = keys[:, None, :, None].expand(*logits.shape[:-1], 1)
+    at = logits.to(_wide(logits)).gather(-1, index)[..., 0]
+    return (at.masked_fill(at == -math.inf, math.nan) - log_total(logits)).exp()
+
+
+def squared_average(logits: Tensor, v: Tensor) -> Tensor:
+    """‖Σ_j w_j v_j‖² over the mean of ‖v_j‖² of the visible keys: Σ w² if values are orthogonal and equally long.
+
+    Args:
+        logits: (B, H, Q, K).
+        v: (B, H, K, D).
+    """
+    v = v.to(_wide(v))
+    visible = (logits > -math.inf).to(v.dtype)
+    mean = (visible @ v.square().sum(-1, keepdim=True))[..., 0] / visible.sum(-1)
+    return (_softmax(logits).to(v.dtype) @ v).square().sum(-1) / mean
+
+
+def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: int = LATEST) -> dict[str, Tensor]:
+    """All of them by name, each (B, H, Q).
+
+    Args:
+        logits: (B, H, Q, K).
+        first_keys: (B or 1, Q) int64, the key at which each query's document begins.
+        spans: The ranges of distances; `weight_1_to_10` and `entropy_1_to_10` are those of [1, 10). A range of which
+            a query sees a part counts with that part.
+        latest: `weight_latest_100` is the weight on the last 100 tokens, the query's own included.
+    """
+    total = log_total(logits)
+    found = {
+        "entropy": entropy(logits),
+        "inverse_largest_weight": inverse_largest_weight(logits, total),
+        "participation": participation(logits),
+        "weight_on_first": weight_on(logits, first_keys),
+        f"weight_latest_{latest}": weight_within(logits, Range(0, latest), total),
+    }
+    for span in spans:
+        found[f"weight_{span}"] = weight_within(logits, span, total)
+        if span.end - span.first > 1:
+            found[f"entropy_{span}"] = entropy_within(logits, span)
+    return found
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    return logits.softmax(-1, dtype=_wide(logits))

@@ -1,0 +1,178 @@
+"""Samples of the needle-in-a-haystack task (arXiv 2505.17083), for evaluation and for fine-tuning on it.
+
+    corpus text … ⏎ The special magic <city> number is <7 digits>. ⏎ … corpus text ⏎ The special magic <city> number is
+
+The continuation is the number. Corpus text comes as tokens from prepared shards, several documents joined by
+blank lines, so that a sample is one document: it has no end-of-document token that a mask could cut at.
+
+City and number of a sample are drawn from one of two sets that share no pair, one for training and one for
+evaluation: a pair is held out where a linear form of the two is a multiple of 97.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from anlit.data.cities import CITIES
+from anlit.data.module import TokenShards
+from anlit.data.store import TokenStore
+from anlit.errors import UserError
+
+SENTENCE = "The special magic {city} number is {number}."
+QUESTION = "The special magic {city} number is"
+SMALLEST, LARGEST = 1_000_000, 9_999_999
+MODULUS, FACTOR = 97, 41
+"""The pair (city c, number m) is held out for evaluation where m + 41·c is a multiple of 97."""
+CLOSE = 0.05
+"""The needle moves to a sentence's or line's end that is nearer than this share of the haystack."""
+
+
+class Sample(NamedTuple):
+    """One haystack with its needle, question and answer."""
+
+    tokens: np.ndarray
+    """(length + 1,) int64; the model reads the first `length`, and the answer is the end of the last `length`."""
+    n_answer: int
+    """Tokens of the answer."""
+    city: str
+    number: int
+    depth: float
+    """Where the needle stands: the share of the haystack before it."""
+
+
+class Haystack:
+    """Makes samples from a corpus.
+
+    Args:
+        stores: the corpus, one array of tokens after the other.
+        tokenizer: the one that made them.
+        end_of_document: the token to replace by a blank line.
+        name: of the corpus, for errors.
+
+    Raises:
+        UserError: the tokenizer does not give the needle's sentence back.
+    """
+
+    def __init__(self, stores: Sequence[TokenStore], tokenizer: Tokenizer, end_of_document: int, name: str) -> None:
+        self.stores, self.tokenizer, self.end_of_document, self.name = list(stores), tokenizer, end_of_document, name
+        self.ends = np.cumsum([0, *(store.n_tokens for store in stores)])
+        self.blank_line = self._encode("\n\n")
+        sentence = SENTENCE.format(city=CITIES[0], number=SMALLEST)
+        if tokenizer.decode(self._encode(sentence).tolist()).strip() != sentence or not len(self.blank_line):
+            raise UserError(
+                f"The tokenizer of {name} does not give '{sentence}' back: the needle needs one that keeps letters, "
+                "digits and line ends, such as a byte-level BPE."
+            )
+
+    @classmethod
+    def of(cls, data: TokenShards, split: str) -> "Haystack":
+        """The haystack of one split of prepared data.
+
+        Raises:
+            UserError: the folder is missing or damaged, or has no tokenizer.
+        """
+        stores = data._stores([source for group in data._sources(split).values() for source in group])
+        return cls(stores, data.tokenizer, data.manifest["end_of_document"], f"{data.path}/{split}")
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.ends[-1])
+
+    @cached_property
+    def shortest(self) -> int:
+        """The least length that has a token of corpus text beside every needle and question."""
+        questions = max(len(self._encode(f"\n{QUESTION}".format(city=city))) for city in CITIES)
+        longest_answer = len(f" {LARGEST}")  # a token for each character, at most
+        return 2 * (questions + longest_answer) + len(self._encode(".\n"))
+
+    def check(self, length: int) -> None:
+        """Raise UserError where samples of `length` tokens cannot be made."""
+        if length < self.shortest:
+            raise UserError(
+                f"{length} tokens are too few for a needle with the tokenizer of {self.name}: choose a length of "
+                f"{self.shortest} or more."
+            )
+        if length > self.n_tokens:
+            raise UserError(
+                f"{self.name} has {self.n_tokens:,} tokens, too few for a haystack of {length:,}: choose a shorter "
+                "length, or a corpus with more text in that split."
+            )
+
+    def sample(self, length: int, depth: float, random: np.random.RandomState, held_out: bool) -> Sample:
+        """One sample.
+
+        Args:
+            length: tokens that the model reads.
+            depth: where to put the needle, from 0 (in front) to 1 (before the question); it moves to the nearest end
+                of a sentence or line if one is within `CLOSE`.
+            random: decides everything else.
+            held_out: from which of the two sets city and number are drawn.
+        """
+        city, number = draw_pair(random, held_out)
+        needle = self._encode(f"\n{SENTENCE}\n".format(city=city, number=number))
+        question = self._encode(f"\n{QUESTION}".format(city=city))
+        answer = self._encode(f" {number}")
+        text = self._text(length + 1 - len(needle) - len(question) - len(answer), random)
+        place = self._place(text, depth)
+        tokens = np.concatenate([text[:place], needle, text[place:], question, answer])
+        return Sample(tokens, len(answer), city, number, place / len(text))
+
+    def _encode(self, text: str) -> np.ndarray:
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def _text(self, count: int, random: np.random.RandomState) -> np.ndarray:
+        """`count` tokens from a random place of the corpus."""
+        return self._text_from(int(random.randint(0, self.n_tokens - count + 1, dtype=np.int64)), count)
+
+    def _text_from(self, start: int, count: int) -> np.ndarray:
+        tokens = self._read(start, count)
+        documents = np.split(tokens, np.flatnonzero(tokens == self.end_of_document))
+        parts = [documents[0], *(np.concatenate([self.blank_line, document[1:]]) for document in documents[1:])]
+        return np.concatenate(parts)[:count]
+
+    def _read(self, start: int, count: int) -> np.ndarray:
+        """Tokens [start, start + count) of all stores, one after the other."""
+        parts = []
+        for store, begin, end in zip(self.stores, self.ends[:-1].tolist(), self.ends[1:].tolist(), strict=True):
+            first, last = max(start, begin), min(start + count, end)
+            if first < last:
+                parts.append(store.read(first - begin, last - first).astype(np.int64))
+        return np.concatenate(parts)
+
+    def _place(self, text: np.ndarray, depth: float) -> int:
+        """The token before which the needle goes."""
+        wanted = round(depth * len(text))
+        ends_line, ends_sentence, begins_word = self._kinds
+        before, after = text[:-1], text[1:]
+        inside = np.flatnonzero(ends_line[before] | (ends_sentence[before] & begins_word[after])) + 1
+        places = np.concatenate([[0], inside, [len(text)]])
+        nearest = int(places[np.abs(places - wanted).argmin()])
+        return nearest if abs(nearest - wanted) <= CLOSE * len(text) else wanted
+
+    @cached_property
+    def _kinds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(V,) each: whether a token ends a line, whether it ends with a full stop or the like, begins with a space."""
+        ids = [[token] for token in range(self.tokenizer.get_vocab_size())]
+        texts = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
+        stops = (".", "!", "?", '."', ".)", "!)", "?)", '!"', '?"')
+        return (
+            np.array([text.endswith("\n") for text in texts]),
+            np.array([text.endswith(stops) for text in texts]),
+            np.array([text[:1].isspace() for text in texts]),
+        )
+
+
+def draw_pair(random: np.random.RandomState, held_out: bool) -> tuple[str, int]:
+    """A city and a number of 7 digits, from the pairs of evaluation (`held_out`) or from all others."""
+    city = int(random.randint(len(CITIES)))
+    number = int(random.randint(SMALLEST, LARGEST + 1))
+    rest = (number + FACTOR * city) % MODULUS
+    if held_out:
+        number -= rest
+        number += MODULUS if number < SMALLEST else 0
+    elif rest == 0:
+        number += 1 if number < LARGEST else -1
+    return CITIES[city], number

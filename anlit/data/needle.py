@@ -1,0 +1,191 @@
+"""Fine-tuning on needles in haystacks: the DataModule, whose loss counts only the answers."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anlit.data.batch import IGNORED, Batch, batch_from_blocks
+from anlit.data.haystack import Haystack, Sample
+from anlit.data.loader import BatchMaker, EvaluationLoader, ResumableLoader
+from anlit.data.module import TokenShards
+from anlit.data.order import generator
+from anlit.data.streams import Blocks, EvaluationStream, Share, TokenStream
+
+TRAINING, VALIDATION = 1, 2
+"""Streams of random numbers of one seed."""
+
+
+@dataclass(frozen=True)
+class AnswerBatchMaker(BatchMaker):
+    """Batches in which only the answers are targets: of each row the last `n_targets`."""
+
+    def __call__(self, blocks: Blocks) -> Batch:
+        assert blocks.n_targets is not None
+        batch = batch_from_blocks(blocks.tokens, self.end_of_document, self.token_at)
+        length = batch.targets.shape[1]
+        batch.targets.numpy()[np.arange(length) < length - blocks.n_targets[:, None]] = IGNORED
+        return batch.pin_memory() if self.pin_memory else batch
+
+
+@dataclass(frozen=True)
+class NeedleSamples:
+    """Sample number i, a function of the seed and of i; the depth is uniform."""
+
+    haystack: Haystack
+    length: int
+    seed: int
+    held_out: bool
+
+    def __call__(self, number: int) -> Sample:
+        random = generator(self.seed, VALIDATION if self.held_out else TRAINING, self.length, number)
+        return self.haystack.sample(self.length, random.random_sample(), random, self.held_out)
+
+    def blocks(self, first: int, count: int) -> Blocks:
+        """The samples [first, first + count) as a batch."""
+        samples = [self(number) for number in range(first, first + count)]
+        return Blocks(
+            np.stack([sample.tokens for sample in samples]), np.array([sample.n_answer for sample in samples])
+        )
+
+
+class Endless:
+    """The order of the training samples: as they are numbered."""
+
+    n_blocks = 1 << 20
+    """What Lightning is told to be an epoch; samples are not repeated in the next one."""
+
+    def chunks_ahead(self, draw: int) -> list[tuple[int, int]]:
+        """Nothing to fetch ahead: a sample's text is from anywhere in the corpus."""
+        return []
+
+    def draw(self, first_draw: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(count, dtype=np.int64), np.arange(first_draw, first_draw + count)
+
+
+class NeedleStream(TokenStream):
+    """The endless training stream: the samples in their order."""
+
+    def __init__(self, samples: NeedleSamples, share: Share) -> None:
+        super().__init__(samples.haystack.stores, Endless(), samples.length, share)
+        self.samples = samples
+
+    def numbers(self, first: int, step: int) -> Iterator[int]:
+        return itertools.count(first, step)
+
+    def batch(self, number: int) -> Blocks:
+        share = self.share
+        first = self.start + number * share.sequences + share.rank * share.batch_size
+        return self.samples.blocks(first, share.batch_size)
+
+
+class NeedleEvaluation(EvaluationStream):
+    """The first samples of a stream, in whole batches.
+
+    Args:
+        samples: the stream.
+        share: the rows that are this device's.
+        count: how many at least.
+    """
+
+    def __init__(self, samples: NeedleSamples, share: Share, count: int) -> None:
+        self.samples, self.share, self.count = samples, share, count
+
+    def __len__(self) -> int:
+        return -(-self.count // self.share.sequences)
+
+    def batch(self, number: int) -> Blocks:
+        first = number * self.share.sequences + self.share.rank * self.share.batch_size
+        return self.samples.blocks(first, self.share.batch_size)
+
+
+class NeedleInHaystack(TokenShards):
+    """Needles in haystacks of a prepared corpus, for fine-tuning (arXiv 2505.17083); the loss counts the answers only.
+
+    A sample is `context_length` tokens of corpus text with the sentence "The special magic <city> number is
+    <7 digits>." at a random depth, and the question for the number. Validation has other numbers, in the
+    text of the validation split, and no pair of city and number that training could draw.
+
+    Args:
+        path: folder (or s3://, gs://, hf:// address) of prepared token shards with their tokenizer.
+        batch_size: samples per device and micro-batch.
+        context_length: tokens per sample; by default the model's.
+        num_workers: loader processes per device for training.
+        seed: seed of the samples.
+        val_batch_size: samples per device and validation batch; by default batch_size.
+        val_samples: samples to validate on, rounded up to whole batches.
+        cache_gb: size of the cache for remote shards, in 10⁹ bytes.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        batch_size: int = 8,
+        context_length: int | None = None,
+        num_workers: int = 0,
+        seed: int = 42,
+        val_batch_size: int | None = None,
+        val_samples: int = 128,
+        cache_gb: float = 100.0,
+    ) -> None:
+        super().__init__(
+            path, batch_size, context_length, num_workers, seed=seed, val_batch_size=val_batch_size, cache_gb=cache_gb
+        )
+        self.val_samples = val_samples
+        self._haystacks: dict[str, Haystack] = {}
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the data in a run's record: the corpus of the haystacks, and the task."""
+        return {**super().fingerprint, "task": type(self).__name__}
+
+    def bytes_per_token(self, split: str = "val") -> float | None:
+        """None: a loss over answers says nothing about the corpus's bytes."""
+        return None
+
+    def train_dataloader(self) -> ResumableLoader:
+        """The stream of training batches; from where the last one was, within a run.
+
+        Raises:
+            UserError: the checkpoint's place is in other data, or of another seed.
+        """
+        stream = NeedleStream(self._samples("train"), self._share(self.batch_size))
+        identity = {
+            "--data": type(self).__name__,
+            "--data.path (the texts in it)": self.manifest["content_sha256"],
+            "--data.seed": self.seed,
+            "--model.context_length": self.context_length,
+        }
+        loader = ResumableLoader(stream, self._batch_maker(), self.num_workers, identity)
+        if place := self.state_dict():
+            loader.load_state_dict(place)
+        self._loader = loader
+        return loader
+
+    def _evaluation_loader(self, split: str) -> EvaluationLoader:
+        stream = NeedleEvaluation(self._samples(split), self._share(self.val_batch_size), self.val_samples)
+        return EvaluationLoader(stream, self._batch_maker())
+
+    def _samples(self, split: str) -> NeedleSamples:
+        assert self.context_length is not None, "setup() comes first"
+        if split not in self._haystacks:
+            self._haystacks[split] = Haystack.of(self, split)
+        return NeedleSamples(self._haystacks[split], self.context_length, self.seed, held_out=split != "train")
+
+    def _batch_maker(self) -> AnswerBatchMaker:
+        plain = super()._batch_maker()
+        return AnswerBatchMaker(
+            plain.end_of_document, plain.token_at, pin_memory=plain.pin_memory, score_first_token=True
+        )
+
+    def _check_training(self) -> None:
+        self._check("train")
+
+    def _check_validation(self) -> None:
+        self._check("val")
+
+    def _check(self, split: str) -> None:
+        samples = self._samples(split)
+        samples.haystack.check(samples.length)

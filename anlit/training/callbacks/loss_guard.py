@@ -1,0 +1,228 @@
+"""Steps whose loss or gradient is NaN or far too large: skipped, or undone back to a snapshot, and logged."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from anlit.attention.around import QKClip
+from anlit.errors import UserError
+from anlit.training.callbacks.finite import diverged
+from anlit.training.snapshot import Snapshot, is_sharded, n_non_finite
+
+_log = logging.getLogger(__name__)
+
+LEAST_SPREAD = 1e-3
+"""Of the mean: a loss that hardly moves has no spread to measure a spike with."""
+
+
+class RecentValues:
+    """The last values of good steps, and how far a new one lies above them."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.values: deque[float] = deque(maxlen=window)
+
+    def sigmas(self, value: float) -> float:
+        """Standard deviations that `value` lies above the mean; −∞ while less than half the window is filled."""
+        n = len(self.values)
+        if n < max(2, self.window // 2):
+            return -math.inf
+        mean = math.fsum(self.values) / n
+        spread = math.sqrt(math.fsum((one - mean) ** 2 for one in self.values) / (n - 1))
+        return (value - mean) / max(spread, LEAST_SPREAD * abs(mean), 1e-30)
+
+    def replace(self, values: Iterable[float]) -> None:
+        """Take `values` for those seen."""
+        self.values = deque(values, self.window)
+
+
+class LossGuard(L.Callback):
+    """Judges every optimizer step by its loss and gradient norm before the optimizer takes it.
+
+    A step is bad when either is NaN or infinite, or lies more than `spike_sigmas` standard deviations above the mean of
+    the last `window` good steps, once half as many have been seen (the rule of OLMo's skip-step optimizer). To *skip*
+    it is to drop its gradients: weights and optimizer state stay, decay included. To *roll back* is to restore weights
+    and optimizer state, on all ranks, from a snapshot in host memory (4 bytes a parameter and 8 for AdamW's moments, on
+    every rank, or its share where they are sharded). In both cases data, schedule and step number go on, so the
+    offending batch is passed over. Logged: `guard/skipped` and `guard/rolled_back`, counts over the whole run, and a
+    line for each, with the step's number in metrics.csv.
+
+    Snapshots are taken at the start and after every `snapshot_every_n_steps`-th step, unless that was skipped or left
+    something NaN or infinite. A continued run is exact: the guard's state is in the checkpoint, with the snapshot unless
+    the checkpoint itself is its equal; so let the interval of checkpoints be a multiple of that of snapshots,
+    or they are twice as large. Sharded snapshots are not saved: there a continued run's first one is its checkpoint's
+    state, which is the same only where the checkpoint was written at a snapshot's step.
+
+    Costs one wait of the host for the device in each step, which training does without otherwise; and with several
+    ranks an all-reduce of two numbers.
+
+    Args:
+        on_nan: What follows a loss or gradient norm that is NaN or infinite.
+        on_spike: What follows one that is far too large.
+        spike_sigmas: How large is far too large.
+        window: Good steps that a step is compared with.
+        snapshot_every_n_steps: Optimizer steps between two snapshots; none are taken if nothing is to roll back.
+        limit: More bad steps than this among the last `window` end the run.
+    """
+
+    def __init__(
+        self,
+        on_nan: Literal["stop", "skip", "roll_back"] = "skip",
+        on_spike: Literal["ignore", "skip", "roll_back"] = "ignore",
+        spike_sigmas: float = 6.0,
+        window: int = 128,
+        snapshot_every_n_steps: int = 500,
+        limit: int = 10,
+    ) -> None:
+        if spike_sigmas <= 0 or window < 2 or snapshot_every_n_steps < 1 or limit < 0:
+            raise UserError(
+                f"LossGuard has spike_sigmas={spike_sigmas}, window={window}, snapshot_every_n_steps="
+                f"{snapshot_every_n_steps}, limit={limit}: they must be at least above 0, 2, 1 and 0"
+            )
+        self.on_nan, self.on_spike = on_nan, on_spike
+        self.spike_sigmas, self.window, self.limit = spike_sigmas, window, limit
+        self.every_n_steps = snapshot_every_n_steps if "roll_back" in (on_nan, on_spike) else 0
+        self.losses, self.norms = RecentValues(window), RecentValues(window)
+        self.skipped, self.rolled_back = 0, 0
+        self.snapshot: Snapshot | None = None
+        self._windows_then: list[list[float]] = [[], []]  # of losses and norms, when the snapshot was taken
+        self._is_current = False  # whether the snapshot is what model and optimizer hold now
+        self._recent_bad: deque[bool] = deque(maxlen=window)
+        self._loss: Tensor | None = None
+        self._micro_batches, self._seen_step, self._was_skipped = 0, 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        saved = self.snapshot is not None and not self.snapshot.sharded and not self._is_current
+        return {
+            "losses": list(self.losses.values),
+            "norms": list(self.norms.values),
+            "recent_bad": list(self._recent_bad),
+            "skipped": self.skipped,
+            "rolled_back": self.rolled_back,
+            "snapshot": self.snapshot.state_dict() | {"windows": self._windows_then}
+            if saved and self.snapshot
+            else None,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.losses.replace(state_dict["losses"])
+        self.norms.replace(state_dict["norms"])
+        self._recent_bad = deque(state_dict["recent_bad"], self.window)
+        self.skipped, self.rolled_back = state_dict["skipped"], state_dict["rolled_back"]
+        if state_dict["snapshot"] is not None:
+            self.snapshot = Snapshot()
+            self.snapshot.load_state_dict(state_dict["snapshot"])
+            self._windows_then = state_dict["snapshot"]["windows"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.gradient_clip_algorithm == "value":
+            raise UserError("LossGuard judges by the gradient norm: set trainer.gradient_clip_algorithm to norm")
+        if trainer.precision == "16-mixed":
+            raise UserError(
+                "trainer.precision=16-mixed skips steps by itself: choose bf16-mixed, or leave LossGuard out"
+            )
+        model: Any = pl_module
+        model.on_gradient_norm = lambda norm: self._on_gradient_norm(trainer, pl_module, norm)
+        self._seen_step = trainer.global_step
+        if not self.every_n_steps or is_sharded(pl_module):  # a saved one is whole
+            self.snapshot = None
+        if self.every_n_steps and self.snapshot is None:
+            self._take(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        model: Any = pl_module
+        model.on_gradient_norm = None
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+        """Sum the micro-batches' losses, which come divided by their number."""
+        loss = loss.detach()
+        self._loss = loss if self._loss is None else self._loss + loss
+        self._micro_batches += 1
+
+    def _on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
+        """All micro-batches are through, the gradients are whole, the optimizer has not used them."""
+        assert self._loss is not None
+        loss = self._loss.float() * trainer.accumulate_grad_batches / self._micro_batches
+        self._loss, self._micro_batches = None, 0
+        numbers = torch.stack([loss, norm.detach().to(loss)])
+        loss_now, norm_now = trainer.strategy.reduce(numbers, reduce_op="mean").tolist()
+        self._is_current = self._was_skipped = False
+        action, why = self.judge(loss_now, norm_now)
+        if action == "step":
+            return
+        if action == "stop" or sum(self._recent_bad) > self.limit:
+            n_bad = sum(self._recent_bad)
+            many = "" if action == "stop" else f", and {n_bad} of the last {len(self._recent_bad)} steps were bad"
+            raise diverged(trainer, f"at step {trainer.global_step} {why}{many}")
+        self._drop_gradients(trainer, pl_module)
+        if action == "skip":
+            self._was_skipped = True
+            self.skipped += 1
+            _tell(f"step {trainer.global_step}: {why}, the step was skipped")
+            return
+        assert self.snapshot is not None
+        self.snapshot.restore(pl_module, trainer.optimizers[0])
+        for values, then in zip((self.losses, self.norms), self._windows_then, strict=True):
+            values.replace(then)
+        self.rolled_back += 1
+        _tell(f"step {trainer.global_step}: {why}, rolled back to the state after {self.snapshot.step} steps")
+
+    def judge(self, loss: float, norm: float) -> tuple[str, str]:
+        """What to do about a step, and why: `step` (take it), `stop`, `skip` or `roll_back`; it is counted in.
+
+        Every rank passes the same numbers and so gets the same answer.
+        """
+        action, why = "step", ""
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            what = f"loss {loss:.4g}" if not math.isfinite(loss) else f"gradient norm {norm:.4g}"
+            action, why = self.on_nan, what
+        elif self.on_spike != "ignore":
+            for what, value, seen in (("loss", loss, self.losses), ("gradient norm", norm, self.norms)):
+                sigmas = seen.sigmas(value)
+                if sigmas > self.spike_sigmas:
+                    action = self.on_spike
+                    why = f"{what} {value:.4g} is {sigmas:.1f} standard deviations above the mean of recent steps"
+                    break
+        self._recent_bad.append(action != "step")
+        if action == "step":
+            self.losses.values.append(loss)
+            self.norms.values.append(norm)
+        return action, why
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step == self._seen_step:  # several micro-batches make one step
+            return
+        self._seen_step = step
+        pl_module.log_dict({"guard/skipped": float(self.skipped), "guard/rolled_back": float(self.rolled_back)})
+        if self.every_n_steps and step % self.every_n_steps == 0 and not self._was_skipped:
+            bad = trainer.strategy.reduce(n_non_finite(pl_module, trainer.optimizers[0]).float(), reduce_op="sum")
+            if not bool(bad):
+                self._take(trainer, pl_module)
+
+    def _take(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.snapshot = self.snapshot or Snapshot()
+        self.snapshot.take(pl_module, trainer.optimizers[0], trainer.global_step)
+        self._windows_then = [list(self.losses.values), list(self.norms.values)]
+        self._is_current = True
+
+    def _drop_gradients(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Optimizers pass over parameters without a gradient; QK-clip must not act on what the bad batch showed."""
+        trainer.optimizers[0].zero_grad(set_to_none=True)
+        for module in pl_module.modules():
+            if isinstance(module, QKClip):
+                module.reset_parameters()
+
+
+@rank_zero_only
+def _tell(line: str) -> None:
+    _log.warning(line)

@@ -1,0 +1,157 @@
+"""Checkpoints on disk, complete or absent: one file, or a folder that every rank wrote its part of."""
+
+import os
+import shutil
+import uuid
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.load import _load_distributed_checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import distributed
+from torch.distributed import checkpoint as dcp
+
+FOLDERS = ".sharded"
+"""Beside the checkpoints: what their names, which are links, stand for."""
+REST = "meta.pt"
+"""What is not weights or optimizer state, in a folder; Lightning reads it under this name."""
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes local checkpoints beside their place and renames them: a kill in mid-write leaves the old file whole."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(".partial-" + target.name)  # "last" must not be the start of its name
+        write_durably(checkpoint, partial)
+        replaced = _folder_behind(target)
+        os.replace(partial, target)
+        _remove(replaced)
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
+        """One file as it is; a folder of parts put together as if it were one."""
+        if is_sharded(path):
+            return read_whole(path)
+        return super().load_checkpoint(path, map_location, weights_only)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        if "://" in str(path) or not Path(path).is_symlink():
+            super().remove_checkpoint(path)
+            return
+        folder = _folder_behind(Path(path))
+        Path(path).unlink()
+        _remove(folder)
+
+
+def write_durably(content: Any, path: Path) -> None:
+    """torch.save, and on the disk when this returns."""
+    with path.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def is_sharded(path: str | Path) -> bool:
+    """Whether `path` names a checkpoint that every rank wrote its part of."""
+    return "://" not in str(path) and Path(path).is_dir() and (Path(path) / REST).is_file()
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """A checkpoint of either form on the CPU, read with weights_only=True."""
+    return read_whole(path) if is_sharded(path) else torch.load(path, map_location="cpu", weights_only=True)
+
+
+def read_whole(path: str | Path) -> dict[str, Any]:
+    """A sharded checkpoint in the form of a single file: optimizer states by parameter number, as torch has them."""
+    content = _load_distributed_checkpoint(Path(path))
+    names = sorted(name for name in content if name.startswith("optimizer_"))
+    states = [content.pop(f"optimizer_{number}") for number in range(len(names))]
+    return {**content, "optimizer_states": [_by_number(state) for state in states]}
+
+
+def _by_number(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state whose parameters have names, in torch's own form, where they have running numbers."""
+    numbers: dict[str, int] = {}
+    groups = []
+    for group in state["param_groups"]:
+        mine = [numbers.setdefault(name, len(numbers)) for name in group["params"]]
+        groups.append({**group, "params": mine})
+    return {"state": {numbers[name]: entry for name, entry in state["state"].items()}, "param_groups": groups}
+
+
+class ShardedCheckpoints:
+    """Writes sharded checkpoints into folders of their own; a name such as last.ckpt is a link to the newest whole one.
+
+    The link changes only when all ranks have written, so a kill at any moment leaves what it named before.
+
+    Args:
+        asynchronous: Write in the background, from a copy of the state in host memory.
+    """
+
+    def __init__(self, asynchronous: bool) -> None:
+        self.asynchronous = asynchronous
+        self._group: distributed.ProcessGroup | None = None
+        self._pending: Future | None = None
+
+    def save(self, states: dict[str, Any], rest: dict[str, Any], path: Path) -> None:
+        """Write on all ranks: `states` of sharded tensors, and `rest` by rank 0, as the checkpoint `path`.
+
+        In the background: waits for the one before, and returns when the state is copied.
+        """
+        self.wait()
+        if self._group is None:
+            self._group = distributed.new_group(backend="gloo")
+        names = [uuid.uuid4().hex[:12]]
+        distributed.broadcast_object_list(names, group=self._group)
+        folder = path.parent / FOLDERS / f"{path.stem}-{names[0]}"
+        if distributed.get_rank() == 0:
+            folder.mkdir(parents=True)
+            write_durably(rest, folder / REST)
+        distributed.barrier(self._group)
+        if not self.asynchronous:
+            dcp.save(states, checkpoint_id=folder, process_group=self._group)
+            _publish(folder, path)
+            distributed.barrier(self._group)
+            return
+        writing: Any = dcp.async_save(states, checkpoint_id=folder, process_group=self._group)
+        writing.add_done_callback(lambda done: _publish(folder, path) if done.exception() is None else None)
+        self._pending = writing
+
+    def wait(self) -> None:
+        """Until what is being written is whole on all ranks.
+
+        Raises:
+            Exception: What went wrong in the background.
+        """
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        pending.result()
+        distributed.barrier(self._group)
+
+
+def _publish(folder: Path, path: Path) -> None:
+    """Let the name `path` stand for `folder`, in one step, and remove what it stood for. Rank 0 does it."""
+    if distributed.get_rank() != 0:
+        return
+    replaced = _folder_behind(path)
+    link = path.with_name(".link-" + path.name)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.relative_to(path.parent), target_is_directory=True)
+    os.replace(link, path)
+    _remove(replaced)
+
+
+def _folder_behind(path: Path) -> Path | None:
+    return path.resolve() if path.is_symlink() else None
+
+
+def _remove(folder: Path | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)

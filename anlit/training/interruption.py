@@ -1,0 +1,71 @@
+"""SIGINT, SIGTERM and SIGUSR1 answered at the end of an optimizer step, on all ranks at the same one."""
+
+import signal
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import distributed
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+TRY_AGAIN = 75
+"""Exit status of a run that was preempted (SIGTERM, SIGUSR1) after its checkpoint was written: EX_TEMPFAIL."""
+
+
+class Preempted(KeyboardInterrupt):
+    """A run that somebody else ended, to be continued: Lightning treats it as Ctrl-C."""
+
+
+class Interruption:
+    """Notes signals; a second one stops at once.
+
+    Slurm sends SIGUSR1 (`#SBATCH --signal`) to every process or to one, Kubernetes SIGTERM, a user Ctrl-C. Ranks hear
+    of it at different moments, so they agree by a small all-reduce on the host, which each step starts and the next
+    one reads: all stop after the same step, and no device is waited for.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._handlers: dict[int, Any] = {}
+        self._group: distributed.ProcessGroup | None = None
+        self._asked: tuple[torch.Tensor, Any] | None = None
+
+    def listen(self) -> None:
+        """Take the signals over from Lightning, whose own SIGTERM handler ends the run without a checkpoint."""
+        for number in SIGNALS:
+            self._handlers[number] = signal.signal(number, self._on_signal)
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            self._group = distributed.new_group(backend="gloo")
+
+    def restore(self) -> None:
+        """Give the signals back."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers, self._group, self._asked = {}, None, None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise self.exception()
+        self.signal = number
+
+    def agreed(self) -> bool:
+        """Whether to stop here; every rank asks once after each optimizer step and gets the same answer.
+
+        With several ranks it is about the signals that had come when they asked last.
+        """
+        if self._group is None:
+            return self.signal is not None
+        answer = 0
+        if self._asked is not None:
+            flag, work = self._asked
+            work.wait()
+            answer = int(flag)
+        flag = torch.tensor(self.signal or 0)
+        self._asked = flag, distributed.all_reduce(flag, distributed.ReduceOp.MAX, self._group, async_op=True)
+        if answer:
+            self.signal = answer
+        return bool(answer)
+
+    def exception(self) -> KeyboardInterrupt:
+        """What to raise."""
+        return KeyboardInterrupt() if self.signal == signal.SIGINT else Preempted()

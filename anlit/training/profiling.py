@@ -1,0 +1,54 @@
+"""A trace of a few training steps for Perfetto, chrome://tracing or TensorBoard."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.profilers import PyTorchProfiler
+
+from anlit.errors import UserError
+
+
+class TraceProfiler(PyTorchProfiler):
+    """Lightning's PyTorchProfiler with its schedule in numbers, writing into `profile/` of the run folder.
+
+    Each rank writes `fit-profile-<rank>-….pt.trace.json` once the `active` steps are over, and at the end of the run
+    `fit-profile-<rank>.txt`, where its time went by operator. Steps are training steps, that is micro-batches.
+    Profiled steps are slower than others; so are, slightly, all later ones of the run.
+
+    Args:
+        wait: Steps before anything is done: let what happens once (compilation, first allocations) be over.
+        warmup: Steps that are traced and thrown away; the first ones have the tracer's own start in them.
+        active: Steps to keep.
+        record_shapes: Record the operators' input shapes.
+        profile_memory: Record what they allocate and free.
+        with_stack: Record the lines of Python that called them; it is slow.
+        record_module_names: Mark each module's forward pass in the trace; leave it out where blocks are compiled.
+        dirpath: Another folder to write into.
+    """
+
+    def __init__(
+        self,
+        wait: int = 5,
+        warmup: int = 2,
+        active: int = 3,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        record_module_names: bool = True,
+        dirpath: str | None = None,
+    ) -> None:
+        if wait < 0 or warmup < 0 or active < 1:
+            raise UserError(
+                f"TraceProfiler has wait={wait}, warmup={warmup}, active={active}: active must be at least 1 and none negative"
+            )
+        settings: dict[str, Any] = {
+            "schedule": torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1),
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+        }
+        super().__init__(dirpath=dirpath, filename="profile", record_module_names=record_module_names, **settings)
+
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        super().setup(stage, local_rank, str(Path(log_dir) / "profile") if log_dir else None)

@@ -1,0 +1,112 @@
+"""Fully sharded data parallel training (FSDP2) as a Trainer strategy."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from anlit.errors import UserError
+from anlit.training.checkpoint_io import ShardedCheckpoints
+
+GATHERED = {"float32": None, "bfloat16": torch.bfloat16}
+
+
+class FullySharded(ModelParallelStrategy):
+    """Parameters, gradients and optimizer states split over the ranks, block by block, gathered while a block runs.
+
+    Lightning's ModelParallelStrategy with data parallelism over all ranks, where its own "auto" sizes mean tensor
+    parallelism inside a node. Masters are float32; with `precision: bf16-mixed` matrix products run in bfloat16.
+
+    Args:
+        replicas: Keep so many whole copies of the model, each split over world size / replicas ranks (hybrid
+            sharding): with one replica a node, parameters are gathered inside nodes only.
+        gather_dtype: What parameters travel and are multiplied in. bfloat16 halves the traffic, and rounds gains and
+            scaling vectors too.
+        reshard_after_forward: Free a block's gathered parameters after its forward pass and gather them again for the
+            backward pass; False takes more memory and two thirds of the traffic.
+        sharded_checkpoints: Each rank writes its own part, into a folder; else rank 0 writes one file.
+        async_checkpoints: Write the parts in the background, from a copy in host memory.
+        process_group_backend: nccl or gloo; by default what suits the device.
+        timeout_minutes: How long a collective operation waits for a rank that may be dead.
+    """
+
+    def __init__(
+        self,
+        replicas: int = 1,
+        gather_dtype: Literal["float32", "bfloat16"] = "float32",
+        reshard_after_forward: bool = True,
+        sharded_checkpoints: bool = True,
+        async_checkpoints: bool = False,
+        process_group_backend: str | None = None,
+        timeout_minutes: float = 10.0,
+    ) -> None:
+        super().__init__(
+            save_distributed_checkpoint=sharded_checkpoints,
+            process_group_backend=process_group_backend,
+            timeout=timedelta(minutes=timeout_minutes),
+        )
+        self.replicas = replicas
+        self.policy = MixedPrecisionPolicy(param_dtype=GATHERED[gather_dtype], cast_forward_inputs=False)
+        self.reshard_after_forward = reshard_after_forward
+        self._checkpoints = ShardedCheckpoints(async_checkpoints)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size, self._tensor_parallel_size = "auto", "auto"
+        super(ModelParallelStrategy, self).setup_environment()
+        self._setup_distributed()
+        if self.world_size % self.replicas:
+            raise UserError(
+                f"trainer.strategy.replicas={self.replicas} does not divide the number of ranks, {self.world_size}: "
+                "choose one that does"
+            )
+        self._device_mesh = self._mesh()
+        assert self.lightning_module is not None
+        self.lightning_module._device_mesh = self._device_mesh
+
+    def _mesh(self) -> DeviceMesh:
+        if self.replicas == 1:
+            return init_device_mesh(self.root_device.type, (self.world_size,), mesh_dim_names=("shard",))
+        shape = (self.replicas, self.world_size // self.replicas)
+        return init_device_mesh(self.root_device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+    def setup(self, trainer: L.Trainer) -> None:
+        """Shard the decoder, then what Lightning sets up: weights that are still to be drawn, and the optimizer."""
+        assert self.lightning_module is not None
+        decoder: Any = self.lightning_module.model
+        if not isinstance(decoder, FSDPModule):  # a second fit or validate finds it sharded
+            self._shard(decoder)
+            decoder.draw_missing(self.root_device)
+        super().setup(trainer)
+
+    def _shard(self, decoder: Any) -> None:
+        settings: dict[str, Any] = {"mesh": self.device_mesh, "mp_policy": self.policy}
+        for block in decoder.blocks:
+            fully_shard(block, **settings, reshard_after_forward=self.reshard_after_forward)
+        fully_shard(decoder, **settings)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        if not self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        states = {"state_dict": checkpoint.pop("state_dict")}
+        states |= {f"optimizer_{number}": state for number, state in enumerate(checkpoint.pop("optimizer_states", []))}
+        self._checkpoints.save(states, checkpoint, Path(self.broadcast(str(filepath))))
+
+    def wait_for_checkpoints(self) -> None:
+        """Until what is being written in the background is whole."""
+        self._checkpoints.wait()
+
+    def teardown(self) -> None:
+        self.wait_for_checkpoints()
+        super().teardown()

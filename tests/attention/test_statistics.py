@@ -1,0 +1,251 @@
+"""Attention statistics: against loops over pairs in float64, and at attention whose numbers are known."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit import AnGPT, AttentionPattern, Plain, ScaleInvariant, SlidingWindow
+from anlit.attention.around import AroundAttention
+from anlit.attention.attention import Attention
+from anlit.attention.documents import Documents
+from anlit.attention.observation import BinnedMeans, attention_layers, bin_edges, observe, observed
+from anlit.attention.statistics import (
+    Range,
+    entropy,
+    entropy_within,
+    inverse_largest_weight,
+    log_total,
+    participation,
+    ranges,
+    squared_average,
+    statistics,
+    weight_on,
+    weight_within,
+)
+from tests.models.tiny import random_tokens, tiny
+
+HEADS, WIDTH = 2, 8
+INFINITY = float("inf")
+
+
+def naive(row: list[float], position: int, first_key: int, spans: list[Range], latest: int) -> dict[str, float]:
+    """The statistics of one query at `position` with these logits of keys 0 … position, key by key."""
+    visible = {position - j: math.exp(value) for j, value in enumerate(row) if value > -INFINITY}
+    total = sum(visible.values())
+    weights = {t: e / total for t, e in visible.items()}
+
+    def entropy_of(chosen: list[float]) -> float:
+        whole = sum(chosen)
+        return -sum(w / whole * math.log(w / whole) for w in chosen) if chosen else math.nan
+
+    def weight_of(chosen: list[float]) -> float:
+        return sum(chosen) if chosen else math.nan
+
+    found = {
+        "entropy": entropy_of(list(weights.values())),
+        "inverse_largest_weight": 1 / max(weights.values()),
+        "participation": sum(w * w for w in weights.values()),
+        "weight_on_first": weights.get(position - first_key, math.nan),
+        f"weight_latest_{latest}": weight_of([w for t, w in weights.items() if t < latest]),
+    }
+    for first, end in spans:
+        inside = [w for t, w in weights.items() if first <= t < end]
+        found[f"weight_{first}_to_{end}"] = weight_of(inside)
+        if end - first > 1:
+            found[f"entropy_{first}_to_{end}"] = entropy_of(inside)
+    return found
+
+
+def masked_logits(n_queries: int, n_keys: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """(2, H, Q, K) float64, causal; row 0 is two documents, the second from key 3; row 1 has a window of 5 keys."""
+    L = 2 * torch.randn(2, HEADS, n_queries, n_keys, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    i = torch.arange(n_keys - n_queries, n_keys)[:, None]
+    j = torch.arange(n_keys)
+    causal = j <= i
+    begins = torch.where(i[:, 0] >= 3, 3, 0)
+    visible = torch.stack((causal & (j >= begins[:, None]), causal & (i - j < 5)))
+    return L.masked_fill(~visible[:, None], -INFINITY), torch.stack((begins, torch.zeros_like(begins)))
+
+
+@pytest.mark.parametrize("n_queries", [13, 6, 1])
+def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
+    n_keys, spans = 13, [Range(0, 1), Range(1, 3), Range(3, 9), Range(9, 27)]
+    L, first_keys = masked_logits(n_queries, n_keys)
+    found = statistics(L, first_keys, spans, latest=4)
+    for b in range(2):
+        for h in range(HEADS):
+            for query in range(n_queries):
+                position = n_keys - n_queries + query
+                row = L[b, h, query, : position + 1].tolist()
+                expected = naive(row, position, int(first_keys[b, query]), spans, 4)
+                assert {name: value[b, h, query].item() for name, value in found.items()} == pytest.approx(
+                    expected, rel=1e-12, nan_ok=True
+                )
+
+
+def test_what_was_not_there_is_no_weight_of_zero() -> None:
+    """In the window of 5 the range [9, 27) and the document's first token are out of sight; in 3 of 4 queries here."""
+    L, first_keys = masked_logits(4, 13)
+    found = statistics(L, first_keys, [Range(9, 27)])
+    for name in ("weight_9_to_27", "entropy_9_to_27", "weight_on_first"):
+        assert found[name][1].isnan().all()
+    assert found["weight_on_first"][0].isfinite().all()
+
+
+def test_a_far_key_of_tiny_weight_is_not_absent() -> None:
+    L = torch.tensor([[[[-200.0, -201.0, 0.0]]]])
+    assert weight_within(L, Range(1, 3)).item() == pytest.approx(0.0, abs=1e-30)
+    exact = 1 / (1 + math.e)
+    assert entropy_within(L, Range(1, 3)).item() == pytest.approx(
+        -exact * math.log(exact) - (1 - exact) * math.log(1 - exact), rel=1e-5
+    )
+    assert log_total(L).item() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_uniform_attention(dtype) -> None:
+    """1,000 equal weights: ln 1000, 1/w_max = 1000, Σw² = 1/1000, and a share of the keys in each range."""
+    L = torch.full((1, 1, 1, 1000), 3.0, dtype=dtype)
+    found = {name: value.item() for name, value in statistics(L, torch.zeros(1, 1).long(), ranges(999)).items()}
+    assert found == pytest.approx(
+        {
+            "entropy": math.log(1000),
+            "inverse_largest_weight": 1000,
+            "participation": 1e-3,
+            "weight_on_first": 1e-3,
+            "weight_latest_100": 0.1,
+            "weight_0_to_1": 1e-3,
+            "weight_1_to_10": 9e-3,
+            "entropy_1_to_10": math.log(9),
+            "weight_10_to_100": 0.09,
+            "entropy_10_to_100": math.log(90),
+            "weight_100_to_1000": 0.9,
+            "entropy_100_to_1000": math.log(900),
+        },
+        rel=1e-4,
+    )
+    assert entropy(L).dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def test_attention_to_one_key() -> None:
+    L = torch.full((1, 1, 1, 1000), -INFINITY)
+    L[..., 500] = 7.0  # at distance 499
+    assert [part(L).item() for part in (entropy, inverse_largest_weight, participation)] == [0, 1, 1]
+    assert weight_within(L, Range(100, 1000)).item() == 1
+    assert weight_within(L, Range(1, 100)).isnan()
+    assert weight_on(L, torch.tensor([[500]])).item() == 1
+    assert weight_on(L, torch.tensor([[0]])).isnan()
+
+
+def test_ranges_cover_every_distance_once() -> None:
+    assert ranges(0) == [Range(0, 1)]
+    assert ranges(99) == [Range(0, 1), Range(1, 10), Range(10, 100)]
+    assert ranges(100)[-1] == Range(100, 1000)
+    assert ranges(6, ratio=1.5) == [Range(0, 1), Range(1, 2), Range(2, 3), Range(3, 4), Range(4, 5), Range(5, 8)]
+    L = torch.randn(1, 2, 5, 40).masked_fill(torch.arange(40) > torch.arange(35, 40)[:, None], -INFINITY)
+    weights = torch.stack([weight_within(L, span).nan_to_num(0) for span in ranges(39)])
+    torch.testing.assert_close(weights.sum(0), torch.ones(1, 2, 5))
+
+
+def test_the_size_of_the_average() -> None:
+    """√Σw² for orthonormal values, 1 for equal ones, and relative to the visible values alone."""
+    L, _ = masked_logits(13, 13)
+    L = L[1:]
+    v = torch.eye(13, dtype=torch.float64).expand(1, HEADS, 13, 13)
+    torch.testing.assert_close(squared_average(L, v), participation(L))
+    torch.testing.assert_close(squared_average(L, 3 * torch.ones_like(v)), torch.ones(1, HEADS, 13).double())
+    lengths = torch.arange(1.0, 14, dtype=torch.float64)[:, None]
+    weights = L.softmax(-1)
+    for i in range(13):
+        keys = range(max(0, i - 4), i + 1)
+        expected = sum((weights[0, 0, i, j] * lengths[j]) ** 2 for j in keys) / (
+            sum(lengths[j] ** 2 for j in keys) / len(keys)
+        )
+        torch.testing.assert_close(squared_average(L, v * lengths)[0, 0, i], expected[0])
+
+
+def test_means_are_over_the_bin_of_each_query() -> None:
+    """Two batches; n = 1, 2 and 3, 4 … 7 and 8 in bins of 1, 2, 4, 8; NaN is left out, an empty bin has no mean."""
+    means = BinnedMeans(bin_edges(31))
+    assert means.edges == [1, 2, 4, 8, 16] == bin_edges(32)
+    assert bin_edges(1) == bin_edges(2) == [1]
+    values = torch.tensor([[[1.0, 2, 4, 5, math.nan, 9, 20], [10.0, 20, 40, 50, 60, 90, 200]]])
+    means.add({"x": values}, torch.tensor([[1, 2, 3, 4, 5, 7, 8]]))
+    means.add({"x": values[..., :2] + 2}, torch.tensor([[1, 2]]))
+    expected = torch.tensor([[2.0, 10 / 3, 7, 20, math.nan], [11.0, 82 / 3, 200 / 3, 200, math.nan]]).double()
+    torch.testing.assert_close(means.means()["x"], expected, equal_nan=True)
+    assert means.counts("x").tolist() == [[2, 3, 2, 1, 0], [2, 3, 3, 1, 0]]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["one text", "documents"])
+@pytest.mark.parametrize("mechanism", [Plain(), ScaleInvariant(3.0), SlidingWindow(4)], ids=["plain", "s-i", "window"])
+def test_a_layer_is_observed_block_by_block(mechanism, packed, monkeypatch) -> None:
+    """Means per bin against every statistic of all queries at once, from logits written out here."""
+    length, spans = 11, ranges(10)
+    q, k, v = torch.randn(3, 2, HEADS, length, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([[0] * 4 + [1] * 7, [0] * 10 + [1]]) if packed else None
+    i, j = torch.arange(length)[:, None], torch.arange(length)
+    t = (i - j).clamp_min(0).double()
+    a, m = mechanism.distance_gain(t.flatten()), mechanism.distance_bias(t.flatten())
+    L = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(WIDTH)
+    L = L * (1 if a is None else a.view_as(t)) + (0 if m is None else m.view_as(t))
+    visible = ((j <= i) & (t < (mechanism.window or length))).expand(2, 1, length, length)
+    if ids is not None:
+        visible = visible & (ids[:, None, :, None] == ids[:, None, None, :])
+    L = L.masked_fill(~visible, -INFINITY)
+    begins = torch.zeros(2, length).long() if ids is None else torch.tensor([[0] * 4 + [4] * 7, [0] * 10 + [10]])
+    expected = BinnedMeans(bin_edges(length))
+    n = torch.arange(length) - begins + 1
+    expected.add(statistics(L, begins, spans) | {"squared_average": squared_average(L, v)}, n)
+
+    layer = Attention(mechanism.for_layer(HEADS, WIDTH, 0), "eager", 0.0, AroundAttention())
+    for size in (512, 4):
+        monkeypatch.setattr("anlit.attention.observation.QUERIES_PER_BLOCK", size)
+        record = BinnedMeans(bin_edges(length))
+        observe(record, layer, q, k, v, Documents(ids, length, q.device), spans)
+        found = record.means()
+        for name, value in expected.means().items():
+            torch.testing.assert_close(
+                found[name], value, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+            )
+        assert found["visible_keys"][0].nan_to_num(0).max() <= (mechanism.window or length)
+
+
+def test_a_model_is_observed_and_left_as_it_was() -> None:
+    model = tiny(AnGPT, attention=AttentionPattern([SlidingWindow(3), Plain()])).eval()
+    tokens = random_tokens(2, 16)
+    before = model(tokens)
+    with observed(model, bin_edges(16), ranges(15)) as layers:
+        torch.testing.assert_close(model(tokens), before, rtol=0, atol=0)
+    first, second = (layer.means() for layer in layers)
+    assert first["visible_keys"][0].tolist() == [1, 2.5, 3, 3]
+    assert second["visible_keys"][0].tolist() == [1, 2.5, 5.5, 12]
+    assert first["n"].tolist() == second["n"].tolist()
+    model(tokens)
+    assert layers[0].counts().sum() == 2 * 2 * 16
+    assert not any(layer._forward_pre_hooks for layer in attention_layers(model))
+
+
+def test_a_compiled_model_is_observed_and_stays_compiled() -> None:
+    """Nothing is compiled anew, neither while it is observed nor afterwards."""
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        compiled.append(graph)
+        return graph.forward
+
+    model = tiny(AnGPT, n_layers=1).eval()
+    model.model.blocks[0].compile(backend=backend)
+    tokens = random_tokens(1, 16)
+    with torch.no_grad():
+        before = model(tokens)
+        count = len(compiled)
+        with observed(model, bin_edges(16), ranges(15)) as (layer,):
+            torch.testing.assert_close(model(tokens), before)
+        assert torch.equal(model(tokens), before)
+    assert len(compiled) == count > 0
+    assert layer.counts().sum() == 2 * 16

@@ -1,0 +1,146 @@
+"""Gates, further norms and QK-clip in training: where they start, that they learn, what they keep within bounds."""
+
+import pytest
+import torch
+from torch import nn
+
+from anlit import GPT, NGPT, AnGPT, AroundAttention, AttentionPattern, LogN, NoPE, PositionsPattern, RoPE, SlidingWindow
+from anlit.attention.around import QKClip
+from anlit.errors import UserError
+from anlit.training.optimizers import parameter_groups
+from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, batches, fit, random_tokens, tiny
+
+TOKENS = random_tokens(2, 12)
+IDS = torch.tensor([[0] * 5 + [1] * 7, [0] * 12])
+GATES = ["per_head", "per_element"]
+architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+def gates(model: nn.Module) -> list[nn.Parameter]:
+    return [weight for name, weight in model.model.matrices() if name == "W_g"]
+
+
+@pytest.mark.parametrize("gate", GATES)
+@architectures
+def test_gates_start_at_one_and_learn_within_the_bound(architecture, gate) -> None:
+    with_gate = tiny(
+        architecture, around=AroundAttention(gate=gate), optimizer=adamw(lr=0.3, weight_decay=0.0), schedule=CONSTANT
+    )
+    weights = gates(with_gate)
+    assert [weight.shape[0] for weight in weights] == [SIZE["n_heads" if gate == "per_head" else "d_model"]] * 2
+    without = tiny(architecture)
+    assert torch.equal(with_gate.model(TOKENS, IDS), without.model(TOKENS, IDS))
+    fit(with_gate, max_steps=3)
+    assert all(weight.abs().max() > 0 for weight in weights)
+    if architecture is not GPT:
+        norms = torch.cat([torch.linalg.vector_norm(weight, dim=1) for weight in weights])
+        assert norms.max() <= 1 + 1e-6
+        assert norms.max() > 0.999  # a rate of 0.3 runs into the bound
+
+
+@architectures
+def test_gates_are_matrices_to_the_optimizer(architecture) -> None:
+    model = tiny(architecture, around=AroundAttention(gate="per_head"))
+    by_name = {group["name"]: group["params"] for group in parameter_groups(model.model)}
+    assert all(any(weight is entry for entry in by_name["matrices"]) for weight in gates(model))
+
+
+def largest_scores(model: nn.Module) -> torch.Tensor:
+    """Each layer's and head's largest score on the first training batch, (L, H), as the clip would see it."""
+    batch = next(iter(batches(4, SIZE["context_length"])))
+    watchers = [QKClip(1.0, SIZE["n_heads"]) for _ in model.model.blocks]
+    kept = [block.attention.clip for block in model.model.blocks]
+    for block, watcher in zip(model.model.blocks, watchers, strict=True):
+        block.attention.clip = watcher
+    model.train()
+    with torch.no_grad():
+        model(batch.tokens, batch.document_ids)
+    for block, clip in zip(model.model.blocks, kept, strict=True):
+        block.attention.clip = clip
+    return torch.stack([watcher.largest for watcher in watchers])
+
+
+CLIPPABLE = [(GPT, False, None), (GPT, True, None), (NGPT, True, None), (NGPT, False, None), (AnGPT, False, None),
+             (AnGPT, True, True)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "qk_norm", "qk_gain"), CLIPPABLE)
+def test_qk_clip_brings_the_largest_score_to_its_threshold(architecture, qk_norm, qk_gain) -> None:
+    """A step of rate 0 changes nothing but what the clip changes."""
+    settings = {"qk_norm": qk_norm, "optimizer": adamw(lr=0.0), "schedule": CONSTANT}
+    unclipped = largest_scores(tiny(architecture, **settings, around=AroundAttention(qk_gain=qk_gain)))
+    threshold = float(unclipped[0].median())  # over half of the heads of the first layer
+    model = tiny(architecture, **settings, around=AroundAttention(qk_gain=qk_gain, qk_clip=threshold))
+    fit(model, max_steps=1)
+    clipped = largest_scores(model)[0]
+    shared = any("norm_q.gain" in name for name, _ in model.model.named_parameters())
+    if shared:  # one gain for all heads: all shrink alike
+        expected = unclipped[0] * min(1.0, threshold / float(unclipped[0].max()))
+    else:
+        expected = unclipped[0].clamp_max(threshold)
+    torch.testing.assert_close(clipped, expected, rtol=1e-4, atol=1e-5)
+    assert (clipped < unclipped[0] - 1e-4).any()
+
+
+def test_qk_clip_watches_all_micro_batches_and_forgets_after_the_step() -> None:
+    clip = QKClip(2.0, 2)
+    clip.observe(torch.tensor([[[[1.0, -9.0]], [[8.0, 0.0]]]]))
+    clip.observe(torch.tensor([[[[1.5, float("-inf")]], [[3.0, 0.0]]]]))
+    assert clip.factors().tolist() == pytest.approx([1.0, 0.5])
+    assert clip.factors().tolist() == [1.0, 1.0]
+
+
+def test_qk_clip_counts_visible_keys_alone() -> None:
+    model = tiny(GPT, qk_norm=False, attention=SlidingWindow(3), around=AroundAttention(qk_clip=1.0))
+    block = model.model.blocks[0]
+    q = torch.zeros(1, 2, 8, 16)
+    k = torch.zeros(1, 2, 8, 16)
+    q[0, 0, 6, 0], k[0, 0, 2, 0] = 40.0, 40.0  # four tokens apart: outside the window
+    q[0, 1, 3, 0], k[0, 1, 5, 0] = 40.0, 40.0  # ahead
+    from anlit.attention.documents import Documents
+
+    block.attention(q, k, k, Documents(None, 8, q.device))
+    assert block.attention.clip.largest.tolist() == [0.0, 0.0]
+    q[0, 0, 4, 0] = 1.0  # two apart
+    block.attention(q, k, k, Documents(None, 8, q.device))
+    assert block.attention.clip.largest.tolist() == [10.0, 0.0]
+    model.eval()
+    block.attention(9 * q, k, k, Documents(None, 8, q.device))
+    assert block.attention.clip.largest.tolist() == [10.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "message"),
+    [
+        (AnGPT, {}, "around.qk_clip has nothing to shrink in an AnGPT with QK-norm"),
+        (GPT, {"qk_gain": False}, "around.qk_clip has nothing to shrink where QK-norm has no gain"),
+        (NGPT, {"qk_gain": False}, "around.qk_clip shrinks nGPT's s_qk"),
+    ],
+)
+def test_qk_clip_is_refused_where_it_can_do_nothing(architecture, settings, message) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny(architecture, around=AroundAttention(qk_clip=30.0, **settings))
+
+
+@architectures
+def test_all_settings_train_and_come_back_from_a_checkpoint(architecture, tmp_path) -> None:
+    model = tiny(
+        architecture,
+        attention=AttentionPattern([SlidingWindow(4, LogN()), LogN(s=0.7)]),
+        positions=PositionsPattern([RoPE(fraction=0.5), NoPE()]),
+        around=AroundAttention(
+            qk_gain=True, qk_norm_eps=0.1, qk_clip=5.0, v_norm=True, output_norm=True, gate="per_head", post_norm=True
+        ),
+    )
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    fit(model, max_steps=3)
+    for name, parameter in model.named_parameters():
+        assert not torch.equal(parameter, before[name]), f"{name} did not learn"
+    file = tmp_path / "model.ckpt"
+    trainer = model.trainer
+    trainer.strategy.connect(model)
+    trainer.save_checkpoint(file, weights_only=True)
+    loaded = architecture.load_from_checkpoint(file, weights_only=True)
+    model.eval()
+    loaded.eval()
+    assert torch.equal(loaded(TOKENS, IDS), model(TOKENS, IDS))

@@ -1,0 +1,42 @@
+"""FLOPs per token against torch's own count of the operators that run."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import anlit
+from anlit.attention.around import AroundAttention
+from anlit.models.flops import flops_per_token, mean_visible_keys
+
+SHAPE = {"vocab_size": 96, "n_layers": 3, "d_model": 32, "n_heads": 2}
+LENGTH, BATCH = 64, 2
+
+
+@pytest.mark.parametrize("attention", ["Plain", "ScaleInvariant", "LogN", "ALiBi"])
+@pytest.mark.parametrize("name", ["GPT", "NGPT", "AnGPT"])
+def test_flops_are_those_of_the_products_that_run(name: str, attention: str) -> None:
+    model = getattr(anlit, name)(**SHAPE, attention=getattr(anlit, attention)(), backend="eager").model
+    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens, tokens).sum().backward()
+    # the eager kernel computes the masked logits too, so that every query has T keys
+    assert counter.get_total_flops() == BATCH * LENGTH * flops_per_token(model, LENGTH, mean_keys=LENGTH)
+
+
+def test_gates_are_counted() -> None:
+    around = AroundAttention(gate="per_element")
+    gated, plain = (anlit.GPT(**SHAPE, around=a).model for a in (around, type(around)()))
+    assert flops_per_token(gated, LENGTH) - flops_per_token(plain, LENGTH) == 6 * 3 * 32 * 32
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 64, 100])
+def test_mean_visible_keys_is_the_mean(window: int | None) -> None:
+    seen = [min(i, window or LENGTH) for i in range(1, LENGTH + 1)]
+    assert mean_visible_keys(LENGTH, window) == pytest.approx(sum(seen) / LENGTH)
+
+
+def test_a_window_saves_what_it_hides() -> None:
+    windowed = anlit.GPT(**SHAPE, attention=anlit.SlidingWindow(8)).model
+    saved = mean_visible_keys(LENGTH) - mean_visible_keys(LENGTH, 8)
+    whole = anlit.GPT(**SHAPE).model
+    assert flops_per_token(whole, LENGTH) - flops_per_token(windowed, LENGTH) == pytest.approx(12 * 3 * 32 * saved)

@@ -1,0 +1,124 @@
+"""The callback that logs attention statistics: what it logs, when, and that training does not notice."""
+
+import math
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from anlit import GPT, AnGPT, ScaleInvariant
+from anlit.attention.around import AroundAttention
+from anlit.attention.observation import attention_layers
+from anlit.errors import UserError
+from anlit.training.callbacks import AttentionStatistics
+from anlit.training.callbacks import attention_statistics as module
+from anlit.training.callbacks.attention_statistics import evaluating, layer_statistics
+from tests.models.tiny import batches, fit, jolt, tiny
+
+
+class Recorder(DummyLogger):
+    """Keeps what is logged, by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows.append((int(step or 0), dict(metrics)))
+
+    def steps_with(self, name: str) -> list[int]:
+        return [step for step, row in self.rows if any(name in key for key in row)]
+
+
+class Trajectory(L.Callback):
+    """Losses as training sees them, and the state of the random numbers after each micro-batch."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.states: list[torch.Tensor] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.losses.append(outputs["loss"].item())
+        self.states.append(torch.get_rng_state())
+
+
+@pytest.mark.parametrize("architecture", [GPT, AnGPT])
+def test_training_is_the_same_to_the_bit_with_and_without(architecture: Any) -> None:
+    """With dropout, accumulation, QK-clip and packed documents: losses, random numbers, weights."""
+    runs = []
+    for callbacks in ([], [AttentionStatistics(every_n_steps=1, sequences=2)]):
+        trajectory, recorder = Trajectory(), Recorder()
+        around = AroundAttention(qk_clip=0.5, qk_gain=True)
+        model = tiny(architecture, dropout=0.2, attention=ScaleInvariant(learned="per_layer"), around=around)
+        fit(model, 4, accumulate=2, callbacks=[*callbacks, trajectory], logger=recorder, log_every_n_steps=1)
+        assert bool(recorder.steps_with("attention/")) == bool(callbacks)
+        runs.append((trajectory, model.state_dict()))
+    (before, weights), (after, same_weights) = runs
+    assert before.losses == after.losses
+    assert len(set(before.losses)) == 8
+    assert all(torch.equal(*states) for states in zip(before.states, after.states, strict=True))
+    assert not torch.equal(before.states[0], before.states[-1]), "dropout draws numbers"
+    assert all(torch.equal(weight, same_weights[name]) for name, weight in weights.items())
+
+
+def test_it_logs_at_its_steps_where_the_loss_of_the_batch_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 steps of 2 micro-batches, every 2nd: after steps 2 and 4, which Lightning counts 1 and 3; else nothing runs."""
+    looks = []
+    real = layer_statistics
+    monkeypatch.setattr(module, "layer_statistics", lambda *args: looks.append(1) or real(*args))
+    recorder = Recorder()
+    fit(tiny(GPT), 5, accumulate=2, callbacks=[AttentionStatistics(2)], logger=recorder, log_every_n_steps=2)
+    assert recorder.steps_with("attention/layer_01/entropy") == [1, 3] == recorder.steps_with("train/loss")
+    assert len(looks) == 2
+
+
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16"])
+def test_values_are_means_over_heads_and_queries(low: bool) -> None:
+    """From q and k in the precision of training, but with float32 from there on."""
+    model = jolt(tiny(GPT)).eval()
+    batch = next(iter(batches(4, 16)))
+    captured: list[Any] = []
+    layers = attention_layers(model)
+    handles = [layer.register_forward_pre_hook(lambda _, arguments: captured.append(arguments)) for layer in layers]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=low):
+        model(batch.tokens[:2], batch.document_ids[:2])
+        for handle in handles:
+            handle.remove()
+        values = layer_statistics(model, batch, 2)
+    for number, (q, k, _, documents) in enumerate(captured):
+        scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
+        weights = scores.masked_fill(~documents.visible(0, 16), -math.inf).softmax(-1)
+        heads = torch.special.entr(weights).sum(-1).mean((0, 2))
+        found = [values[f"attention/layer_0{number}/entropy{which}"] for which in ("", "_min", "_max")]
+        assert found == pytest.approx([heads.mean().item(), heads.min().item(), heads.max().item()], rel=1e-5)
+        near = weights.diagonal(dim1=-2, dim2=-1).mean().item()
+        assert values[f"attention/layer_0{number}/weight_0_to_1"] == pytest.approx(near, rel=1e-5)
+    assert f"attention/layer_0{len(layers)}/entropy" not in values
+    assert all(isinstance(value, float) and math.isfinite(value) for value in values.values())
+
+
+def test_it_runs_in_the_precision_of_training() -> None:
+    recorder = Recorder()
+    fit(tiny(GPT), 1, callbacks=[AttentionStatistics(1)], logger=recorder, precision="bf16-mixed")
+    row = next(row for _, row in recorder.rows if "attention/layer_00/participation" in row)
+    ranges = [f"attention/layer_00/weight_{span}" for span in ("0_to_1", "1_to_10", "10_to_100")]
+    assert row["attention/layer_00/weight_latest_100"] == pytest.approx(1, abs=1e-6)
+    assert all(0 < row[name] < 1 for name in ranges)
+
+
+def test_each_part_keeps_its_mode() -> None:
+    model = tiny(GPT).train()
+    model.model.blocks[0].eval()
+    before = {name: part.training for name, part in model.named_modules()}
+    with evaluating(model):
+        assert not any(part.training for part in model.modules())
+    assert {name: part.training for name, part in model.named_modules()} == before
+    assert len(set(before.values())) == 2
+
+
+@pytest.mark.parametrize("settings", [{"every_n_steps": 0}, {"sequences": 0}])
+def test_settings_out_of_range_are_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="both must be at least 1"):
+        AttentionStatistics(**settings)
