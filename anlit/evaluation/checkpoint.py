@@ -1,0 +1,174 @@
+"""From a run folder or a checkpoint file to the model in it."""
+
+import pickle
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import anlit.models
+from anlit.analysis.runs import ARCHITECTURES, CONFIG, attention_label
+from anlit.errors import UserError
+from anlit.training.language_model import LanguageModel, as_configuration
+
+FOLDER = "checkpoints"
+NAMES = ("best.ckpt", "last.ckpt")
+LONGEST_REASON = 160  # characters; torch's own explanations fill a screen
+UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, TypeError)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A trained model and where it comes from."""
+
+    model: LanguageModel
+    """In eval mode, float32, on the device that was asked for."""
+    file: Path
+    step: int
+    """Optimizer steps before it was written."""
+    config: dict[str, Any] | None
+    """The run's config.yaml, where the file lies in a run folder."""
+    trained_on: dict[str, Any] | None
+    """Fingerprint of the data, as `TokenShards.fingerprint`; None if the model was trained without such data."""
+    settings: dict[str, Any]
+    """The model's constructor arguments as plain values."""
+
+    @property
+    def architecture(self) -> str:
+        """The model's class: GPT, NGPT or AnGPT."""
+        return type(self.model).__name__
+
+    @property
+    def label(self) -> str:
+        """Architecture and attention mechanism, such as `anGPT, scale-invariant`."""
+        name = ARCHITECTURES.get(self.architecture, self.architecture)
+        return f"{name}, {attention_label(self.settings.get('attention'))}"
+
+    @property
+    def training_length(self) -> int:
+        """Tokens in a training sequence."""
+        return self.model.context_length
+
+    @property
+    def run(self) -> Path | None:
+        """The run folder that the file lies in."""
+        return self.file.parent.parent if self.config is not None else None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoint:
+    """The model of a run folder (its best checkpoint, else its last) or of a .ckpt file.
+
+    Args:
+        path: The folder or the file.
+        device: A torch device, or auto for the GPU if there is one.
+        changes: Constructor arguments to replace, such as backend="eager".
+
+    Raises:
+        UserError: Nothing is there, the file is damaged or not anlit's, or the device cannot be used.
+    """
+    place = find_device(device)
+    file = find_file(path)
+    content = _read(file)
+    kind = _class_of(content, file)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
+            model = kind.load_from_checkpoint(file, map_location=place, weights_only=True, **changes)
+    except UserError:
+        raise
+    except UNREADABLE as error:
+        raise _damaged(file, error) from error
+    model = model.to(place).eval().requires_grad_(False)  # its weights are copied into new ones of float32
+    config, settings = _run_config(file), as_configuration(content["hyper_parameters"])
+    return Checkpoint(model, file, content["global_step"], config, content["anlit"]["data"], settings)
+
+
+def find_device(name: str) -> torch.device:
+    """The device called `name`; auto is the GPU if there is one.
+
+    Raises:
+        UserError: There is no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # an AssertionError: torch without CUDA
+        raise UserError(f"--device {name} cannot be used here: choose auto, cpu, or a device that is there") from error
+    return device
+
+
+def find_file(path: str) -> Path:
+    """The checkpoint file that `path` means.
+
+    Raises:
+        UserError: There is none.
+    """
+    given = Path(path)
+    if given.is_file():
+        return given
+    if not given.exists():
+        raise UserError(f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt")
+    for name in NAMES:
+        if (file := given / FOLDER / name).is_file():
+            return file
+    raise UserError(
+        f"{path} has no {FOLDER}/{' or '.join(NAMES)}: give a run folder whose training has saved one, or a .ckpt file"
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except UNREADABLE as error:
+        raise _damaged(file, error) from error
+    if not isinstance(content, dict) or not isinstance(content.get("anlit"), dict):
+        raise UserError(f"{file} is a checkpoint that anlit did not write: choose one from a run folder")
+    missing = {"hyper_parameters", "state_dict", "global_step"} - content.keys()
+    if missing:
+        raise UserError(f"{file} is damaged (without {', '.join(sorted(missing))}): choose another checkpoint")
+    return content
+
+
+def _class_of(content: dict[str, Any], file: Path) -> type[LanguageModel]:
+    """The class that the checkpoint records: one of ours, or a subclass of LanguageModel that is already imported."""
+    name = content["anlit"]["architecture"]
+    found = getattr(anlit.models, name, None) or _subclasses(LanguageModel).get(name)
+    if found is None:
+        known = ", ".join(anlit.models.__all__)
+        raise UserError(f"{file} holds a model of class {name}, which anlit does not have: choose one of {known}")
+    return found
+
+
+def _subclasses(kind: type[LanguageModel]) -> dict[str, type[LanguageModel]]:
+    found = {one.__name__: one for one in kind.__subclasses__()}
+    for one in kind.__subclasses__():
+        found |= _subclasses(one)
+    return found
+
+
+def _run_config(file: Path) -> dict[str, Any] | None:
+    """config.yaml beside the folder of checkpoints; None if there is none."""
+    path = file.parent.parent / CONFIG
+    if file.parent.name != FOLDER or not path.is_file():
+        return None
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read ({reason}): mend it, or copy the checkpoint elsewhere") from error
+    return config if isinstance(config, dict) else None
+
+
+def _damaged(file: Path, error: BaseException) -> UserError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = reason if len(reason) <= LONGEST_REASON else reason[:LONGEST_REASON].rsplit(" ", 1)[0] + " …"
+    return UserError(f"{file} cannot be read as a checkpoint ({reason}): choose another one from a run folder")

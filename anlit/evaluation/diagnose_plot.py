@@ -1,0 +1,219 @@
+"""Figures of a model's attention statistics."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from anlit.analysis.plots import BASELINE_COLOUR, COLOURS
+from anlit.errors import UserError
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+STYLE: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+TITLES = {
+    "entropy": "entropy (nats)",
+    "inverse_largest_weight": "1/w_max (keys)",
+    "participation": "Σw²",
+    "weight_on_first": "weight on the first token",
+    "weight_latest_100": "weight on the last 100 tokens",
+    "squared_average": "‖Σwv‖ / ‖v‖, root mean squares",
+}
+LOGARITHMIC = ("inverse_largest_weight", "participation", "squared_average")
+COLUMNS = 4
+# Heat maps with more cells than this have no numbers written in.
+MOST_NUMBERS = 200
+
+
+def reliable(found: dict[str, Any]) -> int:
+    """How many bins are shown: up to that of the longest context lengths with at least 1 % of the queries."""
+    queries = np.array(found["queries"])
+    return int(np.flatnonzero(queries >= 0.01 * queries.sum())[-1]) + 1
+
+
+def last_bin(found: dict[str, Any]) -> tuple[int, int]:
+    """The least and greatest n of the last bin that is shown."""
+    edge, shown = found["edges"][reliable(found) - 1], reliable(found)
+    return edge, found["length"] if shown == len(found["edges"]) else 2 * edge - 1
+
+
+def draw(folder: Path, label: str, found: dict[str, Any]) -> dict[str, Path]:
+    """Write the figures of one length into `folder`; gives their files by title.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    files = {
+        "Statistics over the context length": (folder / "statistics.png", statistics_figure),
+        "Weight and entropy in ranges of distances": (folder / "ranges.png", ranges_figure),
+        "Each head": (folder / "heads.png", heads_figure),
+        "The size of the attention average": (folder / "average.png", average_figure),
+    }
+    with plt.rc_context(STYLE):
+        for title, (file, figure_of) in files.items():
+            figure = figure_of(found)
+            figure.suptitle(f"{title}: {label}", x=0.01, ha="left")
+            save(figure, file)
+    return {title: file for title, (file, _) in files.items()}
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Write a figure as PNG and close it.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    try:
+        figure.savefig(file, dpi=130)
+    except OSError as error:
+        raise UserError(
+            f"--output {file.parent} cannot be written ({error.strerror}): give a writable folder"
+        ) from error
+    finally:
+        plt.close(figure)
+
+
+def panels(count: int, columns: int, width: float = 3.2, height: float = 2.6) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` panels, `columns` in a row."""
+    columns = min(columns, count)
+    n_rows = -(-count // columns)
+    figure, grid = plt.subplots(
+        n_rows, columns, figsize=(width * columns, height * n_rows + 0.9), squeeze=False, layout="constrained"
+    )
+    for ax in grid.flat[count:]:
+        ax.set_axis_off()
+    for ax in grid.flat[:count]:
+        ax.grid(alpha=0.25, linewidth=0.6)
+    return figure, list(grid.flat[:count])
+
+
+def statistics_figure(found: dict[str, Any]) -> Figure:
+    """Each statistic over n: a line per layer, the mean over heads, and from the least to the greatest head a band."""
+    figure, axes = panels(len(TITLES), 3, 3.6)
+    for ax, (name, title) in zip(axes, TITLES.items(), strict=True):
+        _layers(ax, found, name)
+        ax.set_title(title, loc="left", fontsize=9)
+        if name in LOGARITHMIC:
+            _logarithmic(ax)
+    _legend(figure, axes[0])
+    return figure
+
+
+def ranges_figure(found: dict[str, Any]) -> Figure:
+    """Weight above and entropy below in ranges of distances over n, for the ranges that most long contexts reach."""
+    spans = [
+        name.removeprefix("weight_") for name in found["statistics"] if name.startswith("weight_") and "_to_" in name
+    ]
+    spans = [span for span in spans if int(span.split("_")[0]) < found["edges"][reliable(found) - 1]]
+    figure, axes = panels(2 * len(spans), len(spans), 2.8, 2.3)
+    for ax, (kind, span) in zip(axes, itertools.product(("weight", "entropy"), spans), strict=True):
+        first, _, end = span.split("_")
+        if f"{kind}_{span}" not in found["statistics"]:
+            ax.set_axis_off()
+            continue
+        _layers(ax, found, f"{kind}_{span}")
+        where = "distance 0" if end == "1" else f"[{first}, {end})"
+        what = "entropy (nats)" if kind == "entropy" else kind
+        ax.set_title(f"{what}, {where}", loc="left", fontsize=9)
+        ax.set_ylim(0, 1 if kind == "weight" else None)
+    _legend(figure, axes[0])
+    return figure
+
+
+def average_figure(found: dict[str, Any]) -> Figure:
+    """A panel per layer: the size of Σ w v relative to the values, √Σw², and √Σw² of normal scores, mean over heads."""
+    lines = {
+        "measured: ‖Σ w v‖ / ‖v‖, root mean squares": (
+            np.array(found["statistics"]["squared_average"]),
+            COLOURS[1],
+            "-",
+        ),
+        "√Σw²: if values were orthogonal": (np.array(found["statistics"]["participation"]), COLOURS[0], "--"),
+        "√Σw² of independent normal scores": (np.array(found["prediction"]), BASELINE_COLOUR, ":"),
+    }
+    n_layers = len(found["statistics"]["participation"])
+    figure, axes = panels(n_layers, COLUMNS)
+    low = min(float(np.nanmin(values)) for values, _, _ in lines.values())
+    for layer, ax in enumerate(axes):
+        for label, (values, colour, line) in lines.items():
+            _band(ax, found, np.sqrt(values[layer]), colour, line, label)
+        ax.set_ylim(0.8 * math.sqrt(low), 1.25)
+        _logarithmic(ax)
+        ax.set_title(f"layer {layer}", loc="left", fontsize=9)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def heads_figure(found: dict[str, Any]) -> Figure:
+    """Entropy, up to its greatest ln n, and weight on the first token of each head, at the longest context lengths."""
+    place, (low, high) = reliable(found) - 1, last_bin(found)
+    shape = np.array(found["statistics"]["entropy"])[..., place].shape
+    size = (2 * (1.4 + 0.45 * shape[1]) + 1, 1.5 + 0.32 * shape[0])
+    figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained")
+    for ax, name, top in zip(axes, ("entropy", "weight_on_first"), (math.log(high), 1.0), strict=True):
+        values = np.array(found["statistics"][name], dtype=float)[..., place]
+        image = ax.imshow(values, cmap="cividis", vmin=0, vmax=top, aspect="auto")
+        ax.set_title(TITLES[name], loc="left", fontsize=9)
+        ax.set_xlabel(f"head (n = {low:,} to {high:,})")
+        ax.set_ylabel("layer")
+        ax.set_xticks(range(shape[1]))
+        ax.set_yticks(range(shape[0]))
+        figure.colorbar(image, ax=ax)
+        if values.size <= MOST_NUMBERS:
+            middle = (image.norm.vmin or 0) / 2 + (image.norm.vmax or 1) / 2
+            for (row, head), value in np.ndenumerate(values):
+                colour = "white" if value < middle else "black"
+                ax.text(head, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+    return figure
+
+
+def layer_colours(count: int) -> list[Any]:
+    """Okabe and Ito's colours where they suffice, else a scale from the first layer to the last."""
+    palette = (BASELINE_COLOUR, *COLOURS)
+    if count <= len(palette):
+        return list(palette[:count])
+    return [plt.get_cmap("cividis")(0.92 * layer / (count - 1)) for layer in range(count)]
+
+
+def _layers(ax: Axes, found: dict[str, Any], name: str) -> None:
+    layers = np.array(found["statistics"][name], dtype=float)
+    layers = np.sqrt(layers) if name == "squared_average" else layers
+    for layer, (heads, colour) in enumerate(zip(layers, layer_colours(len(layers)), strict=True)):
+        _band(ax, found, heads, colour, "-", f"layer {layer}")
+
+
+def _band(ax: Axes, found: dict[str, Any], heads: np.ndarray, colour: Any, line: str, label: str) -> None:
+    """Mean over heads at each bin's mean n, and the range of the heads; heads: (H, bins)."""
+    n = np.array(found["statistics"]["n"][0][0], dtype=float)
+    there = np.isfinite(heads).any(0) & (np.arange(len(n)) < reliable(found))
+    x, heads = n[there], heads[:, there]
+    ax.plot(x, np.nanmean(heads, 0), line, color=colour, linewidth=1.6, marker=".", markersize=4, label=label)
+    if len(heads) > 1:
+        ax.fill_between(x, np.nanmin(heads, 0), np.nanmax(heads, 0), color=colour, alpha=0.13, linewidth=0)
+    ax.set_xscale("log", base=2)
+    ax.set_xlim(0.9, 1.1 * found["edges"][reliable(found) - 1] * 2)
+    ax.set_xlabel("context length n (tokens)")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _logarithmic(ax: Axes) -> None:
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    if high < 30 * low:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _legend(figure: Figure, ax: Axes) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)), frameon=False)

@@ -1,0 +1,112 @@
+"""What `anlit diagnose` writes of a model: raw numbers, a report with a summary per layer, figures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from anlit.evaluation.diagnose_plot import draw, last_bin, reliable
+from anlit.evaluation.report import NONE, markdown_table, provenance, write_json, write_text
+
+COLUMNS = {
+    "entropy": ("entropy (nats)", 2),
+    "inverse_largest_weight": ("1/w_max", 1),
+    "participation": ("Σw²", 4),
+    "weight_on_first": ("first token", 3),
+    "weight_latest_100": ("last 100", 3),
+    "squared_average": ("‖Σwv‖ /‖v‖", 3),
+    "orthogonal": ("√Σw²", 3),
+    "prediction": ("√Σw², normal", 3),
+}
+PRINTED = [name for name in COLUMNS if name != "participation"]  # its root is there: 80 columns
+DEFINITIONS = """\
+Means over heads, with the least and the greatest head in brackets, over queries at
+places {low:,} to {high:,} of their document (n).
+Entropy is −Σw ln w in nats; *1/w_max* is about the number of keys that share the attention; *first token* is the weight
+on the first token of the document, *last 100* that on the latest 100 tokens. *‖Σwv‖ /‖v‖* is the root mean square over
+queries of the size of the attention average relative to its values (root mean square over visible keys), *√Σw²* what it
+would be if values were orthogonal and equally long, and *√Σw², normal* the same for independent normal scores.
+In the figures a range [t, 10t) counts with the keys of it that a query sees."""
+
+
+def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
+    """Write diagnose.json, report.md and the figures into `folder`, and print the summary of the longest sequences.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    lengths = record["lengths"]
+    longest = lengths[max(lengths)]
+    figures = draw(folder, label, longest)
+    write_json(folder, "diagnose.json", plain(record))
+    parts = [f"# Attention statistics\n\n{label}, document masking {'on' if record['masking'] else 'off'}"]
+    for length, found in sorted(lengths.items(), reverse=True):
+        low, high = last_bin(found)
+        parts += [
+            f"## Sequences of {length:,} tokens\n\n{found['tokens']:,} tokens read.",
+            markdown_table(["layer", *(title for title, _ in COLUMNS.values())], rows(found)),
+            DEFINITIONS.format(low=low, high=high),
+        ]
+    parts += [f"## Figures, for sequences of {max(lengths):,} tokens"]
+    parts += [f"![{title}]({file.name})" for title, file in figures.items()]
+    parts += ["## Where the numbers come from\n\n" + provenance(record)]
+    write_text(folder, "report.md", "\n\n".join(parts) + "\n")
+    _show(label, longest, folder)
+
+
+def column(found: dict[str, Any], name: str) -> np.ndarray:
+    """A statistic as (layers, heads, bins); roots of the mean squares for the three sizes of the average."""
+    if name == "prediction":
+        return np.sqrt(np.array(found["prediction"]))
+    if name == "orthogonal":
+        return np.sqrt(np.array(found["statistics"]["participation"]))
+    values = np.array(found["statistics"][name])
+    return np.sqrt(values) if name == "squared_average" else values
+
+
+def rows(found: dict[str, Any]) -> list[list[str]]:
+    """The summary: a row per layer, with `COLUMNS` after its number."""
+    place = reliable(found) - 1
+    columns = [(column(found, name), digits) for name, (_, digits) in COLUMNS.items()]
+    return [
+        [str(layer), *(cell(values[layer, :, place], digits) for values, digits in columns)]
+        for layer in range(len(found["statistics"]["entropy"]))
+    ]
+
+
+def cell(heads: np.ndarray, digits: int) -> str:
+    """`0.52 [0.31, 0.70]`: mean, least and greatest."""
+    heads = heads[np.isfinite(heads)]
+    if not len(heads):
+        return NONE
+    mean, low, high = (f"{value:.{digits}f}" for value in (heads.mean(), heads.min(), heads.max()))
+    return mean if low == high else f"{mean} [{low}, {high}]"
+
+
+def plain(value: Any) -> Any:
+    """The same for JSON: None for NaN, numbers to seven digits."""
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    return value
+
+
+def _show(label: str, found: dict[str, Any], folder: Path) -> None:
+    low, high = last_bin(found)
+    console = Console()
+    table = Table(title=f"{label}: n = {low:,} to {high:,}, means over heads", title_justify="left")
+    for title in ("layer", *(COLUMNS[name][0] for name in PRINTED)):
+        table.add_column(title.replace(" ", "\n"), justify="right", no_wrap=True)
+    shown = [0, *(1 + list(COLUMNS).index(name) for name in PRINTED)]
+    for row in rows(found):
+        table.add_row(*(row[place].partition(" [")[0] for place in shown))
+    console.print(table)
+    console.print(f"Report: {folder / 'report.md'}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,170 @@
+"""`anlit diagnose --gaussian`: attention mechanisms over independent standard normal scores, without any model.
+
+One query sees n keys at distances t = 0 … n−1 with L = a(t)·g(n)·S_t + m(t), S_t ~ N(0, 1). Statistics are means over
+draws of S, the same draws for every mechanism; expected totals E Σ e^L = Σ e^{m + (a g)²/2} are sums, not sampled: so
+far out in the tail of e^L as [SI]'s a(t) reaches, a mean over draws would not settle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from anlit.attention.gaussian import participation
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.statistics import Range, log_total, ranges, statistics, within
+from anlit.errors import UserError
+from anlit.evaluation.mechanisms import named
+from anlit.evaluation.report import header, markdown_table, output_folder, provenance, write_json, write_text
+
+MECHANISMS = "Plain,LogN,SqrtLogN,ScaleInvariant"
+LENGTHS = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
+# Scores drawn at once: 16 MiB in float32, of which there are a few copies.
+SCORES = 1 << 22
+SEEDS = 1 << 63
+COLUMNS = {
+    "entropy": ("entropy (nats)", ".2f"),
+    "inverse_largest_weight": ("1/w_max", ".1f"),
+    "participation": ("Σw²", ".3g"),
+    "participation_integral": ("Σw², integral", ".3g"),
+    "weight_latest_100": ("last 100", ".3f"),
+}
+
+
+def run(arguments: argparse.Namespace, command: str) -> int:
+    """The command with its parsed options; raises UserError for the user's mistakes."""
+    from anlit.evaluation.diagnose import whole_numbers
+
+    lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else list(LENGTHS)
+    if arguments.draws < 2:
+        raise UserError(f"--draws must be at least 2, not {arguments.draws}")
+    if not 0 <= arguments.seed < SEEDS:
+        raise UserError(f"--seed must be at least 0 and below 2^63, not {arguments.seed}")
+    mechanisms = named((arguments.mechanisms or MECHANISMS).split(","))
+    folder = output_folder(arguments.output)
+    record = header(command, []) | {"draws": arguments.draws, "seed": arguments.seed}
+    record["mechanisms"] = {
+        name: {n: at_length(mechanism, n, arguments.draws, arguments.seed) for n in lengths}
+        for name, mechanism in mechanisms.items()
+    }
+    publish(folder, record)
+    return 0
+
+
+@torch.no_grad()
+def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, Any]:
+    """Statistics of one query that has n keys before it and itself.
+
+    Args:
+        mechanism: One that `for_layer` made for one head.
+        n: Keys, of which a window may hide some.
+        draws: How often the scores are drawn.
+        seed: Of the random numbers, which depend on n and not on the mechanism.
+
+    Returns:
+        By name `mean` and `standard_error`, of what `anlit.attention.statistics.statistics` gives, and
+        `total_1_to_10`, the sum of e^L in [1, 10); only ranges that lie within the n keys. With a mean alone:
+        `expected_total_1_to_10` and `participation_integral`, from `anlit.attention.gaussian`.
+    """
+    spans = [span for span in ranges(n - 1) if span.end <= n]
+    generator = torch.Generator().manual_seed(seed)
+    samples: dict[str, list[Tensor]] = {}
+    at_once = max(1, SCORES // n)
+    for begun in range(0, draws, at_once):
+        scores = torch.randn(min(at_once, draws - begun), 1, 1, n, generator=generator)
+        logits = logits_of(mechanism, scores)
+        values = statistics(logits, torch.zeros(1, 1, dtype=torch.long), spans)
+        for span in spans:
+            values[f"total_{span}"] = log_total(within(logits, span)).double().exp()
+        for name, value in values.items():
+            samples.setdefault(name, []).append(value.flatten().double())
+    found: dict[str, Any] = {name: _summary(torch.cat(parts)) for name, parts in samples.items()}
+    for span in spans:
+        found[f"expected_total_{span}"] = {"mean": expected_total(mechanism, n, span)}
+    keys = torch.tensor([n if mechanism.window is None else min(n, mechanism.window)])
+    found["participation_integral"] = {"mean": participation(mechanism, keys).item()}
+    return found
+
+
+def logits_of(mechanism: Mechanism, scores: Tensor) -> Tensor:
+    """L of the last query for scores (B, 1, 1, n), key by key as they stand in the text; −inf outside the window."""
+    n = scores.shape[-1]
+    scale, m = _functions(mechanism, n, scores.dtype)
+    return torch.addcmul(m.flip(-1), scores, scale.flip(-1))
+
+
+def expected_total(mechanism: Mechanism, n: int, span: Range) -> float:
+    """E Σ e^L over the distances in `span`, for a query with n keys: Σ e^{m + (a g)²/2}; NaN where it sees none."""
+    scale, m = (part[span.first : span.end] for part in _functions(mechanism, n, torch.float64))
+    return log_total(m + scale.square() / 2).exp().item()
+
+
+def _functions(mechanism: Mechanism, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """a(t)·g(n) and m(t) at t = 0 … n − 1, each (n,); m is −inf outside the window."""
+    t = torch.arange(n, dtype=dtype)
+    keys = n if mechanism.window is None else min(n, mechanism.window)
+    a, m = mechanism.distance_gain(t), mechanism.distance_bias(t)
+    g = mechanism.gain(torch.full((1, 1, 1), float(keys), dtype=dtype))
+    scale = (1.0 if g is None else g.item()) * (torch.ones_like(t) if a is None else a)
+    bias = torch.zeros_like(t) if m is None else m
+    return scale.expand(1, n)[0], bias.expand(1, n)[0].masked_fill(t >= keys, -math.inf)
+
+
+def _summary(values: Tensor) -> dict[str, float]:
+    return {"mean": values.mean().item(), "standard_error": (values.std() / len(values) ** 0.5).item()}
+
+
+def publish(folder: Path, record: dict[str, Any]) -> None:
+    """Write gaussian.json, report.md and the figures into `folder`, and print the summary at the largest n.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    from anlit.evaluation import gaussian_plot
+    from anlit.evaluation.diagnose_report import plain
+
+    found = record["mechanisms"]
+    figures = gaussian_plot.draw(folder, found)
+    write_json(folder, "gaussian.json", plain(record))
+    longest = max(next(iter(found.values())))
+    head = ["mechanism", *(title for title, _ in COLUMNS.values())]
+    parts = [
+        "# Attention over independent normal scores",
+        f"One query with n keys, {record['draws']:,} draws, seed {record['seed']}. Means ± standard errors; *integral* "
+        "is E Σw² by quadrature. Where e^L has a heavy tail, as with a large a(t)·g(n), standard errors are too small.",
+        *(f"n = {n:,}\n\n{markdown_table(head, _rows(found, n))}" for n in (longest, *_shorter(found))),
+        *(f"## {title}\n\n![{title}]({file.name})" for title, file in figures.items()),
+        "## Where the numbers come from\n\n" + provenance(record),
+    ]
+    write_text(folder, "report.md", "\n\n".join(parts) + "\n")
+    console = Console()
+    table = Table(title=f"Independent normal scores, n = {longest:,} keys", title_justify="left")
+    for place, title in enumerate(head):
+        table.add_column(title.replace(" ", "\n"), justify="right" if place else "left", no_wrap=True)
+    for row in _rows(found, longest):
+        table.add_row(*(part.partition(" ±")[0] for part in row))
+    console.print(table)
+    console.print(f"Report: {folder / 'report.md'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _shorter(found: dict[str, Any]) -> list[int]:
+    return sorted(next(iter(found.values())), reverse=True)[1:]
+
+
+def _rows(found: dict[str, Any], n: int) -> list[list[str]]:
+    return [
+        [name, *(_cell(lengths[n][column], form) for column, (_, form) in COLUMNS.items())]
+        for name, lengths in found.items()
+    ]
+
+
+def _cell(value: dict[str, float], form: str) -> str:
+    error = f" ± {value['standard_error']:{form}}" if "standard_error" in value else ""
+    return f"{value['mean']:{form}}{error}"

@@ -1,0 +1,135 @@
+"""Scores of a model on needles in haystacks: exact match and the log-likelihood of the answers.
+
+Exact match means: greedy decoding after the question gives the 7 digits, token by token as the tokenizer writes them.
+That needs no decoding. Greedy decoding goes along the true answer as long as each of its tokens is the argmax given
+the question and the answer's tokens before it, and leaves it for good at the first that is not. So one forward pass
+over the sample with its answer tells: it is a match if and only if every token of the answer is the argmax there.
+(Other tokens that spell the same digits are no match; a tokenizer writes a number in one way.)
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anlit.data.haystack import Haystack, Sample
+from anlit.data.order import generator
+from anlit.errors import UserError
+from anlit.training.language_model import LanguageModel
+
+EVALUATION = 3
+"""The stream of random numbers; those of training and validation have other names."""
+BATCH_TOKENS = 1 << 14
+"""Tokens in a forward pass, or one sample if that is longer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Of one model at one length; all arrays are (depths, samples)."""
+
+    length: int
+    asked: np.ndarray
+    """(depths,) the depths that were asked for."""
+    depth: np.ndarray
+    """Where the needles stand, at the end of a sentence nearby."""
+    match: np.ndarray
+    """Whether greedy decoding gives the number."""
+    log_likelihood: np.ndarray
+    """Of the answer given all before it, in nats."""
+    n_answer: np.ndarray
+    """Tokens of the answer."""
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over depths and samples."""
+        return float(self.match.mean())
+
+    @property
+    def nats_per_token(self) -> float:
+        """Log-likelihood of the answers per token of theirs."""
+        return float(self.log_likelihood.sum() / self.n_answer.sum())
+
+
+def measure(
+    model: LanguageModel,
+    haystack: Haystack,
+    length: int,
+    depths: Sequence[float],
+    n_samples: int,
+    seed: int,
+    advance: Callable[[int], None] = lambda n: None,
+) -> Scores:
+    """Score `n_samples` samples of `length` tokens at each depth.
+
+    Sample j at depth number i is a function of `seed`, the length, i and j alone: all models with one tokenizer get
+    the same.
+
+    Args:
+        advance: told after each forward pass how many samples it had.
+
+    Raises:
+        UserError: no such samples can be made, or the forward pass does not fit the device's memory.
+    """
+    haystack.check(length)
+    device = next(model.parameters()).device
+    cells = [(i, j) for i in range(len(depths)) for j in range(n_samples)]
+    at_once = max(1, BATCH_TOKENS // length)
+    found = []
+    for first in range(0, len(cells), at_once):
+        samples = [_sample(haystack, length, depths[i], seed, i, j) for i, j in cells[first : first + at_once]]
+        match, log_likelihood = score(model, samples, device)
+        found += list(zip(samples, match.tolist(), log_likelihood.tolist(), strict=True))
+        advance(len(samples))
+
+    def table(values: list) -> np.ndarray:
+        return np.array(values).reshape(len(depths), n_samples)
+
+    return Scores(
+        length,
+        np.array(depths, dtype=np.float64),
+        table([sample.depth for sample, _, _ in found]),
+        table([match for _, match, _ in found]),
+        table([log_likelihood for _, _, log_likelihood in found]),
+        table([sample.n_answer for sample, _, _ in found]),
+    )
+
+
+def _sample(haystack: Haystack, length: int, depth: float, seed: int, i: int, j: int) -> Sample:
+    random = generator(seed, EVALUATION, length, (i << 32) + j)
+    return haystack.sample(length, depth, random, held_out=True)
+
+
+@torch.inference_mode()
+def score(model: LanguageModel, samples: Sequence[Sample], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of each sample, all of one length: (B,) whether the answer is matched, and (B,) its log-likelihood in nats."""
+    tokens = torch.from_numpy(np.stack([sample.tokens for sample in samples])).to(device)
+    n_answer = torch.tensor([sample.n_answer for sample in samples], device=device)
+    most = int(n_answer.max())
+    try:
+        with _only_last(model.model, most):
+            logits = model(tokens[:, :-1]).float()  # (B, longest answer, V)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"A forward pass over {tokens.shape[0]} × {tokens.shape[1] - 1:,} tokens does not fit the memory of "
+            f"{device}: leave the longest of --lengths out, or choose another --device"
+        ) from error
+    targets = tokens[:, -most:]
+    counted = torch.arange(most, device=device) >= most - n_answer[:, None]
+    match = ((logits.argmax(-1) == targets) | ~counted).all(-1)
+    of_targets = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    return match.cpu(), torch.where(counted, of_targets, 0).sum(-1).cpu()
+
+
+@contextmanager
+def _only_last(decoder: Any, count: int) -> Iterator[None]:
+    """In it the decoder makes logits of the last `count` positions: (B, T, V) would not fit at T of many thousands."""
+    all_logits = decoder.logits
+    decoder.logits = lambda h: all_logits(h[:, -count:])
+    try:
+        yield
+    finally:
+        del decoder.logits

@@ -1,0 +1,80 @@
+"""`anlit lengths`: a model's loss at the training length and beyond it, and by position."""
+
+import argparse
+import shlex
+from typing import Any
+
+from anlit.errors import UserError
+from anlit.evaluation.lengths_settings import BATCH_TOKENS, MOST_TOKENS, Settings, parse_lengths, parse_masking
+
+
+def lengths(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
+    """Measure every checkpoint, print the table and write lengths.json, lengths.md and lengths.png.
+
+    Args:
+        checkpoints: Run folders or .ckpt files.
+        output: The folder for the report; made where missing.
+        settings: How to measure.
+        command: What the user typed, for the record.
+
+    Returns:
+        What lengths.json holds.
+
+    Raises:
+        UserError: A checkpoint, the data or a setting is wrong.
+    """
+    from rich.console import Console  # torch and matplotlib take seconds: --help and wrong numbers do not wait for them
+
+    from anlit.evaluation import lengths_plot, lengths_report
+    from anlit.evaluation.lengths_run import run
+    from anlit.evaluation.report import output_folder, write_json, write_text
+
+    folder, console = output_folder(output), Console()
+    results, record, notes = run(checkpoints, settings, command)
+    lengths_report.show(results, console)
+    for note in notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    write_json(folder, "lengths.json", record)
+    write_text(folder, "lengths.md", lengths_report.markdown(results, record, notes))
+    picture = folder / lengths_report.PLOT
+    try:
+        lengths_plot.plot(results, sorted({one["training_length"] for one in record["checkpoints"]}), picture)
+    except OSError as error:
+        raise UserError(f"--output {folder} cannot be written ({error.strerror}): give a writable folder") from error
+    console.print(f"Plot: {picture}", markup=False, highlight=False, soft_wrap=True)
+    return record
+
+
+def main(argv: list[str]) -> int:
+    """`anlit lengths`; returns the exit status and raises UserError for the user's mistakes."""
+    parser = argparse.ArgumentParser(
+        prog="anlit lengths",
+        description="The validation loss of trained models on sequences of several lengths, always of the same "
+        "tokens, with and without document masking, and by position. Runs that differ only in their seed are averaged.",
+        epilog="Writes lengths.png, lengths.md and lengths.json. Example: "
+        "anlit lengths runs/gpt runs/angpt --output reports/lengths",
+    )
+    add = parser.add_argument
+    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="run folder (its best checkpoint), or a .ckpt file")
+    add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
+    add("--data", metavar="PATH", help="prepared folder (default: the runs' own)")
+    add("--lengths", metavar="N,…", help="tokens per sequence (default: 1, 4 and 16 times the training length)")
+    many = (
+        f"validate on the first N tokens, rounded down to a multiple of every length (default: all, ≤ {MOST_TOKENS:,})"
+    )
+    add("--tokens", type=int, metavar="N", help=many)
+    batch = f"tokens per batch, which holds one sequence at least (default: {BATCH_TOKENS:,})"
+    add("--batch-tokens", type=int, default=BATCH_TOKENS, metavar="N", help=batch)
+    add("--masking", default="on,off", help="document masking: on, off or both (default: on,off)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    given = parser.parse_args(argv)
+    settings = Settings(
+        lengths=parse_lengths(given.lengths) if given.lengths is not None else None,
+        tokens=given.tokens,
+        batch_tokens=given.batch_tokens,
+        masking=parse_masking(given.masking),
+        data=given.data,
+        device=given.device,
+    )
+    lengths(given.checkpoints, given.output, settings, shlex.join(["anlit", "lengths", *argv]))
+    return 0

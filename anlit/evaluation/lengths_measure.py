@@ -1,0 +1,165 @@
+"""A model's loss on the same tokens, cut into sequences of several lengths."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from anlit.data.batch import IGNORED, Batch
+from anlit.data.module import TokenShards
+from anlit.errors import UserError
+from anlit.evaluation.checkpoint import Checkpoint
+from anlit.evaluation.tally import Estimate, Floats, RangeLoss, Tally, estimate
+
+LOGITS_AT_ONCE = 1 << 26  # numbers; 256 MiB in float32
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """One checkpoint at one length, with documents masked or not."""
+
+    length: int
+    masking: bool
+    total: Estimate
+    change: Estimate | None
+    """Loss less that at the training length, its error over blocks of the lengths' least common multiple; None at the
+    training length itself, without it, and where a folder's remainder makes the cuts differ."""
+    by_position: list[RangeLoss]
+    """By position in the sequence."""
+    by_document_position: list[RangeLoss] | None
+    """By position in the document, as far as it lies in the sequence; None without masking."""
+    sequences: int
+    bits_per_byte: float | None
+    seconds: float
+
+    def raw(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return asdict(self)
+
+
+def measure(
+    checkpoint: Checkpoint,
+    data: TokenShards,
+    lengths: list[int],
+    masking: list[bool],
+    tokens: int,
+    batch_tokens: int,
+    tell: Callable[[Measurement], None] = lambda _: None,
+) -> list[Measurement]:
+    """The checkpoint's loss on the first `tokens` targets at every length, with and without document masking.
+
+    Args:
+        lengths: Tokens per sequence.
+        masking: Values of `document_masking` to measure with.
+        tokens: A multiple of every length.
+        batch_tokens: Tokens per batch, which holds one sequence at least.
+        tell: Called with each measurement when it is there.
+
+    Raises:
+        UserError: A batch does not fit into memory.
+    """
+    decoder = checkpoint.model.model
+    trained_with = decoder.document_masking
+    found = []
+    block = math.lcm(*lengths)
+    for masked in masking:
+        decoder.document_masking = masked
+        sums: dict[int, tuple[Floats, Floats]] = {}
+        # The training length comes first: the others are compared with it.
+        for length in sorted(lengths, key=lambda n: (n != checkpoint.training_length, n)):
+            batches = _batches(data, length, tokens, batch_tokens)
+            one, tally = _at_length(checkpoint, batches, length, masked, data.bytes_per_token())
+            if len(tally.losses) * length == tokens:  # else a folder's remainder ends in between
+                sums[length] = _blocks(tally, block)
+            if length != checkpoint.training_length and {length, checkpoint.training_length} <= sums.keys():
+                reference, n = sums[checkpoint.training_length]
+                one = replace(one, change=estimate(sums[length][0] - reference, n))
+            found.append(one)
+            tell(one)
+    decoder.document_masking = trained_with
+    return sorted(found, key=lambda one: (not one.masking, one.length))
+
+
+def available_targets(data: TokenShards) -> int:
+    """Targets in the validation split."""
+    data.val_tokens = None
+    data.setup("validate")
+    return data.val_dataloader().stream.n_targets
+
+
+def _batches(data: TokenShards, length: int, tokens: int, batch_tokens: int) -> Iterator[Batch]:
+    data.val_context_length, data.val_tokens = length, tokens
+    data.val_batch_size = max(1, batch_tokens // length)
+    data.setup("validate")
+    return iter(data.val_dataloader())
+
+
+def _at_length(
+    checkpoint: Checkpoint, batches: Iterator[Batch], length: int, masked: bool, bytes_per_token: float | None
+) -> tuple[Measurement, Tally]:
+    by_position, by_document = Tally(length), Tally(length)
+    in_sequence = np.arange(length)
+    begun = time.perf_counter()
+    for batch in batches:
+        try:
+            losses = token_losses(checkpoint.model, batch).cpu().double().numpy()
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"A batch of {len(batch.tokens)} × {length} tokens does not fit into the memory of "
+                f"{checkpoint.device}: set --batch-tokens to less, or --lengths to shorter ones"
+            ) from error
+        counted = (batch.targets != IGNORED).numpy()
+        by_position.add(losses, counted, np.broadcast_to(in_sequence, losses.shape))
+        by_document.add(losses, counted, batch.positions.numpy())
+    total = estimate(by_position.losses.sum(1), by_position.tokens.sum(1))
+    bits = total.loss / math.log(2) / bytes_per_token if bytes_per_token and total.loss is not None else None
+    measurement = Measurement(
+        length=length,
+        masking=masked,
+        total=total,
+        change=None,
+        by_position=by_position.ranges(),
+        by_document_position=by_document.ranges() if masked else None,
+        sequences=len(by_position.losses),
+        bits_per_byte=bits,
+        seconds=time.perf_counter() - begun,
+    )
+    return measurement, by_position
+
+
+@torch.inference_mode()
+def token_losses(model: Any, batch: Batch) -> Tensor:
+    """Cross-entropy in nats of every target, (B, T), 0 where it does not count; logits are made piece by piece."""
+    decoder, device = model.model, next(model.parameters()).device
+    with _without_head(decoder):
+        hidden = model(batch.tokens.to(device), batch.document_ids.to(device)).flatten(0, 1)
+    targets = batch.targets.to(device).flatten()
+    rows = max(1, LOGITS_AT_ONCE // model.vocab_size)
+    losses = [
+        cross_entropy(decoder.logits(h).float(), target, ignore_index=IGNORED, reduction="none")
+        for h, target in zip(hidden.split(rows), targets.split(rows), strict=True)
+    ]
+    return torch.cat(losses).view(batch.targets.shape)
+
+
+@contextmanager
+def _without_head(decoder: Any) -> Iterator[None]:
+    """In it the decoder returns its last hidden state: (B, T, V) would not fit at a length of many thousands."""
+    decoder.logits = lambda h: h
+    try:
+        yield
+    finally:
+        del decoder.logits
+
+
+def _blocks(tally: Tally, length: int) -> tuple[Floats, Floats]:
+    """Summed loss and counted targets of each block of `length` tokens, the same text whatever the sequences."""
+    each = length // tally.length
+    return tally.losses.sum(1).reshape(-1, each).sum(1), tally.tokens.sum(1).reshape(-1, each).sum(1)

@@ -1,0 +1,158 @@
+"""The tables of `anlit lengths`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from anlit.evaluation.arms import Arm, mean_and_sd
+from anlit.evaluation.lengths_measure import Measurement
+from anlit.evaluation.report import NONE, markdown_table, provenance
+from anlit.evaluation.tally import Estimate, RangeLoss
+
+PLOT = "lengths.png"
+HEAD = (
+    "configuration", "documents masked", "length", "seeds", "loss", "standard error", "change", "its standard error",
+    "bits per byte", "tokens", "sequences",
+)  # fmt: skip
+DEFINITION = """\
+Loss is the mean in nats per token over the same {tokens:,} validation tokens at every length: only where they are cut
+into sequences differs. With more than one seed a value is the mean ± the standard deviation over seeds. *Standard
+error* is that of one run's mean over the sequences it is taken from (the mean of the runs' errors if there are
+several). *Change* is the loss less that at the training length; both are of the same tokens, so its standard error,
+over blocks of {block:,} tokens, is smaller than that of the losses."""
+RANGES = """\
+Mean loss by position in sequences of {length:,} tokens, counted from 0: at position p the model has read p tokens
+before the present one. The *position in the document* counts from the document's first token in the sequence. The
+standard error (s.e.) is over sequences. Different ranges hold different tokens, and only long documents reach the late
+positions in a document: compare along a row, where all configurations read the same tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What was measured: `of_checkpoint[i]` holds the measurements of checkpoint i, each of the same settings."""
+
+    arms: list[Arm]
+    of_checkpoint: list[list[Measurement]]
+    lengths: list[int]
+    masking: list[bool]
+    tokens: int
+    block: int
+
+    def of_arm(self, arm: Arm, length: int, masked: bool) -> list[Measurement]:
+        """One measurement of each seed."""
+        return [self._one(place, length, masked) for place in arm.members]
+
+    def _one(self, place: int, length: int, masked: bool) -> Measurement:
+        return next(one for one in self.of_checkpoint[place] if (one.length, one.masking) == (length, masked))
+
+
+def spread(values: Sequence[float | None], digits: int = 4) -> str:
+    """`3.2101 ± 0.0042`; without the ± for one seed, – where a value is missing, and words where it is not finite."""
+    mean, sd = mean_and_sd(values)
+    if mean is None:
+        return NONE
+    if abs(mean) == float("inf") or mean != mean:
+        return "not finite"
+    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if sd is not None else "")
+
+
+def rows(results: Results) -> list[list[str]]:
+    """One row for each arm, masking and length, in the columns of HEAD."""
+    found = []
+    for arm in results.arms:
+        for masked in results.masking:
+            for length in results.lengths:
+                found.append(_row(arm, masked, length, results.of_arm(arm, length, masked)))
+    return found
+
+
+def _row(arm: Arm, masked: bool, length: int, seeds: list[Measurement]) -> list[str]:
+    changes = [one.change for one in seeds]
+    return [
+        arm.label,
+        "yes" if masked else "no",
+        f"{length:,}",
+        str(len(seeds)),
+        spread([one.total.loss for one in seeds]),
+        _error([one.total for one in seeds]),
+        spread([change.loss if change else None for change in changes]),
+        _error(changes),
+        spread([one.bits_per_byte for one in seeds]),
+        f"{seeds[0].total.tokens:,}",
+        f"{seeds[0].sequences:,}",
+    ]
+
+
+def _error(estimates: Sequence[Estimate | None]) -> str:
+    mean, _ = mean_and_sd([one.standard_error if one else None for one in estimates])
+    return spread([mean])
+
+
+def show(results: Results, console: Console) -> None:
+    """Print the losses, a column for each length."""
+    table = Table(title=f"Loss in nats per token, by length, on {results.tokens:,} tokens", title_justify="left")
+    table.add_column("configuration", overflow="fold")
+    table.add_column("documents\nmasked", no_wrap=True)
+    for length in results.lengths:
+        table.add_column(f"{length:,}", justify="right", no_wrap=True)
+    for arm in results.arms:
+        for masked in results.masking:
+            seeds = [results.of_arm(arm, length, masked) for length in results.lengths]
+            losses = [spread([one.total.loss for one in own]) for own in seeds]
+            table.add_row(arm.label if masked == results.masking[0] else "", "yes" if masked else "no", *losses)
+        table.add_section()
+    console.print(table)
+
+
+def markdown(results: Results, record: dict[str, Any], notes: Sequence[str]) -> str:
+    """The report: both tables, what they mean, and where the numbers come from."""
+    parts = [
+        "# Loss by length",
+        f"![loss over length and position]({PLOT})",
+        markdown_table(HEAD, rows(results)),
+        DEFINITION.format(tokens=results.tokens, block=results.block),
+        "## By position",
+        RANGES.format(length=results.lengths[-1]),
+        *_range_tables(results),
+        *(["## Notes\n\n" + "\n".join(f"- {note}" for note in notes)] if notes else []),
+        "## Where the numbers come from\n\n" + provenance(record),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _range_tables(results: Results) -> list[str]:
+    parts = []
+    for masked in results.masking:
+        told = "documents masked" if masked else "documents not masked"
+        parts += [f"### Position in the sequence, {told}", _range_table(results, masked, by_position)]
+        if masked:
+            parts += ["### Position in the document, documents masked", _range_table(results, masked, by_document)]
+    return parts
+
+
+def _range_table(results: Results, masked: bool, kind: Callable[[Measurement], list[RangeLoss]]) -> str:
+    columns = [[kind(one) for one in results.of_arm(arm, results.lengths[-1], masked)] for arm in results.arms]
+    lines = []
+    for k, part in enumerate(columns[0][0]):
+        cells = []
+        for seeds in columns:
+            estimates = [ranges[k].estimate for ranges in seeds]
+            error = _error(estimates)
+            loss = spread([one.loss for one in estimates])
+            cells.append(loss + (f" (s.e. {error})" if error != NONE else ""))
+        lines.append([f"{part.first:,} – {part.end - 1:,}", f"{part.estimate.tokens:,}", *cells])
+    return markdown_table(["positions", "tokens", *(arm.label for arm in results.arms)], lines)
+
+
+def by_position(measurement: Measurement) -> list[RangeLoss]:
+    """The losses by position in the sequence."""
+    return measurement.by_position
+
+
+def by_document(measurement: Measurement) -> list[RangeLoss]:
+    """The losses by position in the document, of a measurement with masking."""
+    assert measurement.by_document_position is not None
+    return measurement.by_document_position

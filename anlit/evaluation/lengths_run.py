@@ -1,0 +1,118 @@
+"""Measuring several checkpoints on the same tokens, one model in memory at a time."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import Progress
+
+from anlit.errors import UserError
+from anlit.evaluation.arms import Origin, group_by_seed, mean_and_sd
+from anlit.evaluation.checkpoint import find_device, find_file, load_checkpoint
+from anlit.evaluation.data import data_of
+from anlit.evaluation.lengths_measure import Measurement, available_targets, measure
+from anlit.evaluation.lengths_report import Results
+from anlit.evaluation.lengths_settings import Settings
+from anlit.evaluation.report import describe, device_name, header
+
+
+class Candidate(NamedTuple):
+    """A checkpoint that was found to be in order."""
+
+    origin: Origin
+    description: dict[str, Any]
+    fingerprint: dict[str, Any]
+    """Of the data that it is evaluated on."""
+    available: int
+    """Targets in the validation split."""
+    masked: bool
+    """Whether it was trained with document masking."""
+
+
+def run(paths: list[str], settings: Settings, command: str) -> tuple[Results, dict[str, Any], list[str]]:
+    """The results, the record with all numbers, and what a reader has to know.
+
+    Raises:
+        UserError: A checkpoint, the data or a setting is wrong; said before anything is measured where possible.
+    """
+    record = header(command, [])
+    device = find_device(settings.device)
+    files = list({file.resolve(): file for file in map(find_file, paths)}.values())
+    found = [_look_at(file, settings.data) for file in files]
+    _refuse_other_data(found)
+    lengths = settings.lengths_for(one.description["training_length"] for one in found)
+    tokens = settings.tokens_for(lengths, found[0].available, f"{found[0].fingerprint['path']}/val")
+    measured = _measure_all(files, settings, lengths, tokens)
+    arms = group_by_seed([one.origin for one in found])
+    results = Results(arms, measured, lengths, list(settings.masking), tokens, math.lcm(*lengths))
+    record |= {
+        "device": device_name(device),
+        "checkpoints": [one.description for one in found],
+        "data": found[0].fingerprint,
+        "settings": asdict(settings) | {"lengths": lengths, "tokens": tokens},
+        "arms": [_arm(results, place) for place in range(len(arms))],
+        "measurements": [[one.raw() for one in own] for own in measured],
+    }
+    return results, record, _notes(found, settings, tokens)
+
+
+def _look_at(file: Path, data_path: str | None) -> Candidate:
+    """Load a checkpoint and its data once before measuring, so that all complaints come first."""
+    checkpoint = load_checkpoint(str(file), "cpu")
+    data = data_of(checkpoint, data_path)
+    available = available_targets(data)
+    masked = checkpoint.model.model.document_masking
+    return Candidate(Origin.of(checkpoint), describe(checkpoint), data.fingerprint, available, masked)
+
+
+def _refuse_other_data(found: list[Candidate]) -> None:
+    first = found[0]
+    for other in found[1:]:
+        if other.fingerprint["content_sha256"] != first.fingerprint["content_sha256"]:
+            raise UserError(
+                f"{first.origin.file} and {other.origin.file} have other data ({first.fingerprint['path']} and "
+                f"{other.fingerprint['path']}), and losses on different tokens cannot be compared: set --data"
+            )
+
+
+def _measure_all(files: list[Path], settings: Settings, lengths: list[int], tokens: int) -> list[list[Measurement]]:
+    measured = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("measuring", total=len(files) * len(lengths) * len(settings.masking))
+        for file in files:
+            checkpoint = load_checkpoint(str(file), settings.device)
+            data = data_of(checkpoint, settings.data)
+
+            def tell(_: Measurement) -> None:
+                progress.advance(task)
+
+            how = (lengths, list(settings.masking), tokens, settings.batch_tokens)
+            measured.append(measure(checkpoint, data, *how, tell))
+    return measured
+
+
+def _arm(results: Results, place: int) -> dict[str, Any]:
+    """An arm in the record: which checkpoints it has, and the loss over its seeds."""
+    arm = results.arms[place]
+    losses = []
+    for masked in results.masking:
+        for length in results.lengths:
+            mean, sd = mean_and_sd([one.total.loss for one in results.of_arm(arm, length, masked)])
+            losses.append({"length": length, "masking": masked, "mean": mean, "sd": sd})
+    return {"label": arm.label, "checkpoints": list(arm.members), "loss": losses}
+
+
+def _notes(found: list[Candidate], settings: Settings, tokens: int) -> list[str]:
+    notes = []
+    if settings.tokens is not None and tokens != settings.tokens:
+        notes.append(
+            f"Evaluated on {tokens:,} tokens and not {settings.tokens:,}: every length has to divide their number, and "
+            f"the validation split has {found[0].available:,}."
+        )
+    trained = {one.masked for one in found}
+    if trained != set(settings.masking):
+        told = " and ".join("with" if masked else "without" for masked in sorted(trained, reverse=True))
+        notes.append(f"The models were trained {told} document masking.")
+    return notes

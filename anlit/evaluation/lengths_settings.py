@@ -1,0 +1,92 @@
+"""What `anlit lengths` can be told."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from anlit.errors import UserError
+
+MULTIPLES = (1, 4, 16)
+MOST_TOKENS = 1 << 20
+BATCH_TOKENS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Raises:
+        UserError: a number is not positive, or there is nothing to measure.
+    """
+
+    lengths: tuple[int, ...] | None = None
+    """Tokens per sequence; by default 1, 4 and 16 times each model's training length."""
+    tokens: int | None = None
+    """Evaluate on the first so many targets of the validation split, rounded down to a multiple of every length; by
+    default on all, but no more than 1,048,576 or one sequence of the longest length."""
+    batch_tokens: int = BATCH_TOKENS
+    """Tokens per batch; it holds one sequence at least."""
+    masking: tuple[bool, ...] = (True, False)
+    """Values of document masking to measure with."""
+    data: str | None = None
+    """A prepared folder instead of the runs' own."""
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for length in self.lengths if self.lengths is not None else ():
+            if length < 1:
+                raise UserError(f"--lengths has {length}: give lengths of one token or more, such as 256,1024,4096")
+        for name, value in (("--tokens", self.tokens), ("--batch-tokens", self.batch_tokens)):
+            if value is not None and value < 1:
+                raise UserError(f"{name} is {value}: set it to a positive number")
+        assert self.masking
+        assert self.lengths != ()
+
+    def lengths_for(self, training_lengths: Iterable[int]) -> list[int]:
+        """The lengths to measure, ascending."""
+        return sorted(set(self.lengths or [k * length for length in training_lengths for k in MULTIPLES]))
+
+    def tokens_for(self, lengths: list[int], available: int, where: str) -> int:
+        """The number of targets to measure on: a multiple of every length.
+
+        Args:
+            lengths: What `lengths_for` gave.
+            available: Targets in the validation split.
+            where: The split's folder.
+
+        Raises:
+            UserError: There are too few for the longest length, or for the least common multiple of the lengths.
+        """
+        block = math.lcm(*lengths)
+        wanted = self.tokens if self.tokens is not None else max(MOST_TOKENS, block)
+        if available < block:
+            told = "" if block == lengths[-1] else f", of which all of {_listed(lengths)} are divisors"
+            raise UserError(
+                f"{where} has {available:,} tokens to predict and this needs {block:,}{told}: set --lengths to shorter "
+                "ones, or --data to a folder with a longer validation split"
+            )
+        if wanted < block:
+            raise UserError(
+                f"--tokens is {wanted:,} and --lengths {_listed(lengths)} need {block:,} at least: raise it"
+            )
+        return min(wanted, available) // block * block
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """`256,1024` → (256, 1024)."""
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise UserError(f"--lengths {text!r} is no list of whole numbers: write it as 256,1024,4096") from error
+
+
+def parse_masking(text: str) -> tuple[bool, ...]:
+    """`on,off` → (True, False)."""
+    parts = text.split(",")
+    if not set(parts) <= {"on", "off"}:
+        raise UserError(f"--masking {text!r} is unknown: choose on, off or on,off")
+    return tuple(value for name, value in (("on", True), ("off", False)) if name in parts)
+
+
+def _listed(lengths: list[int]) -> str:
+    return ",".join(str(length) for length in lengths)

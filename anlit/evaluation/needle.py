@@ -1,0 +1,78 @@
+"""`anlit needle`: how often models find a number in a long text, by depth and length (arXiv 2505.17083)."""
+
+import argparse
+import shlex
+from typing import Any
+
+from anlit.errors import UserError
+from anlit.evaluation.lengths_settings import parse_lengths
+from anlit.evaluation.needle_settings import Settings
+
+
+def needle(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
+    """Score every checkpoint, print the table and write needle.json, needle.md and needle.png.
+
+    Args:
+        checkpoints: Run folders or .ckpt files.
+        output: The folder for the report; made where missing.
+        settings: How to measure.
+        command: What the user typed, for the record.
+
+    Returns:
+        What needle.json holds.
+
+    Raises:
+        UserError: A checkpoint, the data or a setting is wrong.
+    """
+    from rich.console import Console  # torch and matplotlib take seconds: --help and wrong numbers do not wait for them
+
+    from anlit.evaluation import needle_report
+    from anlit.evaluation.needle_plot import plot_heat_maps
+    from anlit.evaluation.needle_run import run
+    from anlit.evaluation.report import output_folder, write_json, write_text
+
+    folder, console = output_folder(output), Console()
+    results, record = run(checkpoints, settings, command)
+    needle_report.show(results, console)
+    write_json(folder, "needle.json", record)
+    write_text(folder, "needle.md", needle_report.markdown(results, record))
+    picture = folder / needle_report.PLOT
+    try:
+        plot_heat_maps(results, picture)
+    except OSError as error:
+        raise UserError(f"--output {folder} cannot be written ({error.strerror}): give a writable folder") from error
+    console.print(f"Plot: {picture}", markup=False, highlight=False, soft_wrap=True)
+    return record
+
+
+def main(argv: list[str]) -> int:
+    """`anlit needle`; returns the exit status and raises UserError for the user's mistakes."""
+    parser = argparse.ArgumentParser(
+        prog="anlit needle",
+        description="Needle in a haystack: hides 'The special magic <city> number is <7 digits>.' in text of the "
+        "validation split, asks for the number at its end, and counts how often the model gives it exactly. Runs that "
+        "differ only in their seed are averaged. Fine-tune the models on the task first, with "
+        "configs/experiment/needle.yaml.",
+        epilog="Writes needle.png, needle.md and needle.json. Example: "
+        "anlit needle runs/gpt-needle runs/angpt-needle --output reports/needle",
+    )
+    add = parser.add_argument
+    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="run folder (its best checkpoint), or a .ckpt file")
+    add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
+    add("--data", metavar="PATH", help="prepared folder of the haystacks (default: the runs' own)")
+    add("--lengths", metavar="N,…", help="tokens per sample (default: 1, 4 and 16 times the training length)")
+    add("--depths", type=int, default=11, metavar="N", help="how many, evenly from 0 to 100 %% (default: 11)")
+    add("--samples", type=int, default=20, metavar="N", help="at each depth and length (default: 20)")
+    add("--seed", type=int, default=0, help="of the samples (default: 0)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    given = parser.parse_args(argv)
+    settings = Settings(
+        lengths=parse_lengths(given.lengths) if given.lengths is not None else None,
+        n_depths=given.depths,
+        n_samples=given.samples,
+        seed=given.seed,
+        data=given.data,
+        device=given.device,
+    )
+    needle(given.checkpoints, given.output, settings, shlex.join(["anlit", "needle", *argv]))
+    return 0

@@ -1,0 +1,64 @@
+"""The heat maps of the needle task: accuracy over depth and length, a panel for each arm."""
+
+import math
+import textwrap
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from anlit.evaluation.needle_report import ArmScores, Results
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
+
+COLOURS = "cividis"  # told apart with every kind of colour vision, and in grey
+COLUMNS = 4
+FEW_ROWS, FEW_COLUMNS = 11, 6
+"""Up to so many cells, each shows its number."""
+CELL = 0.85
+"""Width of a length's column in inches."""
+
+
+def plot_heat_maps(results: Results, path: Path) -> None:
+    """Write the picture as PNG."""
+    arms, lengths, depths = results.arms, results.lengths, results.depths
+    rows = math.ceil(len(arms) / COLUMNS)
+    columns = math.ceil(len(arms) / rows)
+    size = (1.9 + columns * max(2.4, CELL * len(lengths)), rows * (1.5 + 0.27 * max(6, len(depths))))
+    with plt.rc_context({"font.size": 10}):
+        figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+        axes = [*grid.flat][: len(arms)]
+        for ax in [*grid.flat][len(arms) :]:
+            ax.remove()
+        for place, (ax, arm) in enumerate(zip(axes, arms, strict=True)):
+            picture = _draw(ax, arm, results)
+            first, last = place % columns == 0, place + columns >= len(arms)  # in its row; in its column
+            ax.tick_params(length=0, labelleft=first, labelbottom=last)
+        times = ", and in training lengths" if len(results.training_lengths) == 1 else ""
+        figure.supxlabel(f"length (tokens{times})", fontsize=10)
+        figure.supylabel("depth of the needle (% of the text)", fontsize=10)
+        figure.colorbar(picture, ax=axes, label="exact-match accuracy", ticks=np.linspace(0, 1, 6), pad=0.02)
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def _draw(ax: Axes, arm: ArmScores, results: Results) -> AxesImage:
+    """One panel: the first depth on top, the shortest length on the left."""
+    depths, lengths = results.depths, results.lengths
+    table = np.stack([arm.by_depth(length) for length in lengths], axis=1)
+    picture = ax.imshow(table, cmap=COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    width = 26 if len(lengths) < 4 else 34
+    seeds = f" ({arm.n_seeds}\N{NO-BREAK SPACE}seeds)" if arm.n_seeds > 1 else ""
+    ax.set_title(textwrap.fill(arm.label + seeds, width), loc="left", fontsize=10)
+    ax.set_xticks(range(len(lengths)), [results.name(length).replace(" ", "\n") for length in lengths])
+    shown = range(0, len(depths), max(1, round((len(depths) - 1) / 10)))
+    ax.set_yticks(shown, [f"{100 * depths[row]:.0f}" for row in shown])
+    ax.spines[:].set_visible(False)
+    if len(depths) <= FEW_ROWS and len(lengths) <= FEW_COLUMNS:
+        for (row, column), value in np.ndenumerate(table):
+            colour = "black" if value > 0.5 else "white"
+            ax.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
+    return picture

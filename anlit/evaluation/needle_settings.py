@@ -1,0 +1,46 @@
+"""What `anlit needle` can be told."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from anlit.errors import UserError
+from anlit.evaluation.lengths_settings import MULTIPLES
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Raises:
+        UserError: a number is too small.
+    """
+
+    lengths: tuple[int, ...] | None = None
+    """Tokens per sample; by default 1, 4 and 16 times each model's training length."""
+    n_depths: int = 11
+    """Depths, evenly from the beginning of the text to its end; a single one is its middle."""
+    n_samples: int = 20
+    """Samples at each depth and length."""
+    seed: int = 0
+    """Of the samples."""
+    data: str | None = None
+    """A prepared folder instead of the runs' own."""
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("--depths", self.n_depths, 1),
+            ("--samples", self.n_samples, 1),
+            ("--seed", self.seed, 0),
+        ):
+            if value < least:
+                raise UserError(f"{name} is {value}: set it to {least} or more")
+
+    def lengths_for(self, training_lengths: Iterable[int]) -> list[int]:
+        """The lengths to measure, ascending."""
+        return sorted(set(self.lengths or [k * length for length in training_lengths for k in MULTIPLES]))
+
+    @property
+    def depths(self) -> list[float]:
+        """The depths, from 0 to 1."""
+        return [i / (self.n_depths - 1) for i in range(self.n_depths)] if self.n_depths > 1 else [0.5]

@@ -1,0 +1,18 @@
+"""A prepared folder of random tokens and one run on it, made once; tests leave both as they are."""
+
+from pathlib import Path
+
+import pytest
+
+from anlit import GPT
+from tests.evaluation.saved import make_run, prepare
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("data") / "shards")
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "gpt-1", data, GPT)

@@ -1,0 +1,142 @@
+"""From folders and files to models, and every file that is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from anlit import GPT, AnGPT, LogN, PRoPE
+from anlit.errors import UserError
+from anlit.evaluation.checkpoint import load_checkpoint
+from anlit.evaluation.data import data_of
+from anlit.evaluation.report import describe, write_json
+from tests.evaluation.saved import LENGTH, VOCABULARY, make_run, prepare, save, small
+from tests.models.tiny import random_tokens
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "angpt"
+    return make_run(folder, data, AnGPT, positions=PRoPE(), document_masking=False)
+
+
+def refused(path: object, **settings: object) -> str:
+    with pytest.raises(UserError) as error:
+        load_checkpoint(str(path), **settings)  # type: ignore[arg-type]
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_the_model_of_a_run_is_rebuilt_as_it_was_saved(run: Path) -> None:
+    checkpoint = load_checkpoint(str(run), "cpu")
+    saved = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    for name, weight in checkpoint.model.state_dict().items():
+        assert torch.equal(weight, saved["state_dict"][name]), name
+    assert type(checkpoint.model) is AnGPT
+    assert not checkpoint.model.model.document_masking
+    assert not checkpoint.model.training
+    assert not any(weight.requires_grad for weight in checkpoint.model.parameters())
+    assert checkpoint.label == "anGPT, scale-invariant"
+    assert (checkpoint.step, checkpoint.training_length, checkpoint.run) == (1, LENGTH, run)
+    assert checkpoint.config is not None
+    assert checkpoint.config["seed_everything"] == 1
+    assert describe(checkpoint)["architecture"] == "AnGPT"
+
+
+def test_weights_of_another_precision_become_float32(tmp_path: Path) -> None:
+    file = save(small(GPT), tmp_path / "a.ckpt")
+    content = torch.load(file, weights_only=True)
+    content["state_dict"] = {name: weight.double() for name, weight in content["state_dict"].items()}
+    torch.save(content, file)
+    assert {weight.dtype for weight in load_checkpoint(str(file)).model.parameters()} == {torch.float32}
+
+
+def test_a_folder_means_its_best_checkpoint_and_else_its_last(tmp_path: Path, data: Path) -> None:
+    folder = make_run(tmp_path / "run", data, GPT, name="last")
+    assert load_checkpoint(str(folder)).file == folder / "checkpoints" / "last.ckpt"
+    make_run(folder, data, GPT, name="best")
+    assert load_checkpoint(str(folder)).file == folder / "checkpoints" / "best.ckpt"
+    assert load_checkpoint(str(folder / "checkpoints" / "last.ckpt")).file.name == "last.ckpt"
+
+
+def test_constructor_arguments_can_be_replaced(tmp_path: Path) -> None:
+    file = save(small(GPT, attention=LogN()), tmp_path / "a.ckpt")
+    chosen = [load_checkpoint(str(file), backend=name).model for name in ("eager", "sdpa")]
+    kernels = [model.model.blocks[0].attention._attend.__module__.rsplit(".", 1)[-1] for model in chosen]
+    assert kernels == ["eager", "sdpa"]
+    tokens = random_tokens(2, LENGTH)
+    torch.testing.assert_close(chosen[0](tokens), chosen[1](tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_a_file_outside_a_run_has_no_configuration(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(str(save(small(GPT), tmp_path / "alone.ckpt")))
+    assert (checkpoint.config, checkpoint.run, checkpoint.trained_on) == (None, None, None)
+
+
+def test_what_is_no_checkpoint_of_anlit_is_refused(tmp_path: Path, run: Path) -> None:
+    assert "does not exist" in refused(tmp_path / "nowhere")
+    assert "has no checkpoints/best.ckpt or last.ckpt" in refused(tmp_path)
+
+    whole = (run / "checkpoints" / "best.ckpt").read_bytes()
+    (tmp_path / "half.ckpt").write_bytes(whole[: len(whole) // 2])
+    assert "half.ckpt cannot be read as a checkpoint" in refused(tmp_path / "half.ckpt")
+    (tmp_path / "text.ckpt").write_text("not a checkpoint\n")
+    assert "text.ckpt cannot be read as a checkpoint" in refused(tmp_path / "text.ckpt")
+    (tmp_path / "empty.ckpt").write_bytes(b"")
+    assert "empty.ckpt cannot be read as a checkpoint" in refused(tmp_path / "empty.ckpt")
+
+    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    assert "anlit did not write" in refused(tmp_path / "foreign.ckpt")
+    torch.save([1, 2], tmp_path / "list.ckpt")
+    assert "anlit did not write" in refused(tmp_path / "list.ckpt")
+
+
+def test_a_changed_checkpoint_is_refused(tmp_path: Path) -> None:
+    file = save(small(GPT), tmp_path / "a.ckpt")
+    content = torch.load(file, weights_only=True)
+
+    torch.save(content | {"anlit": {**content["anlit"], "architecture": "Mamba"}}, file)
+    assert "class Mamba" in refused(file)
+    torch.save({key: value for key, value in content.items() if key != "hyper_parameters"}, file)
+    assert "without hyper_parameters" in refused(file)
+    weights = dict(list(content["state_dict"].items())[1:])
+    torch.save(content | {"state_dict": weights}, file)
+    assert 'Missing key(s) in state_dict: "model.embedding.weight"' in refused(file)
+
+
+def test_a_device_that_is_not_there_is_refused(run: Path) -> None:
+    assert "--device warp cannot be used" in refused(run, device="warp")
+    assert "--device cuda:99 cannot be used" in refused(run, device="cuda:99")
+
+
+def test_data_are_those_of_the_run_or_those_that_were_asked_for(run: Path, data: Path, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(str(run))
+    own = data_of(checkpoint)
+    assert (own.path, own.batch_size, own.context_length) == (str(data), 4, LENGTH)
+    other = prepare(tmp_path / "other", seed=5)
+    assert data_of(checkpoint, str(other)).fingerprint["content_sha256"] != own.fingerprint["content_sha256"]
+
+
+def test_data_that_do_not_fit_the_model_are_refused(run: Path, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(str(run))
+    alone = load_checkpoint(str(save(small(GPT), tmp_path / "alone.ckpt")))
+    other = prepare(tmp_path / "other", tokenizer_sha256="u" * 64)
+    for sentence, given, path in (
+        ("trained with another tokenizer (tttttttttttt…)", checkpoint, str(other)),
+        ("set --data to a prepared folder", checkpoint, str(tmp_path / "nowhere")),
+        ("does not lie in a run folder that tells its data: set --data", alone, None),
+        (f"vocabulary of 29 tokens and the shards in {other} have {VOCABULARY}", alone, str(other)),
+    ):
+        with pytest.raises(UserError) as error:
+            data_of(given, path)
+        assert sentence in str(error.value)
+        assert "--data.path" not in str(error.value)
+
+
+def test_records_have_null_where_a_number_is_not_finite(tmp_path: Path) -> None:
+    file = write_json(tmp_path, "a.json", {"a": [float("nan"), 1.5], "b": {"c": float("inf")}})
+    assert json.loads(file.read_text()) == {"a": [None, 1.5], "b": {"c": None}}
+    with pytest.raises(UserError, match="cannot be written"):
+        write_json(file, "b.json", {})

@@ -1,0 +1,204 @@
+"""`anlit diagnose` on a tiny checkpoint: its numbers against attention computed pair by pair, and what it writes."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anlit import GPT, AnGPT, LogN
+from anlit.data.batch import document_ids
+from anlit.errors import UserError
+from anlit.evaluation import diagnose as module
+from anlit.evaluation.checkpoint import load_checkpoint
+from anlit.evaluation.data import data_of
+from anlit.evaluation.diagnose import diagnose, main, sequences, whole_numbers
+from anlit.evaluation.diagnose_plot import last_bin, layer_colours, reliable
+from anlit.evaluation.diagnose_report import cell, plain, rows
+from tests.data.prepared import END
+from tests.evaluation.saved import VAL_TOKENS, make_run, prepare, random_text
+
+HEADS = 2
+STRENGTH = 0.8
+LOG_N = LogN(STRENGTH, learned="never")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("data") / "shards")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "angpt", data, AnGPT, n_layers=2, attention=LOG_N)
+
+
+def measured(run: Path, lengths: list[int], tokens: int, masked: bool | None = None) -> dict[str, Any]:
+    checkpoint = load_checkpoint(str(run), "cpu")
+    return diagnose(checkpoint, data_of(checkpoint), lengths, tokens, masked)
+
+
+def pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> dict[str, Any]:
+    """Entropy and squared size of the average of each query: [name][layer][head] → list of (n, value)."""
+    model = load_checkpoint(str(run), "cpu").model
+    tokens = random_text(VAL_TOKENS, 0)[: n_rows * length].astype(np.int64).reshape(n_rows, length)
+    blocks = random_text(VAL_TOKENS, 0)[: n_rows * length + 1].astype(np.int64)
+    blocks = np.stack([blocks[row * length : (row + 1) * length + 1] for row in range(n_rows)])
+    ids = document_ids(blocks, END)[:, :-1] if masked else np.zeros_like(tokens)
+    found: dict[str, Any] = {"entropy": {}, "squared_average": {}}
+
+    def look(layer: int, q: Any, k: Any, v: Any) -> None:
+        for b, h, i in np.ndindex(n_rows, HEADS, length):
+            keys = [j for j in range(i + 1) if ids[b, j] == ids[b, i]]
+            scale = STRENGTH * math.log(len(keys)) / math.sqrt(q.shape[-1])
+            weights = (scale * (k[b, h, keys].double() @ q[b, h, i].double())).softmax(0)
+            values = v[b, h, keys].double()
+            size = (weights @ values).square().sum() / values.square().sum(-1).mean()
+            for name, value in (("entropy", -(weights * weights.log()).sum()), ("squared_average", size)):
+                found[name].setdefault((layer, h), []).append((len(keys), value.item()))
+
+    handles = [
+        block.attention.register_forward_pre_hook(lambda _, arguments, layer=layer: look(layer, *arguments[:3]))
+        for layer, block in enumerate(model.model.blocks)
+    ]
+    with torch.no_grad():
+        model(torch.from_numpy(tokens), torch.from_numpy(ids))
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["documents", "one text"])
+def test_statistics_are_those_of_attention_pair_by_pair(run: Path, masked: bool) -> None:
+    """3 sequences of 40 tokens, longer than in training; by layer, head and bin of n."""
+    result = measured(run, [40], 101, masked)
+    found, expected = result["lengths"][40], pair_by_pair(run, 40, 3, masked)
+    assert result["masking"] is masked
+    assert (found["tokens"], found["edges"]) == (120, [1, 2, 4, 8, 16, 32])
+    for name, layer, head in itertools.product(expected, range(2), range(HEADS)):
+        queries = expected[name][layer, head]
+        for place, edge in enumerate(found["edges"]):
+            values = [value for n, value in queries if edge <= n < 2 * edge]
+            assert len(values) == found["queries"][place]
+            mean = sum(values) / len(values) if values else math.nan
+            assert found["statistics"][name][layer][head][place] == pytest.approx(mean, rel=1e-4, nan_ok=True, abs=1e-6)
+    assert found["queries"][-1] == 3 * 9 if not masked else found["queries"][0] > 3
+
+
+def test_the_prediction_for_normal_scores_is_the_mean_over_the_bin(run: Path) -> None:
+    """n = 1, 2, 3: 1, then E Σw² of two and of three keys, whose mean stands for n in [2, 4)."""
+    found = measured(run, [8], 8, False)["lengths"][8]
+    S = torch.randn(400_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = (STRENGTH * math.log(n) * S[:, :n] for n in (2, 3))
+    two, three = (L.softmax(-1).square().sum(-1).mean().item() for L in logits)
+    for layer in found["prediction"]:
+        for head in layer:
+            assert head[:2] == pytest.approx([1, (two + three) / 2], rel=2e-3)
+
+
+def test_every_length_reads_its_tokens_from_the_beginning_in_whole_sequences(run: Path) -> None:
+    """1,028 targets: at 1,000 one sequence; at 16 as many as asked for; the last 4 targets make none."""
+    checkpoint = load_checkpoint(str(run), "cpu")
+    data = data_of(checkpoint)
+    text = random_text(VAL_TOKENS, 0)
+    for length, count in [(16, 64), (1000, 1)]:
+        tokens = torch.cat([batch.tokens for batch in sequences(data, length)])
+        assert tokens.flatten().tolist() == text[: count * length].tolist()
+    assert measured(run, [16], 10**9)["lengths"][16]["tokens"] == 64 * 16
+    assert measured(run, [16], 17)["lengths"][16]["tokens"] == 32
+
+
+def test_batches_are_as_large_as_the_limit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = data_of(load_checkpoint(str(run), "cpu"))
+    monkeypatch.setattr(module, "BATCH_TOKENS", 100)
+    assert {len(batch.tokens) for batch in sequences(data, 32)} == {3, 2}
+
+
+def test_masking_is_that_of_training_unless_told(tmp_path: Path, data: Path) -> None:
+    run = make_run(tmp_path / "gpt", data, GPT, document_masking=False)
+    assert measured(run, [16], 16)["masking"] is False
+    assert measured(run, [16], 16, True)["masking"] is True
+
+
+def test_a_length_without_text_is_refused(run: Path) -> None:
+    with pytest.raises(UserError, match=r"val has no 2,000 tokens in a row: leave 2000 out of --lengths"):
+        measured(run, [2000], 1)
+
+
+def test_the_command_writes_numbers_report_and_figures(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    arguments = [str(run), "--output", str(output), "--lengths", "64,16", "--tokens", "256", "--device", "cpu"]
+    assert main([*arguments, "--masking", "off"]) == 0
+    record = json.loads((output / "diagnose.json").read_text())
+    assert record["command"].startswith("anlit diagnose ")
+    assert record["masking"] is False
+    assert record["checkpoints"][0]["label"].startswith("anGPT, ")
+    assert record["lengths"].keys() == {"16", "64"}
+    statistics = record["lengths"]["64"]["statistics"]
+    assert np.array(statistics["entropy"], dtype=float).shape == (2, HEADS, 6)
+    assert statistics["weight_1_to_10"][0][0][0] is None, "a first token has nothing at these distances"
+    report = (output / "report.md").read_text()
+    for part in ("## Sequences of 64 tokens", "## Sequences of 16 tokens", "masking off", "| 1 | ", "average.png"):
+        assert part in report
+    for name in ("statistics", "ranges", "heads", "average"):
+        assert (output / f"{name}.png").stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    assert ": n = 32 to 64, means over heads" in printed
+    assert "report.md" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "needs a run folder or a .ckpt file, or --gaussian"),
+        (["nowhere"], "nowhere does not exist"),
+        (["nowhere", "--lengths", "0"], "--lengths '0' is no list of positive whole numbers"),
+        (["nowhere", "--tokens", "0"], "--tokens must be at least 1"),
+    ],
+)
+def test_options_that_are_refused(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        main([*arguments, "--output", str(tmp_path)])
+
+
+def test_lists_of_numbers() -> None:
+    assert whole_numbers("1_024, 256,256", "--lengths") == [256, 1024]
+    for text in ("", "1,,2", "-5", "2.5", "²"):
+        with pytest.raises(UserError, match="--lengths"):
+            whole_numbers(text, "--lengths")
+
+
+def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:
+    """The bin [8, 16) has 1 of 200 queries, too few; NaN is no head's value; sizes are roots of mean squares."""
+    nothing = [[[math.nan] * 4] * 3]
+    names = ("entropy", "inverse_largest_weight", "weight_on_first", "weight_latest_100", "participation")
+    found = {
+        "length": 15,
+        "edges": [1, 2, 4, 8],
+        "queries": [19, 80, 100, 1],
+        "statistics": dict.fromkeys(names, nothing) | {
+            "weight_on_first": [[[9, 9, 0.25, 9], [9, 9, 0.5, 9], [9, 9, math.nan, 9]]],
+            "squared_average": [[[9, 9, 0.25, 9]] * 3],
+        },
+        "prediction": [[[9, 9, 0.09, 9]] * 3],
+    }  # fmt: skip
+    assert reliable(found) == 3
+    assert last_bin(found) == (4, 7)
+    assert last_bin(found | {"queries": [0, 0, 0, 1]}) == (8, 15)
+    assert rows(found) == [["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–", "0.300"]]
+    assert cell(np.array([1.0, 2.0]), 1) == "1.5 [1.0, 2.0]"
+
+
+def test_json_has_no_nan_and_keys_of_text() -> None:
+    assert plain({256: [math.nan, 0.123456789, 3, True, "x"]}) == {"256": [None, 0.1234568, 3, True, "x"]}
+
+
+def test_many_layers_have_colours_of_a_scale() -> None:
+    assert len({str(colour) for colour in layer_colours(24)}) == 24
+    assert layer_colours(4)[0] == "#333333"

@@ -1,0 +1,166 @@
+"""`anlit diagnose --gaussian`: sampled statistics against what is known of independent normal scores."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anlit import ALiBi, LogN, Plain, ScaleInvariant, SlidingWindow
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.statistics import Range
+from anlit.errors import UserError
+from anlit.evaluation import gaussian
+from anlit.evaluation.diagnose import main
+from anlit.evaluation.gaussian import at_length, expected_total, logits_of
+from anlit.evaluation.mechanisms import named
+
+FRAGMENTS = Path(__file__).parents[2] / "configs" / "attention"
+
+
+def layer(mechanism: Mechanism) -> Mechanism:
+    return mechanism.for_layer(1, 64, 0)
+
+
+@pytest.mark.parametrize("t", [100, 1_000, 10_000])
+def test_scale_invariant_weight_in_a_decade_is_the_closed_form(t: int) -> None:
+    """√e·τ·ln((1+10t/τ)/(1+t/τ)): the sum over keys is the integral but for a share of 1/t."""
+    exact = math.sqrt(math.e) * 10 * math.log((1 + 10 * t / 10) / (1 + t / 10))
+    assert expected_total(layer(ScaleInvariant()), 10 * t, Range(t, 10 * t)) == pytest.approx(exact, rel=1 / t)
+
+
+def test_expected_weight_of_other_mechanisms() -> None:
+    """9t keys of weight e^{g²/2}; the window of 500 hides the rest, and a range beyond it has none."""
+    log_n = LogN(s=0.5, learned="never")
+    assert expected_total(layer(Plain()), 1000, Range(100, 1000)) == pytest.approx(900 * math.sqrt(math.e))
+    weight = math.exp((0.5 * math.log(1000)) ** 2 / 2)
+    assert expected_total(layer(log_n), 1000, Range(100, 1000)) == pytest.approx(900 * weight)
+    window = layer(SlidingWindow(500, log_n))
+    weight = math.exp((0.5 * math.log(500)) ** 2 / 2)
+    assert expected_total(window, 1000, Range(100, 1000)) == pytest.approx(400 * weight)
+    assert math.isnan(expected_total(window, 1000, Range(500, 1000)))
+
+
+def test_the_last_key_is_at_distance_0() -> None:
+    zero = torch.zeros(2, 1, 1, 4)
+    torch.testing.assert_close(logits_of(layer(ALiBi()), zero)[1, 0, 0], -torch.tensor([3.0, 2, 1, 0]) / 256)
+    one = logits_of(layer(ScaleInvariant()), zero + 1) - logits_of(layer(ScaleInvariant()), zero)
+    assert one[0, 0, 0].tolist() == pytest.approx([math.sqrt(2 * math.log1p(t / 10) + 1) for t in (3, 2, 1, 0)])
+    assert logits_of(layer(SlidingWindow(2)), zero)[0, 0, 0].tolist() == [-math.inf, -math.inf, 0, 0]
+
+
+@pytest.mark.parametrize("mechanism", [Plain(), ScaleInvariant(), SlidingWindow(60)], ids=["plain", "s-i", "window"])
+def test_samples_agree_with_sums_and_integrals(mechanism: Mechanism) -> None:
+    """Total weight in each range and Σw², within four standard errors."""
+    found = at_length(layer(mechanism), 100, draws=4000, seed=0)
+    pairs = [("participation", "participation_integral")]
+    pairs += [(f"total_{span}", f"expected_total_{span}") for span in ("0_to_1", "1_to_10", "10_to_100")]
+    for sampled, exact in pairs:
+        error = found[sampled]["standard_error"]
+        assert found[sampled]["mean"] == pytest.approx(found[exact]["mean"], abs=4 * error), sampled
+        assert error < 0.05 * found[exact]["mean"]
+
+
+def test_plain_attention_spreads_over_all_keys() -> None:
+    """Entropy ln n − 1/2, and each range holds its share of the keys: that is where weight grows with distance."""
+    found = at_length(layer(Plain()), 10_000, draws=30, seed=0)
+    assert found["entropy"]["mean"] == pytest.approx(math.log(10_000) - 0.5, abs=0.01)
+    assert found["weight_1000_to_10000"]["mean"] == pytest.approx(0.9, abs=0.01)
+    assert found["entropy_1000_to_10000"]["mean"] == pytest.approx(math.log(9000) - 0.5, abs=0.01)
+
+
+def test_scale_invariant_attention_is_flat_over_decades_and_sparser() -> None:
+    plain, invariant = (at_length(layer(m), 10_000, draws=60, seed=0) for m in (Plain(), ScaleInvariant()))
+    decades = ("10_to_100", "100_to_1000", "1000_to_10000")
+    weights = [invariant[f"weight_{span}"]["mean"] for span in decades]
+    assert max(weights) < 1.6 * min(weights)
+    assert all(invariant[f"entropy_{span}"]["mean"] < 0.9 * plain[f"entropy_{span}"]["mean"] for span in decades)
+
+
+def test_only_ranges_that_lie_within_the_keys() -> None:
+    found = at_length(layer(Plain()), 99, draws=2, seed=0)
+    assert "weight_1_to_10" in found
+    assert "weight_10_to_100" not in found
+
+
+def test_draws_come_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    real = gaussian.statistics
+    monkeypatch.setattr(gaussian, "SCORES", 350)
+    monkeypatch.setattr(gaussian, "statistics", lambda *args: rows.append(len(args[0])) or real(*args))
+    first = at_length(layer(Plain()), 100, draws=10, seed=3)
+    assert rows == [3, 3, 3, 1]
+    assert at_length(layer(Plain()), 100, draws=10, seed=3) == first
+    assert at_length(layer(Plain()), 100, draws=10, seed=4)["entropy"] != first["entropy"]
+
+
+def test_mechanisms_by_name_and_by_file() -> None:
+    found = named(["plain", " ScaleInvariant", str(FRAGMENTS / "log_bias.yaml")])
+    assert [(label, type(part).__name__) for label, part in found.items()] == [
+        ("Plain", "Plain"), ("ScaleInvariant", "ScaleInvariant"), ("log_bias", "LogBias")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["Plane"], r"--mechanisms 'Plane' is unknown: choose among .*Plain.*or give a YAML fragment"),
+        (["plain", "Plain"], "names Plain twice"),
+        ([""], "--mechanisms names none"),
+        (["nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["AttentionPattern"], "AttentionPattern needs arguments"),
+    ],
+)
+def test_mechanisms_that_are_refused(names: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        named(names)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "model: {}",
+        "[1, 2]",
+        "model: {init_args: {attention: {class_path: anlit.Nothing}}}",
+        "model: {init_args: {attention: {class_path: anlit.ScaleInvariant, init_args: {tau: -1}}}}",
+        "model: {init_args: {attention: {class_path: anlit.RoPE}}}",
+    ],
+)
+def test_files_that_describe_no_mechanism_are_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=r"own\.yaml (does not describe an attention mechanism|makes a RoPE)"):
+        named([str(file)])
+
+
+def test_the_command_writes_numbers_report_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out"
+    arguments = ["--gaussian", "--mechanisms", "Plain,SlidingWindow", "--lengths", "1,20,200", "--draws", "3"]
+    assert main([*arguments, "--seed", "5", "--output", str(output)]) == 0
+    record: dict[str, Any] = json.loads((output / "gaussian.json").read_text())
+    assert (record["draws"], record["seed"]) == (3, 5)
+    assert record["command"].startswith("anlit diagnose --gaussian")
+    assert record["mechanisms"]["Plain"]["1"]["entropy"] == {"mean": 0, "standard_error": 0}
+    assert record["mechanisms"]["SlidingWindow"]["200"]["weight_on_first"]["mean"] is None
+    report = (output / "report.md").read_text()
+    for part in ("n = 200", "| Plain | 4", "| SlidingWindow |", "ranges.png", "statistics.png", "seed 5"):
+        assert part in report
+    assert (output / "ranges.png").stat().st_size > 10_000
+    assert (output / "statistics.png").stat().st_size > 10_000
+    assert "Independent normal scores, n = 200 keys" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--draws", "1"], "--draws must be at least 2"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+        (["--lengths", "10,x"], "--lengths '10,x' is no list of positive whole numbers"),
+        (["somewhere"], "--gaussian takes no checkpoint"),
+    ],
+)
+def test_options_that_are_refused(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        main(["--gaussian", "--output", str(tmp_path), *arguments])

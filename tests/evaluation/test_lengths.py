@@ -1,0 +1,239 @@
+"""`anlit lengths`: known losses come out, the same tokens are scored at every length, seeds are grouped."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from anlit import GPT, AnGPT
+from anlit.attention.documents import Documents
+from anlit.data import TokenShards
+from anlit.errors import UserError
+from anlit.evaluation import lengths_measure
+from anlit.evaluation.arms import Origin, group_by_seed, mean_and_sd
+from anlit.evaluation.checkpoint import Checkpoint, load_checkpoint
+from anlit.evaluation.data import data_of
+from anlit.evaluation.lengths_measure import Measurement, available_targets, measure, token_losses
+from anlit.evaluation.tally import Tally, estimate
+from tests.data.prepared import VOCABULARY, write_prepared
+from tests.evaluation.saved import LENGTH, VAL_TOKENS, make_run, prepare, save, small
+
+N = VAL_TOKENS // 64 * 64
+DOCUMENT = 24
+
+
+class Counter(nn.Module):
+    """Knows the next token of documents that count 1, 2, … and end with 0, the surer the further it has read.
+
+    The logit of the right token is ln(1 + p) above the others', p the position that attention would know: the loss is
+    ln(1 + (V − 1)/(1 + p)).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.document_masking = True
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        documents = Documents(document_ids if self.document_masking else None, tokens.shape[1], tokens.device)
+        positions = documents.positions if self.document_masking else torch.arange(tokens.shape[1]).expand_as(tokens)
+        assert positions is not None
+        return self.logits(torch.stack(((tokens + 1) % DOCUMENT, positions), -1))
+
+    def logits(self, h: Tensor) -> Tensor:
+        right, position = h.unbind(-1)
+        return one_hot(right, VOCABULARY) * torch.log1p(position.double())[..., None]
+
+
+class CountingModel(nn.Module):
+    vocab_size, context_length = VOCABULARY, LENGTH
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Counter()
+
+    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        return self.model(tokens, document_ids)
+
+
+def known_loss(position: np.ndarray) -> np.ndarray:
+    return np.log1p((VOCABULARY - 1) / (1 + position))
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> tuple[Checkpoint, TokenShards]:
+    tokens = (np.arange(N + 1) % DOCUMENT + 1) % DOCUMENT
+    write_prepared(tmp_path / "counting", {name: tokens.astype(np.uint16) for name in ("train", "val")})
+    model: Any = CountingModel()
+    checkpoint = Checkpoint(model, Path("counter.ckpt"), 0, None, None, {})
+    return checkpoint, data_of(checkpoint, str(tmp_path / "counting"))
+
+
+def of(found: list[Measurement], length: int, masking: bool) -> Measurement:
+    return next(one for one in found if (one.length, one.masking) == (length, masking))
+
+
+def test_known_losses_come_out_by_length_and_position(counting: tuple[Checkpoint, TokenShards]) -> None:
+    checkpoint, data = counting
+    found = measure(checkpoint, data, [16, 64], [True, False], N, batch_tokens=128)
+    assert [(one.masking, one.length) for one in found] == [(True, 16), (True, 64), (False, 16), (False, 64)]
+    for length in (16, 64):
+        in_sequence = np.arange(N) % length
+        # Documents begin at the tokens 0, 24, 48, … of the split, and anew with each sequence.
+        in_document = np.minimum(np.arange(N) % DOCUMENT, in_sequence)
+        for masked, known in ((True, in_document), (False, in_sequence)):
+            one = of(found, length, masked)
+            assert one.total.tokens == N
+            assert one.sequences == N // length
+            assert one.total.loss == pytest.approx(known_loss(known).mean(), rel=1e-6)
+            assert one.bits_per_byte == pytest.approx(known_loss(known).mean() / math.log(2) / 3)
+            for kind, position in ((one.by_position, in_sequence), (one.by_document_position, in_document)):
+                assert (kind is None) == (position is in_document and not masked)
+                for part in kind or []:
+                    inside = (part.first <= position) & (position < part.end)
+                    assert part.estimate.tokens == inside.sum()
+                    if inside.any():
+                        assert part.estimate.loss == pytest.approx(known_loss(known[inside]).mean(), rel=1e-6)
+    bounds = [(part.first, part.end) for part in of(found, 64, True).by_position]
+    assert bounds == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
+
+
+def test_change_is_against_the_training_length_on_the_same_tokens(counting: tuple[Checkpoint, TokenShards]) -> None:
+    found = measure(*counting, [4, 16, 32], [False], N, batch_tokens=64)
+    trained = of(found, LENGTH, False)
+    assert trained.change is None
+    for length in (4, 32):
+        one = of(found, length, False)
+        assert one.change is not None
+        assert one.change.loss == pytest.approx(one.total.loss - trained.total.loss, rel=1e-9)
+        assert one.change.standard_error == pytest.approx(0, abs=1e-9)  # every block of 32 changes by the same
+        assert one.total.standard_error == pytest.approx(0, abs=1e-9)
+
+
+def test_the_last_range_ends_with_the_sequence() -> None:
+    tally = Tally(12)
+    tally.add(np.ones((1, 12)), np.ones((1, 12), dtype=bool), np.arange(12)[None])
+    last = tally.ranges()[-1]
+    assert (last.first, last.end, last.estimate.tokens) == (8, 12, 4)
+
+
+def test_standard_error_is_that_of_the_mean_over_sequences() -> None:
+    losses = np.random.default_rng(0).normal(size=50)
+    one = estimate(10 * losses, np.full(50, 10.0))
+    assert one.loss == pytest.approx(losses.mean())
+    assert one.standard_error == pytest.approx(losses.std(ddof=1) / math.sqrt(50))
+    # A ratio of two sums: against the spread over many draws of sequences with different counts.
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(1, 9, (4000, 60)).astype(float)
+    sums = tokens * rng.normal(3, 0.5, tokens.shape) + rng.normal(0, 2, tokens.shape)
+    estimates = [estimate(*draw) for draw in zip(sums, tokens, strict=True)]
+    spread = np.std([draw.loss for draw in estimates])
+    assert np.mean([draw.standard_error for draw in estimates]) == pytest.approx(spread, rel=0.05)
+    assert estimate(np.append(10 * losses, 0.0), np.append(np.full(50, 10.0), 0.0)) == one
+    assert estimate(np.zeros(3), np.zeros(3)).loss is None
+    assert estimate(np.ones(1), np.ones(1)).standard_error is None
+
+
+def test_loss_at_the_training_length_is_that_of_validation(run: Path) -> None:
+    checkpoint = load_checkpoint(str(run), "cpu")
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = L.Trainer(accelerator="cpu", devices=1, **dict.fromkeys(names, False))
+    validated = data_of(checkpoint)
+    validated.val_tokens, validated.val_batch_size = N, 4
+    logged = trainer.validate(checkpoint.model, validated, verbose=False)[0]
+    found = measure(load_checkpoint(str(run), "cpu"), data_of(checkpoint), [LENGTH], [True], N, 4 * LENGTH)[0]
+    assert found.total.loss == pytest.approx(logged["val/loss"], rel=1e-6)
+    assert found.bits_per_byte == pytest.approx(logged["val/bits_per_byte"], rel=1e-6)
+
+
+def test_ranges_average_to_the_total_and_masking_makes_a_difference(run: Path) -> None:
+    checkpoint = load_checkpoint(str(run), "cpu")
+    found = measure(checkpoint, data_of(checkpoint), [16, 64], [True, False], N, 256)
+    for one in found:
+        for ranges in filter(None, (one.by_position, one.by_document_position)):
+            weighted = sum(part.estimate.loss * part.estimate.tokens for part in ranges if part.estimate.tokens)
+            assert weighted / N == pytest.approx(one.total.loss, rel=1e-9)
+            assert sum(part.estimate.tokens for part in ranges) == N
+    assert abs(of(found, 64, True).total.loss - of(found, 64, False).total.loss) > 1e-5
+    assert checkpoint.model.model.document_masking is True  # as it was
+
+
+def test_folders_whose_remainders_end_in_between_have_no_change(data: Path, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(str(make_run(tmp_path / "mixed", data, GPT)), "cpu")
+    assert checkpoint.config is not None
+    paths = {"a": str(prepare(tmp_path / "a", n_val=101)), "b": str(prepare(tmp_path / "b", n_val=301))}
+    checkpoint.config["data"] = {"class_path": "anlit.data.Mixture", "init_args": {"paths": paths}}
+    found = measure(checkpoint, data_of(checkpoint), [16, 64], [True], 384, 256)
+    assert [one.total.tokens for one in found] == [384, 384]
+    assert [one.change for one in found] == [None, None]
+    assert [one.sequences for one in found] == [7 + 18, 2 + 5]
+
+
+def test_too_little_memory_is_told_with_what_to_set(run: Path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(lengths_measure, "token_losses", full)
+    checkpoint = load_checkpoint(str(run), "cpu")
+    with pytest.raises(UserError, match=r"A batch of 4 × 16 tokens does not fit .* set --batch-tokens to less"):
+        measure(checkpoint, data_of(checkpoint), [LENGTH], [True], N, 64)
+
+
+def test_losses_do_not_depend_on_the_pieces_that_logits_are_made_in(run: Path, monkeypatch) -> None:
+    checkpoint = load_checkpoint(str(run), "cpu")
+    data = data_of(checkpoint)
+    data.score_first_token = False
+    available_targets(data)
+    batch = next(iter(data.val_dataloader()))
+    logits = checkpoint.model(batch.tokens, batch.document_ids)
+    expected = cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none")
+    assert (batch.targets == -100).any()
+    for at_once in (1 << 26, 7 * VOCABULARY, 1):
+        monkeypatch.setattr(lengths_measure, "LOGITS_AT_ONCE", at_once)
+        torch.testing.assert_close(token_losses(checkpoint.model, batch), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(checkpoint.model(batch.tokens, batch.document_ids), logits)  # the head is back
+
+
+def test_runs_that_differ_in_the_seed_are_one_arm(run: Path, data: Path, tmp_path: Path) -> None:
+    second = make_run(tmp_path / "gpt-2", data, GPT, seed=2)
+    other = make_run(tmp_path / "angpt", data, AnGPT)
+    wider = make_run(tmp_path / "wider", data, GPT, d_model=16)
+    alone = save(small(GPT), tmp_path / "alone.ckpt")
+    run = Path(shutil.copytree(run, tmp_path / "gpt-1"))
+    twice = run / "checkpoints" / "twice.ckpt"
+    shutil.copy(run / "checkpoints" / "best.ckpt", twice)
+    paths = (run, other, second, wider, twice, alone)
+    arms = group_by_seed([Origin.of(load_checkpoint(str(path))) for path in paths])
+    assert [arm.members for arm in arms] == [(0, 2), (1,), (3,), (4,), (5,)]
+    labels = [arm.label for arm in arms]
+    assert len(set(labels)) == len(labels)
+    assert labels[1] == "anGPT, scale-invariant"
+    assert all(label.startswith("GPT+, scale-invariant") for label in labels if label != labels[1])
+    assert "twice.ckpt" in labels[3]
+
+
+def test_seeds_of_one_arm_may_begin_with_weights_of_their_own(run: Path, tmp_path: Path) -> None:
+    paths = []
+    for place, weights in enumerate([None, "runs/a/1.ckpt", "runs/a/2.ckpt", None]):
+        paths.append(Path(shutil.copytree(run, tmp_path / str(place))))
+        config = yaml.safe_load((run / "config.yaml").read_text()) | {"seed_everything": place}
+        if place:  # the first is of a version without the setting
+            config["initial_weights"] = weights
+        (paths[-1] / "config.yaml").write_text(yaml.safe_dump(config))
+    arms = group_by_seed([Origin.of(load_checkpoint(str(path))) for path in paths])
+    assert [arm.members for arm in arms] == [(0, 3), (1, 2)]
+
+
+def test_mean_and_deviation_over_seeds() -> None:
+    assert mean_and_sd([1.0, 2.0, 4.5]) == pytest.approx((2.5, np.std([1, 2, 4.5], ddof=1)))
+    assert mean_and_sd([3.0]) == (3.0, None)
+    assert mean_and_sd([3.0, None]) == (None, None)
+    assert mean_and_sd([3.0, math.inf]) == (math.inf, None)
