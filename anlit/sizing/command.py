@@ -1,0 +1,186 @@
+"""`anlit size`: what a run would need, from the configuration that `anlit fit` takes; nothing is started."""
+
+import argparse
+import json
+import logging
+import sys
+import warnings
+from argparse import ArgumentError
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+from rich.console import Console
+
+from anlit.command import lightning
+from anlit.command.complaints import one_sentence
+from anlit.command.lightning import AnlitCLI
+from anlit.data import TokenShards
+from anlit.errors import UserError
+from anlit.sizing.estimate import DENSE_BF16, Plan, estimate
+from anlit.sizing.report import show, show_table
+from anlit.sizing.table import sizing_table
+from anlit.training.language_model import LanguageModel
+
+CHECKPOINTING = {"none": None, "full": 1}
+
+
+class SizingCLI(AnlitCLI):
+    """Parses what `anlit fit` parses and makes the model only, on the meta device."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Only `fit`: each takes the parser a second."""
+        return {"fit": AnlitCLI.subcommands()["fit"]}
+
+    def before_instantiate_classes(self) -> None:
+        """Leave the run folder alone."""
+
+    def instantiate_classes(self) -> None:
+        settings = self.config["fit"]
+        with torch.device("meta"):
+            self.model = self._parser("fit").instantiate_classes(Namespace(model=settings.model)).model
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Start nothing."""
+
+
+def main(argv: list[str]) -> int:
+    parser = _parser()
+    own, fit_arguments = parser.parse_known_args(argv)
+    for noise in (
+        ".*is an instance of `nn.Module`.*",
+        ".*trying to `self.log\\(\\)`.*",
+        ".*args parameter is intended.*",
+    ):
+        warnings.filterwarnings("ignore", noise)
+    logging.getLogger("lightning").setLevel(logging.WARNING)
+    console = Console()
+    if own.table:
+        rows = sizing_table(own.gpu, own.mfu)
+        show_table(console, rows)
+        _write(own.json, [row.record() for row in rows])
+        return 0
+    if not fit_arguments:
+        raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE, or --table")
+    cli = parse(["fit", *fit_arguments])
+    result = estimate(cli.model, plan_of(own, cli.config["fit"]))
+    show(console, result)
+    _write(own.json, result.record())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="anlit size",
+        description="Parameters, memory per GPU, FLOPs and days of a run. Every other option is one of anlit fit, "
+        "whose configuration also gives what is not said here.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--gpus", type=int, help="GPUs over all nodes")
+    parser.add_argument("--strategy", choices=["1gpu", "ddp", "fsdp"])
+    parser.add_argument("--precision", choices=["32-true", "bf16-mixed", "bf16-true"])
+    parser.add_argument("--gather-dtype", choices=["float32", "bfloat16"], help="under fsdp; see FullySharded")
+    parser.add_argument("--activation-checkpointing", help="none, full, or every-2, every-3 …")
+    parser.add_argument("--batch-size", type=int, help="sequences in a micro-batch on one GPU")
+    parser.add_argument("--tokens", type=float, help="training tokens of the whole run, such as 300e9")
+    parser.add_argument("--gpu", choices=sorted(DENSE_BF16), default="H100")
+    parser.add_argument("--mfu", type=float, default=0.4, help="expected share of the dense bf16 peak")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file too")
+    parser.add_argument("--table", action="store_true", help="the table of sizes on 1, 4, 8 and 64 GPUs")
+    return parser
+
+
+def parse(arguments: list[str]) -> SizingCLI:
+    """The configuration as `anlit fit` reads it, and its model.
+
+    Raises:
+        UserError: The configuration is wrong.
+    """
+    lightning._require_yaml(arguments)
+    try:
+        return SizingCLI(
+            model_class=LanguageModel,
+            datamodule_class=TokenShards,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            seed_everything_default=1,
+            trainer_defaults=lightning.TRAINER_DEFAULTS,
+            parser_kwargs={"fit": {"exit_on_error": False}, "exit_on_error": False},
+            args=arguments,
+        )
+    except ArgumentError as error:
+        raise UserError(one_sentence(str(error), lightning._known_keys())) from error
+    except ValueError as error:
+        raise UserError(str(lightning._origin(error))) from error
+
+
+def plan_of(own: argparse.Namespace, settings: Any) -> Plan:
+    """The plan from the command's own options, and from the configuration where they are silent.
+
+    Raises:
+        UserError: An option is out of range.
+    """
+    trainer, model = settings.trainer, settings.model.init_args
+    data = settings.data.init_args if "init_args" in settings.data else settings.data
+    devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1
+    gpus = own.gpus or devices * trainer.num_nodes
+    given = str(trainer.strategy.get("class_path", "")) if not isinstance(trainer.strategy, str) else trainer.strategy
+    sharded = "fsdp" in given.lower() or "modelparallel" in given.lower() or "shard" in given.lower()
+    strategy: Any = own.strategy or ("1gpu" if gpus == 1 else "fsdp" if sharded else "ddp")
+    batch_size = own.batch_size or data.get("batch_size") or 8
+    accumulate = trainer.accumulate_grad_batches
+    if gpus < 1 or batch_size < 1:
+        raise UserError(f"--gpus {gpus} and --batch-size {batch_size} must be at least 1")
+    if strategy == "1gpu" and gpus > 1:
+        raise UserError(f"--strategy 1gpu is for one GPU, not {gpus}: choose ddp or fsdp, or set --gpus 1")
+    if not 0 < own.mfu <= 1:
+        raise UserError(f"--mfu {own.mfu:g} must be a share of the peak in (0, 1]")
+    tokens = own.tokens
+    if tokens is None and trainer.max_steps > 0:
+        tokens = float(trainer.max_steps) * batch_size * accumulate * gpus * model.context_length
+    return Plan(
+        gpus=gpus,
+        strategy=strategy,
+        precision=own.precision or _precision(trainer.precision),
+        gather=own.gather_dtype or _gather_dtype(trainer.strategy),
+        checkpoint_every=_checkpointing(own.activation_checkpointing, model),
+        batch_size=batch_size,
+        length=model.context_length,
+        accumulate=accumulate,
+        gpu=own.gpu,
+        mfu=own.mfu,
+        tokens=tokens,
+    )
+
+
+def _precision(given: Any) -> Any:
+    known = {"bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed", "bf16-true": "bf16-true"}
+    return known.get(str(given), "32-true")
+
+
+def _gather_dtype(strategy: Any) -> Any:
+    return "float32" if isinstance(strategy, str) else strategy.get("init_args.gather_dtype") or "float32"
+
+
+def _checkpointing(text: str | None, model: Any) -> int | None:
+    if text is None:
+        return model.get("execution.recompute_every") or None
+    if text in CHECKPOINTING:
+        return CHECKPOINTING[text]
+    number = text.removeprefix("every-")
+    if number.isdecimal() and int(number) > 0:
+        return int(number)
+    raise UserError(f"--activation-checkpointing {text} is unknown: choose none, full or every-2, every-3 …")
+
+
+def _write(path: Path | None, record: Any) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

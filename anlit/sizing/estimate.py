@@ -1,0 +1,161 @@
+"""From a model and a plan of the run to bytes per GPU, tokens per second and days."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from anlit.models.flops import flops_per_token
+from anlit.sizing.trace import Setting, step_memory
+from anlit.training.language_model import LanguageModel
+from anlit.training.optimizers import parameter_groups
+
+Strategy = Literal["1gpu", "ddp", "fsdp"]
+Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
+
+DENSE_BF16 = {"A100": 312e12, "H100": 989e12, "H200": 989e12}
+"""FLOP/s without sparsity, of NVIDIA's data sheets (SXM)."""
+GPU_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9}
+FRAGMENTATION = 0.05
+"""Allowance for what the caching allocator reserves beyond what is used; small, for every block has the same shapes."""
+CONTEXT_BYTES = 1.5e9
+"""Our allowance for what is on the card beside torch's tensors: CUDA context, cuBLAS workspaces, NCCL's buffers."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is to be trained.
+
+    Args:
+        gpus: Their number, over all nodes.
+        strategy: One process, DDP, or parameters, gradients and optimizer state sharded over all GPUs.
+        precision: The Trainer's.
+        gather: Under fsdp, in which type parameters are gathered; the strategy's `gather_dtype`.
+        checkpoint_every: Activation checkpointing of every so many-th block; None for none.
+        batch_size: Sequences in a micro-batch on one GPU.
+        length: T, tokens in a sequence.
+        accumulate: Micro-batches in an optimizer step.
+        gpu: A key of `DENSE_BF16`.
+        mfu: Share of the peak that is expected to do useful work.
+        tokens: Training tokens of the whole run.
+    """
+
+    gpus: int = 1
+    strategy: Strategy = "1gpu"
+    precision: Precision = "bf16-mixed"
+    gather: Literal["float32", "bfloat16"] = "float32"
+    checkpoint_every: int | None = None
+    batch_size: int = 8
+    length: int = 2048
+    accumulate: int = 1
+    gpu: str = "H100"
+    mfu: float = 0.4
+    tokens: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan needs; memory in bytes on one GPU.
+
+    Args:
+        plan: What was asked.
+        parameters: Their number by role, and `total`.
+        memory: By what it is for; the sum is the peak that `torch.cuda.max_memory_allocated` would report.
+        allowance: For fragmentation and what lies outside torch.
+        flops_per_token: Of a training step, sequences taken as one document each.
+        tokens_per_second: Of all GPUs.
+        days: For the plan's tokens; None where it names none.
+    """
+
+    plan: Plan
+    parameters: dict[str, int]
+    memory: dict[str, float]
+    allowance: float
+    flops_per_token: float
+    tokens_per_second: float
+    days: float | None
+
+    @property
+    def peak(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether peak and allowance are within the GPU's memory."""
+        return self.peak + self.allowance <= GPU_BYTES[self.plan.gpu]
+
+    def record(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return asdict(self) | {"peak": self.peak, "gpu_bytes": GPU_BYTES[self.plan.gpu], "fits": self.fits}
+
+
+def estimate(model: LanguageModel, plan: Plan) -> Estimate:
+    """Size a model (on the meta device) under a plan.
+
+    Raises:
+        ValueError: Strategy and number of GPUs contradict each other.
+    """
+    if plan.strategy == "1gpu" and plan.gpus != 1:
+        raise ValueError(f"strategy=1gpu is for one GPU, not {plan.gpus}: choose ddp or fsdp, or set gpus to 1")
+    groups = parameter_groups(model.model)
+    parameters = {group["name"]: sum(p.numel() for p in group["params"]) for group in groups}
+    parameters["total"] = sum(parameters.values())
+    flops = flops_per_token(model.model, plan.length)
+    rate = plan.gpus * DENSE_BF16[plan.gpu] * plan.mfu / flops
+    memory = memory_by_purpose(model, plan)
+    return Estimate(
+        plan=plan,
+        parameters=parameters,
+        memory=memory,
+        allowance=FRAGMENTATION * sum(memory.values()) + CONTEXT_BYTES,
+        flops_per_token=flops,
+        tokens_per_second=rate,
+        days=plan.tokens / rate / 86_400 if plan.tokens is not None else None,
+    )
+
+
+def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
+    """Bytes on one GPU at the peak of a step."""
+    sharded = plan.strategy == "fsdp" and plan.gpus > 1
+    gathers_bf16 = sharded and plan.gather == "bfloat16"
+    setting = Setting(
+        batch_size=plan.batch_size,
+        length=plan.length,
+        autocast=plan.precision == "bf16-mixed",
+        parameters=torch.bfloat16 if plan.precision == "bf16-true" or gathers_bf16 else torch.float32,
+        checkpoint_every=plan.checkpoint_every,
+        accumulates=plan.accumulate > 1,
+        shards=plan.gpus if sharded else 1,
+        keeps_float32=gathers_bf16 and plan.precision != "bf16-true",
+    )
+    held = step_memory(model, setting)
+    kept_bytes = 2 if plan.precision == "bf16-true" else 4
+    memory: dict[str, float] = {
+        "parameters": held["parameters"],
+        "gradients": held["gradients"],
+        "optimizer state": held["optimizer"],
+        "copies of weights for computing": held["weight copies"],
+        "activations of the blocks": held["blocks"],
+        "logits, loss and workspace": held["rest"],
+    }
+    if plan.strategy == "ddp":
+        # Buckets live as long as the run. Gradients are views into them (gradient_as_bucket_view, as in ddp.yaml).
+        memory["gradients"] = kept_bytes * model.model.n_parameters()
+    if sharded:
+        memory["FSDP's gathered weights and gradients"] = gathered_bytes(model, setting.parameters.itemsize)
+    return {name: size for name, size in memory.items() if size}
+
+
+def gathered_bytes(model: LanguageModel, width: int) -> float:
+    """What fully sharded training holds whole: blocks are units of their own, embedding and head are the outer one.
+
+    The outer unit stays gathered from forward to backward and its gradient is whole until the end. Of the blocks,
+    the one that computes and the next, being fetched, are whole; of one the gradient, and its float32 copy that is
+    being reduced.
+
+    Args:
+        width: Bytes of a number in which a block computes.
+    """
+    block = max(sum(p.numel() for p in block.parameters()) for block in model.model.blocks)
+    outer = model.model.n_parameters() - sum(p.numel() for b in model.model.blocks for p in b.parameters())
+    return float(2 * width * outer + 2 * width * block + (width + 4) * block)

@@ -1,0 +1,185 @@
+"""One training step of the real model on tensors without memory: what it holds at its peak, by what it is for.
+
+The decoder is the one that trains; only its attention kernels are replaced (a fused one needs a GPU) by an operator
+that keeps for the backward pass what the fused kernels keep: q, k, v, the output, and one number per query. So the
+count follows the code, whatever is set, and no formula has to.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from anlit.attention.backends import eager
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+from anlit.models.flops import attention_layers_of
+from anlit.sizing.live_memory import Bytes, LiveMemory, fake_parameters
+from anlit.training.language_model import LanguageModel, next_token_loss
+from anlit.training.optimizers import parameter_groups
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a step is computed.
+
+    Args:
+        batch_size: B, sequences in a micro-batch.
+        length: T.
+        autocast: Whether products run in bfloat16.
+        parameters: Type of the parameters with which a block computes.
+        checkpoint_every: Recompute every so many-th block in the backward pass; None for none.
+        accumulates: Whether gradients of earlier micro-batches are kept meanwhile.
+        shards: Ranks over which parameters, gradients and optimizer state are spread.
+        keeps_float32: Whether parameters that are not float32 are gathered copies of float32 ones.
+    """
+
+    batch_size: int
+    length: int
+    autocast: bool = False
+    parameters: torch.dtype = torch.float32
+    checkpoint_every: int | None = None
+    accumulates: bool = False
+    shards: int = 1
+    keeps_float32: bool = False
+
+
+@lru_cache(maxsize=64)
+def step_memory(model: LanguageModel, setting: Setting) -> Bytes:
+    """Bytes by role at the peak of a training step on one GPU.
+
+    Where all layers are alike, two shallow models are traced and the line through them is followed to the model's
+    depth, phase by phase: within a phase the peak is at the same place whatever the depth.
+
+    Args:
+        model: Built on the meta device; copies are traced.
+    """
+    depth, period = len(model.model.blocks), max(2, setting.checkpoint_every or 1)
+    kinds = {(type(a.mechanism), a.mechanism.window, a._attend) for a in attention_layers_of(model)}
+    if len(kinds) > 1 or depth <= 2 * period:
+        return max(trace_step(model, depth, setting).values(), key=Bytes.total)
+    shallow, deep = (trace_step(model, n, setting) for n in (period, 2 * period))
+    steps = depth / period - 1
+    extended = (
+        Bytes({role: low[role] + round(steps * (high[role] - low[role])) for role in low | high})
+        for low, high in ((shallow[phase], deep[phase]) for phase in shallow)
+    )
+    return max(extended, key=Bytes.total)
+
+
+def trace_step(model: LanguageModel, n_blocks: int, setting: Setting) -> dict[str, Bytes]:
+    """The peak of each phase of a step of the model's first `n_blocks` blocks, in the order in which Lightning runs:
+    forward with the last step's gradients still there, backward, clipping, optimizer."""
+    # Where sharding gathers bfloat16 copies of what it keeps in float32, the traced parameters are half as large.
+    weight = (4 / setting.parameters.itemsize if setting.keeps_float32 else 1) / setting.shards
+    memory = LiveMemory({"parameters": weight, "gradients": weight, "optimizer": weight})
+    model = copy.deepcopy(model)
+    decoder = model.model
+    decoder.blocks = decoder.blocks[:n_blocks]
+    with FakeTensorMode(allow_non_fake_inputs=True), memory:  # real: tables that positions may have from earlier use
+        fake_parameters(decoder, setting.parameters)
+        parameters = list(decoder.parameters())
+        memory.assign(parameters, "parameters")
+        stand_in_for_kernels(decoder, setting.batch_size)
+        watch_blocks(decoder, memory, setting.checkpoint_every)
+        optimizer = model.make_optimizer(parameter_groups(decoder))
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(partial(_gradient_is_there, memory))
+            parameter.grad = torch.empty_like(parameter)
+            _gradient_is_there(memory, parameter)
+        _optimize(optimizer, memory)  # makes its state
+        tokens = torch.empty(setting.batch_size, setting.length, dtype=torch.int64)
+        targets, ids = tokens.clone(), tokens.clone()
+        memory.phase = "forward"
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=setting.autocast):
+            loss = next_token_loss(decoder(tokens, ids), targets, model.z_loss)[1]
+        if not setting.accumulates:
+            optimizer.zero_grad()
+        memory.phase = "backward of the upper half"
+        middle = next(decoder.blocks[n_blocks // 2].parameters())
+        middle.register_post_accumulate_grad_hook(lambda _: setattr(memory, "phase", "backward of the lower half"))
+        loss.backward()
+        memory.phase = "optimizer"
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        _optimize(optimizer, memory)
+    del memory.peaks[""]
+    return memory.peaks
+
+
+def _optimize(optimizer: torch.optim.Optimizer, memory: LiveMemory) -> None:
+    memory.default = "optimizer"
+    optimizer.step()
+    memory.default = "rest"
+
+
+def _gradient_is_there(memory: LiveMemory, parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    memory.assign([parameter.grad], "gradients")
+
+
+def watch_blocks(decoder: nn.Module, memory: LiveMemory, checkpoint_every: int | None) -> None:
+    """Wrap every block's forward: what it leaves behind is for `blocks`."""
+
+    def watched(forward: Callable[..., Tensor], recompute: bool, h: Tensor, documents: Documents) -> Tensor:
+        with memory.keeping("blocks"):
+            return checkpoint(forward, h, documents, use_reentrant=False) if recompute else forward(h, documents)
+
+    blocks: Any = decoder.blocks
+    for number, block in enumerate(blocks):
+        recompute = checkpoint_every is not None and number % checkpoint_every == 0
+        block.forward = partial(watched, block.forward, recompute)
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Has the memory of a fused kernel: (B, H, T, D) in and out, B·H·T float32 beside them; computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        B, H, T, D = q.shape
+        out = v.new_empty(B, T, H, D).transpose(1, 2)  # the layout in which kernels write
+        ctx.save_for_backward(q, k, v, out, q.new_empty(B, H, T, dtype=torch.float32), mask)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, *_ = ctx.saved_tensors
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None
+
+
+def stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
+    """Replace every kernel but the eager one, which is plain operators, by one with a fused kernel's memory."""
+    for attention in attention_layers_of(decoder):
+        if attention._attend is not eager.attend:
+            has_mask = attention._attend.__module__.endswith(".sdpa")
+            attention._attend = partial(_fused, batch_size if decoder.document_masking else 1, has_mask)
+
+
+def _fused(
+    rows: int,
+    has_mask: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: Mechanism,
+    documents: Documents,
+    dropout: float,
+) -> Tensor:
+    """`scaled_dot_product_attention` takes m and documents as a mask (B, H or 1, T, T), made anew in every layer."""
+    length = q.shape[-2]
+    gain = mechanism.gain(documents.n_visible(torch.float32, mechanism.window)[:, None])
+    q = q if gain is None else q * gain[..., None].to(q.dtype)
+    if torch.is_autocast_enabled("cpu"):
+        q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
+    mask = None
+    bias = mechanism.distance_bias(torch.arange(length, dtype=torch.float32))
+    masked = documents.are_masked or bias is not None or mechanism.window is not None
+    if has_mask and masked:
+        heads = bias.shape[0] if bias is not None and bias.dim() == 2 else 1
+        mask = q.new_empty(rows, heads, length, length)
+    return _FusedAttention.apply(q, k, v, mask)  # type: ignore[no-any-return,no-untyped-call]

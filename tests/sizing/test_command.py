@@ -1,0 +1,41 @@
+"""`anlit size` from options to numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from anlit.errors import UserError
+from anlit.sizing.command import main
+
+MODEL = [
+    *("--model", "AnGPT", "--model.vocab_size", "256", "--model.n_layers", "2", "--model.d_model", "32"),
+    *("--model.n_heads", "2", "--model.context_length", "64", "--data", "TokenShards", "--data.path", "nowhere"),
+]
+
+
+def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
+    record = tmp_path / "size.json"
+    plan = ["--gpus", "4", "--strategy", "fsdp", "--activation-checkpointing", "every-2", "--batch-size", "2"]
+    assert main([*MODEL, *plan, "--tokens", "1e9", "--json", str(record)]) == 0
+    numbers = json.loads(record.read_text())
+    assert numbers["parameters"]["total"] == 2 * 16 * 32 * 32 + 2 * 256 * 32 + 2 * 2 * 32 + 256
+    assert numbers["plan"]["checkpoint_every"] == 2
+    assert numbers["plan"]["length"] == 64
+    assert numbers["peak"] == pytest.approx(sum(numbers["memory"].values()))
+    assert numbers["days"] > 0
+    assert not list(tmp_path.glob("runs"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--activation-checkpointing", "some"], "choose none, full or every-2"),
+        (["--gpus", "2", "--strategy", "1gpu"], "choose ddp or fsdp"),
+        (["--mfu", "40"], r"must be a share of the peak in \(0, 1\]"),
+        (["--model.n_heads", "3"], "not divisible"),
+    ],
+)
+def test_a_wrong_option_is_named(options: list[str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        main([*MODEL, *options])
