@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from anlit.analysis.runs import Curve, Run, mapping
 from anlit.errors import UserError
 
-# What these settings change is where a run is written, how it is watched and in which order it sees the data.
+# What these settings change is where a run is written, how it is watched and computed, and in which order it sees the
+# data.
 UNLEARNED = (
     "seed_everything", "run_dir", "ckpt_path", "checkpoint_every_n_steps", "weights_only", "verbose",
     "data.init_args.seed", "data.init_args.num_workers", "trainer.logger", "trainer.callbacks",
     "trainer.default_root_dir", "trainer.profiler", "trainer.enable_checkpointing", "trainer.enable_progress_bar",
     "trainer.enable_model_summary", "trainer.log_every_n_steps", "trainer.num_sanity_val_steps",
+    "model.init_args.execution", "model.init_args.backend", "trainer.strategy",
 )  # fmt: skip
 PATHS = ("path", "paths", "folder", "root", "dir")
 SECTIONS = ("model", "data", "trainer")
@@ -87,7 +89,8 @@ def group_runs(runs: list[Run]) -> list[Group]:
 def learned_settings(run: Run) -> dict[str, Any]:
     """The configuration as dotted keys, without nulls and without what does not change learning.
 
-    Where the content of the data was recorded, its hash stands for the paths it was read from.
+    Where the content of the data was recorded, its hash stands for the paths it was read from. Of initial weights it
+    says only that there were some: each seed has its own.
     """
     kept = {}
     for key, value in _flatten(run.config):
@@ -98,7 +101,7 @@ def learned_settings(run: Run) -> dict[str, Any]:
         if key.startswith("model.init_args.attention."):
             ignored |= run.attention == "plain"  # written out or left null, it is the same
         if not ignored:
-            kept[key] = value
+            kept[key] = True if key == "initial_weights" else value
     hashes = {"data.content": run.content_hash, "data.tokenizer": run.tokenizer_hash}
     return kept | {key: value[:12] for key, value in hashes.items() if value}
 

@@ -189,10 +189,14 @@ def class_name(spec: Any) -> str:
 
 
 def attention_label(spec: Any) -> str:
-    """`scale-invariant` for ScaleInvariant, `plain` for null; a list of mechanisms is joined by +."""
+    """`scale-invariant` for ScaleInvariant, `plain` for null; the layers of a pattern are joined by +."""
     if isinstance(spec, list):
         return " + ".join(dict.fromkeys(attention_label(part) for part in spec)) or "plain"
-    name = class_name(spec)
+    name, settings = class_name(spec), _init_args(spec)
+    if name == "AttentionPattern":
+        return attention_label(settings.get("layers") or [])
+    if name == "SlidingWindow":
+        return f"{attention_label(settings.get('mechanism'))} in a window of {settings.get('width', '?')}"
     return _SPELLED.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
 
 

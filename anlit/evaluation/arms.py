@@ -6,11 +6,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from anlit.analysis.groups import group_runs
-from anlit.analysis.runs import Run, load_run
+from anlit.analysis.runs import load_run
 from anlit.evaluation.checkpoint import Checkpoint
 
 
@@ -54,7 +54,7 @@ def group_by_seed(origins: Sequence[Origin]) -> list[Arm]:
     """
     runs = [load_run(origin.run) if origin.run is not None else None for origin in origins]
     labels: dict[Path, str] = {}
-    for group in group_runs([_without_origin(run) for run in runs if run is not None]):
+    for group in group_runs([run for run in runs if run is not None]):
         labels |= {run.folder.resolve(): group.label for run in group.runs}
     found: dict[tuple[str, str], list[int]] = {}  # label and file name → places
     for place, (origin, run) in enumerate(zip(origins, runs, strict=True)):
@@ -81,9 +81,3 @@ def mean_and_sd(values: Sequence[float | None]) -> tuple[float | None, float | N
         return sum(known), None  # NaN or ±∞, as the mean is
     return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
 
-
-def _without_origin(run: Run) -> Run:
-    """The run, saying only that it began with given weights; one that says nothing did not."""
-    if run.config.get("initial_weights") is None:
-        return run
-    return replace(run, config={**run.config, "initial_weights": True})

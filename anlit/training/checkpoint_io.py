@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 import uuid
 from concurrent.futures import Future
 from pathlib import Path
@@ -30,9 +31,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(".partial-" + target.name)  # "last" must not be the start of its name
         write_durably(checkpoint, partial)
-        replaced = _folder_behind(target)
+        replaced = _make_way(target)
         os.replace(partial, target)
-        _remove(replaced)
+        _remove_unnamed(replaced)
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """One file as it is; a folder of parts put together as if it were one."""
@@ -46,7 +47,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return
         folder = _folder_behind(Path(path))
         Path(path).unlink()
-        _remove(folder)
+        _remove_unnamed(folder)
 
 
 def write_durably(content: Any, path: Path) -> None:
@@ -72,10 +73,24 @@ def read_whole(path: str | Path) -> dict[str, Any]:
     content = _load_distributed_checkpoint(Path(path))
     names = sorted(name for name in content if name.startswith("optimizer_"))
     states = [content.pop(f"optimizer_{number}") for number in range(len(names))]
-    return {**content, "optimizer_states": [_by_number(state) for state in states]}
+    return {**content, "optimizer_states": [by_number(state) for state in states]}
 
 
-def _by_number(state: dict[str, Any]) -> dict[str, Any]:
+def read_rest(path: Path) -> dict[str, Any]:
+    """What is neither weights nor optimizer state; nothing else is read into memory."""
+    if is_sharded(path):
+        return torch.load(path / REST, map_location="cpu", weights_only=True)
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return {key: value for key, value in content.items() if key not in ("state_dict", "optimizer_states")}
+
+
+def by_name(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """An optimizer's state in torch's own form, with `names`, which are in the order of the groups, for numbers."""
+    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
+    return {"state": {names[number]: entry for number, entry in state["state"].items()}, "param_groups": groups}
+
+
+def by_number(state: dict[str, Any]) -> dict[str, Any]:
     """An optimizer's state whose parameters have names, in torch's own form, where they have running numbers."""
     numbers: dict[str, int] = {}
     groups = []
@@ -96,6 +111,8 @@ class ShardedCheckpoints:
 
     def __init__(self, asynchronous: bool) -> None:
         self.asynchronous = asynchronous
+        self._started = time.time()
+        self._cleaned: set[Path] = set()
         self._group: distributed.ProcessGroup | None = None
         self._pending: Future | None = None
 
@@ -111,6 +128,7 @@ class ShardedCheckpoints:
         distributed.broadcast_object_list(names, group=self._group)
         folder = path.parent / FOLDERS / f"{path.stem}-{names[0]}"
         if distributed.get_rank() == 0:
+            self._remove_leftovers(path.parent)
             folder.mkdir(parents=True)
             write_durably(rest, folder / REST)
         distributed.barrier(self._group)
@@ -120,8 +138,16 @@ class ShardedCheckpoints:
             distributed.barrier(self._group)
             return
         writing: Any = dcp.async_save(states, checkpoint_id=folder, process_group=self._group)
-        writing.add_done_callback(lambda done: _publish(folder, path) if done.exception() is None else None)
-        self._pending = writing
+        self._pending = _published(writing, folder, path)
+
+    def _remove_leftovers(self, folder: Path) -> None:
+        """Remove what killed runs left half-written in `folder`: older than this process, and no name stands for it."""
+        if folder in self._cleaned:
+            return
+        self._cleaned.add(folder)
+        for leftover in (folder / FOLDERS).glob("*"):
+            if leftover.stat().st_mtime < self._started:
+                _remove_unnamed(leftover)
 
     def wait(self) -> None:
         """Until what is being written is whole on all ranks.
@@ -136,22 +162,54 @@ class ShardedCheckpoints:
         distributed.barrier(self._group)
 
 
+def _published(writing: Future, folder: Path, path: Path) -> Future:
+    """Done when `writing` is and the name `path` stands for what was written."""
+    published: Future = Future()
+
+    def publish(done: Future) -> None:
+        try:
+            done.result()
+            _publish(folder, path)
+            published.set_result(None)
+        except Exception as error:  # for whoever waits
+            published.set_exception(error)
+
+    writing.add_done_callback(publish)
+    return published
+
+
 def _publish(folder: Path, path: Path) -> None:
     """Let the name `path` stand for `folder`, in one step, and remove what it stood for. Rank 0 does it."""
     if distributed.get_rank() != 0:
         return
-    replaced = _folder_behind(path)
     link = path.with_name(".link-" + path.name)
     link.unlink(missing_ok=True)
     link.symlink_to(folder.relative_to(path.parent), target_is_directory=True)
+    replaced = _make_way(path)
     os.replace(link, path)
-    _remove(replaced)
+    _remove_unnamed(replaced)
+
+
+def _make_way(path: Path) -> Path | None:
+    """The folder that the name `path` stands for until it is replaced; None for a file or nothing.
+
+    A copy of a run may have a folder in place of the link. A rename does not replace that, so it is moved.
+    """
+    if path.is_dir() and not path.is_symlink():
+        moved = path.parent / FOLDERS / f"{path.stem}-{uuid.uuid4().hex[:12]}"
+        moved.parent.mkdir(exist_ok=True)
+        os.replace(path, moved)
+        return moved
+    return _folder_behind(path)
 
 
 def _folder_behind(path: Path) -> Path | None:
-    return path.resolve() if path.is_symlink() else None
+    """The folder of this run that a link stands for."""
+    folder = path.resolve()
+    return folder if path.is_symlink() and folder.parent == path.parent.resolve() / FOLDERS else None
 
 
-def _remove(folder: Path | None) -> None:
-    if folder is not None:
+def _remove_unnamed(folder: Path | None) -> None:
+    """Remove a folder that no link stands for any more."""
+    if folder is not None and all(_folder_behind(name) != folder.resolve() for name in folder.parent.parent.iterdir()):
         shutil.rmtree(folder, ignore_errors=True)

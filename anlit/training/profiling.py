@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.profilers import PyTorchProfiler
+from torch import distributed
 
 from anlit.errors import UserError
 
@@ -12,9 +13,10 @@ from anlit.errors import UserError
 class TraceProfiler(PyTorchProfiler):
     """Lightning's PyTorchProfiler with its schedule in numbers, writing into `profile/` of the run folder.
 
-    Each rank writes `fit-profile-<rank>-….pt.trace.json` once the `active` steps are over, and at the end of the run
-    `fit-profile-<rank>.txt`, where its time went by operator. Steps are training steps, that is micro-batches.
-    Profiled steps are slower than others; so are, slightly, all later ones of the run.
+    Each rank writes `training-rank<number>.pt.trace.json` once the `active` steps are over, and at the end of the run a
+    table of where the time went by operator, `fit-profile.txt`. Steps are training steps, that is micro-batches.
+    Validation that falls between them is traced likewise, and disturbs the other trace: leave it out. Profiled steps
+    are slower than others; so are, slightly, all later ones of the run.
 
     Args:
         wait: Steps before anything is done: let what happens once (compilation, first allocations) be over.
@@ -44,6 +46,7 @@ class TraceProfiler(PyTorchProfiler):
             )
         settings: dict[str, Any] = {
             "schedule": torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1),
+            "on_trace_ready": self._write_trace,
             "record_shapes": record_shapes,
             "profile_memory": profile_memory,
             "with_stack": with_stack,
@@ -52,3 +55,12 @@ class TraceProfiler(PyTorchProfiler):
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         super().setup(stage, local_rank, str(Path(log_dir) / "profile") if log_dir else None)
+
+    def _write_trace(self, profiler: torch.profiler.profile) -> None:
+        if self.dirpath is None:  # no logger, and so no run folder
+            return
+        rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+        folder = Path(self.dirpath)
+        folder.mkdir(parents=True, exist_ok=True)
+        phase = "training" if self._schedule is None or self._schedule.is_training else "validation"
+        profiler.export_chrome_trace(str(folder / f"{phase}-rank{rank}.pt.trace.json"))

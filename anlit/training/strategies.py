@@ -6,12 +6,19 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
+from lightning.fabric.strategies.model_parallel import _load_raw_module_state
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from anlit.errors import UserError
-from anlit.training.checkpoint_io import ShardedCheckpoints
+from anlit.training.checkpoint_io import ShardedCheckpoints, by_name, by_number, is_sharded, read_rest
 
 GATHERED = {"float32": None, "bfloat16": torch.bfloat16}
 
@@ -97,11 +104,43 @@ class FullySharded(ModelParallelStrategy):
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
         if not self._save_distributed_checkpoint:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
+            path = self.broadcast(str(filepath))
+            super(ModelParallelStrategy, self).save_checkpoint(checkpoint, path, storage_options)
             return
         states = {"state_dict": checkpoint.pop("state_dict")}
         states |= {f"optimizer_{number}": state for number, state in enumerate(checkpoint.pop("optimizer_states", []))}
         self._checkpoints.save(states, checkpoint, Path(self.broadcast(str(filepath))))
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """This rank's part of the state, by parameter name; for a single file all of it on rank 0, as torch has it."""
+        if self._save_distributed_checkpoint:
+            return super().optimizer_state(optimizer)
+        assert self.model is not None
+        bare = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_optimizer_state_dict(self.model, bare, options=options)
+        return by_number(state) if self.global_rank == 0 else {}
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Weights and optimizer states into their shards, of either form of checkpoint; returns the rest.
+
+        Lightning numbers an optimizer's parameters as the model lists them; torch, and so a single file, by groups.
+        """
+        assert self.lightning_module is not None
+        assert self.model is not None
+        path = Path(self.broadcast(str(checkpoint_path)))
+        self.lightning_module.on_load_checkpoint(read_rest(path))  # refuses another model's before its weights do
+        if is_sharded(path):
+            return super().load_checkpoint(path, weights_only)
+        checkpoint = torch.load(path, mmap=True, map_location="cpu", weights_only=weights_only)
+        strict = self.lightning_module.strict_loading
+        _load_raw_module_state(checkpoint.pop("state_dict"), self.model, strict=strict)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        for optimizer, state in zip(self.optimizers, checkpoint.get("optimizer_states", []), strict=False):
+            mine = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+            set_optimizer_state_dict(self.model, optimizer, by_name(state, mine), options=options)
+        return checkpoint
 
     def wait_for_checkpoints(self) -> None:
         """Until what is being written in the background is whole."""

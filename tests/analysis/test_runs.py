@@ -84,6 +84,18 @@ def test_run_folders_are_found_below_a_parent_and_each_once(make_run, tmp_path):
         ("ALiBi", "alibi"),
         ({"class_path": "LogN", "init_args": {}}, "log-n"),
         ([SCALE_INVARIANT, None, SCALE_INVARIANT], "scale-invariant + plain"),
+        (
+            {
+                "class_path": "anlit.AttentionPattern",
+                "init_args": {
+                    "layers": [
+                        {"class_path": "SlidingWindow", "init_args": {"width": 8, "mechanism": SCALE_INVARIANT}},
+                        {"class_path": "anlit.SqrtLogN"},
+                    ]
+                },
+            },
+            "scale-invariant in a window of 8 + sqrt-log-n",
+        ),
     ],
 )
 def test_attention_labels(spec, label):
