@@ -8,8 +8,12 @@ COMMON := configs/experiment/demo/common.yaml
 # CPU or CUDA build of torch: cpu where no NVIDIA driver answers.
 TORCH_BUILD ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
+VARIANT ?= cuda
+IMAGE   ?= anlit
+ENGINE  ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format sweep install clean
+.PHONY: help demo test test-slow check format sweep install image image-check slurm-check clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -40,6 +44,15 @@ format: $(VENV)/.installed-dev  ## Format and sort imports
 
 sweep: $(VENV)/.installed  ## Repeat the tuning behind the demo (about two hours on 2 cores)
 	$(BIN)/anlit sweep configs/study/demo.yaml --output runs/sweep --jobs 2 --threads 1
+
+image:  ## Container image, tagged by version (VARIANT=cuda|cpu; docker/README.md)
+	@VARIANT="$(VARIANT)" IMAGE="$(IMAGE)" ENGINE="$(ENGINE)" sh docker/build_image.sh $(IMAGE_FLAGS)
+
+image-check:  ## Really build the CPU image, train and validate in it (root, buildah, debootstrap)
+	@docker/check_image.sh
+
+slurm-check: $(VENV)/.installed  ## Really train, pre-empt and resume under Slurm on loopback (root, slurmd, slurmctld)
+	@ANLIT="$(BIN)/anlit" docker/slurm/check.sh
 
 install: $(VENV)/.installed  ## Only make the virtual environment
 
