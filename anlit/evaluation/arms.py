@@ -80,4 +80,3 @@ def mean_and_sd(values: Sequence[float | None]) -> tuple[float | None, float | N
     if not all(math.isfinite(value) for value in known):
         return sum(known), None  # NaN or ±∞, as the mean is
     return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
-

@@ -1,5 +1,6 @@
 """From a run folder or a checkpoint file to the model in it."""
 
+import io
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import yaml
 import anlit.models
 from anlit.analysis.runs import ARCHITECTURES, CONFIG, attention_label
 from anlit.errors import UserError
+from anlit.training.checkpoint_io import is_sharded, read_checkpoint
+from anlit.training.exported import is_exported
 from anlit.training.language_model import LanguageModel, as_configuration
 
 FOLDER = "checkpoints"
@@ -80,7 +83,8 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
-            model = kind.load_from_checkpoint(file, map_location=place, weights_only=True, **changes)
+            source = file if file.is_file() else _in_one_piece(content)
+            model = kind.load_from_checkpoint(source, map_location=place, weights_only=True, **changes)
     except UserError:
         raise
     except UNREADABLE as error:
@@ -113,12 +117,12 @@ def find_file(path: str) -> Path:
         UserError: There is none.
     """
     given = Path(path)
-    if given.is_file():
+    if given.is_file() or is_sharded(given) or is_exported(given):
         return given
     if not given.exists():
         raise UserError(f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt")
     for name in NAMES:
-        if (file := given / FOLDER / name).is_file():
+        if (file := given / FOLDER / name).is_file() or is_sharded(file):
             return file
     raise UserError(
         f"{path} has no {FOLDER}/{' or '.join(NAMES)}: give a run folder whose training has saved one, or a .ckpt file"
@@ -127,7 +131,7 @@ def find_file(path: str) -> Path:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        content = read_checkpoint(file)
     except UNREADABLE as error:
         raise _damaged(file, error) from error
     if not isinstance(content, dict) or not isinstance(content.get("anlit"), dict):
@@ -136,6 +140,14 @@ def _read(file: Path) -> dict[str, Any]:
     if missing:
         raise UserError(f"{file} is damaged (without {', '.join(sorted(missing))}): choose another checkpoint")
     return content
+
+
+def _in_one_piece(content: dict[str, Any]) -> io.BytesIO:
+    """A checkpoint's content as a file, which is what Lightning loads from."""
+    written = io.BytesIO()
+    torch.save({key: value for key, value in content.items() if key != "optimizer_states"}, written)
+    written.seek(0)
+    return written
 
 
 def _class_of(content: dict[str, Any], file: Path) -> type[LanguageModel]:

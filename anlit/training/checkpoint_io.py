@@ -14,6 +14,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import distributed
 from torch.distributed import checkpoint as dcp
 
+from anlit.training.exported import is_exported, read_exported
+
 FOLDERS = ".sharded"
 """Beside the checkpoints: what their names, which are links, stand for."""
 REST = "meta.pt"
@@ -64,8 +66,12 @@ def is_sharded(path: str | Path) -> bool:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint of either form on the CPU, read with weights_only=True."""
-    return read_whole(path) if is_sharded(path) else torch.load(path, map_location="cpu", weights_only=True)
+    """A checkpoint of any form on the CPU, an exported model too, read with weights_only=True."""
+    if is_exported(path):
+        return read_exported(path)
+    if is_sharded(path):
+        return read_whole(path)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def read_whole(path: str | Path) -> dict[str, Any]:

@@ -4,10 +4,11 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from anlit.errors import UserError
+from anlit.training.checkpoint_io import is_sharded, read_checkpoint
+from anlit.training.exported import is_exported
 from anlit.training.language_model import LanguageModel
 
 
@@ -16,7 +17,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
 
     Args:
         model: Not yet sharded or compiled.
-        path: A .ckpt file that anlit wrote.
+        path: A checkpoint that anlit wrote.
 
     Raises:
         UserError: There is no such file, it is damaged or not anlit's, or its weights are those of another model.
@@ -41,10 +42,10 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
 
 
 def _read(path: str) -> dict[str, Any]:
-    if not Path(path).is_file():
+    if not Path(path).is_file() and not is_sharded(path) and not is_exported(path):
         raise UserError(f"initial_weights={path} is not a file: give a checkpoint such as RUN/checkpoints/best.ckpt")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = read_checkpoint(path)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
         raise UserError(

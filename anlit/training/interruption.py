@@ -17,7 +17,7 @@ class Preempted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Notes signals; a second one stops at once.
+    """Notes signals; a second Ctrl-C stops at once, other signals may come more than once.
 
     Slurm sends SIGUSR1 (`#SBATCH --signal`) to every process or to one, Kubernetes SIGTERM, a user Ctrl-C. Ranks hear
     of it at different moments, so they agree by a small all-reduce on the host, which each step starts and the next
@@ -44,9 +44,9 @@ class Interruption:
         self._handlers, self._group, self._asked = {}, None, None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
-            raise self.exception()
-        self.signal = number
+        if number == self.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = self.signal or number
 
     def agreed(self) -> bool:
         """Whether to stop here; every rank asks once after each optimizer step and gets the same answer.

@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from anlit.training.interruption import Interruption
 
@@ -27,7 +28,7 @@ class LastCheckpoint(ModelCheckpoint):
 
     The first SIGINT, SIGTERM or SIGUSR1 is answered at the end of an optimizer step, the one under way or, with several
     ranks, the next: the checkpoint is written there, so nothing is lost and the run can be continued exactly; a second
-    signal stops at once.
+    Ctrl-C stops at once.
 
     Args:
         run_dir: The run folder.
@@ -82,15 +83,31 @@ class LastCheckpoint(ModelCheckpoint):
         self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def _stop(self, trainer: L.Trainer) -> None:
-        """End the run once the checkpoint is whole; Lightning's launcher then kills the ranks that it started."""
+        """End the run once the checkpoint is whole."""
         finish_writing(trainer)
         trainer.strategy.barrier()
+        _end_launched_ranks(trainer)
         raise self.interruption.exception()
 
 
 def _validation_follows(trainer: L.Trainer) -> bool:
     loop = trainer.fit_loop
     return trainer.enable_validation and loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
+
+
+def _end_launched_ranks(trainer: L.Trainer) -> None:
+    """End the ranks that Lightning started from this process, which have nothing left to do.
+
+    Lightning would do so later; but its observer, where it saw one end before this process, would kill this one too,
+    and the exit status would not be that of an interrupted run.
+    """
+    launcher = trainer.strategy.launcher
+    if isinstance(launcher, _SubprocessScriptLauncher):
+        children = [*launcher.procs]
+        launcher.procs.clear()  # the observer has this very list
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 def finish_writing(trainer: L.Trainer) -> None:

@@ -98,7 +98,10 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the code that runs and whether a tracked file differs from it; None outside anlit's checkout."""
+    """Commit of the code that runs and whether a tracked file differs from it; None where neither is known.
+
+    Outside anlit's checkout it is what an image says of itself in ANLIT_COMMIT (docker/Dockerfile).
+    """
     where = Path(anlit.__file__).parent
 
     def git(*arguments: str) -> str:
@@ -111,7 +114,8 @@ def git_state() -> dict[str, Any] | None:
             "dirty": bool(git("status", "--porcelain", "--untracked-files=no").strip()),
         }
     except (OSError, subprocess.CalledProcessError):
-        return None
+        commit = os.environ.get("ANLIT_COMMIT")
+        return {"commit": commit, "dirty": commit.endswith("-dirty")} if commit else None
 
 
 def hardware(trainer: L.Trainer) -> dict[str, Any]:
