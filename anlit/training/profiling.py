@@ -42,7 +42,8 @@ class TraceProfiler(PyTorchProfiler):
     ) -> None:
         if wait < 0 or warmup < 0 or active < 1:
             raise UserError(
-                f"TraceProfiler has wait={wait}, warmup={warmup}, active={active}: active must be at least 1 and none negative"
+                f"TraceProfiler has wait={wait}, warmup={warmup}, active={active}: active must be at least 1, "
+                "and none negative"
             )
         settings: dict[str, Any] = {
             "schedule": torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1),
@@ -54,7 +55,8 @@ class TraceProfiler(PyTorchProfiler):
         super().__init__(dirpath=dirpath, filename="profile", record_module_names=record_module_names, **settings)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        super().setup(stage, local_rank, str(Path(log_dir) / "profile") if log_dir else None)
+        in_run = log_dir and stage == "fit"  # other commands have no run folder, only the working directory
+        super().setup(stage, local_rank, str(Path(log_dir or "") / "profile") if in_run else None)
 
     def _write_trace(self, profiler: torch.profiler.profile) -> None:
         if self.dirpath is None:  # no logger, and so no run folder

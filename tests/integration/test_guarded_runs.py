@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import assert_same_training_state, fit_arguments, last_checkpoint, run
+from tests.integration.ranks import DDP, FSDP, column, run_ranks
 
 
 def guarded(shards: Path, run_dir: Path, action: str, *extra: str) -> list[str]:
@@ -44,3 +45,14 @@ def test_continued_is_identical(shards: Path, tmp_path: Path, action: str, stop_
     counted = "skipped" if action == "skip" else "rolled_back"
     assert guards[0][counted] == guards[1][counted] == 2
     assert all(map(math.isfinite, guards[0]["losses"]))
+
+
+@slow
+@pytest.mark.parametrize("strategy", [DDP, FSDP])
+def test_all_ranks_undo_what_one_of_them_saw(shards: Path, tmp_path: Path, strategy: list[str]) -> None:
+    """A NaN on rank 1 only: were the answers different, the ranks would wait for each other in vain."""
+    arguments = guarded(shards, tmp_path, "roll_back", "--trainer.callbacks.rank=1", *strategy)
+    arguments += ["--trainer.max_steps=6", "--trainer.limit_val_batches=0"]
+    assert run_ranks([argument.replace("[12,30]", "[3]") for argument in arguments], 2) == [0, 0]
+    assert column(tmp_path, "guard/rolled_back") == [0, 0, 0, 1, 1, 1]
+    assert column(tmp_path, "guard/skipped") == [0] * 6

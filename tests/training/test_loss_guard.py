@@ -87,6 +87,27 @@ def test_rolled_back_to_the_last_snapshot(bad: list[int], kept: Iterable[int], o
     assert (guard.skipped, guard.rolled_back, spoilt[1].global_step) == (0, 1, 8)
 
 
+def test_a_skipped_step_gives_no_snapshot_and_the_window_goes_back_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Steps 0 … 23; the one before a snapshot is due is too large, the next NaN."""
+    guard = LossGuard("roll_back", "skip", window=16, snapshot_every_n_steps=10)
+    with caplog.at_level(logging.WARNING, "anlit"):
+        spoilt = train(range(24), Poison([19], factor=30.0), Poison([20]), guard)
+    assert caplog.messages[-1] == "step 20: loss nan, rolled back to the state after 10 steps"
+    good = LossGuard(window=16)
+    assert_same(spoilt, train([*range(10), 21, 22, 23], good))
+    assert (guard.losses.values, guard.norms.values) == (good.losses.values, good.norms.values)
+
+
+def test_the_loss_is_the_mean_over_micro_batches() -> None:
+    """Five batches in steps of two; the last step has one."""
+    guards = [LossGuard(), LossGuard()]
+    still = adamw(lr=0.0)
+    train(range(5), guards[0], accumulate=2, optimizer=still)
+    train(range(5), guards[1], optimizer=still)
+    a, b, c, d, e = guards[1].losses.values
+    assert list(guards[0].losses.values) == pytest.approx([(a + b) / 2, (c + d) / 2, e], rel=1e-5)
+
+
 class Ruin(L.Callback):
     """Weights that become NaN after a step."""
 

@@ -1,14 +1,18 @@
 """Tokens and seconds are counted over the whole run, validation left out."""
 
-import time
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers import Logger
 
 from anlit import GPT
 from anlit.training.callbacks import Throughput
-from anlit.training.callbacks.throughput import peak_flops
+from anlit.training.callbacks.throughput import StepTimes, peak_flops, peak_memory
 from tests.models.tiny import batches, fit, tiny
 
 
@@ -24,30 +28,128 @@ def test_tokens_and_seconds_go_on_after_a_resume() -> None:
     assert resumed.seconds > counter.seconds
 
 
-def test_validation_does_not_count_as_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        ahead = 0.0
+class Logged(Logger):
+    """Keeps what it is given, by step."""
 
-        def perf_counter(self) -> float:
-            return time.perf_counter() + self.ahead
+    name, version = "kept", 0
 
-    class SlowValidation(L.Callback):
-        def on_validation_batch_start(self, *args: object) -> None:
-            clock.ahead += 1e6
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[int, dict[str, float]] = {}
 
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows.setdefault(step or 0, {}).update(metrics)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
+
+
+class Clock:
+    """Time that passes only when somebody lets it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Passing(L.Callback):
+    """Batch i computes for 1 + i seconds, its fetch takes 2 seconds, validation and what follows a batch take long."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.clock.now += 1 + batch_idx
+
+    def on_validation_batch_start(self, *args: Any) -> None:
+        self.clock.now += 1e6
+
+
+class SlowLoader:
+    def __init__(self, clock: Clock, n_batches: int) -> None:
+        self.clock, self.inner = clock, batches(4 * n_batches, 16)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.inner:
+            self.clock.now += 2
+            yield batch
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("anlit.training.callbacks.throughput.time", clock)
+    return clock
 
-    counter, model = Throughput(), tiny(GPT)
-    trainer = L.Trainer(
-        accelerator="cpu", max_steps=4, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, callbacks=[counter, SlowValidation()], val_check_interval=1,
-        limit_val_batches=1,
-    )  # fmt: skip
-    trainer.fit(model, batches(16, 16), batches(4, 16))
-    assert counter.tokens == 4 * 4 * 16
-    assert clock.ahead == 4e6
-    assert counter.seconds < 1e6
+
+def logged_rows(clock: Clock, n_batches: int, **trainer: Any) -> dict[int, dict[str, float]]:
+    logged, counter = Logged(), Throughput()
+    names = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    L.Trainer(
+        accelerator="cpu", max_epochs=1, logger=logged, num_sanity_val_steps=0, callbacks=[counter, Passing(clock)],
+        limit_val_batches=1, **dict.fromkeys(names, False), **trainer,
+    ).fit(tiny(GPT), SlowLoader(clock, n_batches), batches(4, 16))  # fmt: skip
+    return logged.rows
+
+
+def test_step_times_waiting_and_speed_of_each_interval(clock: Clock) -> None:
+    """Steps take 3, 4, 5 and 6 seconds, 2 of them waiting; validation is left out."""
+    rows = logged_rows(clock, 4, log_every_n_steps=2, val_check_interval=1)
+    assert rows.keys() >= {1, 3}
+    expected = {"p50": (3.5, 5.5), "p90": (3.9, 5.9), "p99": (3.99, 5.99)}
+    for row, place in ((1, 0), (3, 1)):
+        for name, values in expected.items():
+            assert rows[row][f"train/step_seconds_{name}"] == pytest.approx(values[place])
+    assert rows[1]["train/data_wait_share"] == pytest.approx(4 / 7)
+    assert rows[3]["train/data_wait_share"] == pytest.approx(4 / 11)
+    assert rows[3]["train/seconds"] == pytest.approx(18)
+    assert rows[3]["train/tokens_per_second"] == pytest.approx(2 * 4 * 16 / 11)
+
+
+def test_a_step_of_several_micro_batches_is_one_step(clock: Clock) -> None:
+    """Steps take 3 + 4, 5 + 6, 7 + 8 and 9 + 10 seconds."""
+    rows = logged_rows(clock, 8, log_every_n_steps=2, accumulate_grad_batches=2)
+    assert rows[1]["train/step_seconds_p50"] == pytest.approx(9)
+    assert rows[3]["train/step_seconds_p50"] == pytest.approx(17)
+    assert rows[3]["train/tokens_per_second"] == pytest.approx(4 * 4 * 16 / 34)
+    assert rows[3]["train/data_wait_share"] == pytest.approx(8 / 34)
+
+
+def test_mfu_counts_the_flops_of_the_batches(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anlit.training.callbacks.throughput.peak_flops", lambda device, precision: 1e9)
+    rows = logged_rows(clock, 2, log_every_n_steps=2)
+    flops = tiny(GPT).model.flops_per_token(16)
+    assert rows[1]["train/mfu"] == pytest.approx(flops * 2 * 4 * 16 / 7 / 1e9)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="compares with /proc")
+def test_peak_memory_of_a_cpu_run_is_that_of_the_process() -> None:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    kib = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    assert peak_memory(torch.device("cpu"))["train/peak_memory_gb"] == pytest.approx(kib * 1024 / 1e9, rel=0.02)
+
+
+@pytest.mark.gpu
+def test_step_times_of_a_device_are_its_own() -> None:
+    """The host queues three products of matrices in no time; the device needs as long for each."""
+    times, matrix = StepTimes(torch.device("cuda")), torch.randn(8192, 8192, device="cuda")
+    product = matrix @ matrix
+    torch.cuda.synchronize()
+    times.mark()
+    for _ in range(3):
+        for _ in range(10):
+            torch.mm(matrix, matrix, out=product)
+        times.mark()
+    seconds = times.take()
+    assert len(seconds) == 3
+    assert max(seconds) < 2 * min(seconds)
+    assert sum(seconds) > 30 * 2 * 8192**3 / 2e15
+    assert peak_memory(torch.device("cuda"))["train/peak_memory_gb"] >= 2 * 8192**2 * 4 / 1e9
+    assert times.take() == []
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

@@ -55,13 +55,13 @@ class LossGuard(L.Callback):
     line for each, with the step's number in metrics.csv.
 
     Snapshots are taken at the start and after every `snapshot_every_n_steps`-th step, unless that was skipped or left
-    something NaN or infinite. A continued run is exact: the guard's state is in the checkpoint, with the snapshot unless
-    the checkpoint itself is its equal; so let the interval of checkpoints be a multiple of that of snapshots,
-    or they are twice as large. Sharded snapshots are not saved: there a continued run's first one is its checkpoint's
-    state, which is the same only where the checkpoint was written at a snapshot's step.
+    something NaN or infinite. A continued run is exact: the guard's state is in the checkpoint, and the snapshot too
+    where the checkpoint is not its equal. Such checkpoints are twice as large, so let the interval of checkpoints be a
+    multiple of that of snapshots. Sharded snapshots are not saved: there the first one of a continued run is its
+    checkpoint's state, which is the same only where the checkpoint was written at a snapshot's step.
 
-    Costs one wait of the host for the device in each step, which training does without otherwise; and with several
-    ranks an all-reduce of two numbers.
+    Costs one wait of the host for the device in each step, which training does without otherwise; with several ranks
+    also an all-reduce of two numbers.
 
     Args:
         on_nan: What follows a loss or gradient norm that is NaN or infinite.

@@ -3,6 +3,7 @@
 import resource
 import sys
 import time
+from itertools import pairwise
 from typing import Any
 
 import lightning as L
@@ -41,7 +42,7 @@ class StepTimes:
 
     def take(self) -> list[float]:
         """Those since the last call."""
-        pairs = [pair for ends in self._ends for pair in zip(ends, ends[1:], strict=False)]
+        pairs = [pair for ends in self._ends for pair in pairwise(ends)]
         self._ends = [self._ends[-1][-1:]]
         if not self.on_cuda:
             return [end - begin for begin, end in pairs]
@@ -57,10 +58,10 @@ class Throughput(L.Callback):
     `train/seconds` and `val/seconds` are the wall-clock of training with its data loading and checkpoints, validation
     left out. Since the last logging step, of rank 0: `train/tokens_per_second` of all ranks; `train/mfu`, where the
     device's peak is known; `train/step_seconds_p50`, `_p90`, `_p99`, see `StepTimes`; `train/data_wait_share`, the
-    share of seconds in which the host asked the loader for a batch and had to wait (a device that has work queued
-    goes on meanwhile, so this bounds what the data cost). `train/peak_memory_gb` is the most that the process's tensors
-    took of the device's memory so far, `train/peak_memory_reserved_gb` what torch took for them; on CPU the first is the
-    process's peak resident memory. In units of 10⁹ bytes. The device is waited for at logging steps only.
+    share of seconds that the host waited for the loader's next batch (a device that has work queued goes on meanwhile,
+    so this bounds what the data cost). `train/peak_memory_gb` is the most that tensors took of the device's memory so
+    far, `train/peak_memory_reserved_gb` what torch took for them, and on CPU the first is the process's peak resident
+    memory; in units of 10⁹ bytes. The device is waited for at logging steps only.
     """
 
     def __init__(self) -> None:
@@ -89,8 +90,8 @@ class Throughput(L.Callback):
     def _watch_the_loader(self, trainer: L.Trainer) -> None:
         """Time Lightning's own calls around `next(loader)`.
 
-        Between the hooks of one batch's end and the next one's start lie also checkpoints, validation, logging and, with
-        several ranks, a broadcast that waits for the device.
+        Between the hooks of one batch's end and the next one's start lie also checkpoints, validation, logging and,
+        with several ranks, a broadcast that waits for the device.
         """
         loop: Any = trainer.fit_loop.epoch_loop
         kind: Any = type(loop)
