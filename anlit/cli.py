@@ -29,9 +29,9 @@ _MODULES = {
     "size": "anlit.sizing.command",
     "compare": "anlit.analysis.compare",
     "export": "anlit.inference.export",
-    "lengths": "anlit.evaluation.lengths",
-    "needle": "anlit.evaluation.needle",
-    "diagnose": "anlit.evaluation.diagnose",
+    "lengths": "anlit.evaluation.lengths.command",
+    "needle": "anlit.evaluation.needle.command",
+    "diagnose": "anlit.evaluation.diagnose.command",
 }
 
 

@@ -13,12 +13,13 @@ import torch
 from anlit import GPT, AnGPT, LogN
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
-from anlit.evaluation import diagnose as module
 from anlit.evaluation.checkpoint import load_checkpoint
 from anlit.evaluation.data import data_of
-from anlit.evaluation.diagnose import diagnose, main, sequences, whole_numbers
-from anlit.evaluation.diagnose_plot import last_bin, layer_colours, reliable
-from anlit.evaluation.diagnose_report import cell, plain, rows
+from anlit.evaluation.diagnose import command as module
+from anlit.evaluation.diagnose.command import diagnose, main, sequences
+from anlit.evaluation.diagnose.plot import last_bin, layer_colours, reliable
+from anlit.evaluation.diagnose.report import cell, plain, rows
+from anlit.evaluation.options import parse_lengths
 from tests.data.prepared import END
 from tests.evaluation.saved import VAL_TOKENS, make_run, prepare, random_text
 
@@ -168,10 +169,10 @@ def test_options_that_are_refused(arguments: list[str], sentence: str, tmp_path:
 
 
 def test_lists_of_numbers() -> None:
-    assert whole_numbers("1_024, 256,256", "--lengths") == [256, 1024]
+    assert parse_lengths("1_024, 256,256") == (256, 1024)
     for text in ("", "1,,2", "-5", "2.5", "²"):
         with pytest.raises(UserError, match="--lengths"):
-            whole_numbers(text, "--lengths")
+            parse_lengths(text)
 
 
 def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:

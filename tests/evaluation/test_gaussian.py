@@ -12,10 +12,10 @@ from anlit import ALiBi, LogN, Plain, ScaleInvariant, SlidingWindow
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range
 from anlit.errors import UserError
-from anlit.evaluation import gaussian
-from anlit.evaluation.diagnose import main
-from anlit.evaluation.gaussian import at_length, expected_total, logits_of
-from anlit.evaluation.mechanisms import named
+from anlit.evaluation.diagnose import gaussian
+from anlit.evaluation.diagnose.command import main
+from anlit.evaluation.diagnose.gaussian import at_length, expected_total, logits_of
+from anlit.evaluation.diagnose.mechanisms import named
 
 FRAGMENTS = Path(__file__).parents[2] / "configs" / "attention"
 

@@ -11,8 +11,8 @@ import torch
 
 from anlit import GPT, AnGPT
 from anlit.errors import UserError
-from anlit.evaluation.lengths import lengths, main
-from anlit.evaluation.lengths_settings import Settings
+from anlit.evaluation.lengths.command import lengths, main
+from anlit.evaluation.lengths.settings import Settings
 from tests.evaluation.saved import VAL_TOKENS, make_run, prepare
 
 
@@ -68,9 +68,9 @@ def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) ->
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--lengths=0,16"], "--lengths has 0"),
-        (["--lengths=16,-4"], "--lengths has -4"),
-        (["--lengths=16,x"], "--lengths '16,x' is no list of whole numbers"),
+        (["--lengths=0,16"], "--lengths '0' is no list of positive whole numbers"),
+        (["--lengths=16,-4"], "--lengths '-4' is no list of positive whole numbers"),
+        (["--lengths=16,x"], "--lengths '16,x' is no list of positive whole numbers"),
         (["--lengths="], "--lengths '' is no list"),
         (["--tokens=0"], "--tokens is 0"),
         (["--batch-tokens=-1"], "--batch-tokens is -1"),

@@ -20,13 +20,13 @@ from anlit import GPT, AnGPT
 from anlit.data import TextFiles, TokenShards
 from anlit.data.haystack import Haystack
 from anlit.errors import UserError
-from anlit.evaluation import haystack as scoring
-from anlit.evaluation import needle_run
-from anlit.evaluation.haystack import Scores, measure, score
-from anlit.evaluation.needle import main, needle
-from anlit.evaluation.needle_plot import plot_heat_maps
-from anlit.evaluation.needle_report import ArmScores, Results, wilson
-from anlit.evaluation.needle_settings import Settings
+from anlit.evaluation.needle import run as needle_run
+from anlit.evaluation.needle import score as scoring
+from anlit.evaluation.needle.command import main, needle
+from anlit.evaluation.needle.plot import plot_heat_maps
+from anlit.evaluation.needle.report import ArmScores, Results, wilson
+from anlit.evaluation.needle.score import Scores, measure, score
+from anlit.evaluation.needle.settings import Settings
 from tests.data.conftest import write_corpus
 from tests.evaluation.saved import make_run
 from tests.models.tiny import tiny

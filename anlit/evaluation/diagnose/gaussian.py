@@ -21,7 +21,8 @@ from anlit.attention.gaussian import participation
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range, log_total, ranges, statistics, within
 from anlit.errors import UserError
-from anlit.evaluation.mechanisms import named
+from anlit.evaluation.diagnose.mechanisms import named
+from anlit.evaluation.options import parse_lengths
 from anlit.evaluation.report import header, markdown_table, output_folder, provenance, write_json, write_text
 
 MECHANISMS = "Plain,LogN,SqrtLogN,ScaleInvariant"
@@ -40,9 +41,7 @@ COLUMNS = {
 
 def run(arguments: argparse.Namespace, command: str) -> int:
     """The command with its parsed options; raises UserError for the user's mistakes."""
-    from anlit.evaluation.diagnose import whole_numbers
-
-    lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else list(LENGTHS)
+    lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(LENGTHS)
     if arguments.draws < 2:
         raise UserError(f"--draws must be at least 2, not {arguments.draws}")
     if not 0 <= arguments.seed < SEEDS:
@@ -127,8 +126,8 @@ def publish(folder: Path, record: dict[str, Any]) -> None:
     Raises:
         UserError: The folder cannot be written.
     """
-    from anlit.evaluation import gaussian_plot
-    from anlit.evaluation.diagnose_report import plain
+    from anlit.evaluation.diagnose import gaussian_plot
+    from anlit.evaluation.diagnose.report import plain
 
     found = record["mechanisms"]
     figures = gaussian_plot.draw(folder, found)

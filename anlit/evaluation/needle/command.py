@@ -5,8 +5,8 @@ import shlex
 from typing import Any
 
 from anlit.errors import UserError
-from anlit.evaluation.lengths_settings import parse_lengths
-from anlit.evaluation.needle_settings import Settings
+from anlit.evaluation.needle.settings import Settings
+from anlit.evaluation.options import parse_lengths
 
 
 def needle(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
@@ -26,9 +26,9 @@ def needle(checkpoints: list[str], output: str, settings: Settings, command: str
     """
     from rich.console import Console  # torch and matplotlib take seconds: --help and wrong numbers do not wait for them
 
-    from anlit.evaluation import needle_report
-    from anlit.evaluation.needle_plot import plot_heat_maps
-    from anlit.evaluation.needle_run import run
+    from anlit.evaluation.needle import report as needle_report
+    from anlit.evaluation.needle.plot import plot_heat_maps
+    from anlit.evaluation.needle.run import run
     from anlit.evaluation.report import output_folder, write_json, write_text
 
     folder, console = output_folder(output), Console()

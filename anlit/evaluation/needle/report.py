@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from anlit.evaluation.haystack import Scores
+from anlit.evaluation.needle.score import Scores
 from anlit.evaluation.report import markdown_table, provenance
 
 Z = 1.959964

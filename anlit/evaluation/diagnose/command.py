@@ -18,6 +18,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.checkpoint import Checkpoint, load_checkpoint
 from anlit.evaluation.data import data_of
+from anlit.evaluation.options import parse_lengths
 from anlit.evaluation.report import header, output_folder
 
 LENGTHS = (256, 1024, 4096)
@@ -111,12 +112,12 @@ def main(argv: list[str]) -> int:
     if arguments.gaussian:
         if arguments.checkpoint is not None:
             raise UserError("--gaussian takes no checkpoint: leave out one of them")
-        from anlit.evaluation import gaussian
+        from anlit.evaluation.diagnose import gaussian
 
         return gaussian.run(arguments, command)
     if arguments.checkpoint is None:
         raise UserError("anlit diagnose needs a run folder or a .ckpt file, or --gaussian")
-    lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else list(LENGTHS)
+    lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(LENGTHS)
     if arguments.tokens < 1:
         raise UserError(f"--tokens must be at least 1, not {arguments.tokens}")
     folder = output_folder(arguments.output)
@@ -125,22 +126,12 @@ def main(argv: list[str]) -> int:
     record = header(command, [checkpoint], data)
     masked = None if arguments.masking is None else arguments.masking == "on"
     record |= diagnose(checkpoint, data, lengths, arguments.tokens, masked)
-    from anlit.evaluation import diagnose_report  # matplotlib takes a second: --help and errors do not wait for it
+    from anlit.evaluation.diagnose import (
+        report as diagnose_report,  # matplotlib takes a second: --help and errors do not wait for it
+    )
 
     diagnose_report.publish(folder, checkpoint.label, record)
     return 0
-
-
-def whole_numbers(text: str, option: str) -> list[int]:
-    """`256,1024` as [256, 1024], in increasing order.
-
-    Raises:
-        UserError: It is no list of positive whole numbers.
-    """
-    parts = [part.strip().replace("_", "") for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UserError(f"{option} {text!r} is no list of positive whole numbers: write them as 256,1024")
-    return sorted({int(part) for part in parts})
 
 
 def _parser() -> argparse.ArgumentParser:

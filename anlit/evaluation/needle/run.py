@@ -13,9 +13,9 @@ from anlit.errors import UserError
 from anlit.evaluation.arms import Origin, group_by_seed
 from anlit.evaluation.checkpoint import find_device, find_file, load_checkpoint
 from anlit.evaluation.data import data_of
-from anlit.evaluation.haystack import Scores, measure
-from anlit.evaluation.needle_report import ArmScores, Results
-from anlit.evaluation.needle_settings import Settings
+from anlit.evaluation.needle.report import ArmScores, Results
+from anlit.evaluation.needle.score import Scores, measure
+from anlit.evaluation.needle.settings import Settings
 from anlit.evaluation.report import describe, device_name, header
 
 

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from anlit.evaluation.arms import Arm, mean_and_sd
-from anlit.evaluation.lengths_measure import Measurement
+from anlit.evaluation.lengths.measure import Measurement
+from anlit.evaluation.lengths.tally import Estimate, RangeLoss
 from anlit.evaluation.report import NONE, markdown_table, provenance
-from anlit.evaluation.tally import Estimate, RangeLoss
 
 PLOT = "lengths.png"
 HEAD = (

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from anlit.analysis.plots import BASELINE_COLOUR, COLOURS, LINES
-from anlit.evaluation.diagnose_plot import STYLE, panels, plt, save
+from anlit.evaluation.diagnose.plot import STYLE, panels, plt, save
 
 OVER_N = {
     "entropy": "entropy (nats)",

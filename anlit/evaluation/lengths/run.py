@@ -12,9 +12,9 @@ from anlit.errors import UserError
 from anlit.evaluation.arms import Origin, group_by_seed, mean_and_sd
 from anlit.evaluation.checkpoint import find_device, find_file, load_checkpoint
 from anlit.evaluation.data import data_of
-from anlit.evaluation.lengths_measure import Measurement, available_targets, measure
-from anlit.evaluation.lengths_report import Results
-from anlit.evaluation.lengths_settings import Settings
+from anlit.evaluation.lengths.measure import Measurement, available_targets, measure
+from anlit.evaluation.lengths.report import Results
+from anlit.evaluation.lengths.settings import Settings
 from anlit.evaluation.report import describe, device_name, header
 
 

@@ -16,7 +16,7 @@ from anlit.data.batch import IGNORED, Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.checkpoint import Checkpoint
-from anlit.evaluation.tally import Estimate, Floats, RangeLoss, Tally, estimate
+from anlit.evaluation.lengths.tally import Estimate, Floats, RangeLoss, Tally, estimate
 
 LOGITS_AT_ONCE = 1 << 26  # numbers; 256 MiB in float32
 

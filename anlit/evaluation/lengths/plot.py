@@ -9,9 +9,9 @@ import numpy as np
 
 from anlit.analysis.plots import BASELINE_COLOUR, COLOURS
 from anlit.evaluation.arms import Arm, mean_and_sd
-from anlit.evaluation.lengths_measure import Measurement
-from anlit.evaluation.lengths_report import Results, by_document, by_position
-from anlit.evaluation.tally import RangeLoss
+from anlit.evaluation.lengths.measure import Measurement
+from anlit.evaluation.lengths.report import Results, by_document, by_position
+from anlit.evaluation.lengths.tally import RangeLoss
 
 import matplotlib  # isort: skip
 

@@ -5,7 +5,8 @@ import shlex
 from typing import Any
 
 from anlit.errors import UserError
-from anlit.evaluation.lengths_settings import BATCH_TOKENS, MOST_TOKENS, Settings, parse_lengths, parse_masking
+from anlit.evaluation.lengths.settings import BATCH_TOKENS, MOST_TOKENS, Settings, parse_masking
+from anlit.evaluation.options import parse_lengths
 
 
 def lengths(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
@@ -25,8 +26,9 @@ def lengths(checkpoints: list[str], output: str, settings: Settings, command: st
     """
     from rich.console import Console  # torch and matplotlib take seconds: --help and wrong numbers do not wait for them
 
-    from anlit.evaluation import lengths_plot, lengths_report
-    from anlit.evaluation.lengths_run import run
+    from anlit.evaluation.lengths import plot as lengths_plot
+    from anlit.evaluation.lengths import report as lengths_report
+    from anlit.evaluation.lengths.run import run
     from anlit.evaluation.report import output_folder, write_json, write_text
 
     folder, console = output_folder(output), Console()

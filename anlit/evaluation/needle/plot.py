@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from anlit.evaluation.needle_report import ArmScores, Results
+from anlit.evaluation.needle.report import ArmScores, Results
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from anlit.evaluation.diagnose_plot import draw, last_bin, reliable
+from anlit.evaluation.diagnose.plot import draw, last_bin, reliable
 from anlit.evaluation.report import NONE, markdown_table, provenance, write_json, write_text
 
 COLUMNS = {

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anlit.errors import UserError
+from anlit.evaluation.options import MULTIPLES
 
-MULTIPLES = (1, 4, 16)
 MOST_TOKENS = 1 << 20
 BATCH_TOKENS = 1 << 14
 
@@ -70,14 +70,6 @@ class Settings:
                 f"--tokens is {wanted:,} and --lengths {_listed(lengths)} need {block:,} at least: raise it"
             )
         return min(wanted, available) // block * block
-
-
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """`256,1024` → (256, 1024)."""
-    try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise UserError(f"--lengths {text!r} is no list of whole numbers: write it as 256,1024,4096") from error
 
 
 def parse_masking(text: str) -> tuple[bool, ...]:

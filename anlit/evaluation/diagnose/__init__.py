@@ -1,0 +1,1 @@
+"""Attention statistics, of checkpoints and of normal scores: `anlit diagnose`."""

@@ -1,0 +1,1 @@
+"""Loss at and beyond the training length: `anlit lengths`."""
