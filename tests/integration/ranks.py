@@ -30,7 +30,7 @@ def run_ranks(arguments: list[str], n_ranks: int) -> list[int | None]:
     """Their exit codes; one rank is a plain run."""
     processes = start_ranks(arguments, n_ranks)
     for process in processes:
-        process.join(240)
+        process.join(1200)
     return [process.exitcode for process in processes]
 
 
