@@ -151,6 +151,8 @@ class ShardedCheckpoints:
         if folder in self._cleaned:
             return
         self._cleaned.add(folder)
+        for link in folder.glob(".link-*"):  # to a whole checkpoint that was not named yet
+            link.unlink()
         for leftover in (folder / FOLDERS).glob("*"):
             if leftover.stat().st_mtime < self._started:
                 _remove_unnamed(leftover)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -165,3 +166,16 @@ def test_peaks_are_dense_data_sheet_values(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_flops(torch.device("cuda", 0), precision) == pytest.approx(tera * 1e12, rel=0.01)
+
+
+def test_time_that_is_left_out_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1.0, 11.0])
+    monkeypatch.setattr("anlit.training.callbacks.throughput.time.perf_counter", lambda: next(clock))
+    callback = Throughput()
+    callback._mark = next(clock)
+    callback.leave_out(7.0)
+    callback._step = 0
+    trainer = SimpleNamespace(world_size=1, global_step=0)
+    callback.on_train_batch_end(trainer, None, None, SimpleNamespace(tokens=torch.zeros(2, 3)), 0)
+    assert callback.seconds == pytest.approx(3.0)
+    assert callback.tokens == 6

@@ -1,5 +1,6 @@
 """How attention spreads its weights while a model learns."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 from anlit.attention.observation import BinnedMeans, observed
 from anlit.attention.statistics import ranges
 from anlit.errors import UserError
+from anlit.training.callbacks.throughput import Throughput
 
 # Of these the least and the greatest head are logged too.
 SPREAD = ("entropy", "inverse_largest_weight", "participation", "weight_on_first")
@@ -48,10 +50,14 @@ class AttentionStatistics(L.Callback):
         if step == self._looked_at or step % self.every_n_steps:  # several micro-batches make one step
             return
         self._looked_at = step
+        begun = time.perf_counter()
         with evaluating(pl_module), torch.no_grad(), trainer.precision_plugin.forward_context():
             values = layer_statistics(pl_module, batch, self.sequences)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=step - 1)  # where Lightning puts the loss of this batch
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Throughput):
+                callback.leave_out(time.perf_counter() - begun)
 
 
 def layer_statistics(model: Any, batch: Any, sequences: int) -> dict[str, float]:

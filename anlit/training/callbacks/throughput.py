@@ -110,6 +110,10 @@ class Throughput(L.Callback):
         self._logged = (self.tokens, self.seconds)
         self._flops = self._waited = 0.0
 
+    def leave_out(self, seconds: float) -> None:
+        """Do not count so many seconds, just spent on a measurement, as training."""
+        self._mark += seconds
+
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._steps.pause()
 
