@@ -87,7 +87,7 @@ class AnlitCLI(LightningCLI):
     def before_fit(self) -> None:
         path = self._get(self.config_init, "initial_weights")
         run_dir, ckpt_path = self._get(self.config_init, "run_dir"), self._get(self.config_init, "ckpt_path")
-        goes_on = ckpt_path == "last" and (Path(run_dir) / "checkpoints" / "last.ckpt").is_file()
+        goes_on = ckpt_path == "last" and (Path(run_dir) / "checkpoints" / "last.ckpt").exists()
         if path is not None and not goes_on:
             load_initial_weights(self.model, path)
 
@@ -105,7 +105,11 @@ class AnlitCLI(LightningCLI):
         trainer = self._get(self.config_init, "trainer", default={})
         if self.subcommand != "fit":
             self.save_config_callback = None  # it would write config.yaml into the working directory
-            return super().instantiate_trainer(logger=trainer.get("logger") or False, **kwargs)
+            return super().instantiate_trainer(
+                logger=trainer.get("logger") or False,
+                plugins=[*_as_list(trainer.get("plugins")), AtomicCheckpointIO()],  # reads sharded checkpoints too
+                **kwargs,
+            )
         run_dir = self._get(self.config_init, "run_dir")
         every = self._get(self.config_init, "checkpoint_every_n_steps")
         own = _as_list(trainer.get("callbacks"))

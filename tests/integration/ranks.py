@@ -4,6 +4,7 @@ import csv
 import multiprocessing
 import os
 import socket
+import sys
 from pathlib import Path
 
 from anlit.cli import main
@@ -43,6 +44,7 @@ def _rank(arguments: list[str], rank: int, n_ranks: int, port: int, log: Path | 
         }  # fmt: skip
     if log is not None:
         os.dup2(os.open(f"{log}.{rank}", os.O_WRONLY | os.O_CREAT), 2)
+        sys.stderr = os.fdopen(2, "w", buffering=1)  # pytest's own went elsewhere
     raise SystemExit(main(arguments))
 
 

@@ -1,0 +1,155 @@
+"""SIGKILL while checkpoints are being written: the last one is whole, and what was half-written is removed later."""
+
+import io
+import itertools
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anlit.training import checkpoint_io
+from anlit.training.checkpoint_io import FOLDERS, read_checkpoint
+from tests.integration.conftest import assert_same_training_state, fit_arguments
+from tests.integration.ranks import FSDP, run_ranks, start_ranks
+from tests.integration.test_resume import steps_logged
+
+slow = pytest.mark.slow
+EVERY_STEP = "--checkpoint_every_n_steps=1"
+
+
+def last(run_dir: Path) -> dict:
+    return read_checkpoint(run_dir / "checkpoints" / "last.ckpt")
+
+
+def arguments(shards: Path, run_dir: Path, steps: int, *extra: str) -> list[str]:
+    return fit_arguments(
+        shards, run_dir, f"--trainer.max_steps={steps}", "--trainer.val_check_interval=1000", EVERY_STEP,
+        "--model.dropout=0.1", *extra,
+    )  # fmt: skip
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
+    """Let a process kill itself when it calls `owner.name` for the `call`-th time."""
+    original, number = getattr(owner, name), itertools.count(1)
+
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        if next(number) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, deadly)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("undisturbed")
+    assert run_ranks(arguments(shards, run_dir, 6, *FSDP), 2) == [0, 0]
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    "name", ["_make_way", pytest.param("write_durably", marks=slow), pytest.param("_publish", marks=slow)]
+)
+def test_killed_at_each_stage_of_writing(
+    shards: Path, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Before the rest is written, before the name changes, and between the link and its renaming."""
+    run_dir, steps = tmp_path / "run", 6
+    with monkeypatch.context() as patch:
+        die_at(patch, checkpoint_io, name, 4)
+        codes = run_ranks(arguments(shards, run_dir, steps, *FSDP), 2)
+    assert codes[0] == -signal.SIGKILL
+    assert codes[1] != 0
+    assert last(run_dir)["global_step"] == 3
+    folders = run_dir / "checkpoints" / FOLDERS
+    assert len([*folders.iterdir()]) == 2
+    assert run_ranks(arguments(shards, run_dir, steps, *FSDP, "--ckpt_path=last"), 2) == [0, 0]
+    assert_same_training_state(last(run_dir), last(undisturbed))
+    assert [*folders.iterdir()] == [(run_dir / "checkpoints" / "last.ckpt").resolve()]
+
+
+def test_a_folder_that_has_a_name_is_no_leftover(tmp_path: Path) -> None:
+    """Not even where another name stood for it first; nor is a folder that belongs to another run."""
+    ours, others = tmp_path / "run" / FOLDERS / "last-1", tmp_path / "other" / FOLDERS / "last-2"
+    for folder in (ours, others):
+        folder.mkdir(parents=True)
+    (tmp_path / "run" / "best.ckpt").symlink_to(Path(FOLDERS) / "last-1")
+    (tmp_path / "run" / "last.ckpt").symlink_to(others)
+    checkpoint_io.AtomicCheckpointIO().save_checkpoint({"step": 1}, tmp_path / "run" / "last.ckpt")
+    checkpoint_io._remove_unnamed(ours)
+    assert ours.is_dir()
+    assert others.is_dir()
+    assert torch.load(tmp_path / "run" / "last.ckpt") == {"step": 1}
+    checkpoint_io.AtomicCheckpointIO().remove_checkpoint(tmp_path / "run" / "best.ckpt")
+    assert not ours.exists()
+
+
+def slowly(content: Any, path: Path) -> None:
+    """`write_durably` in two halves with a pause between, to be killed there."""
+    whole = io.BytesIO()
+    torch.save(content, whole)
+    half = len(whole.getvalue()) // 2
+    with path.open("wb") as file:
+        file.write(whole.getvalue()[:half])
+        file.flush()
+        time.sleep(0.02)
+        file.write(whole.getvalue()[half:])
+
+
+def kill_at(run: list[str], n_ranks: int, run_dir: Path, step: int, delay: float) -> None:
+    """SIGKILL to all ranks a moment after step number `step` is logged."""
+    processes = start_ranks(run, n_ranks)
+    while steps_logged(run_dir) < step and all(process.is_alive() for process in processes):
+        time.sleep(0.001)
+    time.sleep(delay)
+    for process in processes:
+        process.kill()
+        process.join()
+    assert {process.exitcode for process in processes} == {-signal.SIGKILL}
+
+
+@slow
+def test_one_process_killed_at_twenty_random_moments(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut, half_written = tmp_path / "whole", tmp_path / "cut", 0
+    assert run_ranks(arguments(shards, whole, 60), 1) == [0]
+    chance = random.Random(5)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_io, "write_durably", slowly)
+        for step in sorted(chance.sample(range(1, 50), 20)):
+            run = arguments(shards, cut, 60, "--ckpt_path=last")
+            kill_at(run, 1, cut, step, chance.uniform(0, 0.1))
+            half_written += (cut / "checkpoints" / ".partial-last.ckpt").exists()
+            assert last(cut)["global_step"] >= step
+    assert half_written > 0
+    assert run_ranks(arguments(shards, cut, 60, "--ckpt_path=last"), 1) == [0]
+    assert_same_training_state(last(whole), last(cut))
+
+
+@slow
+@pytest.mark.parametrize("background", ["false", "true"])
+def test_two_ranks_killed_at_random_moments(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: str
+) -> None:
+    strategy = [*FSDP, f"--trainer.strategy.async_checkpoints={background}"]
+    whole, cut, half_written = tmp_path / "whole", tmp_path / "cut", 0
+    folders = cut / "checkpoints" / FOLDERS
+    assert run_ranks(arguments(shards, whole, 30, *strategy), 2) == [0, 0]
+    chance = random.Random(6)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_io, "write_durably", slowly)
+        for step in sorted(chance.sample(range(2, 26), 6)):
+            run = arguments(shards, cut, 30, *strategy, "--ckpt_path=last")
+            kill_at(run, 2, cut, step, chance.uniform(0, 0.1))
+            half_written += len([*folders.iterdir()]) > 1
+            assert last(cut)["global_step"] >= 1
+    assert half_written > 0
+    assert run_ranks(arguments(shards, cut, 30, *strategy, "--ckpt_path=last"), 2) == [0, 0]
+    assert len([*folders.iterdir()]) == 1
+    assert_same_training_state(last(whole), last(cut))
