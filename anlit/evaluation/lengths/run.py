@@ -85,8 +85,11 @@ def _measure_all(files: list[Path], settings: Settings, lengths: list[int], toke
             checkpoint = load_checkpoint(str(file), settings.device)
             data = data_of(checkpoint, settings.data)
 
-            def tell(_: Measurement) -> None:
+            def tell(one: Measurement, file: Path = file) -> None:
                 progress.advance(task)
+                masked = "masked" if one.masking else "not masked"
+                line = f"{file}: {one.total.loss:.4f} at {one.length:,}, documents {masked}"
+                progress.console.print(line, soft_wrap=True, highlight=False)
 
             how = (lengths, list(settings.masking), tokens, settings.batch_tokens)
             measured.append(measure(checkpoint, data, *how, tell))
