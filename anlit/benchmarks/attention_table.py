@@ -14,7 +14,7 @@ HEADINGS = (
     "mechanism",
     "kernel",
     "forward, ms",
-    "+ backward",
+    "and backward, ms",
     "least – greatest",
     "TFLOP/s",
     "of peak",

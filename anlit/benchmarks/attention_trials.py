@@ -148,9 +148,9 @@ def _take_turns(running: list[tuple[dict[str, Any], Inputs]], rounds: int, devic
             number = (turn + place) % len(running)
             for kind, call in calls[number].items():
                 seconds[number][kind].append(seconds_of(call, device, repeats[number][kind]))
-    for (row, _), of_one, call in zip(running, seconds, calls, strict=True):
+    for (row, _), of_one, own in zip(running, seconds, calls, strict=True):
         row.update({kind: spread(values) for kind, values in of_one.items()})
-        row["peak_bytes"] = _peak_bytes(call["both"], device)
+        row["peak_bytes"] = _peak_bytes(own["both"], device)
 
 
 def _nothing_kept(given: Inputs) -> None:
