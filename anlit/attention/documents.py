@@ -42,6 +42,20 @@ class Documents:
         return index - torch.where(starts, index, 0).cummax(dim=1).values
 
     @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor] | None:
+        """Where the document of each token begins and ends (exclusive), each (B, T) int32; None for one document.
+
+        Computed once per batch and shared by the layers, without waiting for the device.
+        """
+        if self.positions is None:
+            return None
+        index = torch.arange(self.length, device=self.device)
+        starts = index - self.positions
+        next_starts = torch.where(self.positions == 0, index, self.length).roll(-1, 1)
+        next_starts[:, -1] = self.length
+        return starts.int(), next_starts.flip(1).cummin(1).values.flip(1).int()
+
+    @cached_property
     def cu_seqlens(self) -> Tensor:
         """Where each document begins in the B·T flattened tokens, and B·T: (documents + 1,) int32, none spans rows.
 

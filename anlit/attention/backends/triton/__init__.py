@@ -1,0 +1,91 @@
+"""Our own fused kernels, in Triton, for the general form: a(t) and m(t) as tables over distance.
+
+Of the logits a(i−j)·g(n_i)·S_ij + m(i−j), g goes into q beforehand and the two tables cost one load each per score.
+Keys outside a query's document or window are skipped by whole blocks. Learned tables get their gradient from a kernel
+of its own, which runs only then.
+
+    tiles.py      what the kernels share        forward.py    out and lse
+    backward.py   dq; dk and dv                 diagonals.py  the gradients of the tables
+    blocks.py     block sizes by device         launch.py     grids and strides
+    operator.py   the operators for torch
+"""
+
+import importlib.util
+import math
+import os
+
+import torch
+from torch import Tensor
+
+from anlit.attention.backends.eager import distance_tables
+from anlit.attention.backends.triton.operator import triton_attention
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+from anlit.errors import UserError
+
+WIDEST = 256
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+OLDEST = (8, 0)
+"""The first compute capability that has bfloat16 in its matrix units."""
+
+
+def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+    """Why this back end cannot do `mechanism`, or None if it can; `q` tells device, dtype and head width."""
+    if importlib.util.find_spec("triton") is None:
+        return 'triton is not installed (pip install "anlit[triton]")'
+    if dropout:
+        return f"it drops no attention weights, and dropout is {dropout}"
+    if q is None:
+        return None
+    if q.shape[-1] > WIDEST:
+        return f"its heads are at most {WIDEST} wide, not {q.shape[-1]}"
+    if q.dtype not in DTYPES:
+        return f"it computes in bfloat16, float16 or float32, not {str(q.dtype).removeprefix('torch.')}"
+    return _reason_against_device(q.device)
+
+
+def _reason_against_device(device: torch.device) -> str | None:
+    if device.type == "cuda":
+        if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST:
+            return f"it needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or newer"
+        return None
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    return f"it runs on a GPU, not on {device.type} (on cpu, for tests, with TRITON_INTERPRET=1)"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+    """softmax(a·g·S + m) v: q (B, H, T, D) and k of unit root mean square, k and v (B, H_kv, T, D) → (B, H, T, D).
+
+    Under autocast q, k and v are taken in its dtype, as matrix products are.
+
+    Raises:
+        UserError: Dropout, dtype, head width or device are not for this back end.
+    """
+    length, width = q.shape[-2:]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    gain = mechanism.gain(documents.n_visible(wide, mechanism.window)[:, None])
+    if gain is not None:
+        q = q * gain[..., None].to(q.dtype)
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if (reason := reason_against(mechanism, q, dropout)) is not None:
+        raise UserError(f"backend='triton' cannot compute this attention: {reason}; choose backend auto")
+    a, m = distance_tables(mechanism, length, q)
+    bounds = documents.bounds or (None, None)
+    out, _ = triton_attention(
+        q,
+        k,
+        v,
+        _table(a, math.log2(math.e) * width**-0.5),
+        _table(m, math.log2(math.e)),
+        *bounds,
+        mechanism.window if mechanism.window is not None and mechanism.window < length else None,
+    )
+    return out
+
+
+def _table(values: Tensor | None, unit: float) -> Tensor | None:
+    """a(t) or m(t) as the kernels want it: (H or 1, T), float32, multiplied by `unit`."""
+    return None if values is None else (values * unit).float().reshape(-1, values.shape[-1]).contiguous()

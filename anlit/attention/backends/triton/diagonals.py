@@ -1,0 +1,124 @@
+"""The gradients of the two tables over distance: sums of the logits' gradient along diagonals, in one order."""
+
+import triton
+import triton.language as tl
+
+from anlit.attention.backends.triton.backward import LN_2
+from anlit.attention.backends.triton.tiles import first_seen, gain_of, load_rows, logits_of, visible
+
+
+@triton.jit
+def backward_tables(
+    q,
+    k,
+    v,
+    gains,
+    biases,
+    starts,
+    lse,
+    d_out,
+    delta,
+    d_gains,
+    d_biases,
+    scale,
+    length,
+    window,
+    q_b,
+    q_h,
+    q_t,
+    k_b,
+    k_h,
+    k_t,
+    v_b,
+    v_h,
+    v_t,
+    d_out_b,
+    d_out_h,
+    d_out_t,
+    gains_h,
+    biases_h,
+    n_heads: tl.constexpr,
+    group: tl.constexpr,
+    width: tl.constexpr,
+    width_padded: tl.constexpr,
+    block: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """Σ dL·(q·k) and Σ dL over the pairs at each distance, of one batch row and head, each (B, H, 2, blocks·block).
+
+    A program owns the square tiles whose query block is `apart` blocks after their key block. Every one of them has
+    the same distance at the same place, so they are added place by place and only their sum is taken along diagonals.
+    Those of its place (x, y) with x ≥ y, distance apart·block + x − y, go to the first of the 2 parts, at that
+    distance; those with x < y to the second, one block further on.
+    """
+    apart = tl.program_id(0)
+    b = (tl.program_id(1) // n_heads).to(tl.int64)
+    h = (tl.program_id(1) % n_heads).to(tl.int64)
+    q += b * q_b + h * q_h
+    k += b * k_b + (h // group) * k_h
+    v += b * v_b + (h // group) * v_h
+    d_out += b * d_out_b + h * d_out_h
+    lse += (b * n_heads + h) * length
+    delta += (b * n_heads + h) * length
+    if starts is not None:
+        starts += b * length
+    places = tl.arange(0, block)
+    distances = apart * block + places[:, None] - places[None, :]
+    known = (distances >= 0) & (distances < length)
+    if gains is not None:
+        gains += h * gains_h
+    if biases is not None:
+        biases += h * biases_h
+    gain = gain_of(gains, distances, known, scale, True)
+
+    sum_gains = tl.zeros([block, block], tl.float32)
+    sum_biases = tl.zeros([block, block], tl.float32)
+    begin = apart * block
+    if window is not None:
+        begin = tl.where(begin - block + 1 >= window, length, begin)  # nothing of these tiles is inside the window
+    for row in tl.range(begin, length, block):
+        key = row - apart * block
+        if _reaches(row, key + block, starts):
+            rows = row + places
+            inside = rows < length
+            q_tile = load_rows(q, row, q_t, length, width, width_padded, block, True)
+            d_out_tile = load_rows(d_out, row, d_out_t, length, width, width_padded, block, True)
+            k_tile = load_rows(k, key, k_t, length, width, width_padded, block, True)
+            v_tile = load_rows(v, key, v_t, length, width, width_padded, block, True)
+            lse_rows = tl.load(lse + rows, mask=inside, other=float("inf"))
+            delta_rows = tl.load(delta + rows, mask=inside, other=0.0)
+            firsts = first_seen(rows, starts, window, length)
+            seen = visible(rows[:, None], key + places[None, :], None if firsts is None else firsts[:, None])
+            seen = seen & inside[:, None]
+            scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
+            weights = tl.exp2(logits_of(scores, gain, biases, distances, seen, True) - lse_rows[:, None])
+            d_weights = tl.dot(d_out_tile, tl.trans(v_tile), input_precision=precision)
+            d_logits = weights * (d_weights - delta_rows[:, None])
+            if d_gains is not None:
+                sum_gains += d_logits * scores
+            if d_biases is not None:
+                sum_biases += d_logits
+
+    _store_diagonals(d_gains, sum_gains, apart, b * n_heads + h, places, block)
+    _store_diagonals(d_biases, sum_biases, apart, b * n_heads + h, places, block)
+
+
+@triton.jit
+def _reaches(row, key_end, starts):
+    """Whether a block of queries from `row` sees any key before `key_end`: its first sees the furthest."""
+    reaches = row >= 0
+    if starts is not None:
+        reaches = tl.load(starts + row) < key_end
+    return reaches
+
+
+@triton.jit
+def _store_diagonals(d_table, tile, apart, sequence, places, block: tl.constexpr):
+    """The tile's sums along diagonals: row x rolled by x places puts each of them into one column of either part."""
+    if d_table is not None:
+        turned = tl.gather(tile, (places[:, None] - places[None, :] + block) % block, 1)
+        at_or_after = places[:, None] >= places[None, :]
+        n = tl.num_programs(0) * block
+        d_table += sequence * 2 * n + apart * block + places
+        tl.store(d_table, tl.sum(tl.where(at_or_after, turned, 0.0), 0) * LN_2)
+        tl.store(d_table + n, tl.sum(tl.where(at_or_after, 0.0, turned), 0) * LN_2)
