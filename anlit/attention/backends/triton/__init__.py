@@ -1,6 +1,6 @@
 """Our own fused kernels, in Triton, for the general form: a(t) and m(t) as tables over distance.
 
-Of the logits a(i−j)·g(n_i)·S_ij + m(i−j), g goes into q beforehand and the two tables cost one load each per score.
+Of the logits a(i−j)·g(n_i)·S_ij + m(i−j), g goes into q beforehand and the two tables cost one load together per score.
 Keys outside a query's document or window are skipped by whole blocks. Learned tables get their gradient from a kernel
 of its own, which runs only then.
 
@@ -74,18 +74,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
         raise UserError(f"backend='triton' cannot compute this attention: {reason}; choose backend auto")
     a, m = distance_tables(mechanism, length, q)
     bounds = documents.bounds or (None, None)
-    out, _ = triton_attention(
-        q,
-        k,
-        v,
-        _table(a, math.log2(math.e) * width**-0.5),
-        _table(m, math.log2(math.e)),
-        *bounds,
-        mechanism.window if mechanism.window is not None and mechanism.window < length else None,
-    )
+    window = mechanism.window if mechanism.window is not None and mechanism.window < length else None
+    out, _ = triton_attention(q, k, v, _tables(a, m, width), *bounds, window)
     return out
 
 
-def _table(values: Tensor | None, unit: float) -> Tensor | None:
-    """a(t) or m(t) as the kernels want it: (H or 1, T), float32, multiplied by `unit`."""
-    return None if values is None else (values * unit).float().reshape(-1, values.shape[-1]).contiguous()
+def _tables(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
+    """a(t) and m(t) as the kernels want them: (H or 1, T, 2 or 1), float32, in base 2, a with 1/√D in it."""
+    biases = None if m is None else (m * math.log2(math.e)).float().reshape(-1, m.shape[-1])
+    if a is None:
+        return None if biases is None else biases[..., None].contiguous()
+    gains = (a * (math.log2(math.e) * width**-0.5)).float().reshape(-1, a.shape[-1])
+    biases = torch.zeros_like(gains) if biases is None else biases
+    return torch.stack(torch.broadcast_tensors(gains, biases), -1)

@@ -7,7 +7,7 @@ dP = dO Vᵀ, the gradient of the logits is dL = P ∘ (dP − δ). Sums are tak
 import triton
 import triton.language as tl
 
-from anlit.attention.backends.triton.tiles import first_seen, gain_of, load_rows, logits_of, store_rows, visible
+from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, look_up, store_rows, visible
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -17,8 +17,7 @@ def backward_queries(
     q,
     k,
     v,
-    gains,
-    biases,
+    tables,
     starts,
     out,
     lse,
@@ -40,14 +39,14 @@ def backward_queries(
     d_out_b,
     d_out_h,
     d_out_t,
-    gains_h,
-    biases_h,
+    tables_h,
     n_heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,
     width_padded: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
+    pairs: tl.constexpr,
     precision: tl.constexpr,
 ):
     """dq (B, T, H, D), and δ (B, H, T) for the other kernels; the keys touched are those of the forward kernel."""
@@ -56,14 +55,12 @@ def backward_queries(
     h = (tl.program_id(1) % n_heads).to(tl.int64)
     k += b * k_b + (h // group) * k_h
     v += b * v_b + (h // group) * v_h
-    if gains is not None:
-        gains += h * gains_h
-    if biases is not None:
-        biases += h * biases_h
+    if tables is not None:
+        tables += h * tables_h
     if starts is not None:
         starts += b * length
 
-    rows = first + tl.arange(0, block_m)
+    rows = tl.cast(first, tl.int64) + tl.arange(0, block_m)
     firsts = first_seen(rows, starts, window, length)
     end = tl.minimum(first + block_m, length)
     whole_end = (first + 1) // block_n * block_n
@@ -90,18 +87,18 @@ def backward_queries(
     dq_tile = tl.zeros([block_m, width_padded], tl.float32)
     if firsts is not None:
         dq_tile = _over_keys(
-            dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, gains, biases, rows, firsts, begin, whole_begin,
-            scale, length, k_t, v_t, width, width_padded, block_n, precision, True,
+            dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, rows, firsts, begin, whole_begin,
+            scale, length, k_t, v_t, width, width_padded, block_n, pairs, precision, True,
         )  # fmt: skip
     dq_tile = _over_keys(
-        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, gains, biases, rows, firsts, whole_begin, whole_end,
-        scale, length, k_t, v_t, width, width_padded, block_n, precision, False,
+        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, rows, firsts, whole_begin, whole_end,
+        scale, length, k_t, v_t, width, width_padded, block_n, pairs, precision, False,
     )  # fmt: skip
     dq_tile = _over_keys(
-        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, gains, biases, rows, firsts, whole_end, end,
-        scale, length, k_t, v_t, width, width_padded, block_n, precision, True,
+        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, rows, firsts, whole_end, end,
+        scale, length, k_t, v_t, width, width_padded, block_n, pairs, precision, True,
     )  # fmt: skip
-    dq_tile *= LN_2 if gains is not None else LN_2 * scale
+    dq_tile *= LN_2 if pairs else LN_2 * scale
     store_rows(dq + own, dq_tile, first, n_heads * width, length, width, width_padded, block_m)
 
 
@@ -114,8 +111,7 @@ def _over_keys(
     delta_rows,
     k,
     v,
-    gains,
-    biases,
+    tables,
     rows,
     firsts,
     begin,
@@ -127,25 +123,25 @@ def _over_keys(
     width: tl.constexpr,
     width_padded: tl.constexpr,
     block_n: tl.constexpr,
+    pairs: tl.constexpr,
     precision: tl.constexpr,
     masked: tl.constexpr,
 ):
     """dq of the block's queries, carried on over keys begin … end − 1."""
     for key in tl.range(begin, end, block_n):
-        keys = key + tl.arange(0, block_n)
+        keys = tl.cast(key, tl.int64) + tl.arange(0, block_n)
         k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)
         v_tile = load_rows(v, key, v_t, length, width, width_padded, block_n, masked)
         if masked:
             seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
         else:
             seen = None
-        distances = rows[:, None] - keys[None, :]
-        gain = gain_of(gains, distances, seen, scale, masked)
+        gain, bias = look_up(tables, rows[:, None], keys[None, :], scale, pairs, masked)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
-        weights = tl.exp2(logits_of(scores, gain, biases, distances, seen, masked) - lse_rows[:, None])
+        weights = tl.exp2(logits_of(scores, gain, bias, seen, masked) - lse_rows[:, None])
         d_weights = tl.dot(d_out_tile, tl.trans(v_tile), input_precision=precision)
         d_scores = weights * (d_weights - delta_rows[:, None])
-        if gains is not None:
+        if pairs:
             d_scores *= gain
         dq_tile = tl.dot(d_scores.to(k_tile.dtype), k_tile, dq_tile, input_precision=precision)
     return dq_tile
@@ -156,8 +152,7 @@ def backward_keys(
     q,
     k,
     v,
-    gains,
-    biases,
+    tables,
     starts,
     ends,
     lse,
@@ -180,14 +175,14 @@ def backward_keys(
     d_out_b,
     d_out_h,
     d_out_t,
-    gains_h,
-    biases_h,
+    tables_h,
     n_heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,
     width_padded: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
+    pairs: tl.constexpr,
     precision: tl.constexpr,
 ):
     """dk and dv (B, T, H_kv, D) of one block of keys, over all query heads of its group.
@@ -216,7 +211,7 @@ def backward_keys(
 
     k_tile = load_rows(k + b * k_b + h_kv * k_h, first, k_t, length, width, width_padded, block_n, True)
     v_tile = load_rows(v + b * v_b + h_kv * v_h, first, v_t, length, width, width_padded, block_n, True)
-    keys = first + tl.arange(0, block_n)
+    keys = tl.cast(first, tl.int64) + tl.arange(0, block_n)
     dk_tile = tl.zeros([block_n, width_padded], tl.float32)
     dv_tile = tl.zeros([block_n, width_padded], tl.float32)
     for member in range(group):
@@ -225,26 +220,25 @@ def backward_keys(
         d_out_own = d_out + b * d_out_b + h * d_out_h
         lse_own = lse + (b * n_heads + h) * length
         delta_own = delta + (b * n_heads + h) * length
-        gains_own = None if gains is None else gains + h * gains_h
-        biases_own = None if biases is None else biases + h * biases_h
+        tables_own = None if tables is None else tables + h * tables_h
         dk_tile, dv_tile = _over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, gains_own, biases_own, keys,
+            dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, keys,
             starts, window, begin, whole_begin, scale, length, q_t, d_out_t, width, width_padded, block_m,
-            precision, True,
+            pairs, precision, True,
         )  # fmt: skip
         dk_tile, dv_tile = _over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, gains_own, biases_own, keys,
+            dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, keys,
             starts, window, whole_begin, whole_end, scale, length, q_t, d_out_t, width, width_padded, block_m,
-            precision, False,
+            pairs, precision, False,
         )  # fmt: skip
         if starts is not None or window is not None:
             dk_tile, dv_tile = _over_queries(
-                dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, gains_own, biases_own, keys,
+                dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, keys,
                 starts, window, whole_end, end, scale, length, q_t, d_out_t, width, width_padded, block_m,
-                precision, True,
+                pairs, precision, True,
             )  # fmt: skip
 
-    dk_tile *= LN_2 if gains is not None else LN_2 * scale
+    dk_tile *= LN_2 if pairs else LN_2 * scale
     own = (b * length * n_heads_kv + h_kv) * width
     store_rows(dk + own, dk_tile, first, n_heads_kv * width, length, width, width_padded, block_n)
     store_rows(dv + own, dv_tile, first, n_heads_kv * width, length, width, width_padded, block_n)
@@ -271,8 +265,7 @@ def _over_queries(
     d_out,
     lse,
     delta,
-    gains,
-    biases,
+    tables,
     keys,
     starts,
     window,
@@ -285,12 +278,13 @@ def _over_queries(
     width: tl.constexpr,
     width_padded: tl.constexpr,
     block_m: tl.constexpr,
+    pairs: tl.constexpr,
     precision: tl.constexpr,
     masked: tl.constexpr,
 ):
     """dk and dv of the block's keys, carried on over queries begin … end − 1; tiles are (keys, queries)."""
     for row in tl.range(begin, end, block_m):
-        rows = row + tl.arange(0, block_m)
+        rows = tl.cast(row, tl.int64) + tl.arange(0, block_m)
         inside = rows < length
         q_tile = load_rows(q, row, q_t, length, width, width_padded, block_m, True)
         d_out_tile = load_rows(d_out, row, d_out_t, length, width, width_padded, block_m, True)
@@ -302,14 +296,13 @@ def _over_queries(
             seen = visible(rows[None, :], keys[:, None], None if firsts is None else firsts[None, :])
         else:
             seen = None
-        distances = rows[None, :] - keys[:, None]
-        gain = gain_of(gains, distances, seen, scale, masked)
+        gain, bias = look_up(tables, rows[None, :], keys[:, None], scale, pairs, masked)
         scores = tl.dot(k_tile, tl.trans(q_tile), input_precision=precision)
-        weights = tl.exp2(logits_of(scores, gain, biases, distances, seen, masked) - lse_rows[None, :])
+        weights = tl.exp2(logits_of(scores, gain, bias, seen, masked) - lse_rows[None, :])
         dv_tile = tl.dot(weights.to(d_out_tile.dtype), d_out_tile, dv_tile, input_precision=precision)
         d_weights = tl.dot(v_tile, tl.trans(d_out_tile), input_precision=precision)
         d_scores = weights * (d_weights - delta_rows[None, :])
-        if gains is not None:
+        if pairs:
             d_scores *= gain
         dk_tile = tl.dot(d_scores.to(q_tile.dtype), q_tile, dk_tile, input_precision=precision)
     return dk_tile, dv_tile

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from anlit.attention.backends.triton.backward import LN_2
-from anlit.attention.backends.triton.tiles import first_seen, gain_of, load_rows, logits_of, visible
+from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, look_up, visible
 
 
 @triton.jit
@@ -12,14 +12,12 @@ def backward_tables(
     q,
     k,
     v,
-    gains,
-    biases,
+    tables,
     starts,
     lse,
     d_out,
     delta,
-    d_gains,
-    d_biases,
+    d_tables,
     scale,
     length,
     window,
@@ -35,16 +33,16 @@ def backward_tables(
     d_out_b,
     d_out_h,
     d_out_t,
-    gains_h,
-    biases_h,
+    tables_h,
     n_heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,
     width_padded: tl.constexpr,
     block: tl.constexpr,
+    pairs: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Σ dL·(q·k) and Σ dL over the pairs at each distance, of one batch row and head, each (B, H, 2, blocks·block).
+    """Σ dL and, for pairs, Σ dL·(q·k) over the query-key pairs at each distance: (B, H, 1 or 2, 2, blocks·block).
 
     A program owns the square tiles whose query block is `apart` blocks after their key block. Every one of them has
     the same distance at the same place, so they are added place by place and only their sum is taken along diagonals.
@@ -63,13 +61,10 @@ def backward_tables(
     if starts is not None:
         starts += b * length
     places = tl.arange(0, block)
-    distances = apart * block + places[:, None] - places[None, :]
-    known = (distances >= 0) & (distances < length)
-    if gains is not None:
-        gains += h * gains_h
-    if biases is not None:
-        biases += h * biases_h
-    gain = gain_of(gains, distances, known, scale, True)
+    if tables is not None:
+        tables += h * tables_h
+    apart_rows = tl.minimum(tl.cast(apart, tl.int64) * block + places[:, None], length - 1)
+    gain, bias = look_up(tables, apart_rows, places[None, :], scale, pairs, True)
 
     sum_gains = tl.zeros([block, block], tl.float32)
     sum_biases = tl.zeros([block, block], tl.float32)
@@ -79,7 +74,7 @@ def backward_tables(
     for row in tl.range(begin, length, block):
         key = row - apart * block
         if _reaches(row, key + block, starts):
-            rows = row + places
+            rows = tl.cast(row, tl.int64) + places
             inside = rows < length
             q_tile = load_rows(q, row, q_t, length, width, width_padded, block, True)
             d_out_tile = load_rows(d_out, row, d_out_t, length, width, width_padded, block, True)
@@ -91,16 +86,17 @@ def backward_tables(
             seen = visible(rows[:, None], key + places[None, :], None if firsts is None else firsts[:, None])
             seen = seen & inside[:, None]
             scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
-            weights = tl.exp2(logits_of(scores, gain, biases, distances, seen, True) - lse_rows[:, None])
+            weights = tl.exp2(logits_of(scores, gain, bias, seen, True) - lse_rows[:, None])
             d_weights = tl.dot(d_out_tile, tl.trans(v_tile), input_precision=precision)
             d_logits = weights * (d_weights - delta_rows[:, None])
-            if d_gains is not None:
+            if pairs:
                 sum_gains += d_logits * scores
-            if d_biases is not None:
-                sum_biases += d_logits
+            sum_biases += d_logits
 
-    _store_diagonals(d_gains, sum_gains, apart, b * n_heads + h, places, block)
-    _store_diagonals(d_biases, sum_biases, apart, b * n_heads + h, places, block)
+    d_tables += (b * n_heads + h) * (4 if pairs else 2) * tl.num_programs(0) * block
+    _store_diagonals(d_tables, sum_biases, apart, places, block)
+    if pairs:
+        _store_diagonals(d_tables + 2 * tl.num_programs(0) * block, sum_gains, apart, places, block)
 
 
 @triton.jit
@@ -113,12 +109,10 @@ def _reaches(row, key_end, starts):
 
 
 @triton.jit
-def _store_diagonals(d_table, tile, apart, sequence, places, block: tl.constexpr):
+def _store_diagonals(parts, tile, apart, places, block: tl.constexpr):
     """The tile's sums along diagonals: row x rolled by x places puts each of them into one column of either part."""
-    if d_table is not None:
-        turned = tl.gather(tile, (places[:, None] - places[None, :] + block) % block, 1)
-        at_or_after = places[:, None] >= places[None, :]
-        n = tl.num_programs(0) * block
-        d_table += sequence * 2 * n + apart * block + places
-        tl.store(d_table, tl.sum(tl.where(at_or_after, turned, 0.0), 0) * LN_2)
-        tl.store(d_table + n, tl.sum(tl.where(at_or_after, 0.0, turned), 0) * LN_2)
+    rolled = tl.gather(tile, (places[:, None] - places[None, :] + block) % block, 1)
+    at_or_after = places[:, None] >= places[None, :]
+    parts += apart * block + places
+    tl.store(parts, tl.sum(tl.where(at_or_after, rolled, 0.0), 0) * LN_2)
+    tl.store(parts + tl.num_programs(0) * block, tl.sum(tl.where(at_or_after, 0.0, rolled), 0) * LN_2)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from anlit.attention.backends.triton.tiles import first_seen, gain_of, load_rows, logits_of, store_rows, visible
+from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, look_up, store_rows, visible
 
 
 @triton.jit
@@ -11,8 +11,7 @@ def forward(
     q,
     k,
     v,
-    gains,
-    biases,
+    tables,
     starts,
     out,
     lse,
@@ -28,14 +27,14 @@ def forward(
     v_b,
     v_h,
     v_t,
-    gains_h,
-    biases_h,
+    tables_h,
     n_heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,
     width_padded: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
+    pairs: tl.constexpr,
     precision: tl.constexpr,
 ):
     """out (B, T, H, D) and lse (B, H, T), in base 2, for the queries of one block and head.
@@ -48,14 +47,12 @@ def forward(
     h = (tl.program_id(1) % n_heads).to(tl.int64)
     k += b * k_b + (h // group) * k_h
     v += b * v_b + (h // group) * v_h
-    if gains is not None:
-        gains += h * gains_h
-    if biases is not None:
-        biases += h * biases_h
+    if tables is not None:
+        tables += h * tables_h
     if starts is not None:
         starts += b * length
 
-    rows = first + tl.arange(0, block_m)
+    rows = tl.cast(first, tl.int64) + tl.arange(0, block_m)
     firsts = first_seen(rows, starts, window, length)
     end = tl.minimum(first + block_m, length)
     whole_end = (first + 1) // block_n * block_n
@@ -74,16 +71,16 @@ def forward(
     rows = tl.minimum(rows, length - 1)  # rows past the end are not stored, but look up distances all the same
     if firsts is not None:
         average, total, peak = _over_keys(
-            average, total, peak, q_tile, k, v, gains, biases, rows, firsts, begin, whole_begin, scale, length,
-            k_t, v_t, width, width_padded, block_n, precision, True,
+            average, total, peak, q_tile, k, v, tables, rows, firsts, begin, whole_begin, scale, length,
+            k_t, v_t, width, width_padded, block_n, pairs, precision, True,
         )  # fmt: skip
     average, total, peak = _over_keys(
-        average, total, peak, q_tile, k, v, gains, biases, rows, firsts, whole_begin, whole_end, scale, length,
-        k_t, v_t, width, width_padded, block_n, precision, False,
+        average, total, peak, q_tile, k, v, tables, rows, firsts, whole_begin, whole_end, scale, length,
+        k_t, v_t, width, width_padded, block_n, pairs, precision, False,
     )  # fmt: skip
     average, total, peak = _over_keys(
-        average, total, peak, q_tile, k, v, gains, biases, rows, firsts, whole_end, end, scale, length,
-        k_t, v_t, width, width_padded, block_n, precision, True,
+        average, total, peak, q_tile, k, v, tables, rows, firsts, whole_end, end, scale, length,
+        k_t, v_t, width, width_padded, block_n, pairs, precision, True,
     )  # fmt: skip
 
     out += (b * length * n_heads + h) * width
@@ -101,8 +98,7 @@ def _over_keys(
     q_tile,
     k,
     v,
-    gains,
-    biases,
+    tables,
     rows,
     firsts,
     begin,
@@ -114,21 +110,21 @@ def _over_keys(
     width: tl.constexpr,
     width_padded: tl.constexpr,
     block_n: tl.constexpr,
+    pairs: tl.constexpr,
     precision: tl.constexpr,
     masked: tl.constexpr,
 ):
     """The running softmax, carried on over keys begin … end − 1."""
     for key in tl.range(begin, end, block_n):
-        keys = key + tl.arange(0, block_n)
+        keys = tl.cast(key, tl.int64) + tl.arange(0, block_n)
         k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
         if masked:
             seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
         else:
             seen = None
-        distances = rows[:, None] - keys[None, :]
-        gain = gain_of(gains, distances, seen, scale, masked)
-        logits = logits_of(scores, gain, biases, distances, seen, masked)
+        gain, bias = look_up(tables, rows[:, None], keys[None, :], scale, pairs, masked)
+        logits = logits_of(scores, gain, bias, seen, masked)
         higher = tl.maximum(peak, tl.max(logits, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet
         weights = tl.exp2(logits - base[:, None])

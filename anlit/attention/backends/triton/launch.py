@@ -17,8 +17,7 @@ def launch_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    gains: Tensor | None,
-    biases: Tensor | None,
+    tables: Tensor | None,
     starts: Tensor | None,
     window: int | None,
     out: Tensor,
@@ -32,8 +31,8 @@ def launch_forward(
     blocks = blocks_for(_padded(q), q.dtype, q.device).forward
     with _on(q.device):
         forward[(math.ceil(T / blocks.queries), B * H)](
-            q, k, v, gains, biases, starts, out, lse, _scale(q), T, window, *_strides(q, k, v),
-            *_table_strides(gains, biases), **_shapes(q, k), **_sizes(blocks),
+            q, k, v, tables, starts, out, lse, _scale(q), T, window, *_strides(q, k, v),
+            _head_stride(tables), **_shapes(q, k, tables), **_sizes(blocks),
         )  # fmt: skip
 
 
@@ -41,8 +40,7 @@ def launch_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    gains: Tensor | None,
-    biases: Tensor | None,
+    tables: Tensor | None,
     starts: Tensor | None,
     ends: Tensor | None,
     window: int | None,
@@ -52,10 +50,9 @@ def launch_backward(
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
-    d_gains: Tensor | None,
-    d_biases: Tensor | None,
+    d_tables: Tensor | None,
 ) -> None:
-    """Write the gradients; d_gains and d_biases only where given."""
+    """Write the gradients; d_tables only where given."""
     from anlit.attention.backends.triton.backward import backward_keys, backward_queries
     from anlit.attention.backends.triton.diagonals import backward_tables
 
@@ -63,37 +60,36 @@ def launch_backward(
     B, H, T, _ = q.shape
     blocks = blocks_for(_padded(q), q.dtype, q.device)
     delta = torch.empty_like(lse)
-    strides = (*_strides(q, k, v, d_out), *_table_strides(gains, biases))
-    rest: dict[str, Any] = _shapes(q, k)
+    strides = (*_strides(q, k, v, d_out), _head_stride(tables))
+    rest: dict[str, Any] = _shapes(q, k, tables)
     with _on(q.device):
         backward_queries[(math.ceil(T / blocks.backward_queries.queries), B * H)](
-            q, k, v, gains, biases, starts, out, lse, d_out, delta, dq, _scale(q), T, window, *strides,
+            q, k, v, tables, starts, out, lse, d_out, delta, dq, _scale(q), T, window, *strides,
             **rest, **_sizes(blocks.backward_queries),
         )  # fmt: skip
         backward_keys[(math.ceil(T / blocks.backward_keys.keys), B * k.shape[1])](
-            q, k, v, gains, biases, starts, ends, lse, d_out, delta, dk, dv, _scale(q), T, window, *strides,
+            q, k, v, tables, starts, ends, lse, d_out, delta, dk, dv, _scale(q), T, window, *strides,
             **rest, **_sizes(blocks.backward_keys),
         )  # fmt: skip
-        if d_gains is None and d_biases is None:
-            return
-        block = blocks.tables.queries
-        n_blocks = math.ceil(T / block)
-        parts = [None if d is None else lse.new_empty(B, H, 2, n_blocks * block) for d in (d_gains, d_biases)]
-        backward_tables[(n_blocks, B * H)](
-            q, k, v, gains, biases, starts, lse, d_out, delta, *parts, _scale(q), T, window, *strides,
-            **rest, block=block, num_warps=blocks.tables.warps, num_stages=blocks.tables.stages,
-        )  # fmt: skip
-    for table, part in zip((d_gains, d_biases), parts, strict=True):
-        if table is not None and part is not None:
-            _sum_parts(table, part, block)
+        if d_tables is not None:
+            block = blocks.tables.queries
+            n_blocks = math.ceil(T / block)
+            parts = lse.new_empty(B, H, d_tables.shape[-1], 2, n_blocks * block)
+            backward_tables[(n_blocks, B * H)](
+                q, k, v, tables, starts, lse, d_out, delta, parts, _scale(q), T, window, *strides,
+                **rest, block=block, num_warps=blocks.tables.warps, num_stages=blocks.tables.stages,
+            )  # fmt: skip
+            _sum_parts(d_tables, parts, block)
 
 
-def _sum_parts(table: Tensor, parts: Tensor, block: int) -> None:
-    """(B, H, 2, blocks·block) of `backward_tables` → (H or 1, T); the second part lies one block further on."""
-    over = (0,) if table.shape[0] == parts.shape[1] else (0, 1)
-    sums = parts.sum(over).view(-1, 2, parts.shape[-1])
-    sums[:, 0, :-block] += sums[:, 1, block:]
-    table.copy_(sums[:, 0, : table.shape[1]])
+def _sum_parts(d_tables: Tensor, parts: Tensor, block: int) -> None:
+    """(B, H, 2 or 1, 2, blocks·block) of `backward_tables` → (H or 1, T, 2 or 1).
+
+    The second of the two parts lies one block further on, and biases come before gains.
+    """
+    sums = parts.sum(0) if d_tables.shape[0] > 1 else parts.sum((0, 1))[None]
+    sums[:, :, 0, :-block] += sums[:, :, 1, block:]
+    d_tables.copy_(sums[:, :, 0, : d_tables.shape[1]].flip(1).mT)
 
 
 def _rows_in_one_piece(x: Tensor) -> Tensor:
@@ -105,10 +101,9 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [x.stride(dim) for x in tensors for dim in range(3)]
 
 
-def _table_strides(*tables: Tensor | None) -> list[int]:
-    """From head to head: 0 where all share one."""
-    assert all(table is None or table.stride(1) == 1 for table in tables)
-    return [0 if table is None or table.shape[0] == 1 else table.stride(0) for table in tables]
+def _head_stride(tables: Tensor | None) -> int:
+    """From one head's tables to the next: 0 where all share one."""
+    return 0 if tables is None or tables.shape[0] == 1 else tables.stride(0)
 
 
 def _padded(q: Tensor) -> int:
@@ -120,13 +115,14 @@ def _scale(q: Tensor) -> float:
     return math.log2(math.e) * q.shape[-1] ** -0.5
 
 
-def _shapes(q: Tensor, k: Tensor) -> dict[str, Any]:
+def _shapes(q: Tensor, k: Tensor, tables: Tensor | None) -> dict[str, Any]:
     exact = torch.get_float32_matmul_precision() == "highest" or q.dtype != torch.float32
     return {
         "n_heads": q.shape[1],
         "group": q.shape[1] // k.shape[1],
         "width": q.shape[-1],
         "width_padded": _padded(q),
+        "pairs": tables is not None and tables.shape[-1] == 2,
         "precision": "ieee" if exact else "tf32",
     }
 

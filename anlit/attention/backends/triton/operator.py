@@ -1,11 +1,12 @@
 """The kernels as operators of torch: `torch.compile` passes over them, autograd and FLOP counters know them.
 
-    anlit::triton_attention(q, k, v, gains, biases, starts, ends, window) -> (out, lse)
+    anlit::triton_attention(q, k, v, tables, starts, ends, window) -> (out, lse)
 
 q of shape (B, H, T, D), k and v (B, H_kv, T, D) with H_kv a divisor of H. Query i of head h sees the keys
-starts_i ≤ j ≤ i with j > i − window, with weights ∝ 2^{gains[h, i−j]·(q_i·k_j) + biases[h, i−j]}; without gains the
-factor is log2(e)/√D. `gains` and `biases` are (H or 1, T) float32; `starts` and `ends` (B, T) int32 are the bounds of
-each token's document. out (B, H, T, D) lies in memory as (B, T, H, D); lse (B, H, T) float32 is in base 2.
+starts_i ≤ j ≤ i with j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T, 2) float32, holds
+(gain, bias) by distance i−j; of shape (H or 1, T, 1) only the biases, and None no biases either: the gain is then
+log2(e)/√D. `starts` and `ends`, (B, T) int32, are the bounds of each token's document. out (B, H, T, D) lies in memory
+as (B, T, H, D); lse (B, H, T) float32 is in base 2.
 """
 
 import math
@@ -22,16 +23,15 @@ def triton_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    gains: Tensor | None,
-    biases: Tensor | None,
+    tables: Tensor | None,
     starts: Tensor | None,
     ends: Tensor | None,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The forward kernel; see the top of this file."""
-    _check(q, k, v, gains, biases, starts, ends)
+    _check(q, k, v, tables, starts, ends)
     out, lse = _outputs(q)
-    launch_forward(q, k, v, gains, biases, starts, window, out, lse)
+    launch_forward(q, k, v, tables, starts, window, out, lse)
     return out, lse
 
 
@@ -41,33 +41,29 @@ def triton_attention_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    gains: Tensor | None,
-    biases: Tensor | None,
+    tables: Tensor | None,
     starts: Tensor | None,
     ends: Tensor | None,
     window: int | None,
     out: Tensor,
     lse: Tensor,
-    of_gains: bool,
-    of_biases: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, gains and biases; of a table that is not asked for, an empty one."""
-    dq, dk, dv, d_gains, d_biases = _gradients(q, k, gains, biases, of_gains, of_biases)
-    launch_backward(
-        q, k, v, gains, biases, starts, ends, window, out, lse, d_out, dq, dk, dv,
-        d_gains if of_gains else None, d_biases if of_biases else None,
-    )  # fmt: skip
-    return dq, dk, dv, d_gains, d_biases
+    of_tables: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and the tables, an empty one where that is not asked for."""
+    dq, dk, dv, d_tables = _gradients(q, k, tables, of_tables)
+    asked = d_tables if of_tables else None
+    launch_backward(q, k, v, tables, starts, ends, window, out, lse, d_out, dq, dk, dv, asked)
+    return dq, dk, dv, d_tables
 
 
 @triton_attention.register_fake
-def _(q, k, v, gains, biases, starts, ends, window):
+def _(q, k, v, tables, starts, ends, window):
     return _outputs(q)
 
 
 @triton_attention_backward.register_fake
-def _(d_out, q, k, v, gains, biases, starts, ends, window, out, lse, of_gains, of_biases):
-    return _gradients(q, k, gains, biases, of_gains, of_biases)
+def _(d_out, q, k, v, tables, starts, ends, window, out, lse, of_tables):
+    return _gradients(q, k, tables, of_tables)
 
 
 def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,13 +72,10 @@ def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gradients(
-    q: Tensor, k: Tensor, gains: Tensor | None, biases: Tensor | None, of_gains: bool, of_biases: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tables = [
-        q.new_empty(0, dtype=torch.float32) if table is None or not asked else torch.empty_like(table)
-        for table, asked in ((gains, of_gains), (biases, of_biases))
-    ]
-    return _empty_heads(q), _empty_heads(k), _empty_heads(k), *tables
+    q: Tensor, k: Tensor, tables: Tensor | None, of_tables: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    d_tables = torch.empty_like(tables) if tables is not None and of_tables else q.new_empty(0, dtype=torch.float32)
+    return _empty_heads(q), _empty_heads(k), _empty_heads(k), d_tables
 
 
 def _empty_heads(like: Tensor) -> Tensor:
@@ -95,8 +88,7 @@ def _check(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    gains: Tensor | None,
-    biases: Tensor | None,
+    tables: Tensor | None,
     starts: Tensor | None,
     ends: Tensor | None,
 ) -> None:
@@ -104,8 +96,9 @@ def _check(
     assert k.shape == v.shape == (B, k.shape[1], T, D), f"k {tuple(k.shape)}, v {tuple(v.shape)}, q {tuple(q.shape)}"
     assert H % k.shape[1] == 0, f"{k.shape[1]} heads of keys do not divide {H} heads of queries"
     assert q.dtype == k.dtype == v.dtype, f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
-    for table in (gains, biases):
-        assert table is None or (table.shape in ((1, T), (H, T)) and table.dtype == torch.float32)
+    if tables is not None:
+        assert tables.shape[0] in (1, H) and tables.shape[1] == T and tables.shape[2] in (1, 2), tables.shape
+        assert tables.dtype == torch.float32 and tables.is_contiguous()
     assert (starts is None) == (ends is None)
     for bound in (starts, ends):
         assert bound is None or (bound.shape == (B, T) and bound.dtype == torch.int32 and bound.is_contiguous())
@@ -121,11 +114,9 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _backward(ctx, d_out: Tensor, _: Tensor | None):
     *tensors, out, lse = ctx.saved_tensors
-    _, _, _, of_gains, of_biases, *_ = ctx.needs_input_grad
-    dq, dk, dv, d_gains, d_biases = triton_attention_backward(
-        d_out, *tensors, ctx.window, out, lse, of_gains, of_biases
-    )
-    return dq, dk, dv, d_gains if of_gains else None, d_biases if of_biases else None, None, None, None
+    of_tables = ctx.needs_input_grad[3]
+    dq, dk, dv, d_tables = triton_attention_backward(d_out, *tensors, ctx.window, out, lse, of_tables)
+    return dq, dk, dv, d_tables if of_tables else None, None, None, None
 
 
 triton_attention.register_autograd(_backward, setup_context=_setup_context)
@@ -143,10 +134,10 @@ def _flops(q_shape, window: int | None, products: int) -> int:
 
 
 @register_flop_formula(torch.ops.anlit.triton_attention)
-def _forward_flops(q_shape, k_shape, v_shape, gains, biases, starts, ends, window, *_, **__) -> int:
+def _forward_flops(q_shape, k_shape, v_shape, tables, starts, ends, window, *_, **__) -> int:
     return _flops(q_shape, window, 2)
 
 
 @register_flop_formula(torch.ops.anlit.triton_attention_backward)
-def _backward_flops(d_out_shape, q_shape, k_shape, v_shape, gains, biases, starts, ends, window, *_, **__) -> int:
+def _backward_flops(d_out_shape, q_shape, k_shape, v_shape, tables, starts, ends, window, *_, **__) -> int:
     return _flops(q_shape, window, 4)

@@ -1,11 +1,17 @@
-"""What the kernels share: which keys a query sees, tiles of the tensors, and the two tables over distance.
+"""What the kernels share: which keys a query sees, tiles of the tensors, and the tables over distance.
 
 Logits are in base 2: log2(e)·L = gain·(q·k) + bias, where gain = a(t)·log2(e)/√D and bias = m(t)·log2(e) come ready
-made, so an exponential is one instruction. A table that is None, and `firsts` that is None, cost nothing.
+made, so an exponential is one instruction. `tables` that are None, and `firsts` that is None, cost nothing.
 """
 
+import os
+
+import torch
 import triton
 import triton.language as tl
+
+PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1" and torch.version.hip is None)
+"""Whether kernels may hold instructions of NVIDIA's GPUs."""
 
 
 @triton.jit
@@ -77,31 +83,70 @@ def store_rows(
 
 
 @triton.jit
-def look_up(table, distances, seen, masked: tl.constexpr):
-    """table[distances]; where masked, 0 for the pairs that are not seen."""
-    if masked:
-        values = tl.load(table + distances, mask=seen, other=0.0)
-    else:
-        values = tl.load(table + distances)
-    return values
+def look_up(tables, rows, keys, scale, pairs: tl.constexpr, masked: tl.constexpr):
+    """Gain and bias of the pairs (rows, keys), int64 of shapes that broadcast; a bias of None is none.
 
-
-@triton.jit
-def gain_of(gains, distances, seen, scale, masked: tl.constexpr):
-    """What a score q·k is multiplied with: `scale`, or the table of gains, which has that scale in it."""
-    if gains is None:
+    Where not masked no key is ahead of a row. Rows and keys are kept apart in the addresses then: the compiler turns
+    all those of a thread into one and constants.
+    """
+    if tables is None:
         gain = scale
+        bias = None
     else:
-        gain = look_up(gains, distances, seen, masked)
-    return gain
+        step: tl.constexpr = 2 if pairs else 1
+        if masked:
+            pointers = tables + tl.maximum(rows - keys, 0) * step
+        else:
+            pointers = (tables + rows * step) + keys * (-step)
+        if pairs:
+            gain, bias = _load_pair(pointers)
+        else:
+            gain = scale
+            bias = _load_one(pointers)
+    return gain, bias
 
 
 @triton.jit
-def logits_of(scores, gain, biases, distances, seen, masked: tl.constexpr):
+def _load_pair(pointers):
+    """The two numbers at each pointer.
+
+    Written in PTX where there is PTX: one load for both, and a plain one, while `tl.load` inside a loop would be
+    copied to shared memory ahead of time, a whole tile of numbers where only a diagonal's worth are different.
+    """
+    if PTX:
+        one, other = tl.inline_asm_elementwise(
+            "ld.global.nc.v2.f32 {$0, $1}, [$2];",
+            "=f,=f,l",
+            [pointers.to(tl.uint64)],
+            dtype=(tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        one = tl.load(pointers)
+        other = tl.load(pointers + 1)
+    return one, other
+
+
+@triton.jit
+def _load_one(pointers):
+    """The number at each pointer; see `_load_pair`."""
+    if PTX:
+        one = tl.inline_asm_elementwise(
+            "ld.global.nc.f32 $0, [$1];", "=f,l", [pointers.to(tl.uint64)], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        one = tl.load(pointers)
+    return one
+
+
+@triton.jit
+def logits_of(scores, gain, bias, seen, masked: tl.constexpr):
     """log2(e)·L of a tile, −∞ for the pairs that are not seen."""
-    logits = scores * gain
-    if biases is not None:
-        logits += look_up(biases, distances, seen, masked)
+    if bias is None:
+        logits = scores * gain
+    else:
+        logits = tl.fma(scores, tl.broadcast_to(gain, scores.shape), bias)
     if masked:
         logits = tl.where(seen, logits, float("-inf"))
     return logits
