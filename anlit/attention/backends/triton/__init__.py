@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from anlit.attention.backends.eager import distance_tables
+from anlit.attention.backends.triton.blocks import PADDING
 from anlit.attention.backends.triton.operator import triton_attention
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
@@ -72,7 +73,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if (reason := reason_against(mechanism, q, dropout)) is not None:
         raise UserError(f"backend='triton' cannot compute this attention: {reason}; choose backend auto")
-    a, m = distance_tables(mechanism, length, q)
+    a, m = distance_tables(mechanism, length + PADDING, q)
     bounds = documents.bounds or (None, None)
     window = mechanism.window if mechanism.window is not None and mechanism.window < length else None
     out, _ = triton_attention(q, k, v, _tables(a, m, width), *bounds, window)
@@ -80,7 +81,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
 
 
 def _tables(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
-    """a(t) and m(t) as the kernels want them: (H or 1, T, 2 or 1), float32, in base 2, a with 1/√D in it."""
+    """a(t) and m(t) as the kernels want them: (H or 1, T + PADDING, 2 or 1), float32, in base 2, a with 1/√D in it."""
     biases = None if m is None else (m * math.log2(math.e)).float().reshape(-1, m.shape[-1])
     if a is None:
         return None if biases is None else biases[..., None].contiguous()

@@ -60,7 +60,7 @@ def backward_queries(
     if starts is not None:
         starts += b * length
 
-    rows = tl.cast(first, tl.int64) + tl.arange(0, block_m)
+    rows = first + tl.arange(0, block_m)
     firsts = first_seen(rows, starts, window, length)
     end = tl.minimum(first + block_m, length)
     whole_end = (first + 1) // block_n * block_n
@@ -82,21 +82,20 @@ def backward_queries(
     delta_rows = tl.sum(out_tile.to(tl.float32) * d_out_tile.to(tl.float32), 1)
     tl.store(delta + vector + rows, delta_rows, mask=inside)
     lse_rows = tl.load(lse + vector + rows, mask=inside, other=float("inf"))
-    rows = tl.minimum(rows, length - 1)
 
     dq_tile = tl.zeros([block_m, width_padded], tl.float32)
     if firsts is not None:
         dq_tile = _over_keys(
-            dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, rows, firsts, begin, whole_begin,
-            scale, length, k_t, v_t, width, width_padded, block_n, pairs, precision, True,
+            dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, begin, whole_begin,
+            scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
         )  # fmt: skip
     dq_tile = _over_keys(
-        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, rows, firsts, whole_begin, whole_end,
-        scale, length, k_t, v_t, width, width_padded, block_n, pairs, precision, False,
+        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, whole_begin, whole_end,
+        scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False,
     )  # fmt: skip
     dq_tile = _over_keys(
-        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, rows, firsts, whole_end, end,
-        scale, length, k_t, v_t, width, width_padded, block_n, pairs, precision, True,
+        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, whole_end, end,
+        scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
     )  # fmt: skip
     dq_tile *= LN_2 if pairs else LN_2 * scale
     store_rows(dq + own, dq_tile, first, n_heads * width, length, width, width_padded, block_m)
@@ -112,7 +111,7 @@ def _over_keys(
     k,
     v,
     tables,
-    rows,
+    first,
     firsts,
     begin,
     end,
@@ -122,21 +121,28 @@ def _over_keys(
     v_t,
     width: tl.constexpr,
     width_padded: tl.constexpr,
+    block_m: tl.constexpr,
     block_n: tl.constexpr,
     pairs: tl.constexpr,
     precision: tl.constexpr,
     masked: tl.constexpr,
 ):
     """dq of the block's queries, carried on over keys begin … end − 1."""
+    places = tl.arange(0, block_m)
+    columns = tl.arange(0, block_n)
+    rows = first + places
+    offsets = places[:, None] + (block_n - 1 - columns)[None, :]
     for key in tl.range(begin, end, block_n):
-        keys = tl.cast(key, tl.int64) + tl.arange(0, block_n)
+        keys = key + columns
         k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)
         v_tile = load_rows(v, key, v_t, length, width, width_padded, block_n, masked)
         if masked:
             seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
         else:
             seen = None
-        gain, bias = look_up(tables, rows[:, None], keys[None, :], scale, pairs, masked)
+        gain, bias = look_up(
+            tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], scale, pairs, masked
+        )
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
         weights = tl.exp2(logits_of(scores, gain, bias, seen, masked) - lse_rows[:, None])
         d_weights = tl.dot(d_out_tile, tl.trans(v_tile), input_precision=precision)
@@ -211,7 +217,6 @@ def backward_keys(
 
     k_tile = load_rows(k + b * k_b + h_kv * k_h, first, k_t, length, width, width_padded, block_n, True)
     v_tile = load_rows(v + b * v_b + h_kv * v_h, first, v_t, length, width, width_padded, block_n, True)
-    keys = tl.cast(first, tl.int64) + tl.arange(0, block_n)
     dk_tile = tl.zeros([block_n, width_padded], tl.float32)
     dv_tile = tl.zeros([block_n, width_padded], tl.float32)
     for member in range(group):
@@ -222,19 +227,19 @@ def backward_keys(
         delta_own = delta + (b * n_heads + h) * length
         tables_own = None if tables is None else tables + h * tables_h
         dk_tile, dv_tile = _over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, keys,
-            starts, window, begin, whole_begin, scale, length, q_t, d_out_t, width, width_padded, block_m,
+            dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, first,
+            starts, window, begin, whole_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
             pairs, precision, True,
         )  # fmt: skip
         dk_tile, dv_tile = _over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, keys,
-            starts, window, whole_begin, whole_end, scale, length, q_t, d_out_t, width, width_padded, block_m,
+            dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, first,
+            starts, window, whole_begin, whole_end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
             pairs, precision, False,
         )  # fmt: skip
         if starts is not None or window is not None:
             dk_tile, dv_tile = _over_queries(
-                dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, keys,
-                starts, window, whole_end, end, scale, length, q_t, d_out_t, width, width_padded, block_m,
+                dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, first,
+                starts, window, whole_end, end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
                 pairs, precision, True,
             )  # fmt: skip
 
@@ -266,7 +271,7 @@ def _over_queries(
     lse,
     delta,
     tables,
-    keys,
+    first,
     starts,
     window,
     begin,
@@ -278,25 +283,30 @@ def _over_queries(
     width: tl.constexpr,
     width_padded: tl.constexpr,
     block_m: tl.constexpr,
+    block_n: tl.constexpr,
     pairs: tl.constexpr,
     precision: tl.constexpr,
     masked: tl.constexpr,
 ):
     """dk and dv of the block's keys, carried on over queries begin … end − 1; tiles are (keys, queries)."""
+    places = tl.arange(0, block_m)
+    keys = first + tl.arange(0, block_n)
+    offsets = places[None, :] + (block_n - 1 - tl.arange(0, block_n))[:, None]
     for row in tl.range(begin, end, block_m):
-        rows = tl.cast(row, tl.int64) + tl.arange(0, block_m)
+        rows = row + places
         inside = rows < length
         q_tile = load_rows(q, row, q_t, length, width, width_padded, block_m, True)
         d_out_tile = load_rows(d_out, row, d_out_t, length, width, width_padded, block_m, True)
         lse_rows = tl.load(lse + rows, mask=inside, other=float("inf"))  # no weight for rows past the end
         delta_rows = tl.load(delta + rows, mask=inside, other=0.0)
-        rows = tl.minimum(rows, length - 1)
         if masked:
             firsts = first_seen(rows, starts, window, length)
             seen = visible(rows[None, :], keys[:, None], None if firsts is None else firsts[None, :])
         else:
             seen = None
-        gain, bias = look_up(tables, rows[None, :], keys[:, None], scale, pairs, masked)
+        gain, bias = look_up(
+            tables, row - first - (block_n - 1), offsets, rows[None, :], keys[:, None], scale, pairs, masked
+        )
         scores = tl.dot(k_tile, tl.trans(q_tile), input_precision=precision)
         weights = tl.exp2(logits_of(scores, gain, bias, seen, masked) - lse_rows[None, :])
         dv_tile = tl.dot(weights.to(d_out_tile.dtype), d_out_tile, dv_tile, input_precision=precision)

@@ -9,6 +9,10 @@ from typing import NamedTuple
 import torch
 
 
+PADDING = 128
+"""How far past the last distance kernels may read the tables: the largest number of queries in a block."""
+
+
 class Blocks(NamedTuple):
     """What a program computes at a time and with how many warps; `stages` of tiles are loaded ahead."""
 

@@ -63,8 +63,7 @@ def backward_tables(
     places = tl.arange(0, block)
     if tables is not None:
         tables += h * tables_h
-    apart_rows = tl.minimum(tl.cast(apart, tl.int64) * block + places[:, None], length - 1)
-    gain, bias = look_up(tables, apart_rows, places[None, :], scale, pairs, True)
+    gain, bias = look_up(tables, 0, None, apart * block + places[:, None], places[None, :], scale, pairs, True)
 
     sum_gains = tl.zeros([block, block], tl.float32)
     sum_biases = tl.zeros([block, block], tl.float32)
@@ -74,7 +73,7 @@ def backward_tables(
     for row in tl.range(begin, length, block):
         key = row - apart * block
         if _reaches(row, key + block, starts):
-            rows = tl.cast(row, tl.int64) + places
+            rows = row + places
             inside = rows < length
             q_tile = load_rows(q, row, q_t, length, width, width_padded, block, True)
             d_out_tile = load_rows(d_out, row, d_out_t, length, width, width_padded, block, True)

@@ -52,7 +52,7 @@ def forward(
     if starts is not None:
         starts += b * length
 
-    rows = tl.cast(first, tl.int64) + tl.arange(0, block_m)
+    rows = first + tl.arange(0, block_m)
     firsts = first_seen(rows, starts, window, length)
     end = tl.minimum(first + block_m, length)
     whole_end = (first + 1) // block_n * block_n
@@ -68,24 +68,22 @@ def forward(
     average = tl.zeros([block_m, width_padded], tl.float32)
     total = tl.zeros([block_m], tl.float32)
     peak = tl.full([block_m], float("-inf"), tl.float32)
-    rows = tl.minimum(rows, length - 1)  # rows past the end are not stored, but look up distances all the same
     if firsts is not None:
         average, total, peak = _over_keys(
-            average, total, peak, q_tile, k, v, tables, rows, firsts, begin, whole_begin, scale, length,
-            k_t, v_t, width, width_padded, block_n, pairs, precision, True,
+            average, total, peak, q_tile, k, v, tables, first, firsts, begin, whole_begin, scale, length,
+            k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
         )  # fmt: skip
     average, total, peak = _over_keys(
-        average, total, peak, q_tile, k, v, tables, rows, firsts, whole_begin, whole_end, scale, length,
-        k_t, v_t, width, width_padded, block_n, pairs, precision, False,
+        average, total, peak, q_tile, k, v, tables, first, firsts, whole_begin, whole_end, scale, length,
+        k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False,
     )  # fmt: skip
     average, total, peak = _over_keys(
-        average, total, peak, q_tile, k, v, tables, rows, firsts, whole_end, end, scale, length,
-        k_t, v_t, width, width_padded, block_n, pairs, precision, True,
+        average, total, peak, q_tile, k, v, tables, first, firsts, whole_end, end, scale, length,
+        k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
     )  # fmt: skip
 
     out += (b * length * n_heads + h) * width
     store_rows(out, average / total[:, None], first, n_heads * width, length, width, width_padded, block_m)
-    rows = first + tl.arange(0, block_m)
     lse += (b * n_heads + h) * length
     tl.store(lse + rows, peak + tl.log2(total), mask=rows < length)
 
@@ -99,7 +97,7 @@ def _over_keys(
     k,
     v,
     tables,
-    rows,
+    first,
     firsts,
     begin,
     end,
@@ -109,21 +107,28 @@ def _over_keys(
     v_t,
     width: tl.constexpr,
     width_padded: tl.constexpr,
+    block_m: tl.constexpr,
     block_n: tl.constexpr,
     pairs: tl.constexpr,
     precision: tl.constexpr,
     masked: tl.constexpr,
 ):
     """The running softmax, carried on over keys begin … end − 1."""
+    places = tl.arange(0, block_m)
+    columns = tl.arange(0, block_n)
+    rows = first + places
+    offsets = places[:, None] + (block_n - 1 - columns)[None, :]
     for key in tl.range(begin, end, block_n):
-        keys = tl.cast(key, tl.int64) + tl.arange(0, block_n)
+        keys = key + columns
         k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
         if masked:
             seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
         else:
             seen = None
-        gain, bias = look_up(tables, rows[:, None], keys[None, :], scale, pairs, masked)
+        gain, bias = look_up(
+            tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], scale, pairs, masked
+        )
         logits = logits_of(scores, gain, bias, seen, masked)
         higher = tl.maximum(peak, tl.max(logits, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet

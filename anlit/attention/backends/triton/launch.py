@@ -83,13 +83,15 @@ def launch_backward(
 
 
 def _sum_parts(d_tables: Tensor, parts: Tensor, block: int) -> None:
-    """(B, H, 2 or 1, 2, blocks·block) of `backward_tables` → (H or 1, T, 2 or 1).
+    """(B, H, 2 or 1, 2, blocks·block) of `backward_tables` → (H or 1, T + PADDING, 2 or 1).
 
     The second of the two parts lies one block further on, and biases come before gains.
     """
     sums = parts.sum(0) if d_tables.shape[0] > 1 else parts.sum((0, 1))[None]
     sums[:, :, 0, :-block] += sums[:, :, 1, block:]
-    d_tables.copy_(sums[:, :, 0, : d_tables.shape[1]].flip(1).mT)
+    n = min(sums.shape[-1], d_tables.shape[1])
+    d_tables[:, :n] = sums[:, :, 0, :n].flip(1).mT
+    d_tables[:, n:] = 0
 
 
 def _rows_in_one_piece(x: Tensor) -> Tensor:

@@ -83,11 +83,11 @@ def store_rows(
 
 
 @triton.jit
-def look_up(tables, rows, keys, scale, pairs: tl.constexpr, masked: tl.constexpr):
-    """Gain and bias of the pairs (rows, keys), int64 of shapes that broadcast; a bias of None is none.
+def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, masked: tl.constexpr):
+    """Gain and bias of the pairs (rows, keys), of shapes that broadcast; a bias of None is none.
 
-    Where not masked no key is ahead of a row. Rows and keys are kept apart in the addresses then: the compiler turns
-    all those of a thread into one and constants.
+    Where not masked, rows − keys is least + offsets ≥ 0, and `offsets` ≥ 0 are those of all tiles: a thread computes
+    them once, and one address for each tile.
     """
     if tables is None:
         gain = scale
@@ -95,48 +95,63 @@ def look_up(tables, rows, keys, scale, pairs: tl.constexpr, masked: tl.constexpr
     else:
         step: tl.constexpr = 2 if pairs else 1
         if masked:
-            pointers = tables + tl.maximum(rows - keys, 0) * step
+            offsets = tl.maximum(rows - keys, 0)
         else:
-            pointers = (tables + rows * step) + keys * (-step)
+            tables += tl.cast(least, tl.int64) * step
         if pairs:
-            gain, bias = _load_pair(pointers)
+            gain, bias = _load_pairs(tables, offsets)
         else:
             gain = scale
-            bias = _load_one(pointers)
+            bias = _load_singles(tables, offsets)
     return gain, bias
 
 
 @triton.jit
-def _load_pair(pointers):
-    """The two numbers at each pointer.
+def _load_pairs(tables, offsets):
+    """The two numbers at each offset.
 
     Written in PTX where there is PTX: one load for both, and a plain one, while `tl.load` inside a loop would be
     copied to shared memory ahead of time, a whole tile of numbers where only a diagonal's worth are different.
     """
     if PTX:
         one, other = tl.inline_asm_elementwise(
-            "ld.global.nc.v2.f32 {$0, $1}, [$2];",
-            "=f,=f,l",
-            [pointers.to(tl.uint64)],
+            """{
+            .reg .u64 place;
+            cvt.u64.u32 place, $2;
+            add.u64 place, place, $3;
+            ld.global.nc.v2.f32 {$0, $1}, [place];
+            }""",
+            "=f,=f,r,l",
+            [offsets * 8, tables.to(tl.uint64)],
             dtype=(tl.float32, tl.float32),
             is_pure=True,
             pack=1,
         )
     else:
-        one = tl.load(pointers)
-        other = tl.load(pointers + 1)
+        one = tl.load(tables + offsets * 2)
+        other = tl.load(tables + offsets * 2 + 1)
     return one, other
 
 
 @triton.jit
-def _load_one(pointers):
-    """The number at each pointer; see `_load_pair`."""
+def _load_singles(tables, offsets):
+    """The number at each offset; see `_load_pairs`."""
     if PTX:
         one = tl.inline_asm_elementwise(
-            "ld.global.nc.f32 $0, [$1];", "=f,l", [pointers.to(tl.uint64)], dtype=tl.float32, is_pure=True, pack=1
+            """{
+            .reg .u64 place;
+            cvt.u64.u32 place, $1;
+            add.u64 place, place, $2;
+            ld.global.nc.f32 $0, [place];
+            }""",
+            "=f,r,l",
+            [offsets * 4, tables.to(tl.uint64)],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
         )
     else:
-        one = tl.load(pointers)
+        one = tl.load(tables + offsets)
     return one
 
 
