@@ -7,7 +7,7 @@ dP = dO Vᵀ, the gradient of the logits is dL = P ∘ (dP − δ). Sums are tak
 import triton
 import triton.language as tl
 
-from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, look_up, store_rows, visible
+from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, store_rows, visible
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -131,7 +131,7 @@ def _over_keys(
     places = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
     rows = first + places
-    offsets = places[:, None] + (block_n - 1 - columns)[None, :]
+    offsets = places[:, None] - columns[None, :] + (block_n - 1)
     for key in tl.range(begin, end, block_n):
         keys = key + columns
         k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)
@@ -140,11 +140,12 @@ def _over_keys(
             seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
         else:
             seen = None
-        gain, bias = look_up(
-            tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], scale, pairs, masked
-        )
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
-        weights = tl.exp2(logits_of(scores, gain, bias, seen, masked) - lse_rows[:, None])
+        logits, gain = logits_of(
+            scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
+            pairs, masked,
+        )  # fmt: skip
+        weights = tl.exp2(logits - lse_rows[:, None])
         d_weights = tl.dot(d_out_tile, tl.trans(v_tile), input_precision=precision)
         d_scores = weights * (d_weights - delta_rows[:, None])
         if pairs:
@@ -291,7 +292,7 @@ def _over_queries(
     """dk and dv of the block's keys, carried on over queries begin … end − 1; tiles are (keys, queries)."""
     places = tl.arange(0, block_m)
     keys = first + tl.arange(0, block_n)
-    offsets = places[None, :] + (block_n - 1 - tl.arange(0, block_n))[:, None]
+    offsets = places[None, :] - tl.arange(0, block_n)[:, None] + (block_n - 1)
     for row in tl.range(begin, end, block_m):
         rows = row + places
         inside = rows < length
@@ -304,11 +305,12 @@ def _over_queries(
             seen = visible(rows[None, :], keys[:, None], None if firsts is None else firsts[None, :])
         else:
             seen = None
-        gain, bias = look_up(
-            tables, row - first - (block_n - 1), offsets, rows[None, :], keys[:, None], scale, pairs, masked
-        )
         scores = tl.dot(k_tile, tl.trans(q_tile), input_precision=precision)
-        weights = tl.exp2(logits_of(scores, gain, bias, seen, masked) - lse_rows[None, :])
+        logits, gain = logits_of(
+            scores, tables, row - first - (block_n - 1), offsets, rows[None, :], keys[:, None], seen, scale,
+            pairs, masked,
+        )  # fmt: skip
+        weights = tl.exp2(logits - lse_rows[None, :])
         dv_tile = tl.dot(weights.to(d_out_tile.dtype), d_out_tile, dv_tile, input_precision=precision)
         d_weights = tl.dot(v_tile, tl.trans(d_out_tile), input_precision=precision)
         d_scores = weights * (d_weights - delta_rows[None, :])

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, look_up, store_rows, visible
+from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, store_rows, visible
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def _over_keys(
     places = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
     rows = first + places
-    offsets = places[:, None] + (block_n - 1 - columns)[None, :]
+    offsets = places[:, None] - columns[None, :] + (block_n - 1)
     for key in tl.range(begin, end, block_n):
         keys = key + columns
         k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)
@@ -126,10 +126,10 @@ def _over_keys(
             seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
         else:
             seen = None
-        gain, bias = look_up(
-            tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], scale, pairs, masked
-        )
-        logits = logits_of(scores, gain, bias, seen, masked)
+        logits, _ = logits_of(
+            scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
+            pairs, masked,
+        )  # fmt: skip
         higher = tl.maximum(peak, tl.max(logits, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet
         weights = tl.exp2(logits - base[:, None])

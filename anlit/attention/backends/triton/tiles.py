@@ -83,26 +83,36 @@ def store_rows(
 
 
 @triton.jit
+def logits_of(scores, tables, least, offsets, rows, keys, seen, scale, pairs: tl.constexpr, masked: tl.constexpr):
+    """log2(e)·L of a tile, −∞ for the pairs that are not seen, and what the scores were multiplied with."""
+    if tables is None:
+        gain = scale
+        logits = scores * gain
+    else:
+        gain, bias = look_up(tables, least, offsets, rows, keys, scale, pairs, masked)
+        logits = tl.fma(scores, tl.broadcast_to(gain, scores.shape), bias)
+    if masked:
+        logits = tl.where(seen, logits, float("-inf"))
+    return logits, gain
+
+
+@triton.jit
 def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, masked: tl.constexpr):
-    """Gain and bias of the pairs (rows, keys), of shapes that broadcast; a bias of None is none.
+    """Gain and bias of the pairs (rows, keys), of shapes that broadcast.
 
     Where not masked, rows − keys is least + offsets ≥ 0, and `offsets` ≥ 0 are those of all tiles: a thread computes
     them once, and one address for each tile.
     """
-    if tables is None:
-        gain = scale
-        bias = None
+    step: tl.constexpr = 2 if pairs else 1
+    if masked:
+        offsets = tl.maximum(rows - keys, 0)
     else:
-        step: tl.constexpr = 2 if pairs else 1
-        if masked:
-            offsets = tl.maximum(rows - keys, 0)
-        else:
-            tables += tl.cast(least, tl.int64) * step
-        if pairs:
-            gain, bias = _load_pairs(tables, offsets)
-        else:
-            gain = scale
-            bias = _load_singles(tables, offsets)
+        tables += tl.cast(least, tl.int64) * step
+    if pairs:
+        gain, bias = _load_pairs(tables, offsets)
+    else:
+        gain = scale
+        bias = _load_singles(tables, offsets)
     return gain, bias
 
 
@@ -153,15 +163,3 @@ def _load_singles(tables, offsets):
     else:
         one = tl.load(tables + offsets)
     return one
-
-
-@triton.jit
-def logits_of(scores, gain, bias, seen, masked: tl.constexpr):
-    """log2(e)·L of a tile, −∞ for the pairs that are not seen."""
-    if bias is None:
-        logits = scores * gain
-    else:
-        logits = tl.fma(scores, tl.broadcast_to(gain, scores.shape), bias)
-    if masked:
-        logits = tl.where(seen, logits, float("-inf"))
-    return logits
