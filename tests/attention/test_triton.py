@@ -87,7 +87,7 @@ def gradients(attend, mechanism: Mechanism, tensors: list[Tensor], documents: Do
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype) -> None:
     assert found.keys() == expected.keys()
     for name, reference in expected.items():
-        error = (found[name] - reference).norm() / reference.norm()
+        error = (found[name] - reference).norm() / reference.norm().clamp_min(0.1)  # with one key q and k get none
         bound = (LEARNED_BOUNDS if name == "learned" else BOUNDS)[dtype]
         assert error <= bound, f"{name}: relative error {error:.1e}, more than {bound:.0e}"
 

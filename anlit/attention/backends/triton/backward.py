@@ -7,7 +7,7 @@ dP = dO Vᵀ, the gradient of the logits is dL = P ∘ (dP − δ). Sums are tak
 import triton
 import triton.language as tl
 
-from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, store_rows, visible
+from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, product, store_rows, visible
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -140,17 +140,17 @@ def _over_keys(
             seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
         else:
             seen = None
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
+        scores = product(q_tile, tl.trans(k_tile), None, precision)
         logits, gain = logits_of(
             scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
             pairs, masked,
         )  # fmt: skip
         weights = tl.exp2(logits - lse_rows[:, None])
-        d_weights = tl.dot(d_out_tile, tl.trans(v_tile), input_precision=precision)
+        d_weights = product(d_out_tile, tl.trans(v_tile), None, precision)
         d_scores = weights * (d_weights - delta_rows[:, None])
         if pairs:
             d_scores *= gain
-        dq_tile = tl.dot(d_scores.to(k_tile.dtype), k_tile, dq_tile, input_precision=precision)
+        dq_tile = product(d_scores.to(k_tile.dtype), k_tile, dq_tile, precision)
     return dq_tile
 
 
@@ -305,16 +305,16 @@ def _over_queries(
             seen = visible(rows[None, :], keys[:, None], None if firsts is None else firsts[None, :])
         else:
             seen = None
-        scores = tl.dot(k_tile, tl.trans(q_tile), input_precision=precision)
+        scores = product(k_tile, tl.trans(q_tile), None, precision)
         logits, gain = logits_of(
             scores, tables, row - first - (block_n - 1), offsets, rows[None, :], keys[:, None], seen, scale,
             pairs, masked,
         )  # fmt: skip
         weights = tl.exp2(logits - lse_rows[None, :])
-        dv_tile = tl.dot(weights.to(d_out_tile.dtype), d_out_tile, dv_tile, input_precision=precision)
-        d_weights = tl.dot(v_tile, tl.trans(d_out_tile), input_precision=precision)
+        dv_tile = product(weights.to(d_out_tile.dtype), d_out_tile, dv_tile, precision)
+        d_weights = product(v_tile, tl.trans(d_out_tile), None, precision)
         d_scores = weights * (d_weights - delta_rows[None, :])
         if pairs:
             d_scores *= gain
-        dk_tile = tl.dot(d_scores.to(q_tile.dtype), q_tile, dk_tile, input_precision=precision)
+        dk_tile = product(d_scores.to(q_tile.dtype), q_tile, dk_tile, precision)
     return dk_tile, dv_tile

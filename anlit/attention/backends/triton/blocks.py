@@ -1,6 +1,6 @@
 """How large the blocks of each kernel are, by head width, dtype and device.
 
-A fixed choice and no timing at run time: the blocks decide in which order sums are taken, so the same run on the same
+Chosen so that the kernels spill no or few registers (`registers.py` shows them); not yet timed on a GPU. A fixed choice and no timing at run time: the blocks decide in which order sums are taken, so the same run on the same
 device gives the same bits.
 """
 
@@ -40,17 +40,25 @@ SINGLE = {
 }
 """float32 takes twice the room and no matrix units: it is there to be right."""
 
-HALF = {
-    64: KernelBlocks(Blocks(128, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(64, 64, 4, 2)),
-    128: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(64, 64, 8, 2)),
+HALF_8 = {
+    64: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(64, 64, 8, 2)),
+    128: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2), Blocks(64, 64, 8, 2)),
+    256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(32, 32, 4, 1)),
+}
+"""bfloat16 and float16 on compute capability 8.x, by the largest head width they serve."""
+
+HALF_9 = {
+    64: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(64, 64, 8, 2)),
+    128: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2), Blocks(32, 128, 8, 2), Blocks(64, 64, 8, 2)),
     256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 64, 8, 1), Blocks(32, 32, 4, 1)),
 }
-"""bfloat16 and float16, by the largest head width they serve."""
+"""The same from 9.0 on."""
 
 
-def blocks_for(width_padded: int, dtype: torch.dtype, device: torch.device) -> KernelBlocks:
-    """The blocks for heads of `width_padded` (a power of two, ≤ 256) on `device`."""
-    if device.type == "cpu":
+def blocks_for(width_padded: int, dtype: torch.dtype, capability: int | None) -> KernelBlocks:
+    """The blocks for heads of `width_padded`, a power of two up to 256; `capability` is 80, 90 …, None for a CPU."""
+    if capability is None:
         return SMALL
-    by_width = SINGLE if dtype == torch.float32 else HALF
+    half = HALF_9 if capability >= 90 else HALF_8
+    by_width = SINGLE if dtype == torch.float32 else half
     return next(blocks for widest, blocks in by_width.items() if width_padded <= widest)

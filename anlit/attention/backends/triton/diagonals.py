@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from anlit.attention.backends.triton.backward import LN_2
-from anlit.attention.backends.triton.tiles import first_seen, load_rows, look_up, visible
+from anlit.attention.backends.triton.tiles import first_seen, load_rows, look_up, product, visible
 
 
 @triton.jit
@@ -84,10 +84,10 @@ def backward_tables(
             firsts = first_seen(rows, starts, window, length)
             seen = visible(rows[:, None], key + places[None, :], None if firsts is None else firsts[:, None])
             seen = seen & inside[:, None]
-            scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
+            scores = product(q_tile, tl.trans(k_tile), None, precision)
             logits = tl.where(seen, scores * gain + bias, float("-inf"))
             weights = tl.exp2(logits - lse_rows[:, None])
-            d_weights = tl.dot(d_out_tile, tl.trans(v_tile), input_precision=precision)
+            d_weights = product(d_out_tile, tl.trans(v_tile), None, precision)
             d_logits = weights * (d_weights - delta_rows[:, None])
             if pairs:
                 sum_gains += d_logits * scores

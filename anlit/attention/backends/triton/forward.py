@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, store_rows, visible
+from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, product, store_rows, visible
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def _over_keys(
     for key in tl.range(begin, end, block_n):
         keys = key + columns
         k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
+        scores = product(q_tile, tl.trans(k_tile), None, precision)
         if masked:
             seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
         else:
@@ -136,6 +136,6 @@ def _over_keys(
         shrink = tl.exp2(peak - base)
         total = total * shrink + tl.sum(weights, 1)
         v_tile = load_rows(v, key, v_t, length, width, width_padded, block_n, masked)
-        average = tl.dot(weights.to(v_tile.dtype), v_tile, average * shrink[:, None], input_precision=precision)
+        average = product(weights.to(v_tile.dtype), v_tile, average * shrink[:, None], precision)
         peak = higher
     return average, total, peak

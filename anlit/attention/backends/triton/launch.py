@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anlit.attention.backends.triton.blocks import Blocks, blocks_for
+from anlit.attention.backends.triton.blocks import Blocks, KernelBlocks, blocks_for
 
 NARROWEST = 16
 """What a matrix product of tiles needs at least; narrower heads are filled up with zeros."""
@@ -28,7 +28,7 @@ def launch_forward(
 
     q, k, v = (_rows_in_one_piece(x) for x in (q, k, v))
     B, H, T, _ = q.shape
-    blocks = blocks_for(_padded(q), q.dtype, q.device).forward
+    blocks = _blocks(q).forward
     with _on(q.device):
         forward[(math.ceil(T / blocks.queries), B * H)](
             q, k, v, tables, starts, out, lse, _scale(q), T, window, *_strides(q, k, v),
@@ -58,7 +58,7 @@ def launch_backward(
 
     q, k, v, d_out = (_rows_in_one_piece(x) for x in (q, k, v, d_out))
     B, H, T, _ = q.shape
-    blocks = blocks_for(_padded(q), q.dtype, q.device)
+    blocks = _blocks(q)
     delta = torch.empty_like(lse)
     strides = (*_strides(q, k, v, d_out), _head_stride(tables))
     rest: dict[str, Any] = _shapes(q, k, tables)
@@ -110,6 +110,14 @@ def _head_stride(tables: Tensor | None) -> int:
 
 def _padded(q: Tensor) -> int:
     return max(NARROWEST, 1 << (q.shape[-1] - 1).bit_length())
+
+
+def _blocks(q: Tensor) -> KernelBlocks:
+    capability = None
+    if q.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(q.device)
+        capability = 10 * major + minor
+    return blocks_for(_padded(q), q.dtype, capability)
 
 
 def _scale(q: Tensor) -> float:

@@ -72,9 +72,7 @@ def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
     return _empty_heads(q), q.new_empty(B, H, T, dtype=torch.float32)
 
 
-def _gradients(
-    q: Tensor, k: Tensor, tables: Tensor | None, of_tables: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gradients(q: Tensor, k: Tensor, tables: Tensor | None, of_tables: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     d_tables = torch.empty_like(tables) if tables is not None and of_tables else q.new_empty(0, dtype=torch.float32)
     return _empty_heads(q), _empty_heads(k), _empty_heads(k), d_tables
 

@@ -7,6 +7,7 @@ instructions by kind. A kernel that spills wants smaller blocks or more warps (`
 import argparse
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def compile_kernel(kernel: str, form: str, width: int, capability: int, blocks: 
         "tables": diagonals.backward_tables,
     }[kernel]
     padded = max(16, 1 << (width - 1).bit_length())
-    blocks = blocks or getattr(blocks_for(padded, torch.bfloat16, torch.device("cuda")), kernel)
+    blocks = blocks or getattr(blocks_for(padded, torch.bfloat16, capability), kernel)
     constants: dict[str, Any] = {"n_heads": N_HEADS, "group": 1, "width": width, "width_padded": padded}
     constants |= {"block_m": blocks.queries, "block_n": blocks.keys, "block": blocks.queries, "precision": "ieee"}
     constants |= {"window": None}
@@ -70,9 +71,6 @@ def resources(compiled: Any) -> dict[str, int]:
     from triton.backends.nvidia import __file__ as backend
 
     tools = Path(backend).parent / "bin"
-    cubin = Path("kernel.cubin")
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])

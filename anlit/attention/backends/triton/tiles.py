@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1" and torch.version.hip is None)
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 """Whether kernels may hold instructions of NVIDIA's GPUs."""
 
 
@@ -80,6 +81,15 @@ def store_rows(
     pointers = tensor + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
     inside = (first + rows < length)[:, None] & (columns < width)[None, :]
     tl.store(pointers, tile.to(tensor.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def product(a, b, start, precision: tl.constexpr):
+    """start + a b in float32; a `start` of None is 0."""
+    if INTERPRETED:  # its own product knows no bfloat16
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, start, input_precision=precision)
 
 
 @triton.jit
