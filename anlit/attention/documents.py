@@ -44,6 +44,7 @@ class Documents:
         self._packing: Packing | None = None
         self.derived: dict[Hashable, Any] = {}
         """What back ends derived from the documents for the layers to share, each under a key of its own."""
+        self._bounds: tuple[Tensor, Tensor] | None = None
         self.positions = self._positions()
         """Each token's place in its document, (B, T) integers from 0; None where all tokens are one document."""
 
@@ -64,6 +65,20 @@ class Documents:
         starts = torch.ones_like(self.ids, dtype=torch.bool)
         starts[:, 1:] = self.ids[:, 1:] != self.ids[:, :-1]
         return index - torch.where(starts, index, 0).cummax(dim=1).values
+
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor] | None:
+        """Where the document of each token begins and ends (exclusive), each (B, T) int32; None for one document.
+
+        Computed once per batch and shared by the layers, without waiting for the device.
+        """
+        if self.positions is not None and self._bounds is None:
+            index = torch.arange(self.length, device=self.device)
+            starts = index - self.positions
+            next_starts = torch.where(self.positions == 0, index, self.length).roll(-1, 1)
+            next_starts[:, -1] = self.length
+            self._bounds = starts.int(), next_starts.flip(1).cummin(1).values.flip(1).int()
+        return self._bounds
 
     @cached_property
     def cu_seqlens(self) -> Tensor:

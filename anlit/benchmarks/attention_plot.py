@@ -82,7 +82,8 @@ def _dress(ax: Axes, lengths: list[int]) -> None:
     ax.xaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}")
     )
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    for set_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+        set_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "1235" else ""))
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.set_xlabel("length (tokens)")
 

@@ -19,16 +19,16 @@ from types import ModuleType
 
 from torch import Tensor
 
-from anlit.attention.backends import eager, flash, flex, sdpa
+from anlit.attention.backends import eager, flash, flex, sdpa, triton
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
 
-BACKENDS: dict[str, ModuleType] = {"flash": flash, "flex": flex, "sdpa": sdpa, "eager": eager}
+BACKENDS: dict[str, ModuleType] = {"flash": flash, "triton": triton, "flex": flex, "sdpa": sdpa, "eager": eager}
 
 # What `auto` takes the first possible of, for each type of device.
 PREFERRED: dict[str, tuple[str, ...]] = {
     # Not yet measured; to be ordered by `anlit benchmark attention --preset h200`.
-    "cuda": ("flash", "flex", "sdpa", "eager"),
+    "cuda": ("flash", "triton", "flex", "sdpa", "eager"),
     # `anlit benchmark attention --preset cpu`: see the README's table. flex has no backward pass here.
     "cpu": ("sdpa", "eager"),
 }
