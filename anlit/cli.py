@@ -14,7 +14,7 @@ COMMANDS = {
     "test": "the same on the test split",
     "predict": "per-token log-likelihoods of the validation split",
     "sweep": "one run per point of a grid: anlit sweep configs/study/demo.yaml --output runs/sweep",
-    "benchmark": "speed, measured beside what else there is: anlit benchmark data",
+    "benchmark": "speed, measured beside what else there is: anlit benchmark data, attention",
     "size": "memory, FLOPs and days before starting: anlit size --config FILE --gpus 8",
     "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
     "export": "a checkpoint as one safetensors file: anlit export RUN --output DIR",

@@ -1,6 +1,9 @@
 """One thread per process, set before torch starts: tests run beside each other and must not depend on timing."""
 
+import contextlib
+import importlib
 import os
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -8,6 +11,11 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+if not torch.cuda.is_available():
+    # Triton is the interpreter's or the compiler's from its import on, and several libraries import it.
+    with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}), contextlib.suppress(ImportError):
+        importlib.import_module("triton")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from anlit.attention.around import AroundAttention, QKClip
-from anlit.attention.backends import choose
+from anlit.attention.backends import BACKENDS, check, choose
 from anlit.attention.documents import Documents
 from anlit.attention.gaussian import nu_att
 from anlit.attention.mechanism import Mechanism
 
-Backend = Literal["auto", "eager", "sdpa"]
+Backend = Literal["auto", "eager", "sdpa", "flash", "flex", "triton"]
 
 QUERIES_PER_BLOCK = 512
 
@@ -24,26 +24,68 @@ class Attention(nn.Module):
         backend: Which kernel computes it; see `anlit.attention.backends`.
         dropout: Share of attention weights dropped in training.
         around: Whether to watch the scores (`qk_clip`) and to scale the averages (`output_scaling`).
+
+    Raises:
+        ValueError: No back end of this name, or it cannot do the mechanism on any device. What depends on the device
+            and the precision is found at the first forward pass.
     """
 
     def __init__(self, mechanism: Mechanism, backend: str, dropout: float, around: AroundAttention) -> None:
         super().__init__()
-        self.mechanism = mechanism
+        check(backend, mechanism, dropout)
+        self.mechanism, self.backend = mechanism, backend
         self.dropout = dropout
         self.scales_output = around.output_scaling == "gaussian"
         self.clip = QKClip(around.qk_clip, mechanism.n_heads) if around.qk_clip is not None else None
-        self._attend = choose(backend, mechanism).attend
+        self._chosen: dict[tuple[str, torch.dtype, bool], str] = {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """q, k, v: (B, H, T, D) → (B, H, T, D)."""
         if self.clip is not None and self.training:
             self._watch(self.clip, q, k, documents)
-        attended = self._attend(q, k, v, self.mechanism, documents, self.dropout if self.training else 0.0)
+        dtype = computing_dtype(q)
+        attended = self.attend(q.to(dtype), k.to(dtype), v.to(dtype), documents)
         if not self.scales_output:
             return attended
         wide = torch.promote_types(q.dtype, torch.float32)
         n = documents.n_visible(wide, self.mechanism.window)[:, None]
         return attended * nu_att(self.mechanism, n, documents.length)[..., None].to(attended.dtype)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+        """The kernel alone: (B, H, T, D), in the precision in which it is to compute."""
+        dropout = self.dropout if self.training else 0.0
+        return BACKENDS[self.backend_for(q)].attend(q, k, v, self.mechanism, documents, dropout)
+
+    def backend_for(self, q: Tensor) -> str:
+        """The name of the back end for queries like these: chosen once for each device, precision, need of gradients.
+
+        Raises:
+            UserError: The one that was asked for cannot do it on this device or in this precision.
+        """
+        kind = _kind(q, q.dtype)
+        if kind not in self._chosen:
+            self._chosen[kind] = choose(self.backend, self.mechanism, q, self.dropout)
+        return self._chosen[kind]
+
+    @torch.no_grad()
+    def prepare(self, documents: Documents, h: Tensor) -> None:
+        """Do once, before any block runs, what blocks would do each, and would do inside of what is compiled.
+
+        That is the choice of the back end, and whatever that one derives from `documents` for all layers.
+
+        Args:
+            documents: Those of the batch.
+            h: (B, T, d), the hidden states of which queries will be made.
+        """
+        dtype = computing_dtype(h)
+        if (name := self._chosen.get(_kind(h, dtype))) is None:
+            shape = (1, self.mechanism.n_heads, 1, self.mechanism.d_head)
+            q = torch.empty(shape, dtype=dtype, device=h.device, requires_grad=h.requires_grad)
+            with torch.set_grad_enabled(h.requires_grad):
+                name = self.backend_for(q)
+        prepare = getattr(BACKENDS[name], "prepare", None)
+        if prepare is not None:
+            prepare(self.mechanism, documents, h.shape[0])
 
     @torch.no_grad()
     def _watch(self, clip: QKClip, q: Tensor, k: Tensor, documents: Documents) -> None:
@@ -53,3 +95,15 @@ class Attention(nn.Module):
             scores = q[..., first:end, :] @ k[..., :end, :].mT * q.shape[-1] ** -0.5
             visible = documents.visible(first, end, self.mechanism.window)
             clip.observe(scores.masked_fill(~visible, float("-inf")))
+
+
+def computing_dtype(x: Tensor) -> torch.dtype:
+    """The precision in which a product of tensors like `x` is computed: autocast's, where that is on."""
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+def _kind(x: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype, bool]:
+    """What the choice of a back end depends on, beside the mechanism."""
+    return x.device.type, dtype, x.requires_grad

@@ -1,9 +1,20 @@
 """Packed documents: from the ids in a batch to everything that attention derives from them, in one place."""
 
+from collections.abc import Hashable
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Packing(NamedTuple):
+    """`cu_seqlens` in a form that has one shape for every batch, so that nothing compiled has to be compiled again."""
+
+    bounds: Tensor
+    """(B·T + 1,) int32 on the device: where each document begins in the B·T flattened tokens, then B·T to the end."""
+    counts: Tensor
+    """(2,) int64 on the host: how many documents there are, and the tokens of the longest or more."""
 
 
 class Documents:
@@ -15,11 +26,25 @@ class Documents:
         ids: (B, T) integers, non-decreasing along T, equal for tokens of one document; None for one document.
         length: T.
         device: Where the masks are to be.
+        cu_seqlens: See the property of this name, as the `Batch` has it; derived from `ids` if not given.
+        longest: Tokens of the longest document; T is taken for it if not given.
     """
 
-    def __init__(self, ids: Tensor | None, length: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        ids: Tensor | None,
+        length: int,
+        device: torch.device,
+        cu_seqlens: Tensor | None = None,
+        longest: int | None = None,
+    ) -> None:
         self.ids, self.length, self.device = ids, length, device
+        self._given, self._longest = cu_seqlens, longest
         self._masks: dict[int | None, Tensor] = {}
+        self._packing: Packing | None = None
+        self.derived: dict[Hashable, Any] = {}
+        """What back ends derived from the documents for the layers to share, each under a key of its own."""
+        self._bounds: tuple[Tensor, Tensor] | None = None
         self.positions = self._positions()
         """Each token's place in its document, (B, T) integers from 0; None where all tokens are one document."""
 
@@ -41,15 +66,42 @@ class Documents:
         starts[:, 1:] = self.ids[:, 1:] != self.ids[:, :-1]
         return index - torch.where(starts, index, 0).cummax(dim=1).values
 
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor] | None:
+        """Where the document of each token begins and ends (exclusive), each (B, T) int32; None for one document.
+
+        Computed once per batch and shared by the layers, without waiting for the device.
+        """
+        if self.positions is not None and self._bounds is None:
+            index = torch.arange(self.length, device=self.device)
+            starts = index - self.positions
+            next_starts = torch.where(self.positions == 0, index, self.length).roll(-1, 1)
+            next_starts[:, -1] = self.length
+            self._bounds = starts.int(), next_starts.flip(1).cummin(1).values.flip(1).int()
+        return self._bounds
+
     @cached_property
     def cu_seqlens(self) -> Tensor:
         """Where each document begins in the B·T flattened tokens, and B·T: (documents + 1,) int32, none spans rows.
 
-        Waits for the device; `Batch.cu_seqlens` is the same, made on the host. Without ids, for one row.
+        Waits for the device unless it was given: `Batch.cu_seqlens`, made on the host. Without ids, for one row.
         """
+        if self._given is not None and self.ids is not None:
+            return self._given
         places = torch.arange(self.length, device=self.device) if self.positions is None else self.positions
         begins = (places.flatten() == 0).nonzero().flatten()
         return torch.cat((begins, begins.new_tensor([places.numel()]))).int()
+
+    def packing(self, n_rows: int) -> Packing:
+        """The documents of `n_rows` sequences for kernels that take `cu_seqlens`; computed once per batch."""
+        if self._packing is None:
+            total = n_rows * self.length
+            starts = self.cu_seqlens if self.are_masked else torch.arange(0, total + 1, self.length, dtype=torch.int32)
+            bounds = torch.full((total + 1,), total, dtype=torch.int32, device=self.device)
+            bounds[: len(starts)] = starts.to(self.device, non_blocking=True)
+            longest = self._longest if self.are_masked and self._longest is not None else self.length
+            self._packing = Packing(bounds, torch.tensor([len(starts) - 1, longest]))
+        return self._packing
 
     def visible(self, first_query: int, end_query: int, window: int | None = None, first_key: int = 0) -> Tensor:
         """Whether query i in [first_query, end_query) sees key j in [first_key, end_query).

@@ -5,13 +5,14 @@ import importlib
 from anlit.errors import UserError
 
 BENCHMARKS = {
+    "attention": ("anlit.benchmarks.attention", "attention kernels: right or not, time, share of the peak, memory"),
     "data": ("anlit.benchmarks.data", "preparing text and streaming batches: rates, memory, time to the first batch"),
 }
 
 
 def usage() -> str:
     """What `anlit benchmark --help` prints."""
-    lines = "\n".join(f"  {name:<8}{what}" for name, (_, what) in BENCHMARKS.items())
+    lines = "\n".join(f"  {name:<11}{what}" for name, (_, what) in BENCHMARKS.items())
     return (
         f"usage: anlit benchmark NAME [OPTIONS]\n\nbenchmarks:\n{lines}\n\n"
         "anlit benchmark NAME --help lists the options of one."

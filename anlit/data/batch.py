@@ -29,7 +29,9 @@ class Batch(NamedTuple):
     """(B, T) int64: each token's place in its document, 0 where a row or a document begins."""
     cu_seqlens: Tensor
     """(documents + 1,) int32: where each document begins in the N flattened tokens, and N at the end. No document
-    spans rows. It is what kernels for sequences of varying length take; T bounds the longest."""
+    spans rows. It is what kernels for sequences of varying length take."""
+    longest: int
+    """Tokens of the longest document. No tensor, so it stays on the host, where such kernels ask for it."""
 
     def cut(self, length: int) -> "Batch":
         """The same tokens as B·T/length sequences of `length`, which has to divide T.
@@ -44,7 +46,8 @@ class Batch(NamedTuple):
 
     def pin_memory(self) -> "Batch":
         """A copy in page-locked memory, from which the device fetches while the host goes on."""
-        return Batch(*(tensor.pin_memory() for tensor in self))
+        tokens, targets, ids, positions, cu_seqlens = (tensor.pin_memory() for tensor in self[:5])
+        return Batch(tokens, targets, ids, positions, cu_seqlens, self.longest)
 
 
 def document_ids(tokens: np.ndarray, end_of_document: int, token_at: TokenAt = "end") -> np.ndarray:
@@ -64,13 +67,15 @@ def document_ids(tokens: np.ndarray, end_of_document: int, token_at: TokenAt = "
     return count - (separator if token_at == "end" else separator[:, :1])
 
 
-def _packing(ids: np.ndarray) -> tuple[Tensor, Tensor]:
-    """`positions` and `cu_seqlens` of a batch with these document ids, (B, T)."""
+def _packing(ids: np.ndarray) -> tuple[Tensor, Tensor, int]:
+    """`positions`, `cu_seqlens` and `longest` of a batch with these document ids, (B, T)."""
     begins = np.ones(ids.shape, dtype=bool)
     np.not_equal(ids[:, 1:], ids[:, :-1], out=begins[:, 1:])
     bounds = np.append(np.flatnonzero(begins), ids.size)
-    positions = np.arange(ids.size) - np.repeat(bounds[:-1], np.diff(bounds))
-    return torch.from_numpy(positions.reshape(ids.shape)), torch.from_numpy(bounds.astype(np.int32))
+    lengths = np.diff(bounds)
+    positions = np.arange(ids.size) - np.repeat(bounds[:-1], lengths)
+    cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
+    return torch.from_numpy(positions.reshape(ids.shape)), cu_seqlens, int(lengths.max(initial=0))
 
 
 def batch_from_blocks(

@@ -37,11 +37,27 @@ class Decoder(nn.Module):
         self.head = ScaledLinear(d_model, vocab_size)
         self.document_masking = document_masking
 
-    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) for tokens (B, T); document_ids (B, T) say which tokens belong to one document."""
+    def forward(
+        self,
+        tokens: Tensor,
+        document_ids: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        longest: int | None = None,
+    ) -> Tensor:
+        """Logits (B, T, V) for tokens (B, T).
+
+        Args:
+            tokens: Token ids.
+            document_ids: (B, T), which tokens belong to one document.
+            cu_seqlens: Where the documents begin, as in a `Batch`; with it no kernel has to wait for the device.
+            longest: Tokens of the longest document, as in a `Batch`.
+        """
         ids = document_ids if self.document_masking else None
-        documents = Documents(ids, tokens.shape[1], tokens.device)
+        documents = Documents(ids, tokens.shape[1], tokens.device, cu_seqlens, longest)
         h = self.embedding(tokens)
+        for module in self.blocks:  # before the first block, so that all of them, if compiled, find the same
+            block: Any = module
+            block.attention.prepare(documents, h)
         for block in self.blocks:
             h = block(h, documents)
         return self.logits(h)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from anlit.attention.backends import eager
+from anlit.attention import backends
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.models.flops import attention_layers_of
@@ -61,7 +61,7 @@ def step_memory(model: LanguageModel, setting: Setting) -> Bytes:
         model: Built on the meta device; copies are traced.
     """
     depth, period = len(model.model.blocks), max(2, setting.checkpoint_every or 1)
-    kinds = {(type(a.mechanism), a.mechanism.window, a._attend) for a in attention_layers_of(model)}
+    kinds = {(type(a.mechanism), a.mechanism.window, a.backend) for a in attention_layers_of(model)}
     if len(kinds) > 1 or depth <= 2 * period:
         return max(trace_step(model, depth, setting).values(), key=Bytes.total)
     shallow, deep = (trace_step(model, n, setting) for n in (period, 2 * period))
@@ -154,21 +154,21 @@ class _FusedAttention(torch.autograd.Function):
 
 def stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
     """Replace every kernel but the eager one, which is plain operators, by one with a fused kernel's memory."""
-    for attention in attention_layers_of(decoder):
-        if attention._attend is not eager.attend:
-            has_mask = attention._attend.__module__.endswith(".sdpa")
-            attention._attend = partial(_fused, batch_size if decoder.document_masking else 1, has_mask)
+    for layer in attention_layers_of(decoder):
+        attention: Any = layer
+        name = backends.likely(attention.backend, attention.mechanism, "cuda", attention.dropout)
+        if name != "eager":
+            rows = batch_size if decoder.document_masking else 1
+            attention.attend = partial(_fused, attention.mechanism, rows, name == "sdpa")
+            attention.prepare = _prepare_nothing
+
+
+def _prepare_nothing(documents: Documents, h: Tensor) -> None:
+    pass
 
 
 def _fused(
-    rows: int,
-    has_mask: bool,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mechanism: Mechanism,
-    documents: Documents,
-    dropout: float,
+    mechanism: Mechanism, rows: int, has_mask: bool, q: Tensor, k: Tensor, v: Tensor, documents: Documents
 ) -> Tensor:
     """`scaled_dot_product_attention` takes m and documents as a mask (B, H or 1, T, T), made anew in every layer."""
     length = q.shape[-2]

@@ -122,17 +122,27 @@ class LanguageModel(L.LightningModule):
         if not isinstance(self.trainer.strategy, ModelParallelStrategy):
             self.model.draw_missing(self.trainer.strategy.root_device)
 
-    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """tokens (B, T) → logits (B, T, V)."""
-        return self.model(tokens, document_ids)
+    def forward(
+        self,
+        tokens: Tensor,
+        document_ids: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        longest: int | None = None,
+    ) -> Tensor:
+        """tokens (B, T) → logits (B, T, V); the rest is about packed documents, see `Decoder.forward`."""
+        return self.model(tokens, document_ids, cu_seqlens, longest)
+
+    def logits_of(self, batch: Any) -> Tensor:
+        """Logits (B, T, V) of a `Batch`."""
+        return self(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, objective = next_token_loss(self(batch.tokens, batch.document_ids), batch.targets, self.z_loss)
+        loss, objective = next_token_loss(self.logits_of(batch), batch.targets, self.z_loss)
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=self.trainer.world_size > 1)
         return objective
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        loss, _ = next_token_loss(self(batch.tokens, batch.document_ids), batch.targets)
+        loss, _ = next_token_loss(self.logits_of(batch), batch.targets)
         self.mean_loss.update(loss, weight=(batch.targets != IGNORED).sum())
 
     def on_validation_epoch_end(self) -> None:
@@ -155,7 +165,7 @@ class LanguageModel(L.LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Log-likelihood in nats of every target, (B, T), with the tokens and targets; 0 where not counted."""
-        logits = self(batch.tokens, batch.document_ids).float()
+        logits = self.logits_of(batch).float()
         loss = cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none")
         return {"tokens": batch.tokens, "targets": batch.targets, "log_likelihood": -loss}
 

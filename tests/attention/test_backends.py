@@ -1,22 +1,18 @@
-"""The kernels: equal results, the blocks of the eager one, and the choice among them."""
+"""The kernels that run everywhere: equal results, and the blocks of the eager one."""
 
 import itertools
-import logging
 import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from anlit import GPT, ALiBi, LogN, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention import backends
-from anlit.attention.backends import choose, eager, sdpa
+from anlit import ALiBi, LogN, Plain, ScaleInvariant, SlidingWindow
+from anlit.attention.backends import eager, sdpa
 from anlit.attention.coefficient import shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
-from anlit.errors import UserError
 from tests.attention.examples import SHIPPED, LogNWithSlopes
-from tests.models.tiny import tiny
 
 HEADS, WIDTH = 3, 8
 MECHANISMS: dict[str, Mechanism] = {**SHIPPED, "of one's own": LogNWithSlopes()}
@@ -218,32 +214,3 @@ def test_dropout_drops_weights_and_keeps_the_mean() -> None:
         outputs = torch.stack([backend.attend(q, k, v, Plain(), documents(6, False), 0.5) for _ in range(400)])
         assert outputs.std(0).max() > 0.3
         assert outputs.mean() == pytest.approx(1, abs=0.03)
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_auto_takes_sdpa_where_it_can(name) -> None:
-    assert choose("auto", MECHANISMS[name]) is (sdpa if name in WITHOUT_DISTANCE_GAIN else eager)
-
-
-def test_auto_falls_back_to_eager_and_says_why_once(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(backends, "_said", set())
-    with caplog.at_level(logging.INFO, logger="anlit.attention"):
-        assert choose("auto", ScaleInvariant()) is eager
-        assert choose("auto", ScaleInvariant()) is eager
-    (message,) = [record.getMessage() for record in caplog.records]
-    for part in ("ScaleInvariant", "'eager'", "not sdpa", "a(t)"):
-        assert part in message
-
-
-def test_a_back_end_that_cannot_do_it_is_refused_with_those_that_can() -> None:
-    with pytest.raises(ValueError, match=r"backend='sdpa' cannot do attention ScaleInvariant.*choose auto or eager"):
-        choose("sdpa", ScaleInvariant())
-    with pytest.raises(UserError, match=r"backend='sdpa' cannot do attention ScaleInvariant.*choose auto or eager"):
-        tiny(GPT, attention=ScaleInvariant(), backend="sdpa")
-
-
-def test_an_unknown_back_end_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"backend='flush' is unknown: choose auto, sdpa, eager"):
-        choose("flush", Plain())
-    with pytest.raises(UserError, match=r"backend='flush' is unknown: choose auto, sdpa, eager"):
-        tiny(GPT, backend="flush")

@@ -1,42 +1,100 @@
 """The kernels behind one contract, and the choice among them.
 
-A back end is a module with `reason_against(mechanism) -> str | None` and
-`attend(q, k, v, mechanism, documents, dropout) -> Tensor`, every tensor of shape (B, H, T, D), q and k of unit root
-mean square, the logits scaled by 1/√D. A new one is one file and one entry in `BACKENDS`, ordered from the
-fastest to the most general: `auto` takes the first that can do the mechanism.
+A back end is a module, one file or a folder, with
+
+    reason_against(mechanism, q=None, dropout=0.0) -> str | None
+        why it cannot do `mechanism`, None if it can. Without `q` only what no device can change counts; with it, an
+        example of queries (B, H, T, D), its device, precision, head width and whether it needs a gradient as well.
+    attend(q, k, v, mechanism, documents, dropout) -> Tensor
+        every tensor of shape (B, H, T, D), q and k of unit root mean square, the logits scaled by 1/√D.
+    prepare(mechanism, documents, n_rows)                                        (it may have this one)
+        called before the first layer, and outside of what is compiled: derive from the documents of `n_rows`
+        sequences what the layers share, and leave it with `documents`.
+
+A new one is one module, its entry in `BACKENDS` and its place in `PREFERRED`.
 """
 
 import logging
 from types import ModuleType
 
-from anlit.attention.backends import eager, sdpa
-from anlit.attention.mechanism import Mechanism
+from torch import Tensor
 
-BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "eager": eager}
+from anlit.attention.backends import eager, flash, flex, sdpa, triton
+from anlit.attention.mechanism import Mechanism
+from anlit.errors import UserError
+
+BACKENDS: dict[str, ModuleType] = {"flash": flash, "triton": triton, "flex": flex, "sdpa": sdpa, "eager": eager}
+
+# What `auto` takes the first possible of, for each type of device.
+PREFERRED: dict[str, tuple[str, ...]] = {
+    # Not yet measured; to be ordered by `anlit benchmark attention --preset h200`.
+    "cuda": ("flash", "triton", "flex", "sdpa", "eager"),
+    # `anlit benchmark attention --preset cpu`: see the README's table. flex has no backward pass here.
+    "cpu": ("sdpa", "eager"),
+}
+ELSEWHERE = ("sdpa", "eager")
 
 _log = logging.getLogger("anlit.attention")
 _said: set[str] = set()
 
 
-def choose(name: str, mechanism: Mechanism) -> ModuleType:
-    """The back end called `name` for `mechanism`; `auto` takes the first that can, and says once which and why.
+def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:
+    """Refuse a back end that cannot do `mechanism` on any device.
 
     Raises:
-        ValueError: `name` is unknown, or that back end cannot do the mechanism; the message names those that can.
+        ValueError: `name` is unknown, or that back end cannot; the message names those that can.
     """
-    able = [key for key, backend in BACKENDS.items() if backend.reason_against(mechanism) is None]
-    label = type(mechanism).__name__
     if name == "auto":
-        reasons = [f"not {key}: {why}" for key, b in BACKENDS.items() if (why := b.reason_against(mechanism))]
-        _say_once(
-            f"attention {label} runs on the back end '{able[0]}'" + (f" ({'; '.join(reasons)})" if reasons else "")
-        )
-        return BACKENDS[able[0]]
+        return
     if name not in BACKENDS:
         raise ValueError(f"backend={name!r} is unknown: choose auto, {', '.join(BACKENDS)}")
-    if (reason := BACKENDS[name].reason_against(mechanism)) is not None:
-        raise ValueError(f"backend={name!r} cannot do attention {label}: {reason}; choose auto or {', '.join(able)}")
-    return BACKENDS[name]
+    if (reason := _reason_against(name, mechanism, None, dropout)) is not None:
+        raise ValueError(_refusal(name, mechanism, reason, None, dropout))
+
+
+def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> str:
+    """Which back end computes `mechanism` for queries like `q`: `name`, or for auto the first possible of `PREFERRED`.
+
+    What auto took, and why none before it, is logged once.
+
+    Raises:
+        UserError: The back end called `name` cannot do it with such queries; the message names those that can.
+    """
+    if name != "auto":
+        if (reason := _reason_against(name, mechanism, q, dropout)) is not None:
+            raise UserError(_refusal(name, mechanism, reason, q, dropout))
+        return name
+    candidate, reasons = _first_possible(q.device.type, mechanism, q, dropout)
+    where = f"{q.device.type}, {str(q.dtype).removeprefix('torch.')}"
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    _say_once(f"attention {type(mechanism).__name__} runs on the back end '{candidate}' ({where}){why}")
+    return candidate
+
+
+def likely(name: str, mechanism: Mechanism, device_type: str, dropout: float = 0.0) -> str:
+    """What `choose` will give on a device that is not here, in a precision and head width that suit every back end."""
+    return name if name != "auto" else _first_possible(device_type, mechanism, None, dropout)[0]
+
+
+def _first_possible(device_type: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[str, list[str]]:
+    """Of the preferred back ends the first possible, which there always is, and why not those before it."""
+    reasons = []
+    for name in PREFERRED.get(device_type, ELSEWHERE):
+        if (reason := _reason_against(name, mechanism, q, dropout)) is None:
+            break
+        reasons.append(f"not {name}: {reason}")
+    return name, reasons
+
+
+def _reason_against(name: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> str | None:
+    reason: str | None = BACKENDS[name].reason_against(mechanism, q, dropout)
+    return reason
+
+
+def _refusal(name: str, mechanism: Mechanism, reason: str, q: Tensor | None, dropout: float) -> str:
+    able = [key for key in BACKENDS if _reason_against(key, mechanism, q, dropout) is None]
+    label = type(mechanism).__name__
+    return f"backend={name!r} cannot do attention {label}: {reason}; choose auto or {', '.join(able)}"
 
 
 def _say_once(message: str) -> None:

@@ -10,7 +10,7 @@ from anlit.attention.mechanism import Mechanism
 QUERIES_PER_BLOCK = 512
 
 
-def reason_against(mechanism: Mechanism) -> str | None:
+def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
     """Why this back end cannot do `mechanism`: it can do all."""
     return None
 
@@ -23,7 +23,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     """
     length = q.shape[-2]
     a, m = distance_tables(mechanism, length, q)
-    q = with_gain(q, mechanism, documents)
+    q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)
 
     def block(first: int, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None) -> Tensor:
         end = first + q.shape[-2]
@@ -50,7 +50,7 @@ def logits(q: Tensor, k: Tensor, mechanism: Mechanism, documents: Documents, fir
     For measurements: attention itself makes the tables of a and m once for all its blocks.
     """
     a, m = distance_tables(mechanism, end, q)
-    rows = with_gain(q, mechanism, documents)[..., first:end, :]
+    rows = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)[..., first:end, :]
     return _logits(rows, k, a, m, documents, mechanism.window, first, 0)
 
 
@@ -62,10 +62,9 @@ def distance_tables(mechanism: Mechanism, length: int, like: Tensor) -> tuple[Te
 
 
 def with_gain(q: Tensor, mechanism: Mechanism, documents: Documents) -> Tensor:
-    """g(n_i)·q_i/√D, (B, H, T, D): its product with k is g·S."""
+    """g(n_i)·q_i, (B, H, T, D): its product with k is √D·g·S."""
     wide = torch.promote_types(q.dtype, torch.float32)
     gain = mechanism.gain(documents.n_visible(wide, mechanism.window)[:, None])
-    q = q * q.shape[-1] ** -0.5
     return q if gain is None else q * gain[..., None].to(q.dtype)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from anlit.attention.backends.eager import distance_tables
+from anlit.attention.backends.eager import distance_tables, with_gain
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 
@@ -13,11 +13,17 @@ SHORTEST_MEAN = 32
 (2 CPU cores, H 4, D 32: with documents of 8 tokens 0.6 × as fast as one masked call, of 32 1.4 ×, of 256 4.5 ×)."""
 
 
-def reason_against(mechanism: Mechanism) -> str | None:
-    """Why this back end cannot do `mechanism`, or None if it can."""
+def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+    """Why this back end cannot do `mechanism`, or None if it can; it runs on every device."""
     if mechanism.scales_with_distance:
         return "its gain a(t) changes logits by distance, which scaled_dot_product_attention cannot"
     return None
+
+
+def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Make the mask that the layers share, where there will be one."""
+    if documents.are_masked and documents.device.type != "cpu":
+        documents.mask(mechanism.window)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
@@ -27,10 +33,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     their lengths would wait for the device, by such a mask.
     """
     length = q.shape[-2]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    gain = mechanism.gain(documents.n_visible(wide, mechanism.window)[:, None])
-    if gain is not None:
-        q = q * gain[..., None].to(q.dtype)
+    q = with_gain(q, mechanism, documents)
     _, m = distance_tables(mechanism, length, q)
     if not documents.are_masked or not _one_by_one(documents):
         return _attend_masked(q, k, v, m, mechanism.window, documents, dropout)

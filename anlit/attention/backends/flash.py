@@ -1,0 +1,234 @@
+"""Flash attention by the libraries that have it, for every mechanism with a(t) = 1 and no m(t) but ALiBi's.
+
+The package flash-attn is taken where it is installed, and else PyTorch, which has the same kernels but no slopes.
+Others that PyTorch knows come in through it: after `torch.nn.attention.activate_flash_attention_impl("FA4")` (which
+needs the package flash-attn-4) PyTorch is preferred. g(n) goes into q. Documents are sequences of varying length to
+these kernels, so nothing is computed between two of them.
+
+The calls for varying lengths are one operator of our own, opaque to torch.compile: how many documents a batch has,
+and how long the longest is, is no part of what is compiled. N = B·T tokens, shapes (N, H, D).
+"""
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import current_flash_attention_impl
+from torch.nn.functional import scaled_dot_product_attention
+
+from anlit.attention.backends.eager import with_gain
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms.alibi import ALiBi
+from anlit.attention.mechanisms.sliding_window import SlidingWindow
+
+WIDEST_HEAD = 256
+ALL = -1  # a window without an end, in the libraries' terms
+
+_aten: Any = torch.ops.aten
+
+
+def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+    """Why this back end cannot do `mechanism` for queries like `q`, or None if it can."""
+    if mechanism.scales_with_distance:
+        return "its gain a(t) changes logits by distance, which flash attention cannot"
+    inner = _without_window(mechanism)
+    if type(inner).distance_bias is not Mechanism.distance_bias:
+        if type(inner).distance_bias is not ALiBi.distance_bias:
+            return "of biases m(t) flash attention has ALiBi's alone"
+        if not _has_package():
+            return 'flash attention with ALiBi needs a package: pip install "anlit[flash]" --no-build-isolation'
+    if dropout:  # whose random numbers activation checkpointing would not restore for an opaque operator
+        return f"here flash attention drops no attention weights, and dropout is {dropout:g}"
+    if q is None:
+        return None
+    if q.device.type != "cuda":
+        return f"flash attention needs a CUDA device, and the model is on {q.device.type}"
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        return f"flash attention computes in bfloat16 or float16, not {str(q.dtype).removeprefix('torch.')}"
+    if q.shape[-1] > WIDEST_HEAD or q.shape[-1] % 8:
+        return f"flash attention needs a head width of 8, 16 … {WIDEST_HEAD}, not {q.shape[-1]}"
+    if torch.cuda.get_device_capability(q.device) < (8, 0):
+        return "flash attention needs a GPU of compute capability 8.0 (A100) or above"
+    return None
+
+
+def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Bring `cu_seqlens` to the device."""
+    documents.packing(n_rows)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+    """softmax(g·S + m) v, all of shape (B, H, T, D)."""
+    assert not dropout
+    rows, scale = q.shape[0], q.shape[-1] ** -0.5
+    window = ALL if mechanism.window is None else mechanism.window - 1
+    slopes = _slopes(mechanism, q)
+    by_package = _has_package() and (slopes is not None or current_flash_attention_impl() is None)
+    q = with_gain(q, mechanism, documents)
+    if not documents.are_masked and by_package:
+        from flash_attn import flash_attn_func
+
+        qkv = (x.transpose(1, 2) for x in (q, k, v))  # (B, T, H, D)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        settings = {"window_size": (window, 0 if window != ALL else ALL), "alibi_slopes": slopes}
+        out = flash_attn_func(*qkv, softmax_scale=scale, causal=True, deterministic=deterministic, **settings)
+        return out.transpose(1, 2)  # type: ignore[no-any-return]
+    if not documents.are_masked and window == ALL:
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+    bounds, counts = documents.packing(rows)
+    qkv = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    out, _ = flash_attention(*qkv, bounds, counts, slopes, window, scale, by_package)
+    return out.unflatten(0, (rows, -1)).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+def _without_window(mechanism: Mechanism) -> Mechanism:
+    return mechanism.mechanism if isinstance(mechanism, SlidingWindow) else mechanism
+
+
+def _slopes(mechanism: Mechanism, q: Tensor) -> Tensor | None:
+    """ALiBi's slopes (H,), float32: what m loses from one key to the next."""
+    m = mechanism.distance_bias(torch.ones(1, device=q.device))
+    return None if m is None else -m[:, 0]
+
+
+def _has_package() -> bool:
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+@torch.library.custom_op("anlit::flash_attention", mutates_args=())
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: Tensor,
+    counts: Tensor,
+    slopes: Tensor | None,
+    window: int,
+    scale: float,
+    by_package: bool,
+) -> tuple[Tensor, Tensor]:
+    """Causal attention inside each document: (N, H, D), and the logarithms of the total weights, (H, N) float32.
+
+    Args:
+        q: (N, H, D), as k and v.
+        k: Keys.
+        v: Values.
+        bounds: See `Packing`.
+        counts: See `Packing`.
+        slopes: (H,) float32, if m(t) = −slope·t; only by the package.
+        window: How many keys a query sees before its own; -1 for all.
+        scale: 1/√D.
+        by_package: Whether flash-attn computes it, or PyTorch.
+    """
+    q = q.contiguous()  # the output is laid out like q
+    cu_seqlens, longest = _sequences(bounds, counts)
+    window_sizes = {"window_size_left": window, "window_size_right": 0}
+    if by_package:
+        from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
+
+        out, lse, _, _ = _flash_attn_varlen_forward(
+            q,
+            k,
+            v,
+            cu_seqlens,
+            cu_seqlens,
+            longest,
+            longest,
+            dropout_p=0.0,
+            softmax_scale=scale,
+            causal=True,
+            **window_sizes,
+            softcap=0.0,
+            alibi_slopes=slopes,
+        )
+    else:
+        out, lse, *_ = _aten._flash_attention_forward(
+            q, k, v, cu_seqlens, cu_seqlens, longest, longest, 0.0, True, False, scale=scale, **window_sizes
+        )
+    return out.contiguous(), lse.contiguous()
+
+
+@torch.library.custom_op("anlit::flash_attention_backward", mutates_args=())
+def flash_attention_backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    bounds: Tensor,
+    counts: Tensor,
+    slopes: Tensor | None,
+    window: int,
+    scale: float,
+    by_package: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v for that of the output, all (N, H, D)."""
+    gradient, q = gradient.contiguous(), q.contiguous()
+    cu_seqlens, longest = _sequences(bounds, counts)
+    window_sizes = {"window_size_left": window, "window_size_right": 0}
+    if not by_package:
+        unused = torch.empty(0, device=q.device)
+        rng_state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # nothing is drawn without dropout
+        lengths = (cu_seqlens, cu_seqlens, longest, longest)
+        found = _aten._flash_attention_backward(
+            gradient, q, k, v, out, lse, *lengths, 0.0, True, rng_state, unused, scale=scale, **window_sizes
+        )
+        return tuple(x.contiguous() for x in found)  # type: ignore[return-value]
+    from flash_attn.flash_attn_interface import _flash_attn_varlen_backward
+
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    _flash_attn_varlen_backward(
+        gradient,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dq,
+        dk,
+        dv,
+        cu_seqlens,
+        cu_seqlens,
+        longest,
+        longest,
+        dropout_p=0.0,
+        softmax_scale=scale,
+        causal=True,
+        **window_sizes,
+        softcap=0.0,
+        alibi_slopes=slopes,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return dq, dk, dv
+
+
+def _sequences(bounds: Tensor, counts: Tensor) -> tuple[Tensor, int]:
+    """`cu_seqlens` without what it is filled up with, and the length of the longest document."""
+    n_documents, longest = counts.tolist()
+    return bounds[: n_documents + 1], longest
+
+
+@flash_attention.register_fake
+def _(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    N, H, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty((H, N), dtype=torch.float32)
+
+
+@flash_attention_backward.register_fake
+def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, bounds, counts, slopes, *ctx.settings = inputs
+    ctx.save_for_backward(q, k, v, *output, bounds, counts, slopes)
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    return *flash_attention_backward(gradient, *ctx.saved_tensors, *ctx.settings), *[None] * 6
+
+
+flash_attention.register_autograd(_differentiate, setup_context=_save)

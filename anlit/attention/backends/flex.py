@@ -1,0 +1,137 @@
+"""PyTorch's FlexAttention: the general form, as functions of the score that it compiles into its own kernel.
+
+a(t) and m(t) are tables over the distance, loaded once per score; learned coefficients get their gradient through
+them. What is masked as a block is skipped; which blocks those are follows from the documents at the ends of each
+block, so the (T, T) mask is never made, and nothing about it has to be compiled.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from anlit.attention.backends.eager import distance_tables, with_gain
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+
+BLOCK = 128
+NARROWEST_HEAD = 16
+RECOMPILE_LIMIT = 64
+"""Kinds of call in one process (shapes, mechanisms) before PyTorch stops compiling them, which it warns of."""
+
+
+def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+    """Why this back end cannot do `mechanism` for queries like `q`, or None if it can."""
+    if dropout:
+        return f"FlexAttention drops no attention weights, and dropout is {dropout:g}"
+    if q is None:
+        return None
+    if q.device.type not in ("cuda", "cpu"):
+        return f"it is not supported on {q.device.type}"
+    if q.device.type == "cpu" and q.requires_grad:
+        return "FlexAttention has no backward pass on CPU"
+    if q.dtype == torch.float64:
+        return "FlexAttention does not compute in float64"
+    if q.shape[-1] < NARROWEST_HEAD:
+        return f"FlexAttention needs a head width of at least {NARROWEST_HEAD}, not {q.shape[-1]}"
+    return None
+
+
+def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Find the blocks that the layers with this window do not skip."""
+    block_mask(documents, mechanism.window)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+    """softmax(a·g·S + m) v, all of shape (B, H, T, D)."""
+    assert not dropout
+    a, m = (_by_head(table) for table in distance_tables(mechanism, q.shape[-2], q))
+    q = with_gain(q, mechanism, documents)
+    run = _run if torch.compiler.is_compiling() else _compiled()
+    return run(q.contiguous(), k.contiguous(), v.contiguous(), a, m, block_mask(documents, mechanism.window))
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, visible: BlockMask) -> Tensor:
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        t = (i - j).clamp(min=0)  # what lies ahead is masked, but computed where its block is not skipped
+        if a is not None:
+            s = s * (a[t] if a.dim() == 1 else a[h, t])
+        if m is not None:
+            s = s + (m[t] if m.dim() == 1 else m[h, t])
+        return s
+
+    changes = score if a is not None or m is not None else None
+    return flex_attention(q, k, v, score_mod=changes, block_mask=visible)  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Callable[..., Tensor]:
+    compiled = torch.compile(_run, dynamic=False)
+
+    def run(*arguments: Any) -> Tensor:
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
+            return compiled(*arguments)
+
+    return run
+
+
+def _by_head(table: Tensor | None) -> Tensor | None:
+    """(T,) where all heads have the same, else (H, T)."""
+    return table[0] if table is not None and table.dim() == 2 and table.shape[0] == 1 else table
+
+
+def block_mask(documents: Documents, window: int | None) -> BlockMask:
+    """Which blocks of 128 × 128 logits are visible in part, and which as a whole; found once per batch."""
+    key = ("flex", window)
+    if key not in documents.derived:
+        documents.derived[key] = _find_blocks(documents, window)
+    found: BlockMask = documents.derived[key]
+    return found
+
+
+def _find_blocks(documents: Documents, window: int | None) -> BlockMask:
+    """Ids do not decrease along a row, so a block's first and last tokens tell which documents it has."""
+    length, device = documents.length, documents.device
+    first = torch.arange(0, length, BLOCK, device=device)
+    last = (first + BLOCK - 1).clamp_max(length - 1)
+    queries, keys = first[:, None], first  # the first query of each row of blocks, the first key of each column
+    any_visible = keys <= queries
+    all_visible = last <= queries
+    if window is not None:
+        any_visible = any_visible & (queries - last < window)
+        all_visible = all_visible & (last[:, None] - keys < window)
+    any_visible, all_visible = any_visible[None], all_visible[None]  # (1, blocks of queries, blocks of keys)
+    ids = documents.ids
+    if ids is not None:
+        # A block of keys before the queries shares a document with them if its last token's reaches their first.
+        any_visible = any_visible & (ids[:, None, last] >= ids[:, first, None])
+        all_visible = all_visible & (ids[:, None, first] == ids[:, last, None])
+    partly = any_visible & ~all_visible
+    return BlockMask.from_kv_blocks(
+        *_as_list(partly),
+        *_as_list(all_visible),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_visible(ids, window),
+        seq_lengths=(length, length),
+    )
+
+
+def _as_list(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks each row has, (B or 1, 1, rows), and their columns, those first, (B or 1, 1, rows, columns)."""
+    columns = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[:, None], columns.int()[:, None].contiguous()
+
+
+def _visible(ids: Tensor | None, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        seen = j <= i
+        if window is not None:
+            seen = seen & (i - j < window)
+        if ids is not None:
+            seen = seen & (ids[b, i] == ids[b, j])
+        return seen
+
+    return visible

@@ -1,0 +1,64 @@
+"""How large the blocks of each kernel are, by head width, dtype and device.
+
+Chosen so that the kernels spill no or few registers (`registers.py` shows them); not yet timed on a GPU. A fixed choice and no timing at run time: the blocks decide in which order sums are taken, so the same run on the same
+device gives the same bits.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+PADDING = 128
+"""How far past the last distance kernels may read the tables: the largest number of queries in a block."""
+
+
+class Blocks(NamedTuple):
+    """What a program computes at a time and with how many warps; `stages` of tiles are loaded ahead."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class KernelBlocks(NamedTuple):
+    """`tables` has square blocks."""
+
+    forward: Blocks
+    backward_queries: Blocks
+    backward_keys: Blocks
+    tables: Blocks
+
+
+SMALL = KernelBlocks(*[Blocks(16, 16, 4, 1)] * 4)
+"""For the interpreter, where tests want many blocks of short sequences."""
+
+SINGLE = {
+    64: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1)),
+    256: KernelBlocks(Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
+}
+"""float32 takes twice the room and no matrix units: it is there to be right."""
+
+HALF_8 = {
+    64: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(64, 64, 8, 2)),
+    128: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2), Blocks(64, 64, 8, 2)),
+    256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(32, 32, 4, 1)),
+}
+"""bfloat16 and float16 on compute capability 8.x, by the largest head width they serve."""
+
+HALF_9 = {
+    64: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(64, 64, 8, 2)),
+    128: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2), Blocks(32, 128, 8, 2), Blocks(64, 64, 8, 2)),
+    256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 64, 8, 1), Blocks(32, 32, 4, 1)),
+}
+"""The same from 9.0 on."""
+
+
+def blocks_for(width_padded: int, dtype: torch.dtype, capability: int | None) -> KernelBlocks:
+    """The blocks for heads of `width_padded`, a power of two up to 256; `capability` is 80, 90 …, None for a CPU."""
+    if capability is None:
+        return SMALL
+    half = HALF_9 if capability >= 90 else HALF_8
+    by_width = SINGLE if dtype == torch.float32 else half
+    return next(blocks for widest, blocks in by_width.items() if width_padded <= widest)

@@ -1,0 +1,141 @@
+"""The forward kernel: one program per block of queries and head, a running softmax over the keys that it sees."""
+
+import triton
+import triton.language as tl
+
+from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, product, store_rows, visible
+
+
+@triton.jit
+def forward(
+    q,
+    k,
+    v,
+    tables,
+    starts,
+    out,
+    lse,
+    scale,
+    length,
+    window,
+    q_b,
+    q_h,
+    q_t,
+    k_b,
+    k_h,
+    k_t,
+    v_b,
+    v_h,
+    v_t,
+    tables_h,
+    n_heads: tl.constexpr,
+    group: tl.constexpr,
+    width: tl.constexpr,
+    width_padded: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    pairs: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """out (B, T, H, D) and lse (B, H, T), in base 2, for the queries of one block and head.
+
+    Keys before the first that the block's first query sees, and after its last query, are not touched. Of the rest,
+    those that every query of the block sees take no masking: only the blocks at either end do.
+    """
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m  # the longest rows start first
+    b = (tl.program_id(1) // n_heads).to(tl.int64)
+    h = (tl.program_id(1) % n_heads).to(tl.int64)
+    k += b * k_b + (h // group) * k_h
+    v += b * v_b + (h // group) * v_h
+    if tables is not None:
+        tables += h * tables_h
+    if starts is not None:
+        starts += b * length
+
+    rows = first + tl.arange(0, block_m)
+    firsts = first_seen(rows, starts, window, length)
+    end = tl.minimum(first + block_m, length)
+    whole_end = (first + 1) // block_n * block_n
+    if firsts is not None:
+        begin = first_seen(first, starts, window, length) // block_n * block_n
+        whole_begin = tl.cdiv(first_seen(end - 1, starts, window, length), block_n) * block_n
+        whole_begin = tl.minimum(whole_begin, whole_end)
+    else:
+        begin = 0
+        whole_begin = 0
+
+    q_tile = load_rows(q + b * q_b + h * q_h, first, q_t, length, width, width_padded, block_m, True)
+    average = tl.zeros([block_m, width_padded], tl.float32)
+    total = tl.zeros([block_m], tl.float32)
+    peak = tl.full([block_m], float("-inf"), tl.float32)
+    if firsts is not None:
+        average, total, peak = _over_keys(
+            average, total, peak, q_tile, k, v, tables, first, firsts, begin, whole_begin, scale, length,
+            k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
+        )  # fmt: skip
+    average, total, peak = _over_keys(
+        average, total, peak, q_tile, k, v, tables, first, firsts, whole_begin, whole_end, scale, length,
+        k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False,
+    )  # fmt: skip
+    average, total, peak = _over_keys(
+        average, total, peak, q_tile, k, v, tables, first, firsts, whole_end, end, scale, length,
+        k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
+    )  # fmt: skip
+
+    out += (b * length * n_heads + h) * width
+    store_rows(out, average / total[:, None], first, n_heads * width, length, width, width_padded, block_m)
+    lse += (b * n_heads + h) * length
+    tl.store(lse + rows, peak + tl.log2(total), mask=rows < length)
+
+
+@triton.jit
+def _over_keys(
+    average,
+    total,
+    peak,
+    q_tile,
+    k,
+    v,
+    tables,
+    first,
+    firsts,
+    begin,
+    end,
+    scale,
+    length,
+    k_t,
+    v_t,
+    width: tl.constexpr,
+    width_padded: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    pairs: tl.constexpr,
+    precision: tl.constexpr,
+    masked: tl.constexpr,
+):
+    """The running softmax, carried on over keys begin … end − 1."""
+    places = tl.arange(0, block_m)
+    columns = tl.arange(0, block_n)
+    rows = first + places
+    offsets = places[:, None] - columns[None, :] + (block_n - 1)
+    for key in tl.range(begin, end, block_n):
+        keys = key + columns
+        k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)
+        scores = product(q_tile, tl.trans(k_tile), None, precision)
+        if masked:
+            seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
+        else:
+            seen = None
+        logits, _ = logits_of(
+            scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
+            pairs, masked,
+        )  # fmt: skip
+        higher = tl.maximum(peak, tl.max(logits, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet
+        weights = tl.exp2(logits - base[:, None])
+        shrink = tl.exp2(peak - base)
+        total = total * shrink + tl.sum(weights, 1)
+        v_tile = load_rows(v, key, v_t, length, width, width_padded, block_n, masked)
+        average = product(weights.to(v_tile.dtype), v_tile, average * shrink[:, None], precision)
+        peak = higher
+    return average, total, peak

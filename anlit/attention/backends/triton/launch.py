@@ -1,0 +1,151 @@
+"""From tensors to kernel launches: pointers, strides, blocks and grids."""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anlit.attention.backends.triton.blocks import Blocks, KernelBlocks, blocks_for
+
+NARROWEST = 16
+"""What a matrix product of tiles needs at least; narrower heads are filled up with zeros."""
+
+
+def launch_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor | None,
+    starts: Tensor | None,
+    window: int | None,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """Write `out` and `lse`; shapes as in `operator.py`."""
+    from anlit.attention.backends.triton.forward import forward
+
+    q, k, v = (_rows_in_one_piece(x) for x in (q, k, v))
+    B, H, T, _ = q.shape
+    blocks = _blocks(q).forward
+    with _on(q.device):
+        forward[(math.ceil(T / blocks.queries), B * H)](
+            q, k, v, tables, starts, out, lse, _scale(q), T, window, *_strides(q, k, v),
+            _head_stride(tables), **_shapes(q, k, tables), **_sizes(blocks),
+        )  # fmt: skip
+
+
+def launch_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor | None,
+    starts: Tensor | None,
+    ends: Tensor | None,
+    window: int | None,
+    out: Tensor,
+    lse: Tensor,
+    d_out: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    d_tables: Tensor | None,
+) -> None:
+    """Write the gradients; d_tables only where given."""
+    from anlit.attention.backends.triton.backward import backward_keys, backward_queries
+    from anlit.attention.backends.triton.diagonals import backward_tables
+
+    q, k, v, d_out = (_rows_in_one_piece(x) for x in (q, k, v, d_out))
+    B, H, T, _ = q.shape
+    blocks = _blocks(q)
+    delta = torch.empty_like(lse)
+    strides = (*_strides(q, k, v, d_out), _head_stride(tables))
+    rest: dict[str, Any] = _shapes(q, k, tables)
+    with _on(q.device):
+        backward_queries[(math.ceil(T / blocks.backward_queries.queries), B * H)](
+            q, k, v, tables, starts, out, lse, d_out, delta, dq, _scale(q), T, window, *strides,
+            **rest, **_sizes(blocks.backward_queries),
+        )  # fmt: skip
+        backward_keys[(math.ceil(T / blocks.backward_keys.keys), B * k.shape[1])](
+            q, k, v, tables, starts, ends, lse, d_out, delta, dk, dv, _scale(q), T, window, *strides,
+            **rest, **_sizes(blocks.backward_keys),
+        )  # fmt: skip
+        if d_tables is not None:
+            block = blocks.tables.queries
+            n_blocks = math.ceil(T / block)
+            parts = lse.new_empty(B, H, d_tables.shape[-1], 2, n_blocks * block)
+            backward_tables[(n_blocks, B * H)](
+                q, k, v, tables, starts, lse, d_out, delta, parts, _scale(q), T, window, *strides,
+                **rest, block=block, num_warps=blocks.tables.warps, num_stages=blocks.tables.stages,
+            )  # fmt: skip
+            _sum_parts(d_tables, parts, block)
+
+
+def _sum_parts(d_tables: Tensor, parts: Tensor, block: int) -> None:
+    """(B, H, 2 or 1, 2, blocks·block) of `backward_tables` → (H or 1, T + PADDING, 2 or 1).
+
+    The second of the two parts lies one block further on, and biases come before gains.
+    """
+    sums = parts.sum(0) if d_tables.shape[0] > 1 else parts.sum((0, 1))[None]
+    sums[:, :, 0, :-block] += sums[:, :, 1, block:]
+    n = min(sums.shape[-1], d_tables.shape[1])
+    d_tables[:, :n] = sums[:, :, 0, :n].flip(1).mT
+    d_tables[:, n:] = 0
+
+
+def _rows_in_one_piece(x: Tensor) -> Tensor:
+    """`x` with the numbers of a row next to each other; other strides are the kernels' to follow."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [x.stride(dim) for x in tensors for dim in range(3)]
+
+
+def _head_stride(tables: Tensor | None) -> int:
+    """From one head's tables to the next: 0 where all share one."""
+    return 0 if tables is None or tables.shape[0] == 1 else tables.stride(0)
+
+
+def _padded(q: Tensor) -> int:
+    return max(NARROWEST, 1 << (q.shape[-1] - 1).bit_length())
+
+
+def _blocks(q: Tensor) -> KernelBlocks:
+    capability = None
+    if q.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(q.device)
+        capability = 10 * major + minor
+    return blocks_for(_padded(q), q.dtype, capability)
+
+
+def _scale(q: Tensor) -> float:
+    """What q·k is multiplied with where there is no table of gains."""
+    return math.log2(math.e) * q.shape[-1] ** -0.5
+
+
+def _shapes(q: Tensor, k: Tensor, tables: Tensor | None) -> dict[str, Any]:
+    exact = torch.get_float32_matmul_precision() == "highest" or q.dtype != torch.float32
+    return {
+        "n_heads": q.shape[1],
+        "group": q.shape[1] // k.shape[1],
+        "width": q.shape[-1],
+        "width_padded": _padded(q),
+        "pairs": tables is not None and tables.shape[-1] == 2,
+        "precision": "ieee" if exact else "tf32",
+    }
+
+
+def _sizes(blocks: Blocks) -> dict[str, int]:
+    return {
+        "block_m": blocks.queries,
+        "block_n": blocks.keys,
+        "num_warps": blocks.warps,
+        "num_stages": blocks.stages,
+    }
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Kernels are launched on the current device, which need not be that of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,142 @@
+"""The kernels as operators of torch: `torch.compile` passes over them, autograd and FLOP counters know them.
+
+    anlit::triton_attention(q, k, v, tables, starts, ends, window) -> (out, lse)
+
+q of shape (B, H, T, D), k and v (B, H_kv, T, D) with H_kv a divisor of H. Query i of head h sees the keys
+starts_i ≤ j ≤ i with j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T + PADDING, 2) float32,
+holds (gain, bias) by distance i−j; of last size 1 only the biases, and None no biases either: the gain is then
+log2(e)/√D. Kernels read what lies past distance T − 1, and nothing comes of it. `starts` and `ends`, (B, T) int32, are the bounds of each token's document. out (B, H, T, D) lies in memory
+as (B, T, H, D); lse (B, H, T) float32 is in base 2.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from anlit.attention.backends.triton.blocks import PADDING
+from anlit.attention.backends.triton.launch import launch_backward, launch_forward
+
+
+@torch.library.custom_op("anlit::triton_attention", mutates_args=())
+def triton_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor | None,
+    starts: Tensor | None,
+    ends: Tensor | None,
+    window: int | None,
+) -> tuple[Tensor, Tensor]:
+    """The forward kernel; see the top of this file."""
+    _check(q, k, v, tables, starts, ends)
+    out, lse = _outputs(q)
+    launch_forward(q, k, v, tables, starts, window, out, lse)
+    return out, lse
+
+
+@torch.library.custom_op("anlit::triton_attention_backward", mutates_args=())
+def triton_attention_backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor | None,
+    starts: Tensor | None,
+    ends: Tensor | None,
+    window: int | None,
+    out: Tensor,
+    lse: Tensor,
+    of_tables: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and the tables, an empty one where that is not asked for."""
+    dq, dk, dv, d_tables = _gradients(q, k, tables, of_tables)
+    asked = d_tables if of_tables else None
+    launch_backward(q, k, v, tables, starts, ends, window, out, lse, d_out, dq, dk, dv, asked)
+    return dq, dk, dv, d_tables
+
+
+@triton_attention.register_fake
+def _(q, k, v, tables, starts, ends, window):
+    return _outputs(q)
+
+
+@triton_attention_backward.register_fake
+def _(d_out, q, k, v, tables, starts, ends, window, out, lse, of_tables):
+    return _gradients(q, k, tables, of_tables)
+
+
+def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    B, H, T, _ = q.shape
+    return _empty_heads(q), q.new_empty(B, H, T, dtype=torch.float32)
+
+
+def _gradients(q: Tensor, k: Tensor, tables: Tensor | None, of_tables: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    d_tables = torch.empty_like(tables) if tables is not None and of_tables else q.new_empty(0, dtype=torch.float32)
+    return _empty_heads(q), _empty_heads(k), _empty_heads(k), d_tables
+
+
+def _empty_heads(like: Tensor) -> Tensor:
+    """(B, H, T, D) that lies in memory as (B, T, H, D), as the projections around attention want it."""
+    B, H, T, D = like.shape
+    return like.new_empty(B, T, H, D).transpose(1, 2)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor | None,
+    starts: Tensor | None,
+    ends: Tensor | None,
+) -> None:
+    B, H, T, D = q.shape
+    assert k.shape == v.shape == (B, k.shape[1], T, D), f"k {tuple(k.shape)}, v {tuple(v.shape)}, q {tuple(q.shape)}"
+    assert H % k.shape[1] == 0, f"{k.shape[1]} heads of keys do not divide {H} heads of queries"
+    assert q.dtype == k.dtype == v.dtype, f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
+    if tables is not None:
+        assert tables.shape[0] in (1, H) and tables.shape[1] == T + PADDING and tables.shape[2] in (1, 2), tables.shape
+        assert tables.dtype == torch.float32 and tables.is_contiguous()
+    assert (starts is None) == (ends is None)
+    for bound in (starts, ends):
+        assert bound is None or (bound.shape == (B, T) and bound.dtype == torch.int32 and bound.is_contiguous())
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    *tensors, window = inputs
+    out, lse = output
+    ctx.save_for_backward(*tensors, out, lse)
+    ctx.window = window
+    ctx.mark_non_differentiable(lse)
+
+
+def _backward(ctx, d_out: Tensor, _: Tensor | None):
+    *tensors, out, lse = ctx.saved_tensors
+    of_tables = ctx.needs_input_grad[3]
+    dq, dk, dv, d_tables = triton_attention_backward(d_out, *tensors, ctx.window, out, lse, of_tables)
+    return dq, dk, dv, d_tables if of_tables else None, None, None, None
+
+
+triton_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _flops(q_shape, window: int | None, products: int) -> int:
+    """Multiplications and additions of `products` matrix products over the visible pairs of sequences of one document.
+
+    As in `anlit.models.flops`, what the backward pass computes again is not counted, and packed documents, whose
+    lengths a shape does not tell, need less.
+    """
+    B, H, T, D = q_shape
+    seen = T if window is None else min(window, T)
+    return 2 * products * D * B * H * (T * seen - math.comb(seen, 2))
+
+
+@register_flop_formula(torch.ops.anlit.triton_attention)
+def _forward_flops(q_shape, k_shape, v_shape, tables, starts, ends, window, *_, **__) -> int:
+    return _flops(q_shape, window, 2)
+
+
+@register_flop_formula(torch.ops.anlit.triton_attention_backward)
+def _backward_flops(d_out_shape, q_shape, k_shape, v_shape, tables, starts, ends, window, *_, **__) -> int:
+    return _flops(q_shape, window, 4)

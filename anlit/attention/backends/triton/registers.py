@@ -1,0 +1,107 @@
+"""Compile the kernels without a GPU and show what they take: `python -m anlit.attention.backends.triton.registers`.
+
+For compute capability 8.0 and 9.0, bfloat16: registers and spilled bytes per thread, shared memory per program, and
+instructions by kind. A kernel that spills wants smaller blocks or more warps (`blocks.py`).
+"""
+
+import argparse
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anlit.attention.backends.triton.blocks import Blocks, blocks_for
+
+N_HEADS = 12
+KERNELS = ("forward", "backward_queries", "backward_keys", "tables")
+FORMS = ("plain", "dense", "packed")
+"""plain: no tables, one document; dense: both tables, one document; packed: both tables, documents."""
+
+
+def compile_kernel(kernel: str, form: str, width: int, capability: int, blocks: Blocks | None = None) -> Any:
+    """The compiled kernel for bfloat16, of `KERNELS`, in one of `FORMS`; `capability` is 80 or 90."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from anlit.attention.backends.triton import backward, diagonals, forward
+
+    function = {
+        "forward": forward.forward,
+        "backward_queries": backward.backward_queries,
+        "backward_keys": backward.backward_keys,
+        "tables": diagonals.backward_tables,
+    }[kernel]
+    padded = max(16, 1 << (width - 1).bit_length())
+    blocks = blocks or getattr(blocks_for(padded, torch.bfloat16, capability), kernel)
+    constants: dict[str, Any] = {"n_heads": N_HEADS, "group": 1, "width": width, "width_padded": padded}
+    constants |= {"block_m": blocks.queries, "block_n": blocks.keys, "block": blocks.queries, "precision": "ieee"}
+    constants |= {"window": None}
+    constants |= {"pairs": form != "plain"} | dict.fromkeys(("tables",) if form == "plain" else ())
+    constants |= dict.fromkeys(("starts", "ends") if form != "packed" else ())
+    signature = {name: "constexpr" if name in constants else _type_of(name) for name in function.arg_names}
+    constants = {name: value for name, value in constants.items() if name in signature}
+    aligned: Any = {
+        (place,): [["tt.divisibility", 16]]
+        for place, kind in enumerate(signature.values())
+        if kind.startswith("*") or kind == "i32"
+    }
+    return triton.compile(
+        ASTSource(function, signature, constants, aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": blocks.warps, "num_stages": blocks.stages},
+    )
+
+
+def _type_of(name: str) -> str:
+    if name in ("q", "k", "v", "out", "d_out", "dq", "dk", "dv"):
+        return "*bf16"
+    if name in ("starts", "ends"):
+        return "*i32"
+    if name in ("tables", "lse", "delta", "d_tables"):
+        return "*fp32"
+    return "fp32" if name == "scale" else "i32"
+
+
+def resources(compiled: Any) -> dict[str, int]:
+    """registers and spilled bytes per thread, shared bytes per program, and counts of instructions."""
+    from triton.backends.nvidia import __file__ as backend
+
+    tools = Path(backend).parent / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        usage = subprocess.run(
+            [str(tools / "cuobjdump"), "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True
+        ).stdout
+        code = subprocess.run(
+            [str(tools / "nvdisasm"), "-c", str(cubin)], capture_output=True, text=True, check=True
+        ).stdout
+    registers, stack = (int(re.search(rf"{what}:(\d+)", usage).group(1)) for what in ("REG", "STACK"))  # type: ignore[union-attr]
+    counted = {kind: len(re.findall(rf"\b{kind}\b", code)) for kind in ("HGMMA", "HMMA", "LDG", "LDL", "STL", "MUFU")}
+    return {"registers": registers, "stack": stack, "shared": compiled.metadata.shared, **counted}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--width", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--capability", type=int, nargs="+", default=[80, 90])
+    parser.add_argument("--kernel", nargs="+", default=list(KERNELS), choices=KERNELS)
+    parser.add_argument("--form", nargs="+", default=["dense"], choices=FORMS)
+    parser.add_argument("--blocks", type=int, nargs=4, help="queries, keys, warps and stages, in place of blocks.py's")
+    options = parser.parse_args()
+    blocks = Blocks(*options.blocks) if options.blocks else None
+    for capability in options.capability:
+        for width in options.width:
+            for kernel in options.kernel:
+                for form in options.form:
+                    taken = resources(compile_kernel(kernel, form, width, capability, blocks))
+                    numbers = "  ".join(f"{name} {value}" for name, value in taken.items())
+                    print(f"sm_{capability}  D {width:3d}  {kernel:16s} {form:6s}  {numbers}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What the kernels share: which keys a query sees, tiles of the tensors, and the tables over distance.
+
+Logits are in base 2: log2(e)·L = gain·(q·k) + bias, where gain = a(t)·log2(e)/√D and bias = m(t)·log2(e) come ready
+made, so an exponential is one instruction. `tables` that are None, and `firsts` that is None, cost nothing.
+"""
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
+"""Whether kernels may hold instructions of NVIDIA's GPUs."""
+
+
+@triton.jit
+def first_seen(rows, starts, window, length):
+    """The first key that each query of `rows` sees: of its document, inside the window. None where that is key 0."""
+    if starts is not None:
+        firsts = tl.load(starts + tl.minimum(rows, length - 1))
+        if window is not None:
+            firsts = tl.maximum(firsts, rows - window + 1)
+    elif window is not None:
+        firsts = tl.maximum(rows - window + 1, 0)
+    else:
+        firsts = None
+    return firsts
+
+
+@triton.jit
+def visible(rows, keys, firsts):
+    """Whether queries `rows` see `keys`, both of shapes that broadcast."""
+    seen = keys <= rows
+    if firsts is not None:
+        seen = seen & (keys >= firsts)
+    return seen
+
+
+@triton.jit
+def load_rows(
+    tensor,
+    first,
+    stride,
+    length,
+    width: tl.constexpr,
+    width_padded: tl.constexpr,
+    block: tl.constexpr,
+    bounded: tl.constexpr,
+):
+    """Rows first … first + block − 1 of (T, D) as (block, width_padded), zeros past the width and, if bounded, past T."""
+    rows = tl.arange(0, block)
+    columns = tl.arange(0, width_padded)
+    pointers = tensor + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
+    if bounded and width != width_padded:
+        tile = tl.load(pointers, mask=(first + rows < length)[:, None] & (columns < width)[None, :], other=0.0)
+    elif bounded:
+        tile = tl.load(pointers, mask=(first + rows < length)[:, None], other=0.0)
+    elif width != width_padded:
+        tile = tl.load(pointers, mask=(columns < width)[None, :], other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def store_rows(
+    tensor,
+    tile,
+    first,
+    stride,
+    length,
+    width: tl.constexpr,
+    width_padded: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The inverse of `load_rows`, bounded, in the dtype of `tensor`."""
+    rows = tl.arange(0, block)
+    columns = tl.arange(0, width_padded)
+    pointers = tensor + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
+    inside = (first + rows < length)[:, None] & (columns < width)[None, :]
+    tl.store(pointers, tile.to(tensor.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def product(a, b, start, precision: tl.constexpr):
+    """start + a b in float32; a `start` of None is 0."""
+    if INTERPRETED:  # its own product knows no bfloat16
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, start, input_precision=precision)
+
+
+@triton.jit
+def logits_of(scores, tables, least, offsets, rows, keys, seen, scale, pairs: tl.constexpr, masked: tl.constexpr):
+    """log2(e)·L of a tile, −∞ for the pairs that are not seen, and what the scores were multiplied with."""
+    if tables is None:
+        gain = scale
+        logits = scores * gain
+    else:
+        gain, bias = look_up(tables, least, offsets, rows, keys, scale, pairs, masked)
+        logits = tl.fma(scores, tl.broadcast_to(gain, scores.shape), bias)
+    if masked:
+        logits = tl.where(seen, logits, float("-inf"))
+    return logits, gain
+
+
+@triton.jit
+def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, masked: tl.constexpr):
+    """Gain and bias of the pairs (rows, keys), of shapes that broadcast.
+
+    Where not masked, rows − keys is least + offsets ≥ 0, and `offsets` ≥ 0 are those of all tiles: a thread computes
+    them once, and one address for each tile.
+    """
+    step: tl.constexpr = 2 if pairs else 1
+    if masked:
+        offsets = tl.maximum(rows - keys, 0)
+    else:
+        tables += tl.cast(least, tl.int64) * step
+    if pairs:
+        gain, bias = _load_pairs(tables, offsets)
+    else:
+        gain = scale
+        bias = _load_singles(tables, offsets)
+    return gain, bias
+
+
+@triton.jit
+def _load_pairs(tables, offsets):
+    """The two numbers at each offset.
+
+    Written in PTX where there is PTX: one load for both, and a plain one, while `tl.load` inside a loop would be
+    copied to shared memory ahead of time, a whole tile of numbers where only a diagonal's worth are different.
+    """
+    if PTX:
+        one, other = tl.inline_asm_elementwise(
+            """{
+            .reg .u64 place;
+            cvt.u64.u32 place, $2;
+            add.u64 place, place, $3;
+            ld.global.nc.v2.f32 {$0, $1}, [place];
+            }""",
+            "=f,=f,r,l",
+            [offsets * 8, tables.to(tl.uint64)],
+            dtype=(tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        one = tl.load(tables + offsets * 2)
+        other = tl.load(tables + offsets * 2 + 1)
+    return one, other
+
+
+@triton.jit
+def _load_singles(tables, offsets):
+    """The number at each offset; see `_load_pairs`."""
+    if PTX:
+        one = tl.inline_asm_elementwise(
+            """{
+            .reg .u64 place;
+            cvt.u64.u32 place, $1;
+            add.u64 place, place, $2;
+            ld.global.nc.f32 $0, [place];
+            }""",
+            "=f,r,l",
+            [offsets * 4, tables.to(tl.uint64)],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        one = tl.load(tables + offsets)
+    return one

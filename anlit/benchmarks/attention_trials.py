@@ -1,0 +1,197 @@
+"""The measurements of `anlit benchmark attention`: first whether the numbers are right, then the entrants in turn."""
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anlit.attention.backends import BACKENDS, eager
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+from anlit.benchmarks.attention_cases import MECHANISMS, Entrant, Plan, Shape, kernel, reason_against
+from anlit.benchmarks.record import spread
+
+BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
+"""‖x − reference‖/‖reference‖ at most, of the output and of each gradient."""
+MEAN_DOCUMENT = 1 / 8
+"""Mean length of a document, in T: lengths are drawn from an exponential distribution, some of a few tokens."""
+AT_LEAST_SECONDS = 0.02
+"""A trial repeats the call until it has about this long; shorter ones would measure the clock."""
+PEAK_SIZE = {"cuda": 8192, "cpu": 1024}
+BACKWARD = 2.5
+"""The backward pass has five matrix products where the forward pass has two: it has to recompute the scores."""
+
+
+class Inputs:
+    """What one entrant computes with: q, k, v of its own, the documents, the gradient of the output."""
+
+    def __init__(self, entrant: Entrant, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+        generator = torch.Generator(device).manual_seed(0)
+        size = (shape.batch, shape.heads, shape.length, shape.width)
+        q, k, v, probe = (torch.randn(size, generator=generator, device=device) for _ in range(4))
+        q, k = (x / x.square().mean(-1, keepdim=True).sqrt() for x in (q, k))
+        self.probe = probe.to(dtype)
+        self.q, self.k, self.v = (x.to(dtype).requires_grad_() for x in (q, k, v))
+        self.mechanism: Mechanism = MECHANISMS[entrant.mechanism].for_layer(shape.heads, shape.width, 0).to(device)
+        self.documents = documents_of(shape, device)
+        self.attend = kernel(entrant.kernel)
+        prepare = getattr(BACKENDS.get(entrant.kernel), "prepare", None)
+        if prepare is not None:
+            prepare(self.mechanism, self.documents, shape.batch)
+
+    def forward(self) -> Tensor:
+        return self.attend(self.q, self.k, self.v, self.mechanism, self.documents, 0.0)
+
+    def forward_only(self) -> None:
+        with torch.no_grad():
+            self.forward()
+
+    def both(self) -> tuple[Tensor, ...]:
+        """The output, and the gradients of q, k, v and of what is learned."""
+        out = self.forward()
+        leaves = (self.q, self.k, self.v, *self.mechanism.parameters())
+        return out.detach(), *torch.autograd.grad(out, leaves, self.probe)
+
+
+def documents_of(shape: Shape, device: torch.device) -> Documents:
+    """One document a row, or many of mixed length, the same for every entrant."""
+    if not shape.documents:
+        return Documents(None, shape.length, device)
+    generator = torch.Generator().manual_seed(1)
+    starts = torch.rand(shape.batch, shape.length, generator=generator) < 1 / (MEAN_DOCUMENT * shape.length)
+    ids = starts.long().cumsum(1)
+    on_host = Documents(ids, shape.length, torch.device("cpu"))
+    longest = int(on_host.cu_seqlens.diff().max())
+    return Documents(ids.to(device), shape.length, device, on_host.cu_seqlens, longest)
+
+
+def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a product of square matrices, the best of ten."""
+    size = PEAK_SIZE[device.type]
+    one, other = torch.randn(2, size, size, device=device).to(dtype)
+    best = min(seconds_of(lambda: one @ other, device, 1) for _ in range(10))
+    return float(2 * size**3 / best)
+
+
+def measure(shape: Shape, plan: Plan, device: torch.device, peak: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """All entrants on one shape; one that cannot take part, fails or computes something else has the reason instead."""
+    torch._dynamo.reset()
+    pairs = shape.heads * _pairs(shape, MECHANISMS["plain"])
+    rows: list[dict[str, Any]] = []
+    running: list[tuple[dict[str, Any], Inputs]] = []
+    references: dict[str, tuple[Tensor, ...]] = {}
+    for entrant in plan.entrants:
+        row: dict[str, Any] = {"mechanism": entrant.mechanism, "kernel": entrant.kernel}
+        rows.append(row)
+        try:
+            given = Inputs(entrant, shape, device, plan.dtype)
+            row["reason"] = reason_against(entrant, given.mechanism, given.q, shape.documents)
+            if row["reason"] is None:
+                if entrant.mechanism not in references:
+                    references = {entrant.mechanism: _reference(entrant, shape, device, plan.dtype)}
+                row["error"] = _errors(given.both(), references[entrant.mechanism])
+                row["bound"] = BOUNDS[plan.dtype]
+                if not max(row["error"].values()) <= row["bound"]:
+                    row["reason"] = f"it is wrong: relative error {max(row['error'].values()):.1e}"
+        except (
+            RuntimeError,
+            ImportError,
+            AssertionError,
+        ) as error:  # out of memory, or a kernel that does not run here
+            row["reason"] = f"it fails: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}"
+        if row["reason"] is None:
+            running.append((row, given))
+        else:
+            say(f"{shape.label}: {entrant.label} is left out, {row['reason']}")
+    references.clear()
+    _take_turns(running, plan.rounds, device)
+    for row, given in running:
+        row["flops"] = {"forward": 4.0 * shape.width * shape.heads * _pairs(shape, given.mechanism)}
+        row["flops"]["both"] = (1 + BACKWARD) * row["flops"]["forward"]
+        for kind, flops in row["flops"].items():
+            row[f"{kind}_flops_per_second"] = flops / row[kind]["median"]
+            row[f"{kind}_of_peak"] = row[f"{kind}_flops_per_second"] / peak
+    return {"shape": {**vars(shape), "label": shape.label, "visible_pairs": pairs}, "entrants": rows}
+
+
+def _reference(entrant: Entrant, shape: Shape, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The eager back end with the same numbers in float32, or in float64 for what itself is float32."""
+    wide = torch.float64 if dtype == torch.float32 else torch.float32
+    given = Inputs(Entrant(entrant.mechanism, "eager"), shape, device, dtype)
+    given.mechanism.to(wide)
+    given.q, given.k, given.v = (x.detach().to(wide).requires_grad_() for x in (given.q, given.k, given.v))
+    given.probe = given.probe.to(wide)
+    given.attend = eager.attend
+    return given.both()
+
+
+def _errors(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> dict[str, float]:
+    names = ["out", "q", "k", "v", *(f"learned {n}" for n in range(len(found) - 4))]
+    pairs = zip(found, expected, strict=True)
+    values = [((one.to(other.dtype) - other).norm() / other.norm()).item() for one, other in pairs]
+    return {name: value if math.isfinite(value) else math.inf for name, value in zip(names, values, strict=True)}
+
+
+def _take_turns(running: list[tuple[dict[str, Any], Inputs]], rounds: int, device: torch.device) -> None:
+    """Every entrant once in each round, each round begins with another; adds seconds and bytes to their rows."""
+    calls: list[dict[str, Callable[[], Any]]] = [
+        {"forward": given.forward_only, "both": partial(_nothing_kept, given)} for _, given in running
+    ]
+    seconds: list[dict[str, list[float]]] = [{"forward": [], "both": []} for _ in running]
+    repeats = [{kind: _repeats(call, device) for kind, call in of_one.items()} for of_one in calls]
+    for turn in range(rounds):
+        for place in range(len(running)):
+            number = (turn + place) % len(running)
+            for kind, call in calls[number].items():
+                seconds[number][kind].append(seconds_of(call, device, repeats[number][kind]))
+    for (row, _), of_one, own in zip(running, seconds, calls, strict=True):
+        row.update({kind: spread(values) for kind, values in of_one.items()})
+        row["peak_bytes"] = _peak_bytes(own["both"], device)
+
+
+def _nothing_kept(given: Inputs) -> None:
+    given.both()
+
+
+def _repeats(call: Callable[[], Any], device: torch.device) -> int:
+    call()
+    return max(1, math.ceil(AT_LEAST_SECONDS / seconds_of(call, device, 1)))
+
+
+def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    """Mean time of a call, on the device's own clock where it has one."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - begin) / repeats
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end) / 1000 / repeats
+
+
+def _peak_bytes(call: Callable[[], Any], device: torch.device) -> int | None:
+    """What a forward and backward pass allocates at its peak, above what it is given; None where nobody counts."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _pairs(shape: Shape, mechanism: Mechanism) -> int:
+    """Queries and keys that see each other, over the batch, for one head."""
+    documents = documents_of(shape, torch.device("cpu"))
+    seen = documents.n_visible(torch.float64, mechanism.window).sum()
+    return int(seen) * (1 if shape.documents else shape.batch)

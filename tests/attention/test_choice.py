@@ -1,0 +1,163 @@
+"""Which back end computes what, and what is refused when."""
+
+import importlib.util
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit import GPT, ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
+from anlit.attention import backends
+from anlit.attention.backends import BACKENDS, PREFERRED, check, choose, flash, flex, likely, sdpa
+from anlit.errors import UserError
+from tests.attention.examples import SHIPPED
+from tests.models.tiny import random_tokens, tiny
+
+Q = torch.randn(2, 3, 5, 16)
+
+
+class OnDevice:
+    """What a back end asks of queries on a device that need not be here."""
+
+    def __init__(self, kind: str, dtype: torch.dtype = torch.bfloat16, width: int = 64) -> None:
+        self.device, self.dtype, self.shape = torch.device(kind), dtype, torch.Size((1, 3, 1, width))
+        self.requires_grad = True
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(flash, "_has_package", lambda: False)
+
+
+def on_cuda(dtype: torch.dtype = torch.bfloat16, width: int = 64) -> Tensor:
+    return OnDevice("cuda", dtype, width)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_on_cpu_auto_takes_sdpa_where_it_can(name: str) -> None:
+    assert choose("auto", SHIPPED[name], Q) == ("eager" if SHIPPED[name].scales_with_distance else "sdpa")
+
+
+@pytest.mark.usefixtures("h200")
+def test_on_cuda_auto_follows_the_preferences() -> None:
+    for mechanism in (Plain(), LogN(), SlidingWindow(7)):
+        assert choose("auto", mechanism, on_cuda()) == "flash"
+        assert choose("auto", mechanism, on_cuda(torch.float32)) != "flash"
+        assert choose("auto", mechanism, on_cuda(torch.float64)) == "sdpa"
+        assert choose("auto", mechanism, on_cuda(), dropout=0.1) == "sdpa"
+    assert PREFERRED["cuda"][1:3] == ("triton", "flex")
+    first = "flex" if importlib.util.find_spec("triton") is None else "triton"
+    for mechanism in (ScaleInvariant(), LogBias(), SlidingWindow(7, ScaleInvariant())):
+        assert choose("auto", mechanism, on_cuda()) == first
+        expected = "eager" if mechanism.scales_with_distance else "sdpa"
+        assert choose("auto", mechanism, on_cuda(torch.float64)) == expected
+
+
+def test_every_preferred_back_end_exists_and_the_last_can_do_anything() -> None:
+    assert {name for names in (*PREFERRED.values(), backends.ELSEWHERE) for name in names} <= BACKENDS.keys()
+    assert {names[-1] for names in (*PREFERRED.values(), backends.ELSEWHERE)} == {"eager"}
+
+
+@pytest.mark.usefixtures("h200")
+def test_what_flash_attention_refuses() -> None:
+    assert "a(t)" in str(flash.reason_against(ScaleInvariant()))
+    assert "a(t)" in str(flash.reason_against(SlidingWindow(3, ScaleInvariant())))
+    assert "m(t)" in str(flash.reason_against(LogBias()))
+    for mechanism in (ALiBi(), SlidingWindow(3, ALiBi())):
+        assert 'pip install "anlit[flash]"' in str(flash.reason_against(mechanism))
+    assert "dropout is 0.1" in str(flash.reason_against(Plain(), None, 0.1))
+    assert "CUDA device" in str(flash.reason_against(Plain(), Q))
+    assert "float32" in str(flash.reason_against(Plain(), on_cuda(torch.float32)))
+    for width in (36, 264):
+        assert f"not {width}" in str(flash.reason_against(Plain(), on_cuda(width=width)))
+    assert flash.reason_against(SlidingWindow(3, LogN()), on_cuda(torch.float16, 80)) is None
+
+
+def test_flash_attention_refuses_an_old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "compute capability" in str(flash.reason_against(Plain(), on_cuda()))
+
+
+def test_with_its_package_flash_attention_takes_alibi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash, "_has_package", lambda: True)
+    assert flash.reason_against(ALiBi()) is None
+    assert flash.reason_against(SlidingWindow(3, ALiBi())) is None
+    assert "m(t)" in str(flash.reason_against(LogBias()))
+
+
+def test_what_flex_refuses() -> None:
+    assert flex.reason_against(ScaleInvariant(), Q) is None
+    assert flex.reason_against(ScaleInvariant(), on_cuda()) is None
+    assert "backward" in str(flex.reason_against(ScaleInvariant(), Q.clone().requires_grad_()))
+    assert "float64" in str(flex.reason_against(Plain(), Q.double()))
+    assert "not 8" in str(flex.reason_against(Plain(), Q[..., :8]))
+    assert "mps" in str(flex.reason_against(Plain(), OnDevice("mps")))  # type: ignore[arg-type]
+    assert "dropout is 0.1" in str(flex.reason_against(Plain(), None, 0.1))
+
+
+def test_what_auto_took_is_said_once_with_the_reasons(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(backends, "_said", set())
+    with caplog.at_level(logging.INFO, logger="anlit.attention"):
+        for _ in range(2):
+            assert choose("auto", ScaleInvariant(), Q) == "eager"
+    (message,) = [record.getMessage() for record in caplog.records]
+    for part in ("ScaleInvariant", "'eager'", "not sdpa", "a(t)", "cpu, float32"):
+        assert part in message
+
+
+def test_what_no_device_can_do_is_refused_when_the_model_is_built() -> None:
+    for name in ("sdpa", "flash"):
+        sentence = rf"backend='{name}' cannot do attention ScaleInvariant.*choose auto or .*eager"
+        with pytest.raises(ValueError, match=sentence):
+            check(name, ScaleInvariant())
+        with pytest.raises(UserError, match=sentence):
+            tiny(GPT, attention=ScaleInvariant(), backend=name)
+    with pytest.raises(UserError, match=r"dropout is 0\.1; choose auto or sdpa, eager"):
+        tiny(GPT, backend="flash", dropout=0.1)
+
+
+def test_what_this_device_cannot_do_is_refused_at_the_first_forward_pass() -> None:
+    model = tiny(GPT, backend="flash")
+    with pytest.raises(UserError, match=r"'flash' cannot do attention Plain: .*CUDA.*choose auto or sdpa, eager"):
+        model(random_tokens(2, 16))
+    model = tiny(GPT, backend="flex", n_heads=2)
+    with pytest.raises(UserError, match="no backward pass on CPU"):
+        model(random_tokens(2, 16))
+
+
+def test_an_unknown_back_end_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"backend='flush' is unknown: choose auto, .*sdpa, eager"):
+        check("flush", Plain())
+    with pytest.raises(UserError, match=r"backend='flush' is unknown: choose auto, .*sdpa, eager"):
+        tiny(GPT, backend="flush")
+
+
+def test_the_choice_follows_device_precision_and_need_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[torch.dtype, bool]] = []
+
+    def reason_against(mechanism, q=None, dropout=0.0) -> str | None:
+        if q is not None:
+            assert q.shape[1] == 2
+            assert q.shape[3] == 16
+            asked.append((q.dtype, q.requires_grad))
+        return None
+
+    monkeypatch.setattr(sdpa, "reason_against", reason_against)
+    model = tiny(GPT, n_layers=1)
+    tokens = random_tokens(2, 16)
+    for _ in range(2):
+        model(tokens)
+        with torch.no_grad():
+            model(tokens)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(tokens)
+    assert asked == [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)]
+
+
+def test_sizing_asks_for_the_back_end_of_a_device_that_is_not_here() -> None:
+    assert likely("auto", Plain(), "cuda") == "flash"
+    assert likely("auto", ScaleInvariant(), "cuda") not in ("sdpa", "eager")
+    assert likely("auto", Plain(), "cpu") == "sdpa"
+    assert likely("eager", Plain(), "cuda") == "eager"

@@ -1,0 +1,131 @@
+"""Flash attention with stand-ins for its libraries, and on a GPU with the real ones."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit import GPT, ALiBi, LogN, Plain, SlidingWindow
+from anlit.attention.backends import eager, flash
+from anlit.attention.backends.flash import flash_attention
+from anlit.attention.documents import Documents
+from anlit.data.batch import batch_from_blocks
+from tests.attention.flash_libraries import Calls, pretend_package, pretend_pytorch
+from tests.models.tiny import random_tokens, tiny
+
+MECHANISMS = {
+    "plain": Plain(),
+    "log n": LogN(),
+    "window": SlidingWindow(4),
+    "window of one": SlidingWindow(1),
+    "window, log n": SlidingWindow(5, LogN()),
+    "alibi": ALiBi(),
+    "window, alibi": SlidingWindow(6, ALiBi()),
+}
+LIBRARIES = {"package": pretend_package, "pytorch": pretend_pytorch}
+LENGTH = 13
+IDS = torch.tensor([[0] * 4 + [1] + [2] * 8, [0] * 13, [0] * 12 + [1]])  # documents of one token among them
+PACKED = torch.tensor([0, 4, 5, 13, 26, 38, 39], dtype=torch.int32)
+
+
+def run(attend, mechanism, packed: bool, dtype=torch.float64, device="cpu", width=16) -> dict[str, Tensor]:
+    mechanism = mechanism.for_layer(2, width, 0).to(device, dtype)
+    generator = torch.Generator().manual_seed(0)
+    tensors = torch.randn(4, len(IDS), 2, LENGTH, width, generator=generator, dtype=torch.float64).to(device, dtype)
+    q, k, v, probe = tensors
+    for x in (q, k, v):
+        x.requires_grad_()
+    ids = IDS.to(device) if packed else None
+    documents = Documents(ids, LENGTH, torch.device(device), PACKED.to(device), 13)
+    out = attend(q, k, v, mechanism, documents, 0.0)
+    (out * probe).sum().backward()
+    learned = {name: parameter.grad for name, parameter in mechanism.named_parameters()}
+    return {"out": out.detach(), "q": q.grad, "k": k.grad, "v": v.grad, **learned}
+
+
+def error(one: Tensor, other: Tensor) -> float:
+    return ((one.double() - other.double()).norm() / other.double().norm()).item()
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "documents"])
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_libraries_are_asked_for_what_eager_computes(library, name, packed, monkeypatch) -> None:
+    if library == "pytorch" and "alibi" in name:
+        return
+    calls: Calls = LIBRARIES[library](monkeypatch)
+    found, expected = (run(backend.attend, MECHANISMS[name], packed) for backend in (flash, eager))
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-5)  # slopes and lse are float32
+    if packed or (library == "pytorch" and "window" in name):
+        assert calls == ["forward", "backward"]
+    else:
+        assert calls == (["dense"] if library == "package" else [])
+
+
+def test_an_implementation_that_was_activated_goes_before_the_package(monkeypatch) -> None:
+    package, pytorch = pretend_package(monkeypatch), pretend_pytorch(monkeypatch)
+    monkeypatch.setattr(flash, "_has_package", lambda: True)
+    monkeypatch.setattr(flash, "current_flash_attention_impl", lambda: "FA4")
+    run(flash.attend, Plain(), True)
+    assert (package, pytorch) == ([], ["forward", "backward"])
+    run(flash.attend, ALiBi(), True)  # of which PyTorch knows nothing
+    assert (package, pytorch) == (["forward", "backward"], ["forward", "backward"])
+
+
+def test_the_operator_is_one_that_torch_compile_can_take(monkeypatch) -> None:
+    pretend_pytorch(monkeypatch)
+    q, k, v = torch.randn(3, 39, 2, 8, requires_grad=True)
+    bounds, counts = Documents(IDS, LENGTH, torch.device("cpu"), PACKED, 13).packing(3)
+    arguments = (q.detach().requires_grad_(), k, v, bounds, counts, None, -1, 0.3, False)
+    torch.library.opcheck(flash_attention, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_changing_documents_do_not_compile_anything_again(monkeypatch) -> None:
+    pretend_pytorch(monkeypatch)
+    monkeypatch.setattr(flash, "reason_against", lambda mechanism, q=None, dropout=0.0: None)
+    model, plain = tiny(GPT, backend="flash"), tiny(GPT, backend="eager")
+    kinds, first = [], 0
+
+    def count(graph, inputs):
+        kinds.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    for block in model.model.blocks:
+        block.forward = torch.compile(block.forward, dynamic=False, fullgraph=True, backend=count)
+    for seed in range(4):
+        batch = batch_from_blocks(random_tokens(2, 17, seed=seed, vocab_size=3 + seed), end_of_document=0)
+        loss = model.logits_of(batch).square().mean()
+        loss.backward()
+        torch.testing.assert_close(loss, plain.logits_of(batch).square().mean())
+        first = len(kinds) if seed == 0 else first  # the first layer also makes the tables of positions
+        assert len(kinds) == first, f"compiled {len(kinds)} times by batch {seed}"
+
+
+def test_a_batch_tells_where_documents_begin_without_asking_the_device(monkeypatch) -> None:
+    pretend_pytorch(monkeypatch)
+    monkeypatch.setattr(flash, "reason_against", lambda mechanism, q=None, dropout=0.0: None)
+    monkeypatch.setattr(torch.Tensor, "nonzero", None)
+    batch = batch_from_blocks(random_tokens(2, 17, vocab_size=4), end_of_document=0)
+    tiny(GPT, backend="flash").logits_of(batch)
+    without = tiny(GPT, backend="flash", document_masking=False)
+    documents = Documents(None, 16, torch.device("cpu"), batch.cu_seqlens, batch.longest)
+    assert documents.packing(2).bounds[:3].tolist() == [0, 16, 32]
+    assert documents.packing(2).counts.tolist() == [2, 16]
+    assert without.logits_of(batch).isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("width", [32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "documents"])
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_on_cuda_it_is_eager_in_float64(name, packed, width, dtype, tolerance) -> None:
+    reason = flash.reason_against(MECHANISMS[name], torch.empty(1, 2, 1, width, dtype=dtype, device="cuda"))
+    if reason is not None:
+        pytest.skip(reason)
+    found = run(flash.attend, MECHANISMS[name], packed, dtype, "cuda", width)
+    expected = run(eager.attend, MECHANISMS[name], packed, torch.float64, "cuda", width)
+    for key, value in found.items():
+        assert error(value, expected[key]) < tolerance, key

@@ -1,0 +1,260 @@
+"""Our own kernels against the readable back end in float64: on CPU by Triton's interpreter, on a GPU with `-m gpu`."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from anlit import ALiBi, LogN, Plain, ScaleInvariant, SlidingWindow
+from anlit.attention.backends import eager
+from anlit.attention.backends import triton as backend
+from anlit.attention.backends.triton.blocks import PADDING
+from anlit.attention.backends.triton.operator import triton_attention
+from anlit.attention.coefficient import shared_coefficients
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+from anlit.errors import UserError
+from tests.attention.examples import SHIPPED, LogNWithSlopes
+
+pytest.importorskip("triton")
+MECHANISMS: dict[str, Mechanism] = {**SHIPPED, "of one's own": LogNWithSlopes()}
+BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+LEARNED_BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""A learned coefficient's gradient sums over all pairs, and most of it cancels."""
+WIDTHS = [32, 64, 80, 96, 128, 256]
+
+
+@pytest.fixture(autouse=True)
+def interpreter(request, monkeypatch) -> None:
+    """Kernels are for the interpreter or for the GPU from their import on: one of them per process."""
+    if request.node.get_closest_marker("gpu") is None:
+        if torch.cuda.is_available():
+            pytest.skip("tests marked gpu do this on the GPU")
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    """Memory that nobody wrote holds NaN."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.ones(1).new_empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def inputs(*shape: int, dtype: torch.dtype, n_heads_kv: int | None = None, seed: int = 0) -> list[Tensor]:
+    """q, k, v and weights for a scalar of the output, (B, H or H_kv, T, D), as the projections leave them."""
+    B, H, T, D = shape
+    heads = (H, n_heads_kv or H, n_heads_kv or H, H)
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(B, T, h, D, generator=generator, dtype=torch.float64).to(dtype).transpose(1, 2) for h in heads]
+
+
+def packed(B: int, T: int, kind: str, device: str = "cpu") -> Documents:
+    ids = None
+    if kind == "documents":
+        generator = torch.Generator().manual_seed(T)
+        starts = torch.rand(B, T, generator=generator) < 0.12
+        starts[:, T // 2 : T // 2 + 3] = True  # documents of one token
+        ids = starts.long().cumsum(1).to(device)
+    return Documents(ids, T, torch.device(device))
+
+
+def learned_by(mechanism: Mechanism) -> list[Tensor]:
+    return [*mechanism.parameters(), *(p for part in shared_coefficients(mechanism) for p in part.parameters())]
+
+
+def gradients(attend, mechanism: Mechanism, tensors: list[Tensor], documents: Documents) -> dict[str, Tensor]:
+    """The output and the gradients of q, k, v and of what the mechanism learns, all of them in one vector."""
+    *qkv, probe = tensors
+    q, k, v = (x.detach().requires_grad_() for x in qkv)
+    learned = learned_by(mechanism)
+    for parameter in learned:
+        parameter.grad = None
+    output = attend(q, k, v, mechanism, documents, 0.0)
+    (output * probe).sum().backward()
+    result = {"output": output.detach(), "q": q.grad, "k": k.grad, "v": v.grad}
+    if learned:
+        result["learned"] = torch.cat([parameter.grad.flatten() for parameter in learned])
+    return {name: x.double().cpu() for name, x in result.items()}
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype) -> None:
+    assert found.keys() == expected.keys()
+    for name, reference in expected.items():
+        error = (found[name] - reference).norm() / reference.norm().clamp_min(0.1)  # with one key q and k get none
+        bound = (LEARNED_BOUNDS if name == "learned" else BOUNDS)[dtype]
+        assert error <= bound, f"{name}: relative error {error:.1e}, more than {bound:.0e}"
+
+
+def check(name: str, kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> None:
+    template = MECHANISMS[name]
+    if kind == "window" and template.for_layer(1, 1, 0).window is None:
+        template = SlidingWindow(11, template)
+    B, H, T, D = shape
+    mechanism, reference = (template.for_layer(H, D, 0) for _ in range(2))
+    tensors = inputs(*shape, dtype=dtype)
+    expected = gradients(eager.attend, reference.double(), [x.double() for x in tensors], packed(B, T, kind))
+    on_device = [x.to(device) for x in tensors]
+    found = gradients(backend.attend, mechanism.float().to(device), on_device, packed(B, T, kind, device))
+    assert_close(found, expected, dtype)
+
+
+kinds = pytest.mark.parametrize("kind", ["dense", "documents", "window"])
+dtypes = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+
+
+@kinds
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_is_the_reference(name, kind) -> None:
+    length = 18 + sum(map(ord, name + kind)) % 20  # two or three blocks, of which the last is not full
+    check(name, kind, (1, 2, length, 16), torch.float32)
+
+
+@dtypes
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_width_and_dtype_is_the_reference(width, dtype) -> None:
+    check("scale-invariant", "dense", (1, 1, 19, width), dtype)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 65])
+def test_every_length_is_the_reference(length) -> None:
+    check("scale-invariant", "dense", (1, 1, length, 8), torch.float32)
+
+
+def test_rows_of_a_batch_have_documents_of_their_own() -> None:
+    check("scale-invariant, c per layer", "documents", (3, 2, 37, 16), torch.float32)
+
+
+@pytest.mark.gpu
+@dtypes
+@kinds
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_on_the_gpu(name, kind, dtype) -> None:
+    check(name, kind, (2, 3, 150 + sum(map(ord, name + kind)) % 400, 64), dtype, "cuda")
+
+
+@pytest.mark.gpu
+@dtypes
+@kinds
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_width_on_the_gpu(width, kind, dtype) -> None:
+    check("scale-invariant, c per layer", kind, (2, 2, 777, width), dtype, "cuda")
+
+
+@pytest.mark.gpu
+def test_the_gpu_gives_the_same_bits_twice() -> None:
+    tensors = [x.cuda() for x in inputs(2, 3, 1000, 64, dtype=torch.bfloat16)]
+    mechanism = MECHANISMS["scale-invariant, c per layer"].for_layer(3, 64, 0).cuda()
+    one, two = (gradients(backend.attend, mechanism, tensors, packed(2, 1000, "documents", "cuda")) for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_documents_of_one_token_give_their_value() -> None:
+    q, k, v, probe = inputs(1, 2, 18, 8, dtype=torch.float32)
+    documents = Documents(torch.arange(18)[None], 18, torch.device("cpu"))
+    found = gradients(backend.attend, ScaleInvariant(), [q, k, v, probe], documents)
+    torch.testing.assert_close(found["output"], v.double())
+    torch.testing.assert_close(found["v"], probe.double())
+    for name in ("q", "k"):
+        assert found[name].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("n_heads_kv", [1, 2])
+def test_heads_in_groups_share_keys(n_heads_kv) -> None:
+    tensors = inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv)
+    mechanism = ALiBi().for_layer(4, 8, 0)
+
+    def repeated(q, k, v, *rest) -> Tensor:
+        return eager.attend(q, *(x.repeat_interleave(4 // n_heads_kv, 1) for x in (k, v)), *rest)
+
+    expected = gradients(repeated, mechanism, [x.double() for x in tensors], packed(1, 21, "dense"))
+    assert_close(gradients(backend.attend, mechanism, tensors, packed(1, 21, "dense")), expected, torch.float32)
+
+
+def test_any_strides_will_do() -> None:
+    q, k, v, probe = inputs(1, 2, 19, 8, dtype=torch.float32)
+    expected = gradients(backend.attend, ScaleInvariant(), [q, k, v, probe], packed(1, 19, "dense"))
+    fused = torch.stack((q, k, v), -1).unbind(-1)  # rows are not in one piece
+    found = gradients(backend.attend, ScaleInvariant(), [*fused, probe.contiguous()], packed(1, 19, "dense"))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(("kind", "reach"), [("documents", 32), ("window", 16)])
+def test_blocks_out_of_sight_are_not_touched(kind, reach) -> None:
+    """With NaN in all blocks of the first 32 keys, queries that see none of these blocks have finite outputs."""
+    T = 64
+    ids = (torch.arange(T) >= 32).long()[None] if kind == "documents" else None
+    mechanism = (Plain() if kind == "documents" else SlidingWindow(17)).for_layer(1, 8, 0)
+    q, k, v, probe = inputs(1, 1, T, 8, dtype=torch.float32)
+    k[:, :, :32], v[:, :, :32] = torch.nan, torch.nan
+    documents = Documents(ids, T, torch.device("cpu"))
+    found = gradients(backend.attend, mechanism, [q, k, v, probe], documents)
+    seen = 32 if kind == "documents" else 48
+    for name in ("output", "q"):
+        assert found[name][:, :, seen:].isfinite().all()
+        assert found[name][:, :, :32].isnan().all()
+    q, k, v, probe = inputs(1, 1, T, 8, dtype=torch.float32)
+    probe[:, :, 48:] = torch.nan
+    found = gradients(backend.attend, mechanism, [q, k, v, probe], documents)
+    for name in ("k", "v"):
+        assert found[name][:, :, :reach].isfinite().all()
+        assert found[name][:, :, 48:].isnan().all()
+
+
+def test_the_operator_is_as_torch_wants_it() -> None:
+    q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, 5, 4, dtype=torch.float32))
+    tables = torch.rand(1, 5 + PADDING, 2, requires_grad=True)
+    bounds = packed(1, 5, "documents").bounds
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    torch.library.opcheck(triton_attention, (q, k, v, tables, *bounds, 3), test_utils=tests)
+
+
+def test_compiled_without_a_graph_break() -> None:
+    tensors = inputs(1, 2, 19, 8, dtype=torch.float32)
+    mechanism = MECHANISMS["scale-invariant, c per layer"].for_layer(2, 8, 0)
+    expected = gradients(backend.attend, mechanism, tensors, packed(1, 19, "documents"))
+    compiled = torch.compile(backend.attend, backend="aot_eager", fullgraph=True)
+    assert_close(gradients(compiled, mechanism, tensors, packed(1, 19, "documents")), expected, torch.float32)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_flops_are_those_of_visible_pairs(window) -> None:
+    B, H, T, D = 2, 3, 13, 8
+    q, k, v, probe = inputs(B, H, T, D, dtype=torch.float32)
+    pairs = sum(min(i, window or T) for i in range(1, T + 1))
+    mechanism = SlidingWindow(window) if window else Plain()
+    with FlopCounterMode(display=False) as counter:
+        gradients(backend.attend, mechanism, [q, k, v, probe], packed(B, T, "dense"))
+    assert counter.get_total_flops() == 3 * 2 * 2 * D * pairs * B * H
+
+
+def test_reasons(monkeypatch) -> None:
+    q = torch.zeros(1, 1, 4, 8)
+    assert backend.reason_against(ScaleInvariant()) is None
+    assert backend.reason_against(ScaleInvariant(), q) is None
+    assert "at most 256 wide, not 264" in backend.reason_against(Plain(), torch.zeros(1, 1, 4, 264))
+    assert "not float64" in backend.reason_against(Plain(), q.double())
+    with pytest.raises(UserError, match=r"dropout is 0.1; choose backend auto"):
+        backend.attend(q, q, q, LogN(), packed(1, 4, "dense"), 0.1)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert "on a GPU, not on cpu" in backend.reason_against(Plain(), q)
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
+    assert "triton is not installed" in backend.reason_against(Plain())
+
+
+@pytest.mark.slow
+def test_kernels_compile_ahead_and_spill_little() -> None:
+    """For compute capability 8.0 and 9.0, bfloat16, head widths 64 and 128, without a GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "anlit.attention.backends.triton.registers"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("sm_")]
+    assert len(rows) == 2 * 2 * 4
+    for row in rows:
+        assert int(row[row.index("stack") + 1]) <= 64, " ".join(row)
