@@ -4,10 +4,11 @@ Of the logits a(i−j)·g(n_i)·S_ij + m(i−j), g goes into q beforehand and th
 Keys outside a query's document or window are skipped by whole blocks. Learned tables get their gradient from a kernel
 of its own, which runs only then.
 
-    tiles.py      what the kernels share        forward.py    out and lse
-    backward.py   dq; dk and dv                 diagonals.py  the gradients of the tables
-    blocks.py     block sizes by device         launch.py     grids and strides
-    operator.py   the operators for torch
+    operator.py          the operators for torch     launch.py       grids, strides, pointers
+    blocks.py            block sizes by device       registers.py    what the kernels take, without a GPU
+    forward.py           out and lse                 diagonals.py    the gradients of the tables
+    backward_queries.py  dq                          backward_keys.py    dk and dv
+    tiles.py             what the kernels share
 """
 
 import importlib.util

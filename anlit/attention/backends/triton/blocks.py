@@ -1,13 +1,13 @@
 """How large the blocks of each kernel are, by head width, dtype and device.
 
-Chosen so that the kernels spill no or few registers (`registers.py` shows them); not yet timed on a GPU. A fixed choice and no timing at run time: the blocks decide in which order sums are taken, so the same run on the same
-device gives the same bits.
+Chosen so that the kernels spill no or few registers (`registers.py` shows them); not yet timed on a GPU. A fixed
+choice and no timing at run time: the blocks decide in which order sums are taken, so the same run on the same device
+gives the same bits.
 """
 
 from typing import NamedTuple
 
 import torch
-
 
 PADDING = 128
 """How far past the last distance kernels may read the tables: the largest number of queries in a block."""
@@ -41,8 +41,8 @@ SINGLE = {
 """float32 takes twice the room and no matrix units: it is there to be right."""
 
 HALF_8 = {
-    64: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(64, 64, 8, 2)),
-    128: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2), Blocks(64, 64, 8, 2)),
+    64: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(32, 32, 4, 2)),
+    128: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)),
     256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(32, 32, 4, 1)),
 }
 """bfloat16 and float16 on compute capability 8.x, by the largest head width they serve."""

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from anlit.attention.backends.triton.backward import LN_2
+from anlit.attention.backends.triton.backward_queries import LN_2
 from anlit.attention.backends.triton.tiles import first_seen, load_rows, look_up, product, visible
 
 

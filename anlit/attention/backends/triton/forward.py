@@ -122,10 +122,9 @@ def _over_keys(
         keys = key + columns
         k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)
         scores = product(q_tile, tl.trans(k_tile), None, precision)
+        seen = None
         if masked:
             seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
-        else:
-            seen = None
         logits, _ = logits_of(
             scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
             pairs, masked,

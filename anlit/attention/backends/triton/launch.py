@@ -53,7 +53,8 @@ def launch_backward(
     d_tables: Tensor | None,
 ) -> None:
     """Write the gradients; d_tables only where given."""
-    from anlit.attention.backends.triton.backward import backward_keys, backward_queries
+    from anlit.attention.backends.triton.backward_keys import backward_keys
+    from anlit.attention.backends.triton.backward_queries import backward_queries
     from anlit.attention.backends.triton.diagonals import backward_tables
 
     q, k, v, d_out = (_rows_in_one_piece(x) for x in (q, k, v, d_out))

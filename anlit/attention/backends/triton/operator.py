@@ -3,10 +3,11 @@
     anlit::triton_attention(q, k, v, tables, starts, ends, window) -> (out, lse)
 
 q of shape (B, H, T, D), k and v (B, H_kv, T, D) with H_kv a divisor of H. Query i of head h sees the keys
-starts_i ≤ j ≤ i with j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T + PADDING, 2) float32,
-holds (gain, bias) by distance i−j; of last size 1 only the biases, and None no biases either: the gain is then
-log2(e)/√D. Kernels read what lies past distance T − 1, and nothing comes of it. `starts` and `ends`, (B, T) int32, are the bounds of each token's document. out (B, H, T, D) lies in memory
-as (B, T, H, D); lse (B, H, T) float32 is in base 2.
+starts_i ≤ j ≤ i with j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T + PADDING, 2)
+float32, holds (gain, bias) by distance i−j; of last size 1 only the biases, and None no biases either: the gain is
+then log2(e)/√D. Kernels read what lies past distance T − 1, and nothing comes of it. `starts` and `ends`, (B, T)
+int32, are the bounds of each token's document. out (B, H, T, D) lies in memory as (B, T, H, D); lse (B, H, T) float32
+is in base 2.
 """
 
 import math
@@ -96,11 +97,15 @@ def _check(
     assert H % k.shape[1] == 0, f"{k.shape[1]} heads of keys do not divide {H} heads of queries"
     assert q.dtype == k.dtype == v.dtype, f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
     if tables is not None:
-        assert tables.shape[0] in (1, H) and tables.shape[1] == T + PADDING and tables.shape[2] in (1, 2), tables.shape
-        assert tables.dtype == torch.float32 and tables.is_contiguous()
+        assert tables.shape in ((h, T + PADDING, n) for h in (1, H) for n in (1, 2)), tables.shape
+        assert tables.dtype == torch.float32
+        assert tables.is_contiguous()
     assert (starts is None) == (ends is None)
     for bound in (starts, ends):
-        assert bound is None or (bound.shape == (B, T) and bound.dtype == torch.int32 and bound.is_contiguous())
+        if bound is not None:
+            assert bound.shape == (B, T), bound.shape
+            assert bound.dtype == torch.int32
+            assert bound.is_contiguous()
 
 
 def _setup_context(ctx, inputs, output) -> None:

@@ -27,12 +27,12 @@ def compile_kernel(kernel: str, form: str, width: int, capability: int, blocks: 
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from anlit.attention.backends.triton import backward, diagonals, forward
+    from anlit.attention.backends.triton import backward_keys, backward_queries, diagonals, forward
 
     function = {
         "forward": forward.forward,
-        "backward_queries": backward.backward_queries,
-        "backward_keys": backward.backward_keys,
+        "backward_queries": backward_queries.backward_queries,
+        "backward_keys": backward_keys.backward_keys,
         "tables": diagonals.backward_tables,
     }[kernel]
     padded = max(16, 1 << (width - 1).bit_length())

@@ -49,7 +49,7 @@ def load_rows(
     block: tl.constexpr,
     bounded: tl.constexpr,
 ):
-    """Rows first … first + block − 1 of (T, D) as (block, width_padded), zeros past the width and, if bounded, past T."""
+    """Rows first … first + block − 1 of (T, D) as (block, width_padded): 0 past the width and, if bounded, past T."""
     rows = tl.arange(0, block)
     columns = tl.arange(0, width_padded)
     pointers = tensor + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
