@@ -91,12 +91,12 @@ def test_settings_of_the_scaling_vectors_arrive(architecture) -> None:
 @architectures
 @pytest.mark.parametrize("d_ff", [None, 80])
 def test_flops_per_token_are_those_that_torch_counts(architecture, d_ff) -> None:
-    """torch counts matrix products in full: q·k and weights·v over all T² pairs, where half are causal."""
+    """torch counts matrix products in full: q·k and weights·v over all T² pairs, of which (T² − T)/2 lie ahead."""
     model = tiny(architecture, d_ff=d_ff, backend="eager").model
     batch, length, width, n_layers = 3, 16, 32, 2
     with FlopCounterMode(display=False) as counter:
         model(random_tokens(batch, length)).sum().backward()
-    pairs_ahead = 6 * n_layers * length * width
+    pairs_ahead = 6 * n_layers * (length - 1) * width
     counted = counter.get_total_flops() / (batch * length)
     assert counted == model.flops_per_token(length) + pairs_ahead
     assert pairs_ahead < counted / 2
