@@ -97,7 +97,7 @@ def _check(
     assert H % k.shape[1] == 0, f"{k.shape[1]} heads of keys do not divide {H} heads of queries"
     assert q.dtype == k.dtype == v.dtype, f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
     if tables is not None:
-        assert tables.shape in ((h, T + PADDING, n) for h in (1, H) for n in (1, 2)), tables.shape
+        assert tuple(tables.shape) in [(h, T + PADDING, n) for h in (1, H) for n in (1, 2)], tables.shape
         assert tables.dtype == torch.float32
         assert tables.is_contiguous()
     assert (starts is None) == (ends is None)
