@@ -17,11 +17,13 @@ from anlit.attention.backends.triton.blocks import Blocks, blocks_for
 
 N_HEADS = 12
 KERNELS = ("forward", "backward_queries", "backward_keys", "tables")
-FORMS = ("plain", "dense", "packed")
-"""plain: no tables, one document; dense: both tables, one document; packed: both tables, documents."""
+FORMS = ("plain", "biases", "dense", "packed", "windowed")
+"""One document without tables, with biases, with both tables; both tables and documents; a window besides."""
 
 
-def compile_kernel(kernel: str, form: str, width: int, capability: int, blocks: Blocks | None = None) -> Any:
+def compile_kernel(
+    kernel: str, form: str, width: int, capability: int, blocks: Blocks | None = None, group: int = 1
+) -> Any:
     """The compiled kernel for bfloat16, of `KERNELS`, in one of `FORMS`; `capability` is 80 or 90."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -37,11 +39,11 @@ def compile_kernel(kernel: str, form: str, width: int, capability: int, blocks: 
     }[kernel]
     padded = max(16, 1 << (width - 1).bit_length())
     blocks = blocks or getattr(blocks_for(padded, torch.bfloat16, capability), kernel)
-    constants: dict[str, Any] = {"n_heads": N_HEADS, "group": 1, "width": width, "width_padded": padded}
+    constants: dict[str, Any] = {"n_heads": N_HEADS, "group": group, "width": width, "width_padded": padded}
     constants |= {"block_m": blocks.queries, "block_n": blocks.keys, "block": blocks.queries, "precision": "ieee"}
-    constants |= {"window": None}
-    constants |= {"pairs": form != "plain"} | dict.fromkeys(("tables",) if form == "plain" else ())
-    constants |= dict.fromkeys(("starts", "ends") if form != "packed" else ())
+    constants |= {"pairs": form not in ("plain", "biases")} | dict.fromkeys(("tables",) if form == "plain" else ())
+    constants |= dict.fromkeys(("starts", "ends") if form not in ("packed", "windowed") else ())
+    constants |= dict.fromkeys(("window",) if form != "windowed" else ())
     signature = {name: "constexpr" if name in constants else _type_of(name) for name in function.arg_names}
     constants = {name: value for name, value in constants.items() if name in signature}
     aligned: Any = {
@@ -98,9 +100,11 @@ def main() -> None:
         for width in options.width:
             for kernel in options.kernel:
                 for form in options.form:
+                    if (kernel, form) == ("tables", "plain"):
+                        continue
                     taken = resources(compile_kernel(kernel, form, width, capability, blocks))
                     numbers = "  ".join(f"{name} {value}" for name, value in taken.items())
-                    print(f"sm_{capability}  D {width:3d}  {kernel:16s} {form:6s}  {numbers}", flush=True)
+                    print(f"sm_{capability}  D {width:3d}  {kernel:16s} {form:8s}  {numbers}", flush=True)
 
 
 if __name__ == "__main__":
