@@ -74,4 +74,4 @@ def test_without_masking_they_do(architecture, mechanism) -> None:
     for name, gradient in gradients.items():
         close(gradient, dense_gradients[name])
         if "stored" not in name:
-            assert (gradient - masked_gradients[name]).abs().max() > 1e-3, name
+            assert (gradient - masked_gradients[name]).abs().max() > 1e-3 * gradient.abs().max(), name
