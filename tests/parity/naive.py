@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy import integrate
 from torch import Tensor
 
 Vectors = list[Tensor]
@@ -398,16 +397,3 @@ def run(
         ids = None if document_ids is None else document_ids[b].tolist()
         logits.append(architecture(parameters, list(embedded[b]), ids, settings))
     return torch.stack(logits), embedded
-
-
-def nu_att_of_normal_scores(n: int) -> float:
-    """1/√E[Σ w²] for w the softmax of n standard normal numbers: n ∫ s E[e^{2x − s e^x}] E[e^{−s e^x}]^{n−1} ds."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
-    weights = weights / weights.sum()
-
-    def density(log_s: float) -> float:
-        s = math.exp(log_s)
-        decay = np.exp(-s * np.exp(nodes))
-        return n * s * s * (weights * np.exp(2 * nodes) * decay).sum() * (weights * decay).sum() ** (n - 1)
-
-    return integrate.quad(density, -40, 20, points=[-5.0, 0.0, 3.0], limit=400)[0] ** -0.5
