@@ -25,7 +25,7 @@ NORM_TOLERANCE = 3e-6
 """Relative, of the gradient norm after up to 19 earlier steps."""
 WEIGHT_TOLERANCE = 5e-6
 """Absolute, at a learning rate of 1e-3: AdamW divides by |g|, so rounding in a tiny gradient shows whole."""
-MUON = 20
+MUON = 100
 """How much wider with Muon, which orthogonalises in bfloat16: a gradient's last bit can show in its third digit."""
 MODELS = ["GPT", "NGPT", "AnGPT"]
 
@@ -99,7 +99,7 @@ def test_every_strategy_trains_alike(train: Train, model: str, n_ranks: int, str
 
 
 VARIANTS = {
-    "sgd": ("AnGPT", "--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=30"),
+    "sgd": ("AnGPT", "--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=5", "--model.optimizer.fused=false"),
     "muon": ("AnGPT", "--model.optimizer=anlit.MuonAdamW", "--model.optimizer.embedding_lr=0.002"),
     "muon_ngpt": ("NGPT", "--model.optimizer=anlit.MuonAdamW", "--model.optimizer.embedding_lr=0.002"),
     "learned_globally": ("GPT", "--model.attention=ScaleInvariant", "--model.attention.learned=globally"),
