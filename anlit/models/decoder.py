@@ -152,6 +152,8 @@ def attention_layers(
     try:
         positions.check(d_head)
         mechanisms = [attention.for_layer(n_heads, d_head, layer) for layer in range(n_layers)]
+        for mechanism in mechanisms:  # a user's own `for_layer` need not think of them
+            mechanism.n_heads, mechanism.d_head = n_heads, d_head
         layers = [Attention(mechanism, backend, dropout, around) for mechanism in mechanisms]
     except ValueError as error:
         raise UserError(f"model: {error}") from error

@@ -37,6 +37,7 @@ def test_scale_must_be_positive(scale) -> None:
 
 def test_scaled_linear_multiplies_by_its_factor_and_per_output_by_its_scale() -> None:
     layer = ScaledLinear(3, 2, factor=5.0).double()
+    torch.nn.init.normal_(layer.weight)  # it draws nothing itself
     x, scale = torch.randn(4, 3, dtype=torch.float64), torch.tensor([2.0, -1.0], dtype=torch.float64)
     plain = x @ layer.weight.T
     torch.testing.assert_close(layer(x), 5 * plain)
