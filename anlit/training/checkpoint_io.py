@@ -93,17 +93,20 @@ def read_rest(path: Path) -> dict[str, Any]:
 def by_name(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """An optimizer's state in torch's own form, with `names`, which are in the order of the groups, for numbers."""
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
-    return {"state": {names[number]: entry for number, entry in state["state"].items()}, "param_groups": groups}
+    return {"state": {names[number]: entry for number, entry in state.get("state", {}).items()}, "param_groups": groups}
 
 
 def by_number(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state whose parameters have names, in torch's own form, where they have running numbers."""
+    """An optimizer's state whose parameters have names, in torch's own form, where they have running numbers.
+
+    A folder keeps no empty state, such as that of SGD without momentum.
+    """
     numbers: dict[str, int] = {}
     groups = []
     for group in state["param_groups"]:
         mine = [numbers.setdefault(name, len(numbers)) for name in group["params"]]
         groups.append({**group, "params": mine})
-    return {"state": {numbers[name]: entry for name, entry in state["state"].items()}, "param_groups": groups}
+    return {"state": {numbers[name]: entry for name, entry in state.get("state", {}).items()}, "param_groups": groups}
 
 
 class ShardedCheckpoints:
