@@ -13,7 +13,7 @@ COMMANDS = {
     "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt",
     "test": "the same on the test split",
     "predict": "per-token log-likelihoods of the validation split",
-    "sweep": "one run per point of a grid: anlit sweep configs/study/demo.yaml --output runs/sweep",
+    "study": "arms tuned, trained on several seeds, reported: anlit study --config configs/study/convergence.yaml",
     "benchmark": "speed, measured beside what else there is: anlit benchmark data, attention",
     "size": "memory, FLOPs and days before starting: anlit size --config FILE --gpus 8",
     "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
@@ -24,7 +24,7 @@ COMMANDS = {
 }
 _MODULES = {
     "prepare": "anlit.data.preparation.command",
-    "sweep": "anlit.analysis.sweep",
+    "study": "anlit.analysis.study.command",
     "benchmark": "anlit.benchmarks.command",
     "size": "anlit.sizing.command",
     "compare": "anlit.analysis.compare",
