@@ -60,7 +60,7 @@ def html(markdown: str, folder: Path) -> str:
     head, *sections = re.split(r"^## ", markdown, flags=re.MULTILINE)
     titles = [section.split("\n", 1)[0].strip() for section in sections]
     found = re.search(r"^# (.*)$", head, re.MULTILINE)
-    links = "".join(f'<a href="#s{number}">{escape(title)}</a>' for number, title in enumerate(titles))
+    links = "\n".join(f'<a href="#s{number}">{escape(title)}</a>' for number, title in enumerate(titles))
     parts = [_rendered(head, folder), f"<nav>{links}</nav>" if titles else ""]
     for number, (title, section) in enumerate(zip(titles, sections, strict=True)):
         content = _rendered(section.split("\n", 1)[1] if "\n" in section else "", folder)

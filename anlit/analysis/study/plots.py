@@ -18,8 +18,10 @@ from matplotlib.axes import Axes
 
 STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 PER_ROW = 3
-UNITS = {"tokens": "training tokens", "parameters": "parameters", "flops": "training compute (6 N D, FLOPs)",
-         "lr": "peak learning rate", "batch_size": "batch size (sequences)", "tau": "τ",
+NAMES = {"tokens": "training tokens", "flops": "training compute", "lr": "learning rate", "batch_size": "batch size",
+         "tau": "τ", "d_model": "width"}  # fmt: skip
+"""Of settings, in headings and sentences; others are called as in the YAML."""
+UNITS = {"flops": "training compute (6 N D, FLOPs)", "lr": "peak learning rate", "batch_size": "batch size (sequences)",
          "loss": "validation loss (nats per token)"}  # fmt: skip
 # Losses this far above a panel's best share the darkest colour: a diverging run must not wash out the rest.
 WORST = 0.10
@@ -61,8 +63,8 @@ def _heat_map(ax: Axes, points: list[Point], x: str, y: str) -> None:
             ax.add_patch(frame)
     ax.set_xticks(range(len(across)), [f"{value:g}" for value in across])
     ax.set_yticks(range(len(up)), [f"{value:g}" for value in up])
-    ax.set_xlabel(UNITS.get(x, x))
-    ax.set_ylabel(UNITS.get(y, y))
+    ax.set_xlabel(axis_label(x))
+    ax.set_ylabel(axis_label(y))
 
 
 def trends(
@@ -87,12 +89,15 @@ def trends(
         ax.set_xscale("log")
         if value != "loss":
             ax.set_yscale("log")
+            heights = sorted({y for found in series.values() for _, y, _ in found})
+            ax.set_yticks(heights, [short_number(y) for y in heights])
+            ax.set_ylim(heights[0] / 1.3, heights[-1] * 1.3)
         shown = sorted({x for found in series.values() for x, _, _ in found})
         ax.set_xticks(shown, [short_number(x) for x in shown])
         ax.minorticks_off()
         ax.grid(alpha=0.25, linewidth=0.6)
-        ax.set_xlabel(UNITS.get(over, over))
-        ax.set_ylabel(UNITS.get(value, value))
+        ax.set_xlabel(axis_label(over))
+        ax.set_ylabel(axis_label(value))
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
         figure.savefig(path, dpi=150)
         plt.close(figure)
@@ -122,6 +127,16 @@ def changes(labels: Sequence[str], means: Sequence[float], bounds: Sequence[tupl
         ax.set_xlabel(f"change of the final validation loss against {baseline} (%, 95 % interval; left is better)")
         figure.savefig(path, dpi=150)
         plt.close(figure)
+
+
+def named(key: str) -> str:
+    """A setting's name for readers."""
+    return NAMES.get(key, key)
+
+
+def axis_label(key: str) -> str:
+    """A setting's name with its unit."""
+    return UNITS.get(key, named(key))
 
 
 def short_number(value: float) -> str:

@@ -24,7 +24,7 @@ EXPONENTS = {
 
 
 def scaling(outcome: Outcome, options: dict[str, Any]) -> list[str]:
-    """Options: `resamples`, of the bootstrap (200). Each run counts, seeds too; N is all parameters."""
+    """Options: `resamples`, of the bootstrap (100). Each run counts, seeds too; N is all parameters."""
     arms: dict[str, list[Point]] = {}
     for point in outcome.points():
         if point.losses and "parameters" in point.values:
@@ -32,7 +32,7 @@ def scaling(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     fits, notes = {}, []
     for title, points in arms.items():
         try:
-            fits[title] = fit(*_arrays(points), resamples=options.get("resamples", 200))
+            fits[title] = fit(*_arrays(points), resamples=options.get("resamples", 100))
         except ValueError as error:
             notes.append(f"- {title}: no law, for {error}.")
     parts = [

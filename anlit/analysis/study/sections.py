@@ -124,11 +124,11 @@ def heat_map(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     panels = _by_arm(_points(outcome, options), without=(x, y))
     panels = {title: points for title, points in panels.items() if any(point.losses for point in points)}
     if not panels:
-        return [f"## Loss over {x} and {y}", "No run has finished yet."]
+        return [f"## Loss over {plots.named(x)} and {plots.named(y)}", "No run has finished yet."]
     path = outcome.output / f"heat-{x}-{y}.png"
     plots.heat_maps(panels, x, y, path)
     return [
-        f"## Loss over {x} and {y}",
+        f"## Loss over {plots.named(x)} and {plots.named(y)}",
         "Final validation loss in nats per token; the best cell of a panel is framed. Colours end 10 % above it.",
         f"![loss over {x} and {y}]({path.name})",
     ]
@@ -149,10 +149,10 @@ def sensitivity(outcome: Outcome, options: dict[str, Any]) -> list[str]:
             ends = " and ".join(open_ends)
             rows.append([title, f"{best[0]:g}", f"{best[1]:.4f}", f"{low:.3g} … {high:.3g}", f"{high / low:.1f}×",
                          f"at least: the grid ends {ends}" if ends else ""])  # fmt: skip
-    head = ["arm", f"best {over}", "its loss", f"within {100 * within:g} %", "widest ÷ narrowest", ""]
+    head = ["arm", f"best {plots.named(over)}", "its loss", f"within {100 * within:g} %", "widest ÷ narrowest", ""]
     return [
-        f"## Sensitivity to {over}",
-        f"Where the final loss is within {100 * within:g} % of the best, interpolated over the logarithm of {over}; "
+        f"## Sensitivity to the {plots.named(over)}",
+        f"Where the final loss is within {100 * within:g} % of the best, interpolated over the logarithm; "
         "of settings that differ in something else too, the best counts.",
         table(head, rows) if rows else "Fewer than two values have finished.",
     ]
@@ -191,7 +191,7 @@ def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
             sd = Summary(point.losses).sd or 0.0
             y = (point.loss, sd) if value == "loss" else (point.number(value), 0.0)
             series.setdefault(_line_of(outcome, point, options.get("per", ())), []).append((point.number(over), *y))
-    title = f"## {value} over {over}" if value != "loss" else f"## Loss over {over}"
+    title = f"## {'Loss' if value == 'loss' else f'Best {plots.named(value)}'} over {plots.named(over)}"
     if not series:
         return [title, "No run has finished yet."]
     fits = {label: fit for label, found in series.items() if (fit := power_law(found)) is not None}
@@ -202,12 +202,13 @@ def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     if value == "loss":
         rows = [[label, plots.short_number(x), f"{y:.4f}" + (f" ± {sd:.4f}" if sd else "")]
                 for label, found in series.items() for x, y, sd in sorted(found)]  # fmt: skip
-        return [*parts, table(["arm", over, "validation loss (nats/token)"], rows)]
+        return [*parts, table(["arm", plots.named(over), "validation loss (nats/token)"], rows)]
     rows = [
-        [label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}"]
+        [label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
         for label, (_, b, low, high) in fits.items()
     ]
-    law = f"{value} = a · {over}^b, fitted over the logarithms; a grid's best value is known no finer than its steps."
+    law = f"{plots.named(value).capitalize()} = a · {plots.named(over)}^b, fitted over the logarithms."
+    law += " A grid's best value is known no finer than its steps."
     return [*parts, law, table(["arm", "points", "exponent b", "95 % interval"], rows)]
 
 
