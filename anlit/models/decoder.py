@@ -37,6 +37,7 @@ class Decoder(nn.Module):
         self.shared_coefficients = nn.ModuleList(shared_coefficients(self.blocks))
         self.head = ScaledLinear(d_model, vocab_size)
         self.document_masking = document_masking
+        self.compiles_loss = False
 
     def forward(
         self,
@@ -69,7 +70,7 @@ class Decoder(nn.Module):
         if targets is None:
             return self.logits(h)
         x, scale = self.output(h)
-        return linear_cross_entropy(x, self.head.scaled(scale), targets, z_loss)
+        return linear_cross_entropy(x, self.head.scaled(scale), targets, z_loss, self.compiles_loss)
 
     def rotations(self, documents: Documents, h: Tensor) -> dict[Positions, Rotation | None]:
         """How each kind of the blocks' positions turns the queries and keys of this batch, made once for all layers."""
