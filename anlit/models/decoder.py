@@ -126,10 +126,11 @@ class Decoder(nn.Module):
 
     def clip_qk(self) -> None:
         """Shrink queries and keys where a score was too large (QK-clip); called once after each optimizer step."""
-        for module in self.blocks:
-            block: Any = module
-            if block.attention.clip is not None:
-                block.shrink_qk(block.attention.clip.factors())
+        blocks: list[Any] = [block for block in self.blocks if block.attention.clip is not None]
+        if blocks:
+            factors = QKClip.factors([block.attention.clip for block in blocks])
+            for block, mine in zip(blocks, factors, strict=True):
+                block.shrink_qk(mine)
 
     def restore_norms(self) -> None:
         """Bring the weights back to the architecture's constraint; called once after each optimizer step."""
