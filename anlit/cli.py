@@ -12,7 +12,7 @@ COMMANDS = {
     "fit": "train a model: anlit fit --config configs/experiment/demo/gpt.yaml",
     "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt",
     "test": "the same on the test split",
-    "predict": "per-token log-likelihoods of the validation split",
+    "predict": "per-token log-likelihoods of the validation split, into RUN_DIR/predictions.parquet",
     "sweep": "one run per point of a grid: anlit sweep configs/study/demo.yaml --output runs/sweep",
     "benchmark": "speed, measured beside what else there is: anlit benchmark data, attention",
     "size": "memory, FLOPs and days before starting: anlit size --config FILE --gpus 8",

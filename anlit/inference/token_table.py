@@ -68,13 +68,22 @@ class TokenTable:
         except OSError as error:
             raise UserError(f"--output {path} cannot be written ({error.strerror or error}): name another") from error
 
-    def add(self, document: int, scores: Scores, offsets: np.ndarray | None) -> None:
-        """One document; offsets (n, 2) are the byte ranges of its tokens, null in the table if not known."""
+    def add(
+        self, document: int, scores: Scores, offsets: np.ndarray | None, positions: np.ndarray | None = None
+    ) -> None:
+        """Tokens of one document.
+
+        Args:
+            document: Its number.
+            scores: Of n tokens.
+            offsets: (n, 2) int64, their byte ranges; null in the table if not known.
+            positions: (n,) int64, their places in the document; 0 … n − 1 if not given.
+        """
         n = len(scores.tokens)
         missing = np.isnan(scores.log_likelihood)
         columns = [
             pa.array(np.full(n, document, np.int64)),
-            pa.array(np.arange(n, dtype=np.int64)),
+            pa.array(np.arange(n, dtype=np.int64) if positions is None else positions),
             pa.array(scores.tokens.astype(np.int32)),
             pa.array([self._text_of(token) for token in scores.tokens.tolist()], pa.string()),
             *(pa.nulls(n, pa.int64()) if offsets is None else pa.array(offsets[:, side]) for side in (0, 1)),
