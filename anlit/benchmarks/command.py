@@ -6,6 +6,7 @@ from anlit.errors import UserError
 
 BENCHMARKS = {
     "attention": ("anlit.benchmarks.attention", "attention kernels: right or not, time, share of the peak, memory"),
+    "folding": ("anlit.benchmarks.folding", "forward time of nGPT and anGPT, folded and not, beside GPT+"),
     "data": ("anlit.benchmarks.data", "preparing text and streaming batches: rates, memory, time to the first batch"),
 }
 
