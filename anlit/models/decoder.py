@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anlit.attention.around import AroundAttention, GateMap, QKClip
 from anlit.attention.attention import Attention
+from anlit.attention.cache import KeyValueCache
 from anlit.attention.coefficient import Coefficient, shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
@@ -37,6 +38,7 @@ class Decoder(nn.Module):
         self.shared_coefficients = nn.ModuleList(shared_coefficients(self.blocks))
         self.head = ScaledLinear(d_model, vocab_size)
         self.document_masking = document_masking
+        self.compiles_loss = False
 
     def forward(
         self,
@@ -46,6 +48,8 @@ class Decoder(nn.Module):
         longest: int | None = None,
         targets: Tensor | None = None,
         z_loss: float = 0.0,
+        cache: KeyValueCache | None = None,
+        n_logits: int | None = None,
     ) -> Any:
         """Logits (B, T, V) for tokens (B, T); or with `targets` the loss and the objective, without all logits.
 
@@ -56,9 +60,14 @@ class Decoder(nn.Module):
             longest: Tokens of the longest document, as in a `Batch`.
             targets: (B, T), −100 where a token does not count; see `linear_cross_entropy` for what is returned then.
             z_loss: Weight of the squared log-partition in the objective.
+            cache: What was read before these tokens, and where they are kept for those that follow.
+            n_logits: Give the logits of so many last tokens only, (B, n_logits, V).
         """
         ids = document_ids if self.document_masking else None
-        documents = Documents(ids, tokens.shape[1], tokens.device, cu_seqlens, longest)
+        if cache is None:
+            documents = Documents(ids, tokens.shape[1], tokens.device, cu_seqlens, longest)
+        else:
+            documents = cache.read(tokens.shape[1], ids, tokens.device)
         h = self.embedding(tokens)
         for module in self.blocks:  # before the first block, so that all of them, if compiled, find the same
             block: Any = module
@@ -67,16 +76,16 @@ class Decoder(nn.Module):
         for block in self.blocks:
             h = block(h, documents, rotations[block.positions])
         if targets is None:
-            return self.logits(h)
+            return self.logits(h if n_logits is None else h[:, -n_logits:])
         x, scale = self.output(h)
-        return linear_cross_entropy(x, self.head.scaled(scale), targets, z_loss)
+        return linear_cross_entropy(x, self.head.scaled(scale), targets, z_loss, self.compiles_loss)
 
     def rotations(self, documents: Documents, h: Tensor) -> dict[Positions, Rotation | None]:
         """How each kind of the blocks' positions turns the queries and keys of this batch, made once for all layers."""
         blocks: Iterable[Any] = self.blocks
         kinds = {block.positions: block.d_head for block in blocks}
         return {
-            positions: positions.rotation(d_head, documents.length, documents.positions, h)
+            positions: positions.rotation(d_head, documents.length, documents.positions, h, documents.horizon)
             for positions, d_head in kinds.items()
         }
 
@@ -125,10 +134,11 @@ class Decoder(nn.Module):
 
     def clip_qk(self) -> None:
         """Shrink queries and keys where a score was too large (QK-clip); called once after each optimizer step."""
-        for module in self.blocks:
-            block: Any = module
-            if block.attention.clip is not None:
-                block.shrink_qk(block.attention.clip.factors())
+        blocks: list[Any] = [block for block in self.blocks if block.attention.clip is not None]
+        if blocks:
+            factors = QKClip.factors([block.attention.clip for block in blocks])
+            for block, mine in zip(blocks, factors, strict=True):
+                block.shrink_qk(mine)
 
     def restore_norms(self) -> None:
         """Bring the weights back to the architecture's constraint; called once after each optimizer step."""

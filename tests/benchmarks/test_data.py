@@ -63,6 +63,8 @@ def test_all_parts(tmp_path: Path, in_this_process: list[tuple[str, str]], capsy
             for program in ("anlit", "litgpt", "litgpt, raw blocks")
         ],
         ("memory", "anlit", 2),
+        ("wait", "anlit, 0.6M/s", 4),
+        ("wait", "anlit, 5M/s", 4),
         *[(part, "anlit", workers) for part in ("first batch", "first batch at 90%") for workers in (0, 2)],
     ]
     for measurement in record["measurements"]:
