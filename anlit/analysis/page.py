@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import struct
 from html import escape
 from pathlib import Path
 from string import Template
@@ -12,6 +13,7 @@ from markdown_it import MarkdownIt
 
 FOLDED = ("Runs", "Tuning, all settings", "Where the numbers come from")
 """Headings whose sections a reader opens only to look something up."""
+CSS_DPI, PLOT_DPI = 96, 150
 PAGE = Template(
     """<!DOCTYPE html>
 <html lang="en">
@@ -75,10 +77,13 @@ def _rendered(markdown: str, folder: Path) -> str:
     """HTML in the text is shown, not obeyed: it may come from a configuration."""
     text = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     text = text.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
-    return re.sub(r'<img src="([^":]+\.png)"', lambda found: f'<img src="{_inline(folder / found[1])}"', text)
+    return re.sub(r'src="([^":]+\.png)"', lambda found: _inline(folder / found[1]), text)
 
 
 def _inline(picture: Path) -> str:
+    """The attributes of a picture inside the page, shown at its size in inches."""
     if not picture.is_file():
-        return escape(picture.name)
-    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+        return f'src="{escape(picture.name)}"'
+    content = picture.read_bytes()
+    (width,) = struct.unpack(">I", content[16:20])  # PNG's first chunk begins with it
+    return f'src="data:image/png;base64,{base64.b64encode(content).decode()}" width="{width * CSS_DPI // PLOT_DPI}"'

@@ -63,7 +63,7 @@ def plain(value: Any) -> str:
     """A value in a folder's name: no character that a shell or a file system minds."""
     if isinstance(value, dict):
         value = str(value.get("class_path", "set")).rsplit(".", 1)[-1]
-    return "".join(letter if letter.isalnum() or letter in ".+-=" else "-" for letter in str(value))
+    return "".join(letter if letter.isalnum() or letter in "._+-=" else "-" for letter in str(value))
 
 
 def _line(key: str, values: Any, where: str) -> list[Choice]:

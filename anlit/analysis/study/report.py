@@ -69,9 +69,12 @@ def _progress(outcome: Outcome) -> str:
     left = [arm.title for arm in outcome.study.arms if arm.name not in outcome.selected]
     waits = f" Not measured, for their tuning has not ended or failed everywhere: {'; '.join(left)}." if left else ""
     seeds = len(outcome.study.seeds)
+    measured = (
+        f"Each arm is measured on {seeds} seed{'s' * (seeds > 1)}." if seeds else "Tuning only, nothing is measured."
+    )
     hours = sum(_seconds(run) for _, _, run in outcome.runs) / 3600
     trained = f" {hours:.2f} hours of training in all." if hours else ""
-    return f"{len(outcome.runs)} runs: {told}. Each arm is measured on {seeds} seeds.{waits}{trained}"
+    return f"{len(outcome.runs)} runs: {told}. {measured}{waits}{trained}"
 
 
 def _seconds(run: Run | None) -> float:
