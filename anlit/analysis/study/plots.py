@@ -82,7 +82,16 @@ def trends(
             x, y, sd = (np.array(column) for column in zip(*sorted(found), strict=True))
             fitted = (curves or {}).get(label)
             line = "" if fitted else LINES[i // len(COLOURS) % len(LINES)]
-            ax.errorbar(x, y, yerr=np.where(sd > 0, sd, np.nan), fmt=f"o{line}", color=colour, capsize=4, label=label)
+            ax.errorbar(
+                x,
+                y,
+                yerr=np.where(sd > 0, sd, np.nan),
+                fmt=f"o{line}",
+                color=colour,
+                capsize=4,
+                label=label,
+                markersize=max(4, 11 - 3 * i),
+            )  # points that coincide show as rings
             if fitted is not None:
                 fine = np.geomspace(x.min(), x.max(), 100)
                 ax.plot(fine, fitted(fine), "-", color=colour, linewidth=1.5)
