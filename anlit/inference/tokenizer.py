@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from anlit.analysis.runs import mapping
 from anlit.data.module import TokenShards
 from anlit.data.tokenizer import END_OF_DOCUMENT, file_sha256, load_tokenizer
 from anlit.errors import UserError
@@ -23,8 +24,7 @@ def find_tokenizer(checkpoint: Checkpoint, given: str | None = None) -> Path | N
         _check(Path(given), checkpoint)
         return Path(given)
     folders = [checkpoint.file] if is_exported(checkpoint.file) else []
-    data = (checkpoint.trained_on or {}).get("path")
-    folders += [Path(data)] if data and "://" not in data else []
+    folders += _data_folders(checkpoint)
     files = (folder / TOKENIZER for folder in folders)
     return next((file for file in files if file.is_file() and _is_the_models(file, checkpoint)), None)
 
@@ -48,15 +48,21 @@ def end_of_document(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> int 
     """The id of the token that ends a document: as exported, else as its data says, else <|endoftext|> if it exists."""
     if is_exported(checkpoint.file) and (exported := read_settings(checkpoint.file).get(END)) is not None:
         return exported
-    data = checkpoint.trained_on or {}
-    if "path" in data and "://" not in data["path"]:
+    for folder in _data_folders(checkpoint):
         try:
-            manifest = TokenShards(data["path"]).manifest
+            manifest = TokenShards(str(folder)).manifest
         except UserError:  # the data has gone
-            manifest = {}
-        if manifest.get("content_sha256") == data.get("content_sha256") and END in manifest:
+            continue
+        if manifest["content_sha256"] == (checkpoint.trained_on or {}).get("content_sha256"):
             return manifest[END]
     return tokenizer.token_to_id(END_OF_DOCUMENT) if tokenizer is not None else None
+
+
+def _data_folders(checkpoint: Checkpoint) -> list[Path]:
+    """Where the data lay when the model was trained, and where its run's config.yaml says; local ones."""
+    configured = mapping(mapping((checkpoint.config or {}).get("data")).get("init_args")).get("path")
+    paths = dict.fromkeys(((checkpoint.trained_on or {}).get("path"), configured))
+    return [Path(path) for path in paths if path and "://" not in path]
 
 
 def _is_the_models(file: Path, checkpoint: Checkpoint) -> bool:
