@@ -46,15 +46,18 @@ class Positions(nn.Module):
             self._key = key
         return self._tables
 
-    def forward(self, *vectors: Tensor, index: Tensor | None = None) -> tuple[Tensor, ...]:
+    def forward(self, *vectors: Tensor, index: Tensor | None = None, horizon: int | None = None) -> tuple[Tensor, ...]:
         """Rotate each (B, H, T, D) tensor by its positions along T; norms are kept.
 
         Args:
             vectors: Queries, keys.
             index: (B, T) integers, each token's position in its document; 0, 1 … T−1 if not given.
+            horizon: Tokens of the whole sequence, where these are a part of it; T if not given.
         """
         length, d_head = vectors[0].shape[-2:]
-        cos, sin = self.tables(d_head, length, vectors[0])
+        cos, sin = self.tables(d_head, horizon or length, vectors[0])
+        if index is None:
+            cos, sin = cos[:length], sin[:length]
         if index is not None:
             cos, sin = cos[index][:, None], sin[index][:, None]
         return tuple(rotate(x, cos, sin) for x in vectors)
@@ -164,7 +167,7 @@ class PRoPE(Positions):
 class NoPE(Positions):
     """No positions: order enters through the causal mask alone (arXiv 2305.19466)."""
 
-    def forward(self, *vectors: Tensor, index: Tensor | None = None) -> tuple[Tensor, ...]:
+    def forward(self, *vectors: Tensor, index: Tensor | None = None, horizon: int | None = None) -> tuple[Tensor, ...]:
         return vectors
 
 

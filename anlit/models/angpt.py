@@ -108,7 +108,7 @@ class AnGPTBlock(nn.Module):
 
     def attend(self, h: Tensor, documents: Documents) -> Tensor:
         q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
-        q, k = self.positions(self.norm_q(q), self.norm_k(k), index=documents.positions)
+        q, k = self.positions(self.norm_q(q), self.norm_k(k), index=documents.positions, horizon=documents.horizon)
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 
     def mlp(self, h: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anlit.attention.around import AroundAttention, GateMap, QKClip
 from anlit.attention.attention import Attention
+from anlit.attention.cache import KeyValueCache
 from anlit.attention.coefficient import Coefficient, shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
@@ -43,6 +44,8 @@ class Decoder(nn.Module):
         document_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         longest: int | None = None,
+        cache: KeyValueCache | None = None,
+        n_logits: int | None = None,
     ) -> Tensor:
         """Logits (B, T, V) for tokens (B, T).
 
@@ -51,16 +54,21 @@ class Decoder(nn.Module):
             document_ids: (B, T), which tokens belong to one document.
             cu_seqlens: Where the documents begin, as in a `Batch`; with it no kernel has to wait for the device.
             longest: Tokens of the longest document, as in a `Batch`.
+            cache: What was read before these tokens, and where they are kept for those that follow.
+            n_logits: Give the logits of so many last tokens only, (B, n_logits, V).
         """
         ids = document_ids if self.document_masking else None
-        documents = Documents(ids, tokens.shape[1], tokens.device, cu_seqlens, longest)
+        if cache is None:
+            documents = Documents(ids, tokens.shape[1], tokens.device, cu_seqlens, longest)
+        else:
+            documents = cache.read(tokens.shape[1], ids, tokens.device)
         h = self.embedding(tokens)
         for module in self.blocks:  # before the first block, so that all of them, if compiled, find the same
             block: Any = module
             block.attention.prepare(documents, h)
         for block in self.blocks:
             h = block(h, documents)
-        return self.logits(h)
+        return self.logits(h if n_logits is None else h[:, -n_logits:])
 
     def matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every weight matrix with the name of its map: embedding, head, and each block's W_q … W_d."""

@@ -90,7 +90,7 @@ class NGPTBlock(nn.Module):
 
     def attend(self, h: Tensor, documents: Documents) -> Tensor:
         q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
-        q, k = (self.norm_qk(x) for x in self.positions(q, k, index=documents.positions))
+        q, k = (self.norm_qk(x) for x in self.positions(q, k, index=documents.positions, horizon=documents.horizon))
         if self.s_qk is not None:
             s_qk = self.s_qk().view(self.n_heads, 1, -1)
             q, k = (q * s_qk).to(v.dtype), (k * s_qk).to(v.dtype)

@@ -1,7 +1,6 @@
 """Exported for transformers: the same logits, and its own `generate` decodes what anlit decodes."""
 
 import ast
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,17 @@ import torch
 from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PRoPE, RoPE
 from anlit.attention.around import AroundAttention
 from anlit.cli import main
-from anlit.data.tokenizer import END_OF_DOCUMENT, file_sha256, train_bpe
+from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_bpe
 from anlit.errors import UserError
 from anlit.evaluation.checkpoint import load_checkpoint
 from anlit.inference.fold import FoldedAnGPT
 from anlit.inference.huggingface.own import CODE
 from anlit.inference.huggingface.write import write_huggingface
 from tests.attention.examples import SHIPPED, LogNWithSlopes
-from tests.data.prepared import END, VOCABULARY
+from tests.data.prepared import END
 from tests.evaluation.saved import make_run, prepare
 from tests.inference.huggingface_folders import checkpoint, decoded, loud, own_code_cache, read, write
+from tests.inference.with_text import make_run_with_text
 from tests.models.tiny import random_tokens
 
 transformers = pytest.importorskip("transformers")
@@ -100,12 +100,8 @@ def test_prompts_of_different_lengths_in_one_batch(architecture, tmp_path: Path)
 
 @pytest.mark.usefixtures("own_code_cache")
 def test_a_run_with_its_tokenizer(tmp_path: Path) -> None:
-    text = "def f(x):\n    return x  # é"
-    tokenizer = train_bpe([text * 20], VOCABULARY)
-    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
-    data = prepare(tmp_path / "data", tokenizer_sha256=file_sha256(tmp_path / "tokenizer.json"))
-    shutil.move(tmp_path / "tokenizer.json", data)
-    run, out = make_run(tmp_path / "run", data, AnGPT), tmp_path / "out"
+    run, out, text = make_run_with_text(tmp_path, AnGPT), tmp_path / "out", "the naïve cat\n  sat – ☕"
+    tokenizer = load_tokenizer(tmp_path / "data" / "tokenizer.json")
     assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
     theirs = transformers.AutoTokenizer.from_pretrained(out)
     assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
@@ -152,7 +148,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, capsys) -> None
     run = make_run(tmp_path / "run", data, GPT)
     file = tmp_path / "tokenizer.json"
     for content, complaint in (
-        (train_bpe(["abc abd"], 260).to_str(), "is not the one that"),
+        (train_bpe(["abc abd"], 260).to_str(), "was trained with another tokenizer"),
         ("{}", "is not a tokenizer.json"),
     ):
         file.write_text(content)

@@ -13,7 +13,8 @@ from anlit import GPT, RoPE
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from anlit.evaluation.checkpoint import load_checkpoint
-from anlit.inference.tokenizer import end_of_document, find_tokenizer
+from anlit.inference.text import text_of
+from anlit.training.exported import read_settings
 from tests.inference.huggingface_folders import loud, write
 from tests.models.tiny import fit, random_tokens, tiny
 
@@ -70,7 +71,8 @@ def test_an_imported_qwen3_gives_the_same_logits(changes, said, tmp_path: Path, 
     assert main(["import", str(tmp_path / "qwen3"), "--output", str(tmp_path / "gpt")]) == 0
     assert said in capsys.readouterr().out
     loaded = load_checkpoint(str(tmp_path / "gpt"), "cpu")
-    assert (loaded.architecture, loaded.training_length, end_of_document(loaded, None)) == ("GPT", 64, 7)
+    assert (loaded.architecture, loaded.training_length) == ("GPT", 64)
+    assert read_settings(tmp_path / "gpt")["end_of_document"] == 7
     expected = theirs(TOKENS).logits
     assert expected.std() > 0.5
     torch.testing.assert_close(loaded.model(TOKENS), expected, rtol=1e-5, atol=1e-5)
@@ -88,12 +90,15 @@ def test_what_was_exported_comes_back(settings, tmp_path: Path) -> None:
 
 
 def test_an_imported_model_trains_on_and_keeps_its_tokenizer(tmp_path: Path) -> None:
-    qwen3(tmp_path / "qwen3")
-    (tmp_path / "qwen3" / "tokenizer.json").write_text(train_bpe(["abc"], 260).to_str())
+    qwen3(tmp_path / "qwen3", vocab_size=300)
+    tokenizer = train_bpe(["abc"], 260)
+    (tmp_path / "qwen3" / "tokenizer.json").write_text(tokenizer.to_str())
     arguments = ["--output", str(tmp_path / "gpt"), "--context_length", "16"]
     assert main(["import", str(tmp_path / "qwen3"), *arguments]) == 0
     loaded = load_checkpoint(str(tmp_path / "gpt"), "cpu")
-    assert find_tokenizer(loaded) == tmp_path / "gpt" / "tokenizer.json"
+    text = text_of(loaded)
+    assert text.encode("abcba") == tokenizer.encode("abcba").ids
+    assert (text.end_of_document, text.token_at) == (7, "end")
     assert loaded.training_length == 16
     fit(loaded.model.requires_grad_(True), max_steps=1)
 

@@ -54,9 +54,9 @@ def import_huggingface(source: str, output: str, context_length: int | None = No
     }
     tokenizer = folder / TOKENIZER
     ends = record.get("eos_token_id")
-    end: int | None = next(iter(ends), None) if isinstance(ends, list) else ends
+    separators = {"end_of_document": next(iter(ends), None) if isinstance(ends, list) else ends}
     try:
-        write_exported(content, settings, target, tokenizer.read_bytes() if tokenizer.is_file() else None, end)
+        write_exported(content, settings, target, tokenizer.read_bytes() if tokenizer.is_file() else None, separators)
     except OSError as error:
         raise UserError(f"--output {output} cannot be written ({error.strerror}): give a writable folder") from error
     if not tokenizer.is_file():

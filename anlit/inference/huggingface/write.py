@@ -5,14 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from anlit.data.tokenizer import load_tokenizer
 from anlit.evaluation.checkpoint import Checkpoint
 from anlit.inference.huggingface import own, standard
-from anlit.inference.tokenizer import end_of_document
-from anlit.training.exported import TOKENIZER, write_folder
+from anlit.inference.text import Text
+from anlit.training.exported import write_folder
 
 
-def write_huggingface(checkpoint: Checkpoint, folder: Path, tokenizer: Path | None) -> None:
+def write_huggingface(checkpoint: Checkpoint, folder: Path, text: Text | None) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
     GPT+ takes an architecture of transformers where one is exact. Other settings, nGPT and anGPT (folded) come with
@@ -27,17 +26,15 @@ def write_huggingface(checkpoint: Checkpoint, folder: Path, tokenizer: Path | No
         code: list[Path] = []
     else:
         record, weights, code = own.exported(checkpoint)
-    loaded = load_tokenizer(tokenizer) if tokenizer is not None else None
-    end = end_of_document(checkpoint, loaded)
+    end = text.end_of_document if text is not None else None
     special = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
-    write_folder(folder, weights, {**record, **special, "dtype": "float32"}, None)
+    write_folder(folder, weights, {**record, **special, "dtype": "float32"}, text.content if text is not None else None)
     for file in code:
         shutil.copyfile(file, folder / file.name)
     _write_json(folder / "generation_config.json", {**special, "do_sample": False})
-    if tokenizer is not None and loaded is not None:
-        shutil.copyfile(tokenizer, folder / TOKENIZER)
-        text = loaded.id_to_token(end) if end is not None else None
-        _write_json(folder / "tokenizer_config.json", _tokenizer_settings(text, checkpoint.training_length))
+    if text is not None:
+        name = text.tokenizer.id_to_token(end) if end is not None else None
+        _write_json(folder / "tokenizer_config.json", _tokenizer_settings(name, checkpoint.training_length))
 
 
 def _tokenizer_settings(end: str | None, context_length: int) -> dict[str, Any]:
