@@ -39,6 +39,8 @@ class Documents:
         longest: int | None = None,
     ) -> None:
         self.ids, self.length, self.device = ids, length, device
+        self.horizon = length
+        """Tokens that the sequence has or, where a cache goes on with it, will have."""
         self._given, self._longest = cu_seqlens, longest
         self._masks: dict[int | None, Tensor] = {}
         self._packing: Packing | None = None

@@ -49,7 +49,9 @@ class Positions(nn.Module):
             self._key = key
         return self._tables
 
-    def rotation(self, d_head: int, length: int, index: Tensor | None, like: Tensor) -> Rotation | None:
+    def rotation(
+        self, d_head: int, length: int, index: Tensor | None, like: Tensor, horizon: int | None = None
+    ) -> Rotation | None:
         """What turns queries and keys of a batch, for all layers that have these positions; None if nothing turns.
 
         Args:
@@ -57,8 +59,11 @@ class Positions(nn.Module):
             length: T.
             index: (B, T) integers, each token's position in its document; 0, 1 … T−1 if not given.
             like: Of the device and precision wanted.
+            horizon: Tokens of the whole sequence, where these T are a part of it; T if not given.
         """
-        cos, sin = self.tables(d_head, length, like)
+        cos, sin = self.tables(d_head, horizon or length, like)
+        if index is None:
+            cos, sin = cos[:length], sin[:length]
         if index is not None:
             cos, sin = cos[index][:, None], sin[index][:, None]
         return cos, sin
@@ -180,7 +185,9 @@ class PRoPE(Positions):
 class NoPE(Positions):
     """No positions: order enters through the causal mask alone (arXiv 2305.19466)."""
 
-    def rotation(self, d_head: int, length: int, index: Tensor | None, like: Tensor) -> Rotation | None:
+    def rotation(
+        self, d_head: int, length: int, index: Tensor | None, like: Tensor, horizon: int | None = None
+    ) -> Rotation | None:
         return None
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anlit.attention.around import AroundAttention, GateMap, QKClip
 from anlit.attention.attention import Attention
+from anlit.attention.cache import KeyValueCache
 from anlit.attention.coefficient import Coefficient, shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
@@ -47,6 +48,8 @@ class Decoder(nn.Module):
         longest: int | None = None,
         targets: Tensor | None = None,
         z_loss: float = 0.0,
+        cache: KeyValueCache | None = None,
+        n_logits: int | None = None,
     ) -> Any:
         """Logits (B, T, V) for tokens (B, T); or with `targets` the loss and the objective, without all logits.
 
@@ -57,9 +60,14 @@ class Decoder(nn.Module):
             longest: Tokens of the longest document, as in a `Batch`.
             targets: (B, T), −100 where a token does not count; see `linear_cross_entropy` for what is returned then.
             z_loss: Weight of the squared log-partition in the objective.
+            cache: What was read before these tokens, and where they are kept for those that follow.
+            n_logits: Give the logits of so many last tokens only, (B, n_logits, V).
         """
         ids = document_ids if self.document_masking else None
-        documents = Documents(ids, tokens.shape[1], tokens.device, cu_seqlens, longest)
+        if cache is None:
+            documents = Documents(ids, tokens.shape[1], tokens.device, cu_seqlens, longest)
+        else:
+            documents = cache.read(tokens.shape[1], ids, tokens.device)
         h = self.embedding(tokens)
         for module in self.blocks:  # before the first block, so that all of them, if compiled, find the same
             block: Any = module
@@ -68,7 +76,7 @@ class Decoder(nn.Module):
         for block in self.blocks:
             h = block(h, documents, rotations[block.positions])
         if targets is None:
-            return self.logits(h)
+            return self.logits(h if n_logits is None else h[:, -n_logits:])
         x, scale = self.output(h)
         return linear_cross_entropy(x, self.head.scaled(scale), targets, z_loss, self.compiles_loss)
 
@@ -77,7 +85,7 @@ class Decoder(nn.Module):
         blocks: Iterable[Any] = self.blocks
         kinds = {block.positions: block.d_head for block in blocks}
         return {
-            positions: positions.rotation(d_head, documents.length, documents.positions, h)
+            positions: positions.rotation(d_head, documents.length, documents.positions, h, documents.horizon)
             for positions, d_head in kinds.items()
         }
 

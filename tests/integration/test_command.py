@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -199,9 +201,13 @@ def test_validate_and_predict_read_a_run_folder(
         logged = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
     capfd.readouterr()
     for command in ("validate", "test", "predict"):
-        assert run([command, f"--config={tmp_path}/run/config.yaml", f"--ckpt_path={best}"]) == 0
+        limited = ["--trainer.limit_predict_batches=2"] if command == "predict" else []  # as validation is
+        assert run([command, f"--config={tmp_path}/run/config.yaml", f"--ckpt_path={best}", *limited]) == 0
         if command == "validate":
             assert f"{logged[-1]:.4f}"[:5] in capfd.readouterr().out
+    table = pq.read_table(tmp_path / "run" / "predictions.parquet")
+    assert -pc.mean(table["log_likelihood"]).as_py() == pytest.approx(logged[-1], rel=1e-4)
+    assert set(table["text"].to_pylist()) > {"e", " "}
 
 
 def test_nan_loss_stops_with_step_and_checkpoint(
