@@ -21,7 +21,7 @@ from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.models.flops import attention_layers_of
 from anlit.sizing.live_memory import Bytes, LiveMemory, fake_parameters
-from anlit.training.language_model import LanguageModel, next_token_loss
+from anlit.training.language_model import LanguageModel
 from anlit.training.optimizers import parameter_groups
 
 
@@ -98,7 +98,7 @@ def trace_step(model: LanguageModel, n_blocks: int, setting: Setting) -> dict[st
         targets, ids = tokens.clone(), tokens.clone()
         memory.phase = "forward"
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=setting.autocast):
-            loss = next_token_loss(decoder(tokens, ids), targets, model.z_loss)[1]
+            loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)[1]
         if not setting.accumulates:
             optimizer.zero_grad()
         memory.phase = "backward of the upper half"
@@ -126,9 +126,9 @@ def _gradient_is_there(memory: LiveMemory, parameter: Tensor) -> None:
 def watch_blocks(decoder: nn.Module, memory: LiveMemory, checkpoint_every: int | None) -> None:
     """Wrap every block's forward: what it leaves behind is for `blocks`."""
 
-    def watched(forward: Callable[..., Tensor], recompute: bool, h: Tensor, documents: Documents) -> Tensor:
+    def watched(forward: Callable[..., Tensor], recompute: bool, *arguments: Any) -> Tensor:
         with memory.keeping("blocks"):
-            return checkpoint(forward, h, documents, use_reentrant=False) if recompute else forward(h, documents)
+            return checkpoint(forward, *arguments, use_reentrant=False) if recompute else forward(*arguments)
 
     blocks: Any = decoder.blocks
     for number, block in enumerate(blocks):

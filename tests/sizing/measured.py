@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from anlit.training.language_model import LanguageModel, next_token_loss
+from anlit.training.language_model import LanguageModel
 from anlit.training.optimizers import parameter_groups
 
 
@@ -49,7 +49,7 @@ def _training(
 
     def step() -> None:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
-            loss = next_token_loss(decoder(tokens, ids), targets, model.z_loss)[1]
+            loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)[1]
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
