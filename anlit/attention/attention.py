@@ -5,13 +5,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from anlit.attention import cache
 from anlit.attention.around import AroundAttention, QKClip
 from anlit.attention.backends import BACKENDS, check, choose
 from anlit.attention.documents import Documents
 from anlit.attention.gaussian import nu_att
 from anlit.attention.mechanism import Mechanism
 
-Backend = Literal["auto", "eager", "sdpa", "flash", "flex", "triton"]
+Backend = Literal["auto", "eager", "sdpa", "blockwise", "flash", "flex", "triton"]
 
 QUERIES_PER_BLOCK = 512
 
@@ -49,10 +50,14 @@ class Attention(nn.Module):
             return attended
         wide = torch.promote_types(q.dtype, torch.float32)
         n = documents.n_visible(wide, self.mechanism.window)[:, None]
-        return attended * nu_att(self.mechanism, n, documents.length)[..., None].to(attended.dtype)
+        return attended * nu_att(self.mechanism, n, documents.horizon)[..., None].to(attended.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """The kernel alone: (B, H, T, D), in the precision in which it is to compute."""
+        if isinstance(documents, cache.Continuation):
+            k, v = documents.cache.extend(self, k, v, self.mechanism.window)
+            if documents.n_before:
+                return cache.attend(q, k, v, self.mechanism, documents)
         dropout = self.dropout if self.training else 0.0
         return BACKENDS[self.backend_for(q)].attend(q, k, v, self.mechanism, documents, dropout)
 
@@ -77,6 +82,8 @@ class Attention(nn.Module):
             documents: Those of the batch.
             h: (B, T, d), the hidden states of which queries will be made.
         """
+        if isinstance(documents, cache.Continuation) and documents.n_before:
+            return
         dtype = computing_dtype(h)
         if (name := self._chosen.get(_kind(h, dtype))) is None:
             shape = (1, self.mechanism.n_heads, 1, self.mechanism.d_head)

@@ -1,0 +1,214 @@
+"""Keys and values of text that was read before, so that reading on costs one pass over the new tokens alone.
+
+    cache = KeyValueCache(horizon=len(prompt) + 100)
+    logits = decoder(prompt, cache=cache)            # all at once, by the layers' own kernels
+    logits = decoder(next_token, cache=cache)        # (B, 1) tokens, and so on
+
+The rows of a batch stand side by side at their ends: all have one last token, and shorter ones begin with padding
+that no token of theirs sees. So the place of a key is the same in every row, and what differs between rows is one
+number: where the document that is being read began. Positions, the counts n and the distances follow from these two.
+
+Shape letters: B rows, H heads, Q new tokens, K keys, D head width. A slot is a place in the rows, from 0.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from anlit.attention.backends.eager import QUERIES_PER_BLOCK, distance_tables, with_gain
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+
+SMALLEST_BUFFER = 64
+
+
+class KeyValueCache:
+    """What the attention layers of one decoder keep of the tokens that they have read.
+
+    A layer with a window keeps at most twice its width; others keep everything, in buffers that double.
+
+    Args:
+        horizon: Tokens of the longest row in the end, those to come included. Positions that follow the length of a
+            sequence (`DynamicNTK`) and the tables of ν_att are made for so many from the beginning: the result is that
+            of a sequence of this length, read at once.
+        padding: (B,) integers, how many slots at the beginning of each row are not its text; none if not given.
+    """
+
+    def __init__(self, horizon: int, padding: Tensor | None = None) -> None:
+        self.horizon, self._padding = horizon, padding
+        self.n_read = 0
+        """Slots so far."""
+        self._begin: Tensor | None = None  # (B or 1, 1) the slot at which each row's present document began
+        self._last_ids: Tensor | None = None  # (B, 1) of the document that it belongs to
+        self._layers: dict[nn.Module, _Store] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the buffers."""
+        return sum(buffer.nbytes for store in self._layers.values() for buffer in store.buffers)
+
+    def read(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> "Continuation":
+        """The documents of the next tokens, for the layers to read them; each layer then calls `extend` once.
+
+        Args:
+            n_tokens: Q.
+            document_ids: (B, Q) integers that go on from those of the tokens before; None for one document.
+            device: Where the tokens are.
+        """
+        assert self.n_read + n_tokens <= self.horizon, (self.n_read, n_tokens, self.horizon)
+        begins = self._begins(n_tokens, document_ids, device)
+        documents = Continuation(self, begins, self.n_read, n_tokens, device)
+        self._begin = None if begins is None else begins[:, -1:]
+        self._last_ids = None if document_ids is None else document_ids[:, -1:]
+        self.n_read += n_tokens
+        return documents
+
+    def extend(self, layer: nn.Module, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+        """Keep the new keys and values of a layer; returns all that its new queries may see, in order.
+
+        Args:
+            layer: Whose they are.
+            k, v: (B, H, Q, D).
+            window: The layer's, in keys.
+
+        Returns:
+            Keys and values (B, H, K, D), the new ones last; of the first call those given.
+        """
+        return self._layers.setdefault(layer, _Store(window, self.horizon)).append(k, v)
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows only, or with several copies of one: (R,) int64 indices."""
+        for store in self._layers.values():
+            store.buffers = tuple(buffer[rows] for buffer in store.buffers)
+        if self._padding is not None:
+            self._padding = self._padding[rows]
+        if self._begin is not None and len(self._begin) > 1:
+            self._begin = self._begin[rows]
+        if self._last_ids is not None:
+            self._last_ids = self._last_ids[rows]
+
+    def _begins(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> Tensor | None:
+        """(B or 1, Q): the slot at which the document of each new token begins; None where all begin at slot 0."""
+        if document_ids is None and self._padding is None:
+            return None
+        slots = torch.arange(self.n_read, self.n_read + n_tokens, device=device)
+        starts = slots == 0 if self._padding is None else slots == self._padding[:, None]
+        if document_ids is not None:
+            before = document_ids[:, :1] if self._last_ids is None else self._last_ids
+            starts = starts | (document_ids != torch.cat((before, document_ids[:, :-1]), 1))
+        begins = torch.where(starts, slots, 0 if self._begin is None else self._begin)
+        return begins.cummax(dim=1).values
+
+
+class Continuation(Documents):
+    """The documents of tokens that go on from those in a cache; of the first tokens, what `Documents` says of them.
+
+    Args:
+        cache: Where the layers keep and find keys.
+        begins: (B or 1, Q), the slot at which each new token's document begins; None for 0.
+        n_before: Slots before the new tokens.
+        length: Q.
+        device: Where the masks are to be.
+    """
+
+    def __init__(
+        self, cache: KeyValueCache, begins: Tensor | None, n_before: int, length: int, device: torch.device
+    ) -> None:
+        self.begins, self.n_before = begins, n_before
+        super().__init__(begins, length, device)  # tokens of one document are those with one beginning
+        self.cache, self.horizon = cache, cache.horizon
+
+    def _positions(self) -> Tensor | None:
+        if self.begins is None and not self.n_before:
+            return None
+        slots = torch.arange(self.n_before, self.n_before + self.length, device=self.device)[None]
+        return slots if self.begins is None else slots - self.begins
+
+    @property
+    def places(self) -> Tensor:
+        return torch.arange(self.length, device=self.device)[None] if self.positions is None else self.positions
+
+    def sees(self, first: int, distances: Tensor, window: int | None) -> Tensor:
+        """Whether new tokens see keys: (B or 1, 1, rows, K) booleans.
+
+        Args:
+            first: The first of the new tokens that are asked for, from 0.
+            distances: (rows, K), slots from each of them back to each key; negative where the key is ahead.
+            window: As elsewhere.
+        """
+        near = distances >= 0 if window is None else (distances >= 0) & (distances < window)
+        if self.begins is None:
+            return near[None, None]
+        assert self.positions is not None
+        own = self.positions[:, first : first + len(distances), None]  # slots since the document began
+        return (near & (distances <= own))[:, None]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation) -> Tensor:
+    """softmax(a·g·S + m) v of new queries over kept keys, by the general form; 512 queries at a time.
+
+    Args:
+        q: (B, H, Q, D).
+        k, v: (B, H, K, D), the last Q of them of the queries' own tokens.
+        mechanism: The functions a, g, m, and the window.
+        documents: Of the new tokens.
+
+    Returns:
+        (B, H, Q, D).
+    """
+    length, n_keys = q.shape[-2], k.shape[-2]
+    a, m = distance_tables(mechanism, n_keys, q)
+    q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)
+    places = torch.arange(n_keys, device=q.device)
+    parts = []
+    for first in range(0, length, QUERIES_PER_BLOCK):
+        rows = q[..., first : first + QUERIES_PER_BLOCK, :]
+        begin = n_keys - length + first
+        distances = places[begin : begin + rows.shape[-2], None] - places
+        scores = (rows @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
+        if a is not None:
+            scores = scores * a[..., distances.clamp_min(0)]
+        if m is not None:
+            scores = scores + m[..., distances.clamp_min(0)]
+        scores = scores.masked_fill(~documents.sees(first, distances, mechanism.window), float("-inf"))
+        parts.append(scores.softmax(-1).to(v.dtype) @ v)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+
+
+class _Store:
+    """The keys and values of one layer: two buffers (B, H, capacity, D) of which the first `size` places are in use."""
+
+    def __init__(self, window: int | None, longest: int) -> None:
+        self.window, self.longest = window, longest
+        self.buffers: tuple[Tensor, ...] = ()
+        self.size = 0
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        n_new = k.shape[-2]
+        if not self.buffers:  # nothing was read before: no key beyond the window will be asked for again
+            kept = n_new if self.window is None else min(n_new, self.window - 1)
+            self._write(k[..., n_new - kept :, :], v[..., n_new - kept :, :])
+            return k, v
+        n_older = self.size if self.window is None else min(self.size, self.window - 1)
+        self._write(k, v)
+        begin = self.size - n_new - n_older
+        keys, values = (buffer[..., begin : self.size, :] for buffer in self.buffers)
+        return keys, values
+
+    def _write(self, *new: Tensor) -> None:
+        n_new = new[0].shape[-2]
+        if not self.buffers or self.size + n_new > self.buffers[0].shape[-2]:
+            self._move(new[0], new[1])
+        for buffer, part in zip(self.buffers, new, strict=True):
+            buffer[..., self.size : self.size + n_new, :] = part
+        self.size += n_new
+
+    def _move(self, *new: Tensor) -> None:
+        """Into new buffers with room for `new`, without what has left the window."""
+        n_new = new[0].shape[-2]
+        kept = self.size if self.window is None else min(self.size, self.window - 1)
+        room = 2 * (kept + n_new if self.window is None else self.window)
+        room = max(kept + n_new, min(max(room, SMALLEST_BUFFER), self.longest))
+        buffers = tuple(part.new_empty(*part.shape[:2], room, part.shape[3]) for part in new)
+        for buffer, old in zip(buffers, self.buffers, strict=bool(self.buffers)):
+            buffer[..., :kept, :] = old[..., self.size - kept : self.size, :]
+        self.buffers, self.size = buffers, kept

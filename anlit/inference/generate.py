@@ -1,0 +1,211 @@
+"""`anlit generate`: continuations of prompts, streamed to the terminal or as JSON lines."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from anlit.errors import UserError
+
+if TYPE_CHECKING:
+    from anlit.evaluation.checkpoint import Checkpoint
+    from anlit.inference.generation import Continuation
+    from anlit.inference.text import Text
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is to be continued: a text, or tokens for a model without a tokenizer."""
+
+    text: str | None
+    tokens: Sequence[int] | None = None
+
+
+def read_prompts(given: Sequence[str], file: str | None, stdin: TextIO) -> list[Prompt]:
+    """Prompts of the command line, of a file, and of standard input where neither is given.
+
+    Args:
+        given: One prompt each.
+        file: `.jsonl` with a {"prompt": "…"} or {"tokens": [1, 2]} per line, `-` for standard input, or any other text
+            file, which is one prompt.
+        stdin: Read to its end as one prompt.
+
+    Raises:
+        UserError: There is no prompt, or the file cannot be read.
+    """
+    prompts = [Prompt(text) for text in given]
+    if file is not None and file != "-":
+        prompts += _from_file(Path(file))
+    elif file == "-" or (not prompts and not stdin.isatty()):
+        prompts.append(Prompt(stdin.read()))
+    if not prompts:
+        raise UserError("there is no prompt: give one as an argument, with --prompts FILE or on standard input")
+    for number, prompt in enumerate(prompts, 1):
+        if not prompt.text and not prompt.tokens:
+            raise UserError(f"prompt {number} of {len(prompts)} is empty: give at least one token of text to continue")
+    return prompts
+
+
+def _from_file(path: Path) -> list[Prompt]:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"--prompts {path} cannot be read ({reason}): give a text file or .jsonl") from error
+    if path.suffix != ".jsonl":
+        return [Prompt(content)]
+    lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
+    return [_from_line(line, f"{path}, line {number}") for number, line in lines]
+
+
+def _from_line(line: str, where: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    text, tokens = (record.get("prompt"), record.get("tokens")) if isinstance(record, dict) else (None, None)
+    if isinstance(text, str) and tokens is None:
+        return Prompt(text)
+    if text is None and isinstance(tokens, list) and all(isinstance(token, int) for token in tokens):
+        return Prompt(None, tokens)
+    raise UserError(f'{where} is no prompt: write {{"prompt": "text"}} or {{"tokens": [1, 2, 3]}} in every line')
+
+
+class Display:
+    """Shows tokens in the order of the requests: the first unfinished one as they come, later ones when it is done.
+
+    Args:
+        headers: What is printed before each continuation.
+        text: Turns tokens into text; None prints their numbers.
+        out: Where to.
+    """
+
+    def __init__(self, headers: Sequence[str], text: "Text | None", out: TextIO) -> None:
+        self.headers, self.text, self.out = headers, text, out
+        self._waiting: list[list[int | None]] = [[] for _ in headers]
+        self._shown = -1
+        self._next()
+
+    def on_token(self, number: int, token: int | None) -> None:
+        self._waiting[number].append(token)
+        while self._shown < len(self.headers) and self._waiting[self._shown]:
+            self._show(self._waiting[self._shown].pop(0))
+        self.out.flush()
+
+    def _show(self, token: int | None) -> None:
+        if token is None:
+            self.out.write("\n")
+            self._next()
+        elif self.text is None:
+            self.out.write(f" {token}")
+        else:
+            self.out.write(self._stream.step(self.text.tokenizer, token) or "")
+
+    def _next(self) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._shown += 1
+        self._stream = DecodeStream(skip_special_tokens=True)  # holds a character back until all its bytes are there
+        if self._shown < len(self.headers):
+            self.out.write(self.headers[self._shown])
+
+
+def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[dict[str, Any]]:
+    """Continue the prompts and print the result; returns what the JSON lines hold.
+
+    Raises:
+        UserError: A prompt, the checkpoint, its tokenizer or a setting is wrong.
+    """
+    if arguments.max_tokens < 1 or arguments.samples < 1 or arguments.batch_size < 1:
+        raise UserError("--max-tokens, --samples and --batch-size must be at least 1")
+    prompts = read_prompts(arguments.prompt, arguments.prompts, stdin)
+
+    from anlit.evaluation.checkpoint import load_checkpoint  # torch takes seconds: wrong prompts do not wait for it
+    from anlit.inference import generation
+    from anlit.inference.sampling import Sampling
+    from anlit.inference.text import text_of
+
+    how = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
+    checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
+    needs_text = arguments.tokenizer is not None or any(prompt.tokens is None for prompt in prompts)
+    text = text_of(checkpoint, arguments.tokenizer) if needs_text else None
+    tokens = [prompt.tokens or _encode(prompt, text, checkpoint) for prompt in prompts]
+    requests = [generation.Request(own, sample) for own in tokens for sample in range(arguments.samples)]
+    ending = text.ending(not arguments.go_on) if text is not None else generation.Ending()
+    headers = [_header(prompts, place, arguments.samples) for place in range(len(requests))]
+    display = None if arguments.json else Display(headers, text, out)
+    found = generation.generate(
+        checkpoint.model.model,
+        requests,
+        arguments.max_tokens,
+        how,
+        ending,
+        arguments.batch_size,
+        text.size if text is not None else None,
+        display.on_token if display is not None else lambda number, token: None,
+    )
+    records = [
+        _record(prompts[place // arguments.samples], request, continuation, text)
+        for place, (request, continuation) in enumerate(zip(requests, found, strict=True))
+    ]
+    if arguments.json:
+        out.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return records
+
+
+def _encode(prompt: Prompt, text: "Text | None", checkpoint: "Checkpoint") -> list[int]:
+    assert text is not None
+    assert prompt.text is not None
+    return text.prompt(prompt.text, checkpoint)
+
+
+def _header(prompts: Sequence[Prompt], place: int, samples: int) -> str:
+    """What stands before a continuation: its prompt, and which one it is where there are several."""
+    prompt = prompts[place // samples]
+    shown = prompt.text if prompt.text is not None else " ".join(map(str, prompt.tokens or ()))
+    if len(prompts) * samples == 1:
+        return shown
+    name = f"prompt {place // samples + 1}" + (f", sample {place % samples + 1}" if samples > 1 else "")
+    return ("\n" if place else "") + f"--- {name}\n{shown}"
+
+
+def _record(prompt: Prompt, request: Any, continuation: "Continuation", text: "Text | None") -> dict[str, Any]:
+    return {
+        "prompt": prompt.text,
+        "prompt_tokens": list(request.prompt),
+        "sample": request.sample,
+        "text": text.decode(continuation.tokens) if text is not None else None,
+        "tokens": continuation.tokens,
+        "log_likelihood": continuation.log_likelihood,
+        "finish": continuation.finish,
+    }
+
+
+def main(argv: list[str]) -> int:
+    """`anlit generate`; returns the exit status and raises UserError for the user's mistakes."""
+    parser = argparse.ArgumentParser(
+        prog="anlit generate",
+        description="Continues prompts with a trained model. What a prompt gives depends on the seed and on the number "
+        "of the sample, not on the other prompts.",
+        epilog="Example: anlit generate runs/angpt-seed1 'def main():' --max-tokens 200 --temperature 0.8 --top-p 0.95",
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
+    add("prompt", nargs="*", metavar="PROMPT", help="text to continue (default: standard input)")
+    add("--prompts", metavar="FILE", help='.jsonl of {"prompt": …} or {"tokens": […]}, a text file, or - for stdin')
+    add("--max-tokens", type=int, default=100, metavar="N", help="tokens of a continuation at most (default: 100)")
+    add("--samples", type=int, default=1, metavar="N", help="continuations of each prompt (default: 1)")
+    add("--temperature", type=float, default=1.0, metavar="X", help="0 for the most probable token (default: 1)")
+    add("--top-k", type=int, metavar="K", help="draw among the K most probable tokens")
+    add("--top-p", type=float, metavar="P", help="draw among the fewest tokens that together have probability P")
+    add("--seed", type=int, default=0, help="of the random numbers (default: 0)")
+    add("--go-on", action="store_true", help="do not stop where the document ends, but begin another one")
+    add("--batch-size", type=int, default=8, metavar="N", help="continuations side by side (default: 8)")
+    add("--json", action="store_true", help="print one JSON object per continuation, with tokens and log-likelihoods")
+    add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    generate(parser.parse_args(argv), sys.stdin, sys.stdout)
+    return 0

@@ -1,0 +1,232 @@
+"""Continuations of prompts, token by token, with the keys of what was read kept.
+
+Rows of a batch begin with padding where their prompt is shorter, and leave the batch when they are done. Nothing of a
+row depends on the others but the order in which a matrix product adds up.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anlit.attention.cache import KeyValueCache
+from anlit.data.batch import TokenAt, document_ids
+from anlit.errors import UserError
+from anlit.inference.sampling import Sampling
+from anlit.layers.positions import DynamicNTK
+from anlit.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Request:
+    """One continuation that is wanted."""
+
+    prompt: Sequence[int]
+    """At least one token."""
+    sample: int = 0
+    """Which of several continuations of this prompt; it chooses the random numbers."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How documents end, and whether a continuation ends with its document.
+
+    Args:
+        token: That ends a document, or begins one; None if the vocabulary has no such token.
+        at: Whether it is the last of its document or the first, as in `anlit.data.batch.document_ids`.
+        stops: Whether a continuation ends there. If not, it goes on with a new document.
+    """
+
+    token: int | None = None
+    at: TokenAt = "end"
+    stops: bool = True
+
+
+@dataclass
+class Continuation:
+    """What was generated for one request, as far as it is."""
+
+    tokens: list[int] = field(default_factory=list)
+    """Without the token at which it stopped."""
+    log_likelihood: list[float] = field(default_factory=list)
+    """Of each token under the model itself (temperature 1, all tokens), in nats."""
+    finish: str | None = None
+    """`length`, `end_of_document`, or None while it goes on."""
+
+
+OnToken = Callable[[int, int | None], None]
+"""Told the number of a request and its new token, None when it is finished."""
+
+
+@torch.inference_mode()
+def generate(
+    decoder: Decoder,
+    requests: Sequence[Request],
+    max_tokens: int,
+    sampling: Sampling,
+    ending: Ending = Ending(),
+    batch_size: int = 8,
+    n_allowed: int | None = None,
+    on_token: OnToken = lambda number, token: None,
+) -> list[Continuation]:
+    """Continue every request by at most `max_tokens` tokens.
+
+    Args:
+        decoder: The network, in eval mode.
+        requests: Continued `batch_size` at a time, in this order.
+        max_tokens: At least 1.
+        sampling: How tokens are drawn.
+        ending: What ends a document.
+        batch_size: Rows in a batch.
+        n_allowed: Only tokens below this are drawn: of a vocabulary that was rounded up the rest has no text.
+        on_token: Told every token as it comes.
+
+    Raises:
+        UserError: A prompt is empty or has a token that the model does not know, a batch does not fit the memory, or
+            the model's logits are not finite.
+    """
+    vocabulary = decoder.embedding.num_embeddings
+    for request in requests:
+        check_prompt(request.prompt, vocabulary)
+    longest = max((len(request.prompt) for request in requests), default=0) + max_tokens
+    check_memory(decoder, min(batch_size, len(requests)), longest)
+    found = [Continuation() for _ in requests]
+    for numbers in _batches(decoder, requests, max_tokens, batch_size):
+        batch = _Batch(decoder, [requests[number].prompt for number in numbers], max_tokens, ending)
+        uniforms = torch.stack([sampling.uniforms(requests[number].sample, max_tokens) for number in numbers])
+        rows = list(numbers)  # the requests that still are in the batch
+        for step in range(max_tokens):
+            logits = batch.logits[:, :n_allowed]
+            tokens = sampling.draw(_finite(logits), uniforms[:, step].to(logits.device))
+            chances = batch.logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
+            for number, token, chance in zip(rows, tokens.tolist(), chances, strict=True):
+                _note(found[number], token, chance, ending, step + 1 == max_tokens)
+                on_token(number, None if found[number].finish == "end_of_document" else token)
+                if found[number].finish == "length":
+                    on_token(number, None)
+            left = [place for place, number in enumerate(rows) if found[number].finish is None]
+            if not left:
+                break
+            rows, uniforms = [rows[place] for place in left], uniforms[left]
+            batch.go_on(tokens, left)
+    return found
+
+
+def check_prompt(tokens: Sequence[int], vocabulary: int) -> None:
+    """Raise UserError for a prompt that a model of `vocabulary` tokens cannot read."""
+    if not len(tokens):
+        raise UserError("the prompt is empty: give at least one token of text to continue")
+    wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
+    if wrong is not None:
+        raise UserError(
+            f"the prompt has the token {wrong}, but the model knows 0 to {vocabulary - 1} only: "
+            "give the tokenizer that it was trained with, or other tokens"
+        )
+
+
+def check_memory(decoder: Decoder, rows: int, length: int) -> None:
+    """Raise UserError if the keys and values of so many rows and tokens cannot be held by the device."""
+    weight, blocks = decoder.embedding.weight, cast(Iterable[Any], decoder.blocks)
+    windows = [block.attention.mechanism.window for block in blocks]
+    slots = sum(length if window is None else min(length, 2 * window) for window in windows)
+    needed = 2 * rows * slots * weight.shape[1] * weight.element_size()
+    if weight.is_cuda:
+        there = torch.cuda.get_device_properties(weight.device).total_memory
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise UserError(
+            f"{rows} rows of {length:,} tokens need {needed / 1e9:.1f} GB for their keys, and {weight.device} "
+            f"has {there / 1e9:.1f} GB: set a smaller --batch-size or --max-tokens, or give a shorter prompt"
+        )
+
+
+def stretches(decoder: Decoder, length: int) -> bool:
+    """Whether the positions of a sequence of `length` tokens differ from those of a shorter one (`DynamicNTK`)."""
+    kinds = (module for module in decoder.modules() if isinstance(module, DynamicNTK))
+    return any(length > (kind.training_length or 0) for kind in kinds)
+
+
+def _batches(
+    decoder: Decoder, requests: Sequence[Request], max_tokens: int, batch_size: int
+) -> Iterator[Sequence[int]]:
+    """Numbers of the requests, batch by batch; where positions follow the length, only prompts of one length share."""
+
+    def kind(number: int) -> int:
+        length = len(requests[number].prompt) + max_tokens
+        return length if stretches(decoder, length) else 0
+
+    for _, group in groupby(range(len(requests)), kind):
+        numbers = list(group)
+        yield from (numbers[first : first + batch_size] for first in range(0, len(numbers), batch_size))
+
+
+class _Batch:
+    """Rows that are continued side by side: their cache, and the logits of what comes next, (B, V)."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int, ending: Ending) -> None:
+        self.decoder, self.ending = decoder, ending
+        device = decoder.embedding.weight.device
+        width = max(map(len, prompts))
+        padding = [width - len(prompt) for prompt in prompts]
+        rows = np.stack([np.pad(np.asarray(prompt), (n, 0)) for prompt, n in zip(prompts, padding, strict=True)])
+        ids = np.zeros_like(rows)
+        # One document each, unless a separator stands among the tokens or may come.
+        if ending.token is not None and (not ending.stops or any(ending.token in prompt for prompt in prompts)):
+            for row, prompt, n in zip(ids, prompts, padding, strict=True):
+                row[n:] = document_ids(np.asarray(prompt)[None], ending.token, ending.at)
+            self.ids: Tensor | None = torch.from_numpy(ids).to(device)
+        else:
+            self.ids = None
+        tokens = torch.from_numpy(rows).to(device)
+        self._last = tokens[:, -1]
+        self.cache = KeyValueCache(width + max_tokens, torch.tensor(padding, device=device) if any(padding) else None)
+        self.logits = self._read(tokens, self.ids)
+
+    def go_on(self, tokens: Tensor, rows: Sequence[int]) -> None:
+        """Read one more token of each row, (B,), and leave only `rows` in the batch."""
+        if len(rows) < len(tokens):
+            index = torch.tensor(rows, device=tokens.device)
+            self.cache.select(index)
+            tokens, self._last = tokens[index], self._last[index]
+            self.ids = None if self.ids is None else self.ids[index]
+        if self.ids is not None:  # a document begins after the token that ends one, or with the one that begins one
+            separator = self._last if self.ending.at == "end" else tokens
+            self.ids = self.ids[:, -1:] + self._separates(separator)[:, None]
+        self.logits = self._read(tokens[:, None], self.ids)
+
+    def _separates(self, tokens: Tensor) -> Tensor:
+        return torch.zeros_like(tokens) if self.ending.token is None else tokens.eq(self.ending.token).long()
+
+    def _read(self, tokens: Tensor, ids: Tensor | None) -> Tensor:
+        self._last = tokens[:, -1]
+        try:
+            return self.decoder(tokens, ids, cache=self.cache, n_logits=1)[:, 0]
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+                raise
+            raise UserError(
+                f"{len(tokens)} rows of {self.cache.n_read:,} tokens do not fit the memory of {tokens.device}: "
+                "set a smaller --batch-size or --max-tokens, or give a shorter prompt"
+            ) from error
+
+
+def _note(continuation: Continuation, token: int, chance: float, ending: Ending, is_last: bool) -> None:
+    if ending.stops and token == ending.token:
+        continuation.finish = "end_of_document"
+        return
+    continuation.tokens.append(token)
+    continuation.log_likelihood.append(chance)
+    if is_last:
+        continuation.finish = "length"
+
+
+def _finite(logits: Tensor) -> Tensor:
+    if not logits.isfinite().all():
+        raise UserError("the model's logits are not finite, so its weights are damaged: choose another checkpoint")
+    return logits

@@ -1,0 +1,145 @@
+"""How text becomes tokens for a checkpoint, and tokens text: its tokenizer, and what ends a document."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from anlit.data.batch import TokenAt
+from anlit.data.shards import MANIFEST, TOKENIZER, read_bytes
+from anlit.data.tokenizer import END_OF_DOCUMENT, as_plain_text, load_tokenizer
+from anlit.errors import UserError
+from anlit.evaluation.checkpoint import Checkpoint
+from anlit.inference.generation import Ending
+from anlit.training.exported import SEPARATORS, is_exported, read_settings
+
+
+class MissingTokenizerError(UserError):
+    """A checkpoint comes without a tokenizer, and none was named."""
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A tokenizer and the way in which its corpus separates documents."""
+
+    tokenizer: Tokenizer
+    content: bytes
+    """Of tokenizer.json."""
+    end_of_document: int | None
+    token_at: TokenAt
+
+    @property
+    def size(self) -> int:
+        """Tokens that have a text or a meaning."""
+        return self.tokenizer.get_vocab_size()
+
+    def ending(self, stops: bool) -> Ending:
+        return Ending(self.end_of_document, self.token_at, stops)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text; no separator among them."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, separators left out; � where they are no whole characters."""
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def prompt(self, text: str, checkpoint: Checkpoint) -> list[int]:
+        """The tokens of a document that begins with `text`: after the separator, where the model sees it there.
+
+        Raises:
+            UserError: The text is empty.
+        """
+        tokens = self.encode(text)
+        if not tokens:
+            raise UserError("the prompt is empty: give at least one token of text to continue")
+        is_seen = self.token_at == "start" or not checkpoint.model.model.document_masking
+        return [self.end_of_document, *tokens] if is_seen and self.end_of_document is not None else tokens
+
+
+def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> Text:
+    """The tokenizer of a checkpoint: the one named, else that of an exported folder, else that of the training data.
+
+    Args:
+        checkpoint: The model.
+        tokenizer: A tokenizer.json, or a folder with one.
+
+    Raises:
+        MissingTokenizerError: There is none.
+        UserError: It cannot be read, or it is not the one that the model was trained with.
+    """
+    if tokenizer is not None:
+        path = Path(tokenizer)
+        path = path / TOKENIZER if path.is_dir() else path
+        found, content = load_tokenizer(path), path.read_bytes()
+        manifest = _manifest(str(path.parent))
+    else:
+        content, folder = _find(checkpoint)
+        found, manifest = _parse(content, folder), _manifest(folder)
+    manifest = manifest or _exported(checkpoint) or _manifest((checkpoint.trained_on or {}).get("path") or "")
+    _check(checkpoint, content, found)
+    known = manifest.get("end_of_document")
+    return Text(
+        found,
+        content,
+        known if isinstance(known, int) else found.token_to_id(END_OF_DOCUMENT),
+        manifest.get("document_token_at", "end"),
+    )
+
+
+def _find(checkpoint: Checkpoint) -> tuple[bytes, str]:
+    """The content of tokenizer.json, and the folder that it lies in."""
+    data = (checkpoint.trained_on or {}).get("path")
+    exported = [str(checkpoint.file)] if is_exported(checkpoint.file) else []
+    places = [*exported, *([data] if data else [])]
+    for folder in places:
+        try:
+            return read_bytes(f"{folder}/{TOKENIZER}"), folder
+        except FileNotFoundError:
+            continue
+    looked = f" (looked in {', '.join(places)})" if places else ""
+    raise MissingTokenizerError(
+        f"{checkpoint.file} comes without a tokenizer{looked}: set --tokenizer to its tokenizer.json"
+    )
+
+
+def _parse(content: bytes, folder: str) -> Tokenizer:
+    try:
+        return as_plain_text(Tokenizer.from_buffer(content))
+    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+        raise UserError(f"{folder}/{TOKENIZER} cannot be read ({error}): set --tokenizer to another file") from error
+
+
+def _manifest(folder: str) -> dict[str, Any]:
+    """What a prepared folder says of its separators; empty where this is none, or one of an older format."""
+    try:
+        found = json.loads(read_bytes(f"{folder}/{MANIFEST}"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _exported(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What an exported folder says of separators; empty for other checkpoints."""
+    record = read_settings(checkpoint.file) if is_exported(checkpoint.file) else {}
+    return {key: record[key] for key in SEPARATORS if record.get(key) is not None}
+
+
+def _check(checkpoint: Checkpoint, content: bytes, tokenizer: Tokenizer) -> None:
+    then = (checkpoint.trained_on or {}).get("tokenizer_sha256")
+    now = sha256(content).hexdigest()
+    if then and then != now:
+        raise UserError(
+            f"{checkpoint.file} was trained with another tokenizer ({then[:12]}…) than this one ({now[:12]}…): "
+            "set --tokenizer to the tokenizer.json of its data"
+        )
+    size = checkpoint.model.vocab_size
+    if tokenizer.get_vocab_size() > size:
+        raise UserError(
+            f"the tokenizer has {tokenizer.get_vocab_size():,} tokens, but the model knows {size:,}: "
+            "set --tokenizer to the one that it was trained with"
+        )

@@ -1,0 +1,137 @@
+"""Text read in pieces, with its keys kept, gives what it gives when it is read at once."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit import GPT, NGPT, AnGPT, DynamicNTK, LogN, NoPE, Plain, PRoPE, RoPE, ScaleInvariant, SlidingWindow, SqrtLogN
+from anlit.attention.around import AroundAttention
+from anlit.attention.cache import KeyValueCache
+from anlit.layers.positions import Positions, PositionsPattern
+from anlit.models.decoder import Decoder
+from tests.attention.examples import SHIPPED
+from tests.models.tiny import ARCHITECTURES, jolt, random_tokens, tiny
+
+LENGTH = 40
+CUTS = (0, 9, 10, 11, 25, LENGTH)
+TOKENS = random_tokens(3, LENGTH)
+DOCUMENTS = (TOKENS == 3).cumsum(1)
+
+architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+def decoder(architecture, **changes) -> Decoder:
+    return jolt(tiny(architecture, **changes)).double().eval().model
+
+
+@torch.no_grad()
+def in_pieces(
+    model: Decoder, tokens: Tensor, ids: Tensor | None, cache: KeyValueCache, cuts: Sequence[int] = CUTS
+) -> Tensor:
+    pieces = [
+        model(tokens[:, first:end], None if ids is None else ids[:, first:end], cache=cache)
+        for first, end in pairwise(cuts)
+    ]
+    return torch.cat(pieces, 1)
+
+
+@torch.no_grad()
+def assert_same_in_pieces(model: Decoder, ids: Tensor | None = DOCUMENTS) -> None:
+    whole = model(TOKENS, ids)
+    torch.testing.assert_close(in_pieces(model, TOKENS, ids, KeyValueCache(LENGTH)), whole, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_mechanism_in_pieces(name: str) -> None:
+    model = decoder(GPT, attention=SHIPPED[name])
+    assert_same_in_pieces(model, DOCUMENTS)
+    assert_same_in_pieces(model, None)
+
+
+@pytest.mark.parametrize("name", ["plain", "scale-invariant, c per layer", "sqrt log n", "alibi", "pattern"])
+@architectures
+def test_every_architecture_in_pieces(architecture, name: str) -> None:
+    assert_same_in_pieces(decoder(architecture, attention=SHIPPED[name]))
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [RoPE(1.0), PRoPE(), NoPE(), DynamicNTK(training_length=10), PositionsPattern([RoPE(), NoPE()])],
+    ids=lambda positions: type(positions).__name__,
+)
+@pytest.mark.parametrize("architecture", [GPT, NGPT])
+def test_every_kind_of_positions_in_pieces(architecture, positions: Positions) -> None:
+    """nGPT's gain after RoPE makes scores depend on the position itself."""
+    model = decoder(architecture, positions=positions)
+    assert_same_in_pieces(model)
+    assert_same_in_pieces(model, None)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        AroundAttention(gate="per_head", v_norm=True, output_norm=True, post_norm=True),
+        AroundAttention(gate="per_element", output_scaling="gaussian", qk_norm_eps=0.1),
+    ],
+    ids=["norms", "nu_att"],
+)
+@pytest.mark.parametrize("attention", [ScaleInvariant(), SlidingWindow(5, LogN())], ids=["scale-invariant", "window"])
+@architectures
+def test_what_stands_around_attention_in_pieces(architecture, attention, around: AroundAttention) -> None:
+    assert_same_in_pieces(decoder(architecture, attention=attention, around=around))
+
+
+@pytest.mark.parametrize("masking", [True, False])
+@pytest.mark.parametrize("name", ["plain", "scale-invariant", "sqrt log n, r per head", "alibi", "window, log n"])
+def test_rows_of_different_lengths_do_not_see_each_others_padding(name: str, masking: bool) -> None:
+    model = decoder(GPT, attention=SHIPPED[name], document_masking=masking)
+    padding = torch.tensor([0, 11, 4])
+    padded, ids = TOKENS.clone(), DOCUMENTS.clone()
+    for row, n in enumerate(padding.tolist()):
+        padded[row, :n] = 28 - row
+        ids[row, :n] = ids[row, n]
+    found = in_pieces(model, padded, ids, KeyValueCache(LENGTH, padding), cuts=(0, 15, 16, 17, 18, 30, LENGTH))
+    for row, n in enumerate(padding.tolist()):
+        with torch.no_grad():
+            alone = model(TOKENS[row : row + 1, n:], DOCUMENTS[row : row + 1, n:])
+        torch.testing.assert_close(found[row : row + 1, n:], alone, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_rows_can_leave_and_be_copied() -> None:
+    model = decoder(AnGPT, attention=SHIPPED["pattern"])
+    rows = torch.tensor([2, 0, 0])
+    cache = KeyValueCache(LENGTH, padding=torch.tensor([0, 3, 0]))
+    model(TOKENS[:, :20], DOCUMENTS[:, :20], cache=cache)
+    cache.select(rows)
+    found = in_pieces(model, TOKENS[rows], DOCUMENTS[rows], cache, cuts=(20, 21, 22, 30, LENGTH))
+    torch.testing.assert_close(found, model(TOKENS[rows], DOCUMENTS[rows])[:, 20:], rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_more_new_tokens_than_a_block_of_queries() -> None:
+    model = decoder(GPT, attention=SlidingWindow(30, SqrtLogN()))
+    tokens = random_tokens(1, 1100)
+    found = in_pieces(model, tokens, None, KeyValueCache(1100), cuts=(0, 40, 1100))
+    torch.testing.assert_close(found, model(tokens), rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_a_window_bounds_the_memory() -> None:
+    """2 layers, 2 heads of width 16, float64: 1,024 bytes per slot for keys and values."""
+    windowed, full = (decoder(GPT, attention=attention) for attention in (SlidingWindow(40), Plain()))
+    tokens = random_tokens(1, 500)
+    caches = KeyValueCache(500), KeyValueCache(500)
+    for model, cache in zip((windowed, full), caches, strict=True):
+        in_pieces(model, tokens, None, cache, cuts=(0, 300, *range(310, 501, 10)))
+    assert caches[0].bytes == 2 * 40 * 1024
+    assert caches[1].bytes == 500 * 1024
+
+
+@torch.no_grad()
+def test_the_last_logits_alone() -> None:
+    model = decoder(AnGPT)
+    torch.testing.assert_close(model(TOKENS, n_logits=3), model(TOKENS)[:, -3:])

@@ -1,0 +1,135 @@
+"""`anlit generate` as its user sees it."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from anlit import GPT
+from anlit.cli import main
+from anlit.evaluation.checkpoint import load_checkpoint
+from anlit.inference.text import text_of
+from tests.data.prepared import END, VOCABULARY
+from tests.evaluation.saved import make_run, prepare
+from tests.inference.with_text import make_run_with_text
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run_with_text(tmp_path_factory.mktemp("text"), GPT)
+
+
+def lines(capsys) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_json_lines_and_the_stream_hold_the_same_text(run: Path, capsys) -> None:
+    command = ["generate", str(run), "the cat", "café ☕", "--samples", "2", "--max-tokens", "30", "--seed", "3"]
+    assert main([*command, "--json"]) == 0
+    records = lines(capsys)
+    assert [(one["prompt"], one["sample"]) for one in records] == [
+        ("the cat", 0), ("the cat", 1), ("café ☕", 0), ("café ☕", 1)
+    ]  # fmt: skip
+    for one in records:
+        assert len(one["tokens"]) == len(one["log_likelihood"])
+        assert one["finish"] in ("length", "end_of_document")
+        assert max(one["tokens"]) < VOCABULARY - 10
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    place = -1
+    for number, one in enumerate(records):
+        header = f"--- prompt {number // 2 + 1}, sample {number % 2 + 1}\n{one['prompt']}"
+        whole = one["text"].rstrip("�")  # bytes of an unfinished character are not shown
+        place = shown.index(header + whole, place + 1)
+
+
+def test_one_prompt_is_shown_without_a_header(run: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("the dog"))
+    assert main(["generate", str(run), "--temperature", "0", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("the dog")
+
+
+def test_prompts_from_files(run: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "one.txt").write_text("the cat\nsat")
+    (tmp_path / "many.jsonl").write_text('{"prompt": "the dog"}\n\n{"tokens": [5, 6, 7]}\n')
+    common = ["--max-tokens", "3", "--json"]
+    assert main(["generate", str(run), "--prompts", str(tmp_path / "one.txt"), *common]) == 0
+    assert lines(capsys)[0]["prompt"] == "the cat\nsat"
+    assert main(["generate", str(run), "--prompts", str(tmp_path / "many.jsonl"), *common]) == 0
+    first, second = lines(capsys)
+    assert (first["prompt"], second["prompt"], second["prompt_tokens"]) == ("the dog", None, [5, 6, 7])
+
+
+def test_an_exported_folder_brings_its_tokenizer(run: Path, tmp_path: Path, capsys) -> None:
+    assert main(["export", str(run), "--output", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    for place in (str(run), str(tmp_path / "out"), str(run / "checkpoints" / "best.ckpt")):
+        assert main(["generate", place, "the", "--json", "--max-tokens", "8"]) == 0
+    first, *others = lines(capsys)
+    assert all(one == first for one in others)
+
+
+def test_a_separator_before_the_prompt_where_the_model_saw_one(tmp_path: Path) -> None:
+    for name, settings, begins in (
+        ("end", {}, False),
+        ("start", {"token_at": "start"}, True),
+        ("unmasked", {"document_masking": False}, True),
+    ):
+        checkpoint = load_checkpoint(str(make_run_with_text(tmp_path / name, GPT, **settings)), "cpu")
+        text = text_of(checkpoint)
+        assert text.prompt("the cat", checkpoint) == [END] * begins + text.encode("the cat")
+
+
+def test_tokens_need_no_tokenizer(tmp_path: Path, capsys) -> None:
+    run = make_run(tmp_path / "run", prepare(tmp_path / "data"), GPT)
+    (tmp_path / "tokens.jsonl").write_text('{"tokens": [5, 6, 7]}')
+    assert main(["generate", str(run), "--prompts", str(tmp_path / "tokens.jsonl"), "--max-tokens", "4"]) == 0
+    assert len(capsys.readouterr().out.split()) == 7
+    assert main(["generate", str(run), "text"]) == 2
+    assert "comes without a tokenizer: set --tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([""], "prompt 1 of 1 is empty: give at least one token"),
+        (["the", "", "cat"], "prompt 2 of 3 is empty"),
+        (["the", "--max-tokens", "0"], "must be at least 1"),
+        (["the", "--top-p", "2"], "--top-p 2 must be a probability"),
+        (["the", "--prompts", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["the", "--prompts", "bad.jsonl"], 'bad.jsonl, line 2 is no prompt: write {"prompt": "text"}'),
+        (["--prompts", "outside.jsonl"], "the prompt has the token 4000, but the model knows 0 to 319 only"),
+        (["the", "--tokenizer", "other.json"], "was trained with another tokenizer"),
+        (["the", "--tokenizer", "bad.jsonl"], "is not a tokenizer.json"),
+    ],
+)
+def test_mistakes_are_one_sentence(run: Path, arguments, sentence, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.jsonl").write_text('{"prompt": "fine"}\n{"text": "no"}\n')
+    Path("outside.jsonl").write_text('{"tokens": [1, 4000]}')
+    other = json.loads((run.parent / "data" / "tokenizer.json").read_text())
+    Path("other.json").write_text(json.dumps(other, indent=1))
+    assert main(["generate", str(run), *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert sentence in errors
+    assert errors.count("\n") == 1
+
+
+def test_foreign_damaged_and_unsafe_checkpoints_are_refused(run: Path, tmp_path: Path, capsys) -> None:
+    class Evil:
+        def __reduce__(self):
+            return (Path(tmp_path / "ran").touch, ())
+
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "foreign.ckpt")
+    torch.save({"anlit": Evil(), "state_dict": {}}, tmp_path / "unsafe.ckpt")
+    (tmp_path / "damaged.ckpt").write_bytes((run / "checkpoints" / "best.ckpt").read_bytes()[:2000])
+    for name, sentence in (
+        ("foreign", "anlit did not write"),
+        ("unsafe", "cannot be read as a checkpoint"),
+        ("damaged", "cannot be read as a checkpoint"),
+    ):
+        assert main(["generate", str(tmp_path / f"{name}.ckpt"), "the"]) == 2
+        assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
