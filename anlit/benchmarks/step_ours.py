@@ -111,7 +111,7 @@ class OurStep:
         if not isinstance(self.model, GPT):
             decoder = fold(decoder)
         decoder.to(self.batch.tokens.device, self._dtype).eval().requires_grad_(False)
-        self._execution.apply(decoder.blocks)
+        self._execution.apply(decoder, self.batch.tokens.device.type)
         return decoder
 
     def parameters(self) -> int:

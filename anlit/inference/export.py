@@ -8,6 +8,7 @@ from anlit.errors import UserError
 
 if TYPE_CHECKING:
     from anlit.evaluation.checkpoint import Checkpoint
+    from anlit.inference.text import Text
 
 FORMATS = ("safetensors", "huggingface")
 
@@ -30,18 +31,21 @@ def export(
             form cannot hold, another model's tokenizer, or `output` holds something or cannot be written.
     """
     from anlit.evaluation.checkpoint import load_checkpoint
-    from anlit.inference.tokenizer import find_tokenizer
+    from anlit.inference.text import MissingTokenizerError, text_of
 
     folder = new_folder(output)
     loaded = load_checkpoint(checkpoint, "cpu")  # proves that the weights fit
-    file = find_tokenizer(loaded, tokenizer)
+    try:
+        text = text_of(loaded, tokenizer)
+    except MissingTokenizerError:
+        text = None
     try:
         if form == "huggingface":
             from anlit.inference.huggingface.write import write_huggingface
 
-            write_huggingface(loaded, folder, file)
+            write_huggingface(loaded, folder, text)
         else:
-            _write_safetensors(loaded, folder, file, folded)
+            _write_safetensors(loaded, folder, text, folded)
     except OSError as error:
         raise UserError(f"--output {output} cannot be written ({error.strerror}): give a writable folder") from error
     return folder
@@ -59,10 +63,8 @@ def new_folder(output: str) -> Path:
     return folder
 
 
-def _write_safetensors(loaded: "Checkpoint", folder: Path, tokenizer: Path | None, folded: bool) -> None:
-    from anlit.data.tokenizer import load_tokenizer
+def _write_safetensors(loaded: "Checkpoint", folder: Path, text: "Text | None", folded: bool) -> None:
     from anlit.inference.fold import FOLDED, fold
-    from anlit.inference.tokenizer import end_of_document
     from anlit.training.checkpoint_io import read_checkpoint
     from anlit.training.exported import PREFIX, write_exported
 
@@ -74,8 +76,8 @@ def _write_safetensors(loaded: "Checkpoint", folder: Path, tokenizer: Path | Non
             "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
             "anlit": content["anlit"] | {"architecture": kind},
         }
-    end = end_of_document(loaded, load_tokenizer(tokenizer) if tokenizer else None)
-    write_exported(content, loaded.settings, folder, tokenizer.read_bytes() if tokenizer else None, end)
+    separators = {"end_of_document": text.end_of_document, "document_token_at": text.token_at} if text else {}
+    write_exported(content, loaded.settings, folder, text.content if text else None, separators)
 
 
 def main(argv: list[str]) -> int:

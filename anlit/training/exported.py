@@ -1,8 +1,8 @@
 """An exported model: a folder with its weights as one safetensors file, its settings, and its tokenizer if known.
 
 FOLDER/model.safetensors    weights by the names of the decoder, float32
-FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint, version, the id of the
-                            token that ends a document
+FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint, version, and the token
+                            that separates documents
 FOLDER/tokenizer.json       of the data that it was trained on
 """
 
@@ -19,7 +19,8 @@ from torch import Tensor
 import anlit
 
 WEIGHTS, SETTINGS, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
-END = "end_of_document"
+SEPARATORS = ("end_of_document", "document_token_at")
+"""How the corpus separates documents, in the words of a prepared folder's manifest."""
 PREFIX = "model."
 """Of the decoder inside the LightningModule; the file leaves it out."""
 
@@ -30,7 +31,7 @@ def is_exported(path: str | Path) -> bool:
 
 
 def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Path, tokenizer: bytes | None,
-                   end_of_document: int | None = None) -> None:  # fmt: skip
+                   separators: dict[str, Any]) -> None:  # fmt: skip
     """Write the model of a checkpoint; each file is complete or absent.
 
     Args:
@@ -38,14 +39,14 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
         settings: The model's constructor arguments as plain values.
         folder: Made where missing.
         tokenizer: What tokenizer.json is to hold.
-        end_of_document: The id of the token that ends a document, where it is known.
+        separators: The id of the token that separates documents and where it stands, as far as they are known.
     """
     record = {
         "anlit": anlit.__version__,
         "architecture": content["anlit"]["architecture"],
         "step": content["global_step"],
         "data": content["anlit"]["data"],
-        END: end_of_document,
+        **{key: separators.get(key) for key in SEPARATORS},
         "settings": settings,
     }
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in content["state_dict"].items()}
