@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 from anlit.errors import UserError
 
 CONFIG, METRICS, RECORD = "config.yaml", "metrics.csv", "run.json"
-ARCHITECTURES = {"GPT": "GPT+", "NGPT": "nGPT", "AnGPT": "anGPT"}
+ARCHITECTURES = {
+    "GPT": "GPT+",
+    "NGPT": "nGPT",
+    "AnGPT": "anGPT",
+    "FoldedNGPT": "nGPT (folded)",
+    "FoldedAnGPT": "anGPT (folded)",
+}
 _SPELLED = {"ALiBi": "alibi", "LogN": "log-n"}
 
 

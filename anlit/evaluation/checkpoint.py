@@ -13,6 +13,7 @@ import yaml
 import anlit.models
 from anlit.analysis.runs import ARCHITECTURES, CONFIG, attention_label
 from anlit.errors import UserError
+from anlit.inference.fold import FOLDED
 from anlit.training.checkpoint_io import is_sharded, read_checkpoint
 from anlit.training.exported import is_exported
 from anlit.training.language_model import LanguageModel, as_configuration
@@ -153,7 +154,8 @@ def _in_one_piece(content: dict[str, Any]) -> io.BytesIO:
 def _class_of(content: dict[str, Any], file: Path) -> type[LanguageModel]:
     """The class that the checkpoint records: one of ours, or a subclass of LanguageModel that is already imported."""
     name = content["anlit"]["architecture"]
-    found = getattr(anlit.models, name, None) or _subclasses(LanguageModel).get(name)
+    folded = {kind.__name__: kind for kind in FOLDED.values()}
+    found = getattr(anlit.models, name, None) or folded.get(name) or _subclasses(LanguageModel).get(name)
     if found is None:
         known = ", ".join(anlit.models.__all__)
         raise UserError(f"{file} holds a model of class {name}, which anlit does not have: choose one of {known}")

@@ -1,55 +1,106 @@
-"""`anlit export`: a checkpoint's weights as one safetensors file, with what is needed to use them."""
+"""`anlit export`: a checkpoint's model in a folder of its own, for anlit or for transformers."""
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anlit.errors import UserError
 
+if TYPE_CHECKING:
+    from anlit.evaluation.checkpoint import Checkpoint
+    from anlit.inference.text import Text
 
-def export(checkpoint: str, output: str) -> Path:
+FORMATS = ("safetensors", "huggingface")
+
+
+def export(
+    checkpoint: str, output: str, form: str = "safetensors", folded: bool = False, tokenizer: str | None = None
+) -> Path:
     """Write the model of `checkpoint` into the folder `output`, and return that.
 
     Args:
-        checkpoint: A run folder (its best checkpoint, else its last), a .ckpt file, or a sharded checkpoint.
+        checkpoint: A run folder (its best checkpoint, else its last), a .ckpt file, a sharded checkpoint or an
+            exported folder.
         output: Made where missing.
+        form: `safetensors` for anlit itself, `huggingface` for transformers.
+        folded: Store the factors of nGPT and anGPT in their matrices; transformers' form always does.
+        tokenizer: The tokenizer.json to add; by default that of the model's data, where that is still in its place.
 
     Raises:
-        UserError: No such checkpoint, a damaged or foreign one, or `output` holds something or cannot be written.
+        UserError: No such checkpoint, a damaged or foreign one, a model without factors or one that transformers'
+            form cannot hold, another model's tokenizer, or `output` holds something or cannot be written.
     """
-    from anlit.evaluation.checkpoint import find_file, load_checkpoint
-    from anlit.training.checkpoint_io import read_checkpoint
-    from anlit.training.exported import write_exported
+    from anlit.evaluation.checkpoint import load_checkpoint
+    from anlit.inference.text import MissingTokenizerError, text_of
 
-    folder = Path(output)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--output {output} is not an empty folder: choose a new name")
+    folder = new_folder(output)
     loaded = load_checkpoint(checkpoint, "cpu")  # proves that the weights fit
-    data = (loaded.trained_on or {}).get("path")
-    tokenizer = Path(data) / "tokenizer.json" if data and "://" not in data else None
     try:
-        write_exported(
-            read_checkpoint(find_file(checkpoint)),
-            loaded.settings,
-            folder,
-            tokenizer.read_bytes() if tokenizer is not None and tokenizer.is_file() else None,
-        )
+        text = text_of(loaded, tokenizer)
+    except MissingTokenizerError:
+        text = None
+    try:
+        if form == "huggingface":
+            from anlit.inference.huggingface.write import write_huggingface
+
+            write_huggingface(loaded, folder, text)
+        else:
+            _write_safetensors(loaded, folder, text, folded)
     except OSError as error:
         raise UserError(f"--output {output} cannot be written ({error.strerror}): give a writable folder") from error
     return folder
+
+
+def new_folder(output: str) -> Path:
+    """The folder `output`, which is not made yet.
+
+    Raises:
+        UserError: There is something already.
+    """
+    folder = Path(output)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--output {output} is not an empty folder: choose a new name")
+    return folder
+
+
+def _write_safetensors(loaded: "Checkpoint", folder: Path, text: "Text | None", folded: bool) -> None:
+    from anlit.inference.fold import FOLDED, fold
+    from anlit.training.checkpoint_io import read_checkpoint
+    from anlit.training.exported import PREFIX, write_exported
+
+    content = read_checkpoint(loaded.file)
+    if folded:
+        weights = fold(loaded.model.model).state_dict()
+        kind = FOLDED[loaded.architecture].__name__
+        content |= {
+            "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
+            "anlit": content["anlit"] | {"architecture": kind},
+        }
+    separators = {"end_of_document": text.end_of_document, "document_token_at": text.token_at} if text else {}
+    write_exported(content, loaded.settings, folder, text.content if text else None, separators)
 
 
 def main(argv: list[str]) -> int:
     """`anlit export`; returns the exit status and raises UserError for the user's mistakes."""
     parser = argparse.ArgumentParser(
         prog="anlit export",
-        description="Writes a trained model into a folder of its own: model.safetensors, config.json and, where the "
-        "data is still in its place, tokenizer.json. The evaluation commands and --initial_weights take that folder.",
-        epilog="Example: anlit export runs/angpt-seed1 --output exported/angpt",
+        description="Writes a trained model into a folder of its own. As safetensors: model.safetensors, config.json "
+        "and, where it is known, tokenizer.json; every command of anlit takes that folder, and --initial_weights "
+        "unless it is folded. As huggingface: what transformers' AutoModelForCausalLM.from_pretrained takes.",
+        epilog="Example: anlit export runs/angpt-seed1 --fold --output exported/angpt",
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, .ckpt file or sharded checkpoint")
-    parser.add_argument("--output", required=True, metavar="DIR", help="a new folder")
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="run folder, .ckpt file, sharded checkpoint or exported folder")
+    add("--output", required=True, metavar="DIR", help="a new folder")
+    add(
+        "--format", choices=FORMATS, default="safetensors", help="for anlit, or for transformers (default: safetensors)"
+    )
+    add("--fold", action="store_true", help="store the factors of nGPT and anGPT in their matrices: only for inference")
+    add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
     arguments = parser.parse_args(argv)
-    folder = export(arguments.checkpoint, arguments.output)
+    folder = export(arguments.checkpoint, arguments.output, arguments.format, arguments.fold, arguments.tokenizer)
     names = ", ".join(sorted(path.name for path in folder.iterdir()))
     print(f"{folder}: {names}")
+    if not (folder / "tokenizer.json").is_file():
+        print("without a tokenizer, which is not with the model's data any more: --tokenizer FILE adds it")
     return 0

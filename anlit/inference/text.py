@@ -15,7 +15,11 @@ from anlit.data.tokenizer import END_OF_DOCUMENT, as_plain_text, load_tokenizer
 from anlit.errors import UserError
 from anlit.evaluation.checkpoint import Checkpoint
 from anlit.inference.generation import Ending
-from anlit.training.exported import is_exported
+from anlit.training.exported import SEPARATORS, is_exported, read_settings
+
+
+class MissingTokenizerError(UserError):
+    """A checkpoint comes without a tokenizer, and none was named."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +27,8 @@ class Text:
     """A tokenizer and the way in which its corpus separates documents."""
 
     tokenizer: Tokenizer
+    content: bytes
+    """Of tokenizer.json."""
     end_of_document: int | None
     token_at: TokenAt
 
@@ -63,7 +69,8 @@ def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> Text:
         tokenizer: A tokenizer.json, or a folder with one.
 
     Raises:
-        UserError: There is none, it cannot be read, or it is not the one that the model was trained with.
+        MissingTokenizerError: There is none.
+        UserError: It cannot be read, or it is not the one that the model was trained with.
     """
     if tokenizer is not None:
         path = Path(tokenizer)
@@ -73,11 +80,12 @@ def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> Text:
     else:
         content, folder = _find(checkpoint)
         found, manifest = _parse(content, folder), _manifest(folder)
-    manifest = manifest or _manifest((checkpoint.trained_on or {}).get("path") or "")
+    manifest = manifest or _exported(checkpoint) or _manifest((checkpoint.trained_on or {}).get("path") or "")
     _check(checkpoint, content, found)
     known = manifest.get("end_of_document")
     return Text(
         found,
+        content,
         known if isinstance(known, int) else found.token_to_id(END_OF_DOCUMENT),
         manifest.get("document_token_at", "end"),
     )
@@ -94,7 +102,9 @@ def _find(checkpoint: Checkpoint) -> tuple[bytes, str]:
         except FileNotFoundError:
             continue
     looked = f" (looked in {', '.join(places)})" if places else ""
-    raise UserError(f"{checkpoint.file} comes without a tokenizer{looked}: set --tokenizer to its tokenizer.json")
+    raise MissingTokenizerError(
+        f"{checkpoint.file} comes without a tokenizer{looked}: set --tokenizer to its tokenizer.json"
+    )
 
 
 def _parse(content: bytes, folder: str) -> Tokenizer:
@@ -111,6 +121,12 @@ def _manifest(folder: str) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _exported(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What an exported folder says of separators; empty for other checkpoints."""
+    record = read_settings(checkpoint.file) if is_exported(checkpoint.file) else {}
+    return {key: record[key] for key in SEPARATORS if record.get(key) is not None}
 
 
 def _check(checkpoint: Checkpoint, content: bytes, tokenizer: Tokenizer) -> None:

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 
-def is_eager_on_cpu(x: Tensor) -> bool:
-    """Whether x is computed with here and now, operation by operation.
+def is_trained_eagerly_on_cpu(x: Tensor) -> bool:
+    """Whether x is computed with here and now, operation by operation, and its gradient is wanted.
 
     On other devices torch has fused kernels, and a compiler joins passes by itself: there the formula is enough.
     """
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return x.requires_grad and x.device.type == "cpu" and not torch.compiler.is_compiling()

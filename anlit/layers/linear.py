@@ -52,15 +52,18 @@ class ScaledLinear(nn.Linear):
 
 
 def joined(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None] = ()) -> Tensor:
-    """What all maps make of x, side by side, by one matrix product: x (…, d_in) → (…, sum of their d_out).
+    """What all maps make of x, side by side: x (…, d_in) → (…, sum of their d_out).
 
-    One product over all rows is faster than one for each matrix, and its gradient by x needs no sum of theirs. The
-    matrices stay apart, as parameters of their own.
+    Of many tokens by one matrix product, which is faster than one for each matrix, and whose gradient by x needs no sum
+    of theirs; of so few that joining the matrices would cost more, by joining the results. The matrices stay apart, as
+    parameters of their own.
 
     Args:
         x: What all maps read.
         maps: Of one d_in.
         scales: Each map's vector over its outputs, if they have one.
     """
-    weight = torch.cat([linear.scaled(scale) for linear, scale in zip(maps, scales or [None] * len(maps), strict=True)])
-    return torch.nn.functional.linear(x, weight)
+    weights = [linear.scaled(scale) for linear, scale in zip(maps, scales or [None] * len(maps), strict=True)]
+    if x.numel() < x.shape[-1] ** 2:
+        return torch.cat([torch.nn.functional.linear(x, weight) for weight in weights], dim=-1)
+    return torch.nn.functional.linear(x, torch.cat(weights))

@@ -12,7 +12,7 @@ from scipy import integrate
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from anlit.layers.eager import is_eager_on_cpu
+from anlit.layers.eager import is_trained_eagerly_on_cpu
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
 def unit(x: Tensor, dim: int = -1) -> Tensor:
     """x / ‖x‖₂ over `dim`; same shape and dtype as x. A zero vector stays zero."""
     wide = _at_least_float32(x)
-    if dim == -1 and is_eager_on_cpu(x):
+    if dim == -1 and is_trained_eagerly_on_cpu(x):
         return _Normalise.apply(wide, None, 0.0, 1.0).to(x.dtype)
     tiny = torch.finfo(wide.dtype).tiny
     return (wide / torch.linalg.vector_norm(wide, dim=dim, keepdim=True).clamp_min(tiny)).to(x.dtype)
@@ -37,7 +37,7 @@ def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
         gain: (width,), or None for 1.
     """
     wide, width = _at_least_float32(x), x.shape[-1]
-    if is_eager_on_cpu(x):  # rms is √width · unit, and its ε adds to the sum of squares width times
+    if is_trained_eagerly_on_cpu(x):  # rms is √width · unit, and its ε adds to the sum of squares width times
         return _Normalise.apply(wide, gain, width * eps, math.sqrt(width)).to(x.dtype)
     return torch.nn.functional.rms_norm(wide, (width,), gain, eps).to(x.dtype)
 

@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import silu
 
-from anlit.layers.eager import is_eager_on_cpu
+from anlit.layers.eager import is_trained_eagerly_on_cpu
 
 
 def swiglu(uz: Tensor) -> Tensor:
     """u ∘ SiLU(z) = u ∘ z ∘ σ(z): (…, 2f), u and then z as one product gives them, → (…, f)."""
-    if is_eager_on_cpu(uz):
+    if is_trained_eagerly_on_cpu(uz):
         return _SwiGLU.apply(uz)
     u, z = uz.chunk(2, dim=-1)
     return u * silu(z)

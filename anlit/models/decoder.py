@@ -38,6 +38,7 @@ class Decoder(nn.Module):
         self.shared_coefficients = nn.ModuleList(shared_coefficients(self.blocks))
         self.head = ScaledLinear(d_model, vocab_size)
         self.document_masking = document_masking
+        self.compiles_loss = False
 
     def forward(
         self,
@@ -77,7 +78,7 @@ class Decoder(nn.Module):
         if targets is None:
             return self.logits(h if n_logits is None else h[:, -n_logits:])
         x, scale = self.output(h)
-        return linear_cross_entropy(x, self.head.scaled(scale), targets, z_loss)
+        return linear_cross_entropy(x, self.head.scaled(scale), targets, z_loss, self.compiles_loss)
 
     def rotations(self, documents: Documents, h: Tensor) -> dict[Positions, Rotation | None]:
         """How each kind of the blocks' positions turns the queries and keys of this batch, made once for all layers."""
@@ -133,10 +134,11 @@ class Decoder(nn.Module):
 
     def clip_qk(self) -> None:
         """Shrink queries and keys where a score was too large (QK-clip); called once after each optimizer step."""
-        for module in self.blocks:
-            block: Any = module
-            if block.attention.clip is not None:
-                block.shrink_qk(block.attention.clip.factors())
+        blocks: list[Any] = [block for block in self.blocks if block.attention.clip is not None]
+        if blocks:
+            factors = QKClip.factors([block.attention.clip for block in blocks])
+            for block, mine in zip(blocks, factors, strict=True):
+                block.shrink_qk(mine)
 
     def restore_norms(self) -> None:
         """Bring the weights back to the architecture's constraint; called once after each optimizer step."""

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.load import _load_distributed_checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import distributed
 from torch.distributed import checkpoint as dcp
 
 from anlit.training.exported import is_exported, read_exported
+from anlit.training.untrusted import read_states
 
 FOLDERS = ".sharded"
 """Beside the checkpoints: what their names, which are links, stand for."""
@@ -75,8 +75,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def read_whole(path: str | Path) -> dict[str, Any]:
-    """A sharded checkpoint in the form of a single file: optimizer states by parameter number, as torch has them."""
-    content = _load_distributed_checkpoint(Path(path))
+    """A sharded checkpoint in the form of a single file: optimizer states by parameter number, as torch has them.
+
+    Raises:
+        pickle.UnpicklingError: It holds something else than tensors and plain values.
+    """
+    content = read_states(Path(path)) | read_rest(Path(path))
     names = sorted(name for name in content if name.startswith("optimizer_"))
     states = [content.pop(f"optimizer_{number}") for number in range(len(names))]
     return {**content, "optimizer_states": [by_number(state) for state in states]}

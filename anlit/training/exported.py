@@ -1,7 +1,8 @@
 """An exported model: a folder with its weights as one safetensors file, its settings, and its tokenizer if known.
 
 FOLDER/model.safetensors    weights by the names of the decoder, float32
-FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint, version
+FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint, version, and the token
+                            that separates documents
 FOLDER/tokenizer.json       of the data that it was trained on
 """
 
@@ -13,10 +14,13 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import anlit
 
 WEIGHTS, SETTINGS, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+SEPARATORS = ("end_of_document", "document_token_at")
+"""How the corpus separates documents, in the words of a prepared folder's manifest."""
 PREFIX = "model."
 """Of the decoder inside the LightningModule; the file leaves it out."""
 
@@ -26,7 +30,8 @@ def is_exported(path: str | Path) -> bool:
     return (Path(path) / WEIGHTS).is_file() and (Path(path) / SETTINGS).is_file()
 
 
-def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Path, tokenizer: bytes | None) -> None:
+def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Path, tokenizer: bytes | None,
+                   separators: dict[str, Any]) -> None:  # fmt: skip
     """Write the model of a checkpoint; each file is complete or absent.
 
     Args:
@@ -34,18 +39,25 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
         settings: The model's constructor arguments as plain values.
         folder: Made where missing.
         tokenizer: What tokenizer.json is to hold.
+        separators: The id of the token that separates documents and where it stands, as far as they are known.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {name.removeprefix(PREFIX): tensor.contiguous() for name, tensor in content["state_dict"].items()}
     record = {
         "anlit": anlit.__version__,
         "architecture": content["anlit"]["architecture"],
         "step": content["global_step"],
         "data": content["anlit"]["data"],
+        **{key: separators.get(key) for key in SEPARATORS},
         "settings": settings,
     }
+    weights = {name.removeprefix(PREFIX): tensor for name, tensor in content["state_dict"].items()}
+    write_folder(folder, weights, record, tokenizer)
+
+
+def write_folder(folder: Path, weights: dict[str, Tensor], record: dict[str, Any], tokenizer: bytes | None) -> None:
+    """Write model.safetensors, tokenizer.json and, last, config.json; each is complete or absent."""
+    folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{WEIGHTS}.partial"
-    save_file(weights, partial, metadata={"format": "pt", "architecture": record["architecture"]})
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial, metadata={"format": "pt"})
     os.replace(partial, folder / WEIGHTS)
     if tokenizer is not None:
         (folder / TOKENIZER).write_bytes(tokenizer)
@@ -54,13 +66,27 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
     os.replace(partial, folder / SETTINGS)
 
 
+def read_settings(folder: str | Path) -> dict[str, Any]:
+    """What config.json says.
+
+    Raises:
+        ValueError: It is damaged, or another program's.
+    """
+    record = json.loads((Path(folder) / SETTINGS).read_text(encoding="utf-8"))
+    if isinstance(record, dict) and "model_type" in record:
+        raise ValueError("a model in the form of transformers; `anlit import` reads those of Qwen3")
+    if not isinstance(record, dict) or "anlit" not in record:
+        raise ValueError(f"{SETTINGS} is not one that anlit wrote")
+    return record
+
+
 def read_exported(folder: str | Path) -> dict[str, Any]:
     """The exported model in the form of a checkpoint, without optimizer.
 
     Raises:
-        ValueError: One of its files is damaged.
+        ValueError: One of its files is damaged, or another program's.
     """
-    record = json.loads((Path(folder) / SETTINGS).read_text())
+    record = read_settings(folder)
     try:
         weights = load_file(Path(folder) / WEIGHTS)
     except SafetensorError as error:

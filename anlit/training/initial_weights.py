@@ -24,6 +24,11 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     """
     content = _read(path)
     theirs, mine = content["anlit"]["architecture"], type(model).__name__
+    if theirs.startswith("Folded"):
+        raise UserError(
+            f"initial_weights={path} holds a folded model, which cannot be trained: give the run's own checkpoint, or "
+            "export it without --fold"
+        )
     if theirs != mine:
         raise UserError(
             f"initial_weights={path} holds a {theirs}, but the configuration's model is {mine}: set --model {theirs} "

@@ -89,18 +89,20 @@ class LanguageModel(L.LightningModule):
         self.execution, self._is_configured = execution, False
 
     def configure_model(self) -> None:
-        """Prepare the blocks for their execution; a strategy that shards does so after this.
+        """Prepare the decoder for its execution; a strategy that shards does so after this.
 
-        Loading a checkpoint without a Trainer calls it too: then blocks run as they are.
+        Loading a checkpoint without a Trainer calls it too: then it runs as it is.
         """
         if self._trainer is None:
             self.model.draw_missing(torch.device("cpu"))
             return
+        device = self.trainer.strategy.root_device
+        is_sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
         if not self._is_configured:
-            self.execution.apply(self.model.blocks)
+            self.execution.apply(self.model, device.type, is_sharded)
             self._is_configured = True
-        if not isinstance(self.trainer.strategy, ModelParallelStrategy):
-            self.model.draw_missing(self.trainer.strategy.root_device)
+        if not is_sharded:
+            self.model.draw_missing(device)
 
     def forward(
         self,
@@ -182,6 +184,8 @@ class LanguageModel(L.LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
         super().optimizer_step(*args, **kwargs)
+        # Lightning does so only after the next forward pass, whose activations would lie beside these gradients.
+        self.trainer.optimizers[0].zero_grad()
         self.model.clip_qk()
         self.model.restore_norms()
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -67,14 +68,17 @@ def test_data_and_trainer_fragments_merge(capsys: pytest.CaptureFixture[str], pa
         assert resolved["class_path"] == given.get("class_path", "anlit.FineWeb")
         given, resolved = given["init_args"], resolved["init_args"]
     given = json.loads(json.dumps(given))  # printed keys are strings
+    given = {key.removesuffix("+"): value for key, value in given.items()}  # what is added to a list
     assert part_of(resolved, given) == given
 
 
-def part_of(resolved: dict, given: dict) -> dict:
+def part_of(resolved: Any, given: Any) -> Any:
     """What `resolved` has under the keys of `given`, and below them."""
-    return {
-        key: part_of(resolved[key], value) if isinstance(value, dict) else resolved[key] for key, value in given.items()
-    }
+    if isinstance(given, dict):
+        return {key: part_of(resolved[key], value) for key, value in given.items()}
+    if isinstance(given, list) and all(isinstance(value, dict) for value in given):
+        return [part_of(*pair) for pair in zip(resolved, given, strict=True)]
+    return resolved
 
 
 def test_context_schedule_survives_a_saved_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

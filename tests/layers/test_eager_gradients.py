@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from anlit.layers import norms, swiglu
-from anlit.layers.eager import is_eager_on_cpu
+from anlit.layers.eager import is_trained_eagerly_on_cpu
 
 SHAPES = [(5, 8), (2, 3, 7, 8)]
 
@@ -14,7 +14,7 @@ def both_ways(monkeypatch, module, compute, *inputs: Tensor) -> None:
     """Values and gradients with and without the hand-written backward pass, in float64."""
     results = []
     for by_hand in (True, False):
-        monkeypatch.setattr(module, "is_eager_on_cpu", lambda _, by_hand=by_hand: by_hand)
+        monkeypatch.setattr(module, "is_trained_eagerly_on_cpu", lambda _, by_hand=by_hand: by_hand)
         own = [x.detach().clone().requires_grad_() for x in inputs]
         y = compute(*own)
         probe = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
@@ -62,9 +62,12 @@ def test_a_zero_vector_stays_zero_and_half_precision_is_kept() -> None:
     assert y.dtype == x.grad.dtype == torch.bfloat16
 
 
-def test_compilers_get_the_formula() -> None:
+def test_compilers_inference_and_other_devices_get_the_formula() -> None:
     seen = []
-    torch.compile(lambda x: seen.append(is_eager_on_cpu(x)) or x + 1, backend="eager")(torch.ones(2))
+    x = torch.ones(2, requires_grad=True)
+    torch.compile(lambda x: seen.append(is_trained_eagerly_on_cpu(x)) or x + 1, backend="eager")(x)
     assert seen == [False]
-    assert is_eager_on_cpu(torch.ones(2))
-    assert not is_eager_on_cpu(torch.ones(2, device="meta"))
+    assert is_trained_eagerly_on_cpu(x)
+    with torch.no_grad():
+        assert not is_trained_eagerly_on_cpu(x + 1)
+    assert not is_trained_eagerly_on_cpu(torch.ones(2, device="meta", requires_grad=True))

@@ -1,0 +1,157 @@
+"""Folding: the factors of nGPT and anGPT stored in the matrices that they multiply, for inference.
+
+Training keeps every factor apart from its matrix, because the bound on the matrix's rows and the step size of a scaling
+vector are about the parts. Afterwards the product is enough:
+
+    anGPT   W ← c·W for ν_qkv, ν_p, ν_uz, √d, ν_d ν_acf;  W_head ← s_z ∘ W_head
+            h ← w_h ∘ h + W_o(…),  w_h = ν(α)(1−α),  W_o ← ν(α)α ∘ W_o, and W_d alike
+    nGPT    W_u ← s_u ∘ W_u,  W_z ← √d s_v ∘ W_z,  W_head ← s_z ∘ W_head,  |α| and s_qk as they multiply
+
+where s ∘ W multiplies row i of W by s_i. What cannot be folded stays: nGPT's norms, s_qk behind the norm of q and k,
+and ν(α)α where a post-norm stands behind W_o and W_d.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anlit.errors import UserError
+from anlit.layers.linear import ScaledLinear
+from anlit.layers.norms import UnitNorm, nu_residual
+from anlit.models.angpt import AnGPT, AnGPTBlock
+from anlit.models.decoder import Decoder
+from anlit.models.ngpt import NGPT, NGPTBlock
+from anlit.training.language_model import LanguageModel
+
+
+class Stored(nn.Module):
+    """In the place of a scaling vector: gives it as it multiplies, (width,)."""
+
+    def __init__(self, vector: Tensor) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(vector)
+
+    def forward(self) -> Tensor:
+        return self.vector
+
+
+class Absorbed(nn.Module):
+    """In the place of a scaling vector whose matrix holds it already: gives None."""
+
+    def forward(self) -> None:
+        return None
+
+
+class ResidualWeights(nn.Module):
+    """In the place of anGPT's α: the weights of h and of the suggestion, each (d,); the latter None where folded."""
+
+    def __init__(self, h: Tensor, suggestion: Tensor | None) -> None:
+        super().__init__()
+        self.h = nn.Parameter(h)
+        self.suggestion = nn.Parameter(suggestion) if suggestion is not None else None
+
+    def forward(self) -> tuple[Tensor, Tensor | None]:
+        return self.h, self.suggestion
+
+
+class FoldedAnGPTBlock(AnGPTBlock):
+    """A block of anGPT with one elementwise multiplication for each update: h ← w_h ∘ h + suggestion.
+
+    Args:
+        block: Its parts are taken over and changed.
+    """
+
+    def __init__(self, block: AnGPTBlock) -> None:
+        nn.Module.__init__(self)
+        vars(self).update(vars(block))
+        self.alpha_A: Any = _residual_weights(block.alpha_A(), block.W_o, block.post_norm)
+        self.alpha_M: Any = _residual_weights(block.alpha_M(), block.W_d, block.post_norm)
+
+    def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Any) -> Tensor:
+        """w_h ∘ h + w_s ∘ suggestion; `alpha` holds both weights, and w_s is None where W_o or W_d carries it."""
+        weight_of_h, weight_of_suggestion = alpha
+        if weight_of_suggestion is not None:
+            suggestion = weight_of_suggestion * suggestion
+        return torch.addcmul(suggestion, weight_of_h, h)
+
+
+def _residual_weights(alpha: Tensor, linear: ScaledLinear, post_norm: nn.Module) -> ResidualWeights:
+    """ν(α)(1−α) and ν(α)α; the latter goes into the rows of W_o or W_d unless a norm follows."""
+    nu = nu_residual(alpha)
+    if isinstance(post_norm, nn.Identity):
+        linear.scale_rows(nu * alpha)
+        return ResidualWeights(nu * (1 - alpha), None)
+    return ResidualWeights(nu * (1 - alpha), nu * alpha)
+
+
+@torch.no_grad()
+def fold(decoder: Decoder) -> Decoder:
+    """A decoder with the same logits in which every factor that can be is in a matrix; `decoder` stays as it is.
+
+    Raises:
+        UserError: It has no factors (GPT+), or is folded already.
+    """
+    kinds = {type(block) for block in decoder.blocks}
+    if FoldedAnGPTBlock in kinds or isinstance(getattr(decoder, "s_z", None), Absorbed):
+        raise UserError("the model is folded already: leave out --fold")
+    if not kinds <= {AnGPTBlock, NGPTBlock}:
+        raise UserError(
+            "--fold is for nGPT and anGPT, whose factors go into their matrices; GPT+ has none: leave it out"
+        )
+    folded: Any = copy.deepcopy(decoder)
+    for module in folded.modules():
+        if isinstance(module, ScaledLinear):
+            module.weight.mul_(module.factor)
+            module.factor = 1.0
+    folded.head.scale_rows(folded.s_z())
+    folded.s_z = Absorbed()
+    for number, block in enumerate(folded.blocks):
+        if isinstance(block, AnGPTBlock):
+            folded.blocks[number] = FoldedAnGPTBlock(block)
+        else:
+            _fold_ngpt_block(block)
+    return folded
+
+
+def _fold_ngpt_block(block: Any) -> None:
+    block.W_u.scale_rows(block.s_u())
+    block.W_z.scale_rows(block.s_v())
+    block.s_u, block.s_v = Absorbed(), Absorbed()
+    block.alpha_A, block.alpha_M = Stored(block.alpha_A().abs()), Stored(block.alpha_M().abs())
+    if block.s_qk is not None:
+        factor = block.norm_qk.factor if isinstance(block.norm_qk, UnitNorm) else 1.0
+        block.s_qk = Stored(factor * block.s_qk())
+        block.norm_qk = UnitNorm() if isinstance(block.norm_qk, UnitNorm) else block.norm_qk
+
+
+class _Folded(LanguageModel):
+    """What a folded model refuses."""
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            raise UserError(
+                "a folded model cannot be trained, because its factors are in its matrices: train from the run's own "
+                "checkpoint, or export it without --fold"
+            )
+
+
+class FoldedAnGPT(_Folded, AnGPT):
+    """anGPT folded for inference; made by `anlit export --fold`. Arguments as in AnGPT."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model = fold(self.model)
+
+
+class FoldedNGPT(_Folded, NGPT):
+    """nGPT folded for inference; made by `anlit export --fold`. Arguments as in NGPT."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model = fold(self.model)
+
+
+FOLDED: dict[str, type[LanguageModel]] = {"AnGPT": FoldedAnGPT, "NGPT": FoldedNGPT}
+"""The class of a model's folded form, by the name of its own."""

@@ -1,0 +1,90 @@
+"""The frame of anlit's models for transformers: configuration, cache, embed → blocks → logits."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .anlit_attention import Places
+
+
+class AnlitConfig(PretrainedConfig):
+    """Sizes under transformers' names; for each layer its mechanism and positions; what stands around attention.
+
+    Each architecture has a subclass, because transformers finds the model by the class of its configuration.
+    """
+
+    vocab_size: int = 50_304
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 0
+    num_attention_heads: int = 12
+    max_position_embeddings: int = 2048
+    mechanisms: Any = None
+    positions: Any = None
+    qk_norm: dict[str, Any] | None = None
+    norm_eps: float = 1e-6
+    v_norm: bool = False
+    output_norm: bool = False
+    post_norm: bool = False
+    gate: str = "none"
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+
+
+def split_heads(x: Tensor, n_heads: int) -> Tensor:
+    """(B, T, d) → (B, H, T, D)."""
+    return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+
+
+class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
+    """tokens (B, T) → logits (B, T, V). A subclass makes the blocks, and `final` for the last hidden state."""
+
+    _input_embed_layer = "embedding"
+    _supports_sdpa = True
+
+    def __init__(self, config: AnlitConfig) -> None:
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(self.make_block(config, layer) for layer in range(config.num_hidden_layers))
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def make_block(self, config: Any, layer: int) -> nn.Module:
+        raise NotImplementedError
+
+    def final(self, h: Tensor) -> Tensor:
+        return h
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int = 0,
+        **rest: Any,
+    ) -> CausalLMOutputWithPast:
+        """Places are counted over what `attention_mask` (B, S) lets through, so batches are padded on the left."""
+        if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
+            past_key_values = DynamicCache()
+        n_seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        n_queries = input_ids.shape[1]
+        places = Places(attention_mask, n_queries, n_seen + n_queries, input_ids.device)
+        h = self.embedding(input_ids)
+        for block in self.blocks:
+            h = block(h, places, past_key_values)
+        logits = self.head(self.final(h[:, -logits_to_keep:]))
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+
+def with_past(past: Any, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of this call behind those in the cache: (B, H, S, D)."""
+    return (k, v) if past is None else past.update(k, v, layer)

@@ -1,0 +1,76 @@
+"""anGPT (arXiv 2505.22014) for transformers, folded: its constants, α and s_z are in the matrices.
+
+    h ← w_A ∘ h + W_o · Attn(q, k, v)          q, k, v = W h;  q, k → rms → RoPE
+    h ← w_M ∘ h + W_d (u ∘ SiLU(z))            u = W_u h, z = W_z h
+    logits = W_head h
+
+With a post-norm the suggestions are unit vectors and have weights of their own.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from .anlit_attention import AttentionOutput, Places, RMSNorm, UnitNorm, attend, rotate
+from .anlit_model import AnlitConfig, AnlitForCausalLM, split_heads, with_past
+
+
+class Residual(nn.Module):
+    """h, suggestion → w_h ∘ h + suggestion, or + w_s ∘ suggestion."""
+
+    def __init__(self, d_model: int, weighs_suggestion: bool) -> None:
+        super().__init__()
+        self.h = nn.Parameter(torch.ones(d_model))
+        self.suggestion = nn.Parameter(torch.ones(d_model)) if weighs_suggestion else None
+
+    def forward(self, h: Tensor, suggestion: Tensor) -> Tensor:
+        if self.suggestion is not None:
+            suggestion = self.suggestion * suggestion
+        return torch.addcmul(suggestion, self.h, h)
+
+
+class AnGPTConfig(AnlitConfig):
+    model_type = "anlit_angpt"
+
+
+class AnGPTBlock(nn.Module):
+    def __init__(self, config: AnGPTConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.n_heads = layer, config.num_attention_heads
+        self.mechanism, self.positions = config.mechanisms[layer], config.positions[layer]
+        d, f = config.hidden_size, config.intermediate_size
+        d_head = d // self.n_heads
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.W_u, self.W_z, self.W_d = (nn.Linear(*shape, bias=False) for shape in ((d, f), (d, f), (f, d)))
+        self.alpha_A, self.alpha_M = Residual(d, config.post_norm), Residual(d, config.post_norm)
+        qk_norm = config.qk_norm
+        self.norm_q, self.norm_k = (
+            RMSNorm(d_head, qk_norm["eps"], qk_norm["gain"]) if qk_norm else nn.Identity() for _ in range(2)
+        )
+        self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
+        norm = UnitNorm() if config.output_norm else nn.Identity()
+        self.output = AttentionOutput(d, self.n_heads, config.gate, norm)
+        self.post_norm = UnitNorm() if config.post_norm else nn.Identity()
+
+    def forward(self, h: Tensor, places: Places, past: Any) -> Tensor:
+        h = self.alpha_A(h, self.post_norm(self.attend(h, places, past)))
+        return self.alpha_M(h, self.post_norm(self.W_d(self.W_u(h) * silu(self.W_z(h)))))
+
+    def attend(self, h: Tensor, places: Places, past: Any) -> Tensor:
+        q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))
+        q, k = (rotate(y, self.positions, places.queries) for y in (self.norm_q(q), self.norm_k(k)))
+        k, v = with_past(past, self.layer, k, self.norm_v(v))
+        return self.W_o(self.output(attend(q, k, v, self.mechanism, places), h))
+
+
+class AnGPTForCausalLM(AnlitForCausalLM):
+    config_class = AnGPTConfig
+
+    def __init__(self, config: AnGPTConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    def make_block(self, config: Any, layer: int) -> nn.Module:
+        return AnGPTBlock(config, layer)

@@ -1,0 +1,141 @@
+"""nGPT, anGPT, and GPT+ with settings that transformers lacks, for the code in `modelling`.
+
+nGPT and anGPT are written folded (`anlit.inference.fold`), and the coefficients of mechanisms, learned or not, as
+numbers in config.json.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anlit.attention import mechanisms as kinds
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms.log_bias import LogBias
+from anlit.attention.mechanisms.sliding_window import SlidingWindow
+from anlit.errors import UserError
+from anlit.evaluation.checkpoint import Checkpoint
+from anlit.inference.fold import Absorbed, fold
+from anlit.layers.norms import RMSNorm, UnitNorm
+from anlit.layers.positions import NoPE, Positions, PRoPE, RoPE
+
+CODE = Path(__file__).parent / "modelling"
+ARCHITECTURES = {"GPT": "GPT", "NGPT": "NGPT", "FoldedNGPT": "NGPT", "AnGPT": "AnGPT", "FoldedAnGPT": "AnGPT"}
+LEARNED = ("strength", "decay")
+"""What mechanisms call their coefficient."""
+CONSTANTS: dict[str, tuple[str, ...]] = {
+    "Plain": (),
+    "ScaleInvariant": ("tau",),
+    "LogN": ("b", "c"),
+    "SqrtLogN": ("a", "b", "c"),
+    "ExpectedMaximum": (),
+    "BetaScaling": (),
+    "LogBias": ("tau",),
+    "ALiBi": (),
+}
+"""What each mechanism that the code knows has beside its coefficient."""
+
+
+def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor], list[Path]]:
+    """config.json without the ids of special tokens, the weights, and the files of code.
+
+    Raises:
+        UserError: The code has no form for the model's class or one of its settings.
+    """
+    if checkpoint.architecture not in ARCHITECTURES:
+        raise _refusal(f"the architecture {checkpoint.architecture}")
+    name = ARCHITECTURES[checkpoint.architecture]
+    decoder = checkpoint.model.model
+    if name != "GPT" and not isinstance(decoder.s_z, Absorbed):
+        decoder = fold(decoder)
+    own = f"modeling_anlit_{name.lower()}"
+    record = {
+        "architectures": [f"{name}ForCausalLM"],
+        "model_type": f"anlit_{name.lower()}",
+        "auto_map": {"AutoConfig": f"{own}.{name}Config", "AutoModelForCausalLM": f"{own}.{name}ForCausalLM"},
+        **_configuration(decoder, checkpoint.training_length),
+    }
+    code = [CODE / f"{file}.py" for file in ("anlit_attention", "anlit_model", own)]
+    return record, _weights(decoder), code
+
+
+def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:
+    blocks: list[Any] = list(decoder.blocks)
+    block = blocks[0]
+    norm = getattr(block, "norm_qk", None) or getattr(block, "norm_q", None)
+    post_norm = getattr(block, "post_norm", None) or getattr(block, "post_norm_A", nn.Identity())
+    gate = block.output.W_g
+    if block.attention.scales_output:
+        raise _refusal("around.output_scaling")
+    vocab_size, d_model = decoder.embedding.weight.shape
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": d_model,
+        "intermediate_size": block.W_u.out_features,
+        "num_hidden_layers": len(blocks),
+        "num_attention_heads": block.n_heads,
+        "max_position_embeddings": context_length,
+        "tie_word_embeddings": False,
+        "mechanisms": [_mechanism(one.attention.mechanism) for one in blocks],
+        "positions": [_positions(one.positions) for one in blocks],
+        "qk_norm": _qk_norm(norm),
+        "norm_eps": block.norm_1.eps if hasattr(block, "norm_1") else 0.0,
+        "v_norm": not isinstance(block.norm_v, nn.Identity),
+        "output_norm": not isinstance(block.output.norm, nn.Identity),
+        "post_norm": not isinstance(post_norm, nn.Identity),
+        "gate": "none" if gate is None else "per_head" if gate.out_features == block.n_heads else "per_element",
+    }
+
+
+def _qk_norm(norm: Any) -> dict[str, Any] | None:
+    if isinstance(norm, RMSNorm):
+        return {"eps": norm.eps, "gain": norm.gain is not None}
+    return {"eps": 0.0, "gain": False} if isinstance(norm, UnitNorm) else None
+
+
+def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
+    """A layer's mechanism as plain values; a coefficient per head or one for all is a list of numbers."""
+    if isinstance(mechanism, SlidingWindow):
+        return {**_mechanism(mechanism.mechanism), "window": mechanism.window}
+    name = type(mechanism).__name__
+    if name not in CONSTANTS or type(mechanism) is not getattr(kinds, name):
+        raise _refusal(f"attention {name}")
+    plain: dict[str, Any] = {"name": name, **{key: getattr(mechanism, key) for key in CONSTANTS[name]}}
+    for key in LEARNED:
+        if (coefficient := getattr(mechanism, key, None)) is not None:
+            plain["strength"] = torch.as_tensor(coefficient()).flatten().tolist()
+    if isinstance(mechanism, LogBias):
+        plain["g"] = _mechanism(mechanism.g)
+    return plain
+
+
+def _positions(positions: Positions) -> dict[str, Any]:
+    if type(positions) is RoPE:
+        return {"name": "RoPE", "fraction": positions.fraction, "base": positions.base}
+    if type(positions) is PRoPE:
+        return {"name": "PRoPE", "base": positions.base}
+    if type(positions) is NoPE:
+        return {"name": "NoPE"}
+    raise _refusal(f"positions {type(positions).__name__}")
+
+
+def _weights(decoder: Any) -> dict[str, Tensor]:
+    """The decoder's own names; without the mechanisms' coefficients, and with an s_qk for every nGPT."""
+    found = {
+        name: tensor
+        for name, tensor in decoder.state_dict().items()
+        if ".attention." not in name and not name.startswith("shared_coefficients.")
+    }
+    for number, block in enumerate(decoder.blocks):
+        if hasattr(block, "s_qk") and block.s_qk is None:
+            factor = getattr(block.norm_qk, "factor", 1.0)
+            found[f"blocks.{number}.s_qk.vector"] = torch.full((block.W_q.out_features,), float(factor))
+    return found
+
+
+def _refusal(what: str) -> UserError:
+    return UserError(
+        f"--format huggingface cannot hold {what}, for which its code has no form: use --format safetensors, which "
+        "anlit loads"
+    )

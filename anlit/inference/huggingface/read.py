@@ -1,0 +1,210 @@
+"""`anlit import`: a checkpoint of transformers, Qwen3 above all, as a GPT+."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anlit.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+SIZES = (
+    "vocab_size",
+    "max_position_embeddings",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_size",
+    "intermediate_size",
+)
+KNOWN = {"qwen3": "Qwen3", "llama": "Llama", "glm4_moe": "GLM-4 MoE"}
+
+
+def import_huggingface(source: str, output: str, context_length: int | None = None) -> list[str]:
+    """Write the Qwen3 in the folder `source` as a GPT+ into the folder `output`, in the form of `anlit export`.
+
+    Llama, and GLM-4 MoE without expert layers, are read too: `anlit export` writes them for other settings of GPT+.
+
+    Args:
+        source: With config.json and model.safetensors, or its parts and their index.
+        output: Made where missing.
+        context_length: Tokens in a training sequence; max_position_embeddings if not given.
+
+    Returns:
+        What was changed without changing what the model computes, as sentences.
+
+    Raises:
+        UserError: The folder is damaged or has no such model, GPT+ cannot be that model, or `output` holds something.
+    """
+    from anlit.inference.export import new_folder
+    from anlit.training.exported import PREFIX, TOKENIZER, write_exported
+
+    folder, target = Path(source), new_folder(output)
+    record = _read_json(folder / CONFIG, "give a folder that holds a Qwen3 of transformers")
+    refuse(record, folder)
+    settings, shapes = _model(record, context_length)
+    weights, notes = as_gpt(read_weights(folder), record)
+    _check(weights, shapes, folder)
+    content = {
+        "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
+        "anlit": {"architecture": "GPT", "data": None},
+        "global_step": 0,
+    }
+    tokenizer = folder / TOKENIZER
+    ends = record.get("eos_token_id")
+    separators = {"end_of_document": next(iter(ends), None) if isinstance(ends, list) else ends}
+    try:
+        write_exported(content, settings, target, tokenizer.read_bytes() if tokenizer.is_file() else None, separators)
+    except OSError as error:
+        raise UserError(f"--output {output} cannot be written ({error.strerror}): give a writable folder") from error
+    if not tokenizer.is_file():
+        notes.append(f"{folder} has no {TOKENIZER}, so the model comes without a tokenizer")
+    return notes
+
+
+def refuse(record: dict[str, Any], folder: Path) -> None:
+    """Raise UserError with every reason for which GPT+ cannot be the model of this config.json."""
+    kind = record.get("model_type")
+    if kind not in KNOWN:
+        raise UserError(f"{folder} holds a model of type {kind!r}: anlit import reads {', '.join(KNOWN.values())}")
+    if missing := [key for key in SIZES if not isinstance(record.get(key), int)]:
+        raise UserError(f"{folder / CONFIG} does not tell {', '.join(missing)}: download it again")
+    heads, width = record["num_attention_heads"], record["hidden_size"]
+    d_head = record.get("head_dim") or width // heads
+    rope = _rope(record)
+    reasons = {
+        "a bias in attention": record.get("attention_bias"),
+        "a bias in the MLP": record.get("mlp_bias"),
+        "quantised weights": record.get("quantization_config"),
+        f"the activation {record.get('hidden_act')}": record.get("hidden_act", "silu") != "silu",
+        f"rotary positions of type {rope['rope_type']}": rope["rope_type"] != "default",
+        "a sliding window": record.get("use_sliding_window"),
+        f"heads of width {d_head} that do not fill the model's width of {width} ({heads} heads)": d_head * heads
+        != width,
+        "layers of experts": kind == "glm4_moe" and record["first_k_dense_replace"] < record["num_hidden_layers"],
+    }
+    if found := [reason for reason, applies in reasons.items() if applies]:
+        raise UserError(
+            f"GPT+ cannot be the model in {folder}, which has {', '.join(found)}: choose another checkpoint"
+        )
+
+
+def _rope(record: dict[str, Any]) -> dict[str, Any]:
+    """Type, base and fraction of the rotary positions; transformers 4 had them in other places."""
+    given = record.get("rope_parameters") or record.get("rope_scaling") or {}
+    default = 0.5 if record["model_type"] == "glm4_moe" else 1.0
+    return {
+        "rope_type": given.get("rope_type") or given.get("type") or "default",
+        "base": float(given.get("rope_theta") or record.get("rope_theta") or 10_000.0),
+        "fraction": given.get("partial_rotary_factor", record.get("partial_rotary_factor", default)),
+    }
+
+
+def _model(record: dict[str, Any], context_length: int | None) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
+    """The settings of the GPT+, and tensors without values in the shapes of its weights."""
+    import torch
+
+    from anlit import GPT, RoPE
+    from anlit.training.language_model import as_configuration
+
+    rope = _rope(record)
+    with torch.device("meta"):
+        model = GPT(
+            vocab_size=record["vocab_size"],
+            context_length=context_length or record["max_position_embeddings"],
+            n_layers=record["num_hidden_layers"],
+            n_heads=record["num_attention_heads"],
+            d_model=record["hidden_size"],
+            d_ff=record["intermediate_size"],
+            positions=RoPE(rope["fraction"], rope["base"]),
+            qk_norm=record["model_type"] == "qwen3" or bool(record.get("use_qk_norm")),
+            norm_eps=record.get("rms_norm_eps", 1e-6),
+        )
+    return as_configuration(dict(model.hparams)), model.model.state_dict()
+
+
+def read_weights(folder: Path) -> dict[str, "Tensor"]:
+    """All tensors of model.safetensors, or of the files that its index names, in float32.
+
+    Raises:
+        UserError: A file is missing or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from anlit.training.exported import WEIGHTS
+
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
+        names = sorted(set(_read_json(folder / INDEX, "download it again").get("weight_map", {}).values()))
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} has no {name}: anlit import reads safetensors, all parts of them")
+        try:
+            weights |= {key: tensor.float() for key, tensor in load_file(folder / name).items()}
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{folder / name} cannot be read ({error}): download it again") from error
+    return weights
+
+
+def as_gpt(theirs: dict[str, "Tensor"], record: dict[str, Any]) -> tuple[dict[str, "Tensor"], list[str]]:
+    """The weights by our names, keys and values repeated for every head, and what was changed."""
+    from anlit.inference.huggingface.standard import IN_BLOCK, OUTSIDE
+
+    names = {their: our for our, their in OUTSIDE.items()}
+    for layer in range(record["num_hidden_layers"]):
+        names |= {f"model.layers.{layer}.{their}": f"blocks.{layer}.{our}" for our, their in IN_BLOCK.items()}
+    weights = {names.get(name, name): tensor for name, tensor in theirs.items() if not name.endswith(".inv_freq")}
+    notes = []
+    if record.get("tie_word_embeddings") and "embedding.weight" in weights:
+        weights["head.weight"] = weights["embedding.weight"].clone()
+        notes.append("embedding and head shared one matrix: the head has a copy of it, which trains apart")
+    heads = record["num_attention_heads"]
+    kv_heads = record.get("num_key_value_heads") or heads
+    if kv_heads != heads:
+        for name in [name for name in weights if name.endswith(("W_k.weight", "W_v.weight"))]:
+            per_head = weights[name].unflatten(0, (kv_heads, -1))
+            weights[name] = per_head.repeat_interleave(heads // kv_heads, 0).flatten(0, 1)
+        notes.append(f"the {kv_heads} heads of keys and values are repeated to {heads}, one for each head of queries")
+    return weights, notes
+
+
+def _check(weights: dict[str, "Tensor"], expected: dict[str, "Tensor"], folder: Path) -> None:
+    for name in [*expected, *(name for name in weights if name not in expected)]:
+        there, here = (tuple(own[name].shape) if name in own else "missing" for own in (weights, expected))
+        if there != here:
+            raise UserError(
+                f"{folder} is not what its {CONFIG} says ({name} is {there} there, and {here} by it): download it again"
+            )
+
+
+def _read_json(file: Path, remedy: str) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({str(error).splitlines()[0]}): {remedy}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is not a configuration: {remedy}")
+    return content
+
+
+def main(argv: list[str]) -> int:
+    """`anlit import`; returns the exit status and raises UserError for the user's mistakes."""
+    parser = argparse.ArgumentParser(
+        prog="anlit import",
+        description="Reads a Qwen3 of transformers (config.json, safetensors, tokenizer.json) as a GPT+ into a folder "
+        "that every command of anlit takes, --initial_weights too. Shared embeddings are copied and grouped keys and "
+        "values repeated, which changes no logit.",
+        epilog="Example: anlit import Qwen3-1.7B --output imported/qwen3",
+    )
+    parser.add_argument("source", metavar="FOLDER", help="a local folder")
+    parser.add_argument("--output", required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--context_length", type=int, metavar="N", help="default: the model's max_position_embeddings")
+    arguments = parser.parse_args(argv)
+    for note in import_huggingface(arguments.source, arguments.output, arguments.context_length):
+        print(note)
+    print(f"{arguments.output}: {', '.join(sorted(path.name for path in Path(arguments.output).iterdir()))}")
+    return 0

@@ -1,0 +1,52 @@
+"""A model's folder for transformers: weights, configuration, tokenizer, and code where transformers has none."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from anlit.evaluation.checkpoint import Checkpoint
+from anlit.inference.huggingface import own, standard
+from anlit.inference.text import Text
+from anlit.training.exported import write_folder
+
+
+def write_huggingface(checkpoint: Checkpoint, folder: Path, text: Text | None) -> None:
+    """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
+
+    GPT+ takes an architecture of transformers where one is exact. Other settings, nGPT and anGPT (folded) come with
+    code of their own, which from_pretrained runs if told `trust_remote_code=True`.
+
+    Raises:
+        UserError: The code has no form for one of the model's settings.
+    """
+    decoder = checkpoint.model.model
+    if checkpoint.architecture == "GPT" and standard.reason_against(decoder) is None:
+        record, weights = standard.configuration(decoder, checkpoint.training_length), standard.weights(decoder)
+        code: list[Path] = []
+    else:
+        record, weights, code = own.exported(checkpoint)
+    end = text.end_of_document if text is not None else None
+    special = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
+    write_folder(folder, weights, {**record, **special, "dtype": "float32"}, text.content if text is not None else None)
+    for file in code:
+        shutil.copyfile(file, folder / file.name)
+    _write_json(folder / "generation_config.json", {**special, "do_sample": False})
+    if text is not None:
+        name = text.tokenizer.id_to_token(end) if end is not None else None
+        _write_json(folder / "tokenizer_config.json", _tokenizer_settings(name, checkpoint.training_length))
+
+
+def _tokenizer_settings(end: str | None, context_length: int) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end,
+        "pad_token": end,
+        "model_max_length": context_length,
+        "clean_up_tokenization_spaces": False,
+        "padding_side": "left",  # where a decoder wants it to generate
+    }
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

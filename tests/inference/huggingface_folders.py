@@ -1,0 +1,54 @@
+"""A model written for transformers and read by it, without a training run or the hub."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit import GPT
+from anlit.evaluation.checkpoint import Checkpoint
+from anlit.inference.huggingface.write import write_huggingface
+from anlit.training.language_model import LanguageModel
+from tests.models.tiny import jolt, tiny
+
+transformers = pytest.importorskip("transformers")
+
+
+def checkpoint(model: LanguageModel, folder: Path, trained_on: dict[str, Any] | None = None) -> Checkpoint:
+    """`model` as if it had been loaded."""
+    return Checkpoint(model.eval().requires_grad_(False), folder / "best.ckpt", 1, None, trained_on, {})
+
+
+def loud(architecture: Any, **changes: Any) -> LanguageModel:
+    """A tiny model off its initial values whose logits are not near zero."""
+    large = {"init_std": 0.2} if architecture is GPT else {"s_z_init": 8.0}
+    return jolt(tiny(architecture, **{**large, **changes}))
+
+
+def write(model: LanguageModel, folder: Path) -> Path:
+    write_huggingface(checkpoint(model, folder), folder, None)
+    return folder
+
+
+def read(folder: Path, trust: bool) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust)
+
+
+@torch.no_grad()
+def decoded(model: Any, tokens: Tensor, n_new: int) -> Tensor:
+    """Greedy decoding of anlit: the whole sequence again for every token."""
+    for _ in range(n_new):
+        tokens = torch.cat((tokens, model(tokens)[:, -1:].argmax(-1)), 1)
+    return tokens
+
+
+@pytest.fixture(scope="session")
+def own_code_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Where transformers copies a folder's code to, for this session alone."""
+    from transformers import dynamic_module_utils
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        yield

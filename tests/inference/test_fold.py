@@ -1,0 +1,115 @@
+"""Folded models: the same logits, fewer multiplications, no training."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anlit import GPT, NGPT, AnGPT, LogN, NoPE
+from anlit.attention.around import AroundAttention
+from anlit.cli import main
+from anlit.errors import UserError
+from anlit.evaluation.checkpoint import load_checkpoint
+from anlit.inference.fold import FoldedAnGPT, FoldedNGPT, fold
+from anlit.training.initial_weights import load_initial_weights
+from tests.data.prepared import VOCABULARY
+from tests.evaluation.saved import make_run, prepare
+from tests.models.tiny import fit, jolt, random_tokens, tiny
+
+SIZE = {"d_model": 48, "n_heads": 2, "d_ff": 80}  # neither √d nor √d_head is a power of two
+TOKENS = random_tokens(2, 16)
+AROUND = [
+    {},
+    {"gate": "per_head"},
+    {"gate": "per_element", "post_norm": True},
+    {"v_norm": True, "output_norm": True},
+    {"output_scaling": "gaussian"},
+    {"qk_gain": True, "post_norm": True},
+    {"qk_gain": False},
+    {"qk_norm_eps": 0.5},
+]
+
+
+class Multiplications(TorchDispatchMode):
+    """Counts elementwise multiplications and divisions of tensors while it is open."""
+
+    NAMES = ("mul", "mul_", "div", "div_", "addcmul", "addcdiv", "lerp", "square", "pow", "baddbmm")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(function).split(".")[1]
+        if name in self.NAMES:
+            self.found[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("around", AROUND, ids=str)
+@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+@torch.no_grad()
+def test_folded_and_unfolded_logits_agree(architecture, qk_norm, around) -> None:
+    settings = {**SIZE, "qk_norm": qk_norm, "around": AroundAttention(**around), "attention": LogN(learned="globally")}
+    decoder = jolt(tiny(architecture, **settings)).model.eval()
+    before = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
+    expected, folded = decoder(TOKENS), fold(decoder)
+    torch.testing.assert_close(folded(TOKENS), expected, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in decoder.state_dict().items())
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+@torch.no_grad()
+def test_a_folded_angpt_multiplies_by_alpha_alone(qk_norm) -> None:
+    decoder = jolt(tiny(AnGPT, positions=NoPE(), qk_norm=qk_norm)).model.eval()
+    n_layers = len(decoder.blocks)
+    with Multiplications() as folded:
+        fold_first = fold(decoder)
+        folded.found.clear()
+        fold_first(TOKENS)
+    swiglu, norms = n_layers, 2 * n_layers * qk_norm  # u ∘ SiLU(z); x · 1/rms(x) of q and of k, with its square
+    squares = {"pow": norms} if qk_norm else {}
+    assert folded.found == {"mul": swiglu + norms, "addcmul": 2 * n_layers, **squares}
+    with Multiplications() as unfolded:
+        decoder(TOKENS)
+    assert unfolded.found.total() > 2 * folded.found.total()
+
+
+@torch.no_grad()
+def test_a_folded_ngpt_keeps_its_norms_alpha_and_s_qk() -> None:
+    decoder = fold(jolt(tiny(NGPT, positions=NoPE())).model.eval())
+    n_layers = len(decoder.blocks)
+    with Multiplications() as folded:
+        decoder(TOKENS)
+    # u ∘ SiLU(z), s_qk ∘ q and ∘ k; two norms for each update, one each for q and k
+    assert folded.found == {"mul": 3 * n_layers, "lerp": 2 * n_layers, "div": 6 * n_layers}
+
+
+@pytest.mark.parametrize(("architecture", "label"), [(NGPT, "nGPT (folded)"), (AnGPT, "anGPT (folded)")])
+def test_a_folded_export_loads_everywhere_but_for_training(architecture, label, tmp_path: Path, capsys) -> None:
+    run, out = make_run(tmp_path / "run", prepare(tmp_path / "data"), architecture), tmp_path / "out"
+    assert main(["export", str(run), "--fold", "--output", str(out)]) == 0
+    tokens = random_tokens(2, 12, vocab_size=VOCABULARY)
+    original, loaded = load_checkpoint(str(run), "cpu"), load_checkpoint(str(out), "cpu")
+    assert loaded.label.startswith(label)
+    torch.testing.assert_close(loaded.model(tokens), original.model(tokens), rtol=1e-5, atol=1e-5)
+    capsys.readouterr()
+    assert main(["export", str(out), "--fold", "--output", str(tmp_path / "again")]) == 2
+    assert "folded already" in capsys.readouterr().err
+    with pytest.raises(UserError, match="holds a folded model, which cannot be trained"):
+        load_initial_weights(original.model, str(out))
+
+
+@pytest.mark.parametrize("architecture", [FoldedNGPT, FoldedAnGPT])
+def test_training_a_folded_model_is_refused(architecture) -> None:
+    with pytest.raises(UserError, match="a folded model cannot be trained"):
+        fit(tiny(architecture), max_steps=1)
+
+
+def test_gpt_has_nothing_to_fold() -> None:
+    with pytest.raises(UserError, match=r"GPT\+ has none"):
+        fold(tiny(GPT).model)

@@ -1,0 +1,156 @@
+"""Exported for transformers: the same logits, and its own `generate` decodes what anlit decodes."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PRoPE, RoPE
+from anlit.attention.around import AroundAttention
+from anlit.cli import main
+from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_bpe
+from anlit.errors import UserError
+from anlit.evaluation.checkpoint import load_checkpoint
+from anlit.inference.fold import FoldedAnGPT
+from anlit.inference.huggingface.own import CODE
+from anlit.inference.huggingface.write import write_huggingface
+from tests.attention.examples import SHIPPED, LogNWithSlopes
+from tests.data.prepared import END
+from tests.evaluation.saved import make_run, prepare
+from tests.inference.huggingface_folders import checkpoint, decoded, loud, own_code_cache, read, write
+from tests.inference.with_text import make_run_with_text
+from tests.models.tiny import random_tokens
+
+transformers = pytest.importorskip("transformers")
+__all__ = ["own_code_cache"]
+
+PROMPT = random_tokens(3, 12)
+N_NEW = 6
+
+
+def assert_the_same(model, theirs) -> None:
+    with torch.no_grad():
+        logits = model(PROMPT)
+        assert logits.std() > 0.5, "logits near zero would agree whatever the network"
+        torch.testing.assert_close(theirs(PROMPT).logits, logits, rtol=1e-5, atol=1e-5)
+    mask = torch.ones_like(PROMPT)
+    generated = theirs.generate(PROMPT, attention_mask=mask, max_new_tokens=N_NEW, do_sample=False)
+    assert torch.equal(generated, decoded(model, PROMPT, N_NEW))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"positions": RoPE(fraction=1.0, base=5000.0), "norm_eps": 1e-3}, "Qwen3ForCausalLM"),
+        ({"positions": RoPE(fraction=1.0), "around": AroundAttention(qk_gain=False)}, "Qwen3ForCausalLM"),
+        ({"positions": RoPE(fraction=1.0), "qk_norm": False, "d_ff": 80}, "LlamaForCausalLM"),
+        ({"positions": RoPE(fraction=0.5), "norm_eps": 1e-3, "n_layers": 3}, "Glm4MoeForCausalLM"),
+        ({"positions": RoPE(fraction=0.25, base=500.0), "qk_norm": False}, "Glm4MoeForCausalLM"),
+    ],
+    ids=str,
+)
+def test_gpt_takes_an_architecture_of_transformers(settings, name, tmp_path: Path) -> None:
+    model = loud(GPT, **settings)
+    theirs = read(write(model, tmp_path / "out"), trust=False)
+    assert type(theirs).__name__ == name
+    assert sum(p.numel() for p in theirs.parameters()) - model.model.n_parameters() in (0, 2 * 16 * 2)
+    assert_the_same(model, theirs)
+
+
+@pytest.mark.usefixtures("own_code_cache")
+@pytest.mark.parametrize("mechanism", SHIPPED)
+def test_every_mechanism_in_code_of_its_own(mechanism, tmp_path: Path) -> None:
+    architecture = (GPT, NGPT, AnGPT)[list(SHIPPED).index(mechanism) % 3]
+    positions = (PRoPE(), RoPE(), NoPE())[list(SHIPPED).index(mechanism) % 2 + (mechanism == "alibi")]
+    model = loud(architecture, attention=SHIPPED[mechanism], positions=positions, n_layers=2)
+    assert_the_same(model, read(write(model, tmp_path / "out"), trust=True))
+
+
+@pytest.mark.usefixtures("own_code_cache")
+@pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT, FoldedAnGPT])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"qk_norm": False, "around": {"gate": "per_head", "v_norm": True}},
+        {"around": {"gate": "per_element", "post_norm": True, "output_norm": True}},
+        {"around": {"qk_norm_eps": 0.5, "qk_gain": True}},
+        {"around": {"qk_norm_eps": 0.5, "qk_gain": False, "v_norm": True}},
+    ],
+    ids=str,
+)
+def test_every_setting_around_attention_in_code_of_its_own(architecture, settings, tmp_path: Path) -> None:
+    model = loud(architecture, **{**settings, "around": AroundAttention(**settings["around"])})
+    assert_the_same(model, read(write(model, tmp_path / "out"), trust=True))
+
+
+@pytest.mark.usefixtures("own_code_cache")
+@pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
+def test_prompts_of_different_lengths_in_one_batch(architecture, tmp_path: Path) -> None:
+    model = loud(architecture, attention=SHIPPED["window, log n"], positions=PRoPE())
+    theirs = read(write(model, tmp_path / "out"), trust=True)
+    short, mask = PROMPT.clone(), torch.ones_like(PROMPT)
+    short[1, :5], mask[1, :5] = 0, 0  # padded on the left
+    found = theirs.generate(short, attention_mask=mask, max_new_tokens=N_NEW, do_sample=False)
+    assert torch.equal(found[1:2, 5:], decoded(model, PROMPT[1:2, 5:], N_NEW))
+    assert torch.equal(found[:1], decoded(model, PROMPT[:1], N_NEW))
+    uncached = theirs.generate(short, attention_mask=mask, max_new_tokens=N_NEW, do_sample=False, use_cache=False)
+    assert torch.equal(uncached, found)
+
+
+@pytest.mark.usefixtures("own_code_cache")
+def test_a_run_with_its_tokenizer(tmp_path: Path) -> None:
+    run, out, text = make_run_with_text(tmp_path, AnGPT), tmp_path / "out", "the naïve cat\n  sat – ☕"
+    tokenizer = load_tokenizer(tmp_path / "data" / "tokenizer.json")
+    assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
+    assert theirs.decode(theirs(text)["input_ids"]) == text
+    model = read(out, trust=True)
+    assert (theirs.eos_token, theirs.eos_token_id) == (END_OF_DOCUMENT, END)
+    assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == (END, END)
+    own = load_checkpoint(str(run), "cpu").model
+    torch.testing.assert_close(model(PROMPT).logits, own(PROMPT), rtol=1e-5, atol=1e-5)
+    for command in (["lengths", str(out), "--output", str(tmp_path / "report")], ["export", str(out), "--output", "x"]):
+        assert main(command) == 2  # what transformers reads, anlit does not take for its own
+
+
+def test_the_code_needs_torch_and_transformers_alone() -> None:
+    for file in CODE.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""] if node.level == 0 else []
+            else:
+                continue
+            roots = {name.split(".")[0] for name in names}
+            assert roots <= {"torch", "transformers", "math", "typing"}, (file.name, roots)
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"positions": DynamicNTK()}, "positions DynamicNTK"),
+        ({"attention": LogNWithSlopes()}, "attention LogNWithSlopes"),
+        ({"around": AroundAttention(output_scaling="gaussian")}, r"around.output_scaling"),
+    ],
+    ids=["positions", "attention", "around"],
+)
+def test_what_the_code_has_no_form_for_is_refused(settings, what, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"--format huggingface cannot hold {what}"):
+        write_huggingface(checkpoint(loud(GPT, **settings), tmp_path), tmp_path / "out", None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, capsys) -> None:
+    data = prepare(tmp_path / "data")
+    run = make_run(tmp_path / "run", data, GPT)
+    file = tmp_path / "tokenizer.json"
+    for content, complaint in (
+        (train_bpe(["abc abd"], 260).to_str(), "was trained with another tokenizer"),
+        ("{}", "is not a tokenizer.json"),
+    ):
+        file.write_text(content)
+        assert main(["export", str(run), "--tokenizer", str(file), "--output", str(tmp_path / "out")]) == 2
+        assert complaint in capsys.readouterr().err
