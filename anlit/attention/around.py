@@ -1,5 +1,6 @@
 """What stands around the attention kernel, each a setting: norms of q, k, v and of the output, gates, QK-clip."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,11 +120,16 @@ class QKClip(nn.Module):
         """scores: (B, H, queries, keys), −∞ where a key is not visible."""
         self.largest.copy_(torch.maximum(self.largest, scores.amax((0, 2, 3)).to(self.largest)))
 
+    @staticmethod
     @torch.no_grad()
-    def factors(self) -> Tensor:
-        """√min(1, threshold/largest) per head, (H,), for q and for k; over all ranks. Forgets what was observed."""
+    def factors(clips: "Sequence[QKClip]") -> list[Tensor]:
+        """√min(1, threshold/largest) per head for q and for k, (H,) for each layer; and forgets what was seen.
+
+        With several ranks it is about what all of them observed, which one all-reduce tells for all layers together.
+        """
+        largest = torch.stack([clip.largest for clip in clips])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(self.largest, torch.distributed.ReduceOp.MAX)
-        excess = (self.largest / self.threshold).clamp_min(1)
-        self.reset_parameters()
-        return excess.rsqrt()
+            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        for clip in clips:
+            clip.reset_parameters()
+        return [(mine / clip.threshold).clamp_min(1).rsqrt() for clip, mine in zip(clips, largest, strict=True)]

@@ -12,7 +12,7 @@ from anlit.attention.documents import Documents
 from anlit.attention.gaussian import nu_att
 from anlit.attention.mechanism import Mechanism
 
-Backend = Literal["auto", "eager", "sdpa", "flash", "flex", "triton"]
+Backend = Literal["auto", "eager", "sdpa", "blockwise", "flash", "flex", "triton"]
 
 QUERIES_PER_BLOCK = 512
 

@@ -54,6 +54,11 @@ class Documents:
     def are_masked(self) -> bool:
         return self.ids is not None
 
+    @property
+    def places(self) -> Tensor | None:
+        """`positions`, or None where these tokens are the whole sequence, at 0, 1 … T−1."""
+        return self.positions
+
     def n_visible(self, dtype: torch.dtype, window: int | None = None) -> Tensor:
         """n_i, the number of keys that query i may see, itself included: (B or 1, T), restarts with each document."""
         index = torch.arange(self.length, device=self.device)
@@ -122,7 +127,13 @@ class Documents:
         return near & (ids[:, None, first_query:end_query, None] == ids[:, None, None, first_key:end_query])
 
     def mask(self, window: int | None = None) -> Tensor:
-        """`visible` for all queries at once, (B or 1, 1, T, T); computed once per batch and shared by the layers."""
-        if window not in self._masks:
-            self._masks[window] = self.visible(0, self.length, window)
-        return self._masks[window]
+        """`visible` for all queries at once, (B or 1, 1, T, T); computed once per batch and shared by the layers.
+
+        In a compiled layer only what was there before: to leave it there would make another graph of the next layer.
+        """
+        if window in self._masks:
+            return self._masks[window]
+        mask = self.visible(0, self.length, window)
+        if not torch.compiler.is_compiling():
+            self._masks[window] = mask
+        return mask

@@ -31,6 +31,12 @@ class Mechanism(nn.Module):
     n_heads: int
     d_head: int
 
+    @property
+    def depends_on_distance(self) -> bool:
+        """Whether logits change by distance in any way: by a(t), m(t) or a window."""
+        has_bias = type(self).distance_bias is not Mechanism.distance_bias
+        return has_bias or self.scales_with_distance or self.window is not None
+
     def for_layer(self, n_heads: int, d_head: int, layer: int) -> "Mechanism":
         """The module that layer number `layer` uses: a copy whose learned parts are this layer's own."""
         mechanism = copy.deepcopy(self)

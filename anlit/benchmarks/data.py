@@ -3,6 +3,7 @@
 prepare      text → tokens: ours and litgpt's preparation of the same SlimPajama files, and encode_batch alone
 stream       shards → batches of 8 × 2048 tokens: ours, a mapped file, litgpt's data module
 memory       what each loader process holds while it streams
+wait         what share of its time a device would wait for batches, if it asked for so many tokens a second
 first-batch  from a fresh process to a batch, at the start and at 90 % of an epoch
 """
 

@@ -1,4 +1,4 @@
-"""The four parts of `anlit benchmark data`: which trials are run, in which order, and what is kept of them.
+"""The parts of `anlit benchmark data`: which trials are run, in which order, and what is kept of them.
 
 The programs take turns inside every round, so that whatever else the machine does hits all of them; what is
 compared are medians over rounds, and medians of ratios inside rounds.
@@ -22,6 +22,9 @@ WARM_UP_SECONDS = 1.0
 STREAMING_WORKERS = (0, 1, 2)
 MOMENTS = 10
 START_MEGABYTES = 0.01
+WAITING_WORKERS = 4
+DEMANDS = (600_000, 5_000_000)
+"""Tokens/s that a device asks for: an H200 with a model of 125M parameters at 55 % of its peak; and eight of them."""
 RESUMED_AT = 0.9  # of an epoch
 
 
@@ -144,6 +147,23 @@ def memory(settings: Settings, say: Say) -> list[dict[str, Any]]:
     ]
 
 
+def wait(settings: Settings, say: Say) -> list[dict[str, Any]]:
+    """What share of its time a device would wait for batches, if it asked for so many tokens a second."""
+    path = material.shards(settings, say)
+    material.read_all(path)
+    shape = {**SHAPE, "path": str(path), "workers": WAITING_WORKERS}
+    shape |= {"warm_up": min(WARM_UP_SECONDS, settings.stream_seconds), "seconds": settings.stream_seconds}
+    entrants = [
+        Entrant(f"anlit, {demand / 1e6:g}M/s", OURS, "wait", {**shape, "tokens_per_second": demand}, WAITING_WORKERS)
+        for demand in DEMANDS
+    ]
+    measurements = _take_turns("wait", entrants, settings.rounds, say)
+    for measurement, demand in zip(measurements, DEMANDS, strict=True):
+        measurement["demand"] = demand
+        measurement["wait_share"] = spread([result["waited"] / result["seconds"] for result in measurement["rounds"]])
+    return measurements
+
+
 def first_batch(settings: Settings, say: Say) -> list[dict[str, Any]]:
     """From a fresh process to a batch, with the shards' files not in the system's cache."""
     path = material.shards(settings, say)
@@ -218,6 +238,7 @@ PARTS: dict[str, Callable[[Settings, Say], list[dict[str, Any]]]] = {
     "prepare": prepare,
     "stream": stream,
     "memory": memory,
+    "wait": wait,
     "first-batch": first_batch,
 }
 

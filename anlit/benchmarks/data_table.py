@@ -12,6 +12,7 @@ BARE = "tokenizers encode_batch"
 PART_OF_BARE = 0.85
 STREAM_TOKENS = 5e6
 FIRST_BATCH_SECONDS = 5.0
+WAIT_SHARE = 0.01
 BUSY_LOAD = 0.25  # per core
 FLAT_MEGABYTES, FLAT_PART = 5.0, 0.05  # a process's memory may grow by the greater of the two and still count as flat
 
@@ -44,6 +45,10 @@ def targets(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         limit = max(FLAT_MEGABYTES, FLAT_PART * level)
         measured = f"{grown:+.1f} MB of {level:.0f} MB in {measurement['seconds'][-1]:.0f} s"
         rows.append(_target("memory of a worker, growth", f"≤ {limit:.0f} MB", measured, grown <= limit))
+    for measurement in _of(found, "wait"):
+        share = measurement["wait_share"]["median"]
+        what = f"wait for data, {measurement['demand'] / 1e6:g}M tokens/s asked for, {_workers(measurement)}"
+        rows.append(_target(what, f"< {WAIT_SHARE:.0%} of the time", f"{share:.2%}", share < WAIT_SHARE))
     for measurement in ours:
         if measurement["part"].startswith("first batch"):
             seconds = measurement["seconds"]["median"]
@@ -94,7 +99,12 @@ def _cells(measurement: Mapping[str, Any]) -> tuple[str, str, str]:
         beside = f"and {measurement['import_seconds']['median']:.2f} s for imports"
         return (*_spread(measurement["seconds"], 1.0, "s", 2), beside)
     beside = ""
-    if "beside_encode_batch" in measurement:
+    if "wait_share" in measurement:
+        longest = max(result["longest"] for result in measurement["rounds"])
+        beside = (
+            f"device idle {measurement['wait_share']['median']:.2%} of the time, a batch {1e3 * longest:.1f} ms at most"
+        )
+    elif "beside_encode_batch" in measurement:
         ratio = measurement["beside_encode_batch"]
         beside = (
             f"encode_batch per worker: {ratio['per_worker']['median']:.0%}, "

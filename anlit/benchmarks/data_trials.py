@@ -101,6 +101,48 @@ def memory(
         return {**clock.read(), "tokens": batches * batch_size * context_length, "samples": samples}
 
 
+def wait(
+    path: str,
+    workers: int,
+    batch_size: int,
+    context_length: int,
+    tokens_per_second: float,
+    warm_up: float,
+    seconds: float,
+) -> dict[str, Any]:
+    """A device that computes as long with each batch as its rate says, fed by a loop that is one batch ahead of it.
+
+    The loop asks for the next batch when the device begins with the one before; the device waits where that one is not
+    there when it is done. Nothing is computed: the processor is free for the loader.
+
+    Returns:
+        Besides the rate, `waited`, seconds that the device had nothing to do; `asking`, seconds that the loop spent
+        between asking for batches and having them; `longest` of these.
+    """
+    busy = batch_size * context_length / tokens_per_second
+    asking: list[float] = []
+    waited = 0.0
+    with closing(_train_loader(path, workers, batch_size, context_length)) as loader:
+        batches = itertools.chain.from_iterable(itertools.repeat(loader))
+        next(batches)
+        begin, clock = time.perf_counter(), None
+        free = begin
+        while clock is None or time.perf_counter() - clock.begin < seconds:
+            if clock is None and time.perf_counter() - begin >= warm_up:
+                clock, waited = Clock(), 0.0
+                asking.clear()
+            asked = time.perf_counter()
+            next(batches)
+            given = time.perf_counter()
+            asking.append(given - asked)
+            waited += max(0.0, given - free)
+            starts = max(free, given)
+            free = starts + busy
+            time.sleep(max(0.0, starts - time.perf_counter()))
+        found = {"waited": waited, "asking": sum(asking), "longest": max(asking)}
+        return {**clock.read(), "tokens": len(asking) * batch_size * context_length, **found}
+
+
 def first_batch(path: str, workers: int, batch_size: int, context_length: int, part: float) -> dict[str, Any]:
     """From nothing to the first batch, at the start or where `part` of an epoch is done.
 
@@ -179,7 +221,7 @@ def _memory_of(pid: int | None) -> dict[str, float]:
 
 
 TRIALS: dict[str, Callable[..., dict[str, Any]]] = {
-    function.__name__: function for function in (bare, prepare, stream, memmap, memory, first_batch)
+    function.__name__: function for function in (bare, prepare, stream, memmap, memory, wait, first_batch)
 }
 
 

@@ -58,7 +58,7 @@ def decoders(size: dict[str, int], device: torch.device, dtype: torch.dtype, com
     for model in models.values():
         model.to(device, dtype).eval().requires_grad_(False)
         if compiled:
-            Execution(compile=True).apply(model.blocks)
+            Execution(compile=True).apply(model, device.type)
     return models
 
 

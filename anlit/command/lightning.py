@@ -27,6 +27,7 @@ from anlit.training.callbacks import (
     LastCheckpoint,
     LossGuard,
     NormMonitor,
+    Predictions,
     RandomState,
     RunRecord,
     StopOnNonFinite,
@@ -74,6 +75,8 @@ class AnlitCLI(LightningCLI):
         config = self.config[self.subcommand]
         if config.run_dir is None:
             config.run_dir = f"runs/{config.model.class_path.rsplit('.', 1)[-1].lower()}-seed{config.seed_everything}"
+        if self.subcommand == "predict":
+            config.return_predictions = False  # they go into a file; together they may not fit into memory
         if self.subcommand == "fit" and config.ckpt_path is None:
             _refuse_existing_run(config.run_dir)
         if config.ckpt_path not in (None, "last", "best", "hpc", "registry") and "://" not in config.ckpt_path:
@@ -102,15 +105,16 @@ class AnlitCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """The Trainer with what every run has, beside the callbacks and loggers of the configuration."""
-        trainer = self._get(self.config_init, "trainer", default={})
+        trainer, run_dir = self._get(self.config_init, "trainer", default={}), self._get(self.config_init, "run_dir")
         if self.subcommand != "fit":
             self.save_config_callback = None  # it would write config.yaml into the working directory
+            if self.subcommand == "predict":
+                kwargs["callbacks"] = [*_as_list(trainer.get("callbacks")), Predictions(run_dir)]
             return super().instantiate_trainer(
                 logger=trainer.get("logger") or False,
                 plugins=[*_as_list(trainer.get("plugins")), AtomicCheckpointIO()],  # reads sharded checkpoints too
                 **kwargs,
             )
-        run_dir = self._get(self.config_init, "run_dir")
         every = self._get(self.config_init, "checkpoint_every_n_steps")
         own = _as_list(trainer.get("callbacks"))
         guarded = any(isinstance(callback, LossGuard) for callback in own)

@@ -5,10 +5,14 @@ constants that hold on average over the sphere (the `nu_*` functions). The first
 """
 
 import math
+from typing import Any
 
 import torch
 from scipy import integrate
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from anlit.layers.eager import is_trained_eagerly_on_cpu
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
@@ -18,14 +22,56 @@ def _at_least_float32(x: Tensor) -> Tensor:
 def unit(x: Tensor, dim: int = -1) -> Tensor:
     """x / ‖x‖₂ over `dim`; same shape and dtype as x. A zero vector stays zero."""
     wide = _at_least_float32(x)
+    if dim == -1 and is_trained_eagerly_on_cpu(x):
+        return _Normalise.apply(wide, None, 0.0, 1.0).to(x.dtype)
     tiny = torch.finfo(wide.dtype).tiny
     return (wide / torch.linalg.vector_norm(wide, dim=dim, keepdim=True).clamp_min(tiny)).to(x.dtype)
 
 
-def rms(x: Tensor, eps: float) -> Tensor:
-    """x / √(mean(x²) + eps) over the last axis; same shape and dtype as x."""
-    wide = _at_least_float32(x)
-    return torch.nn.functional.rms_norm(wide, (x.shape[-1],), eps=eps).to(x.dtype)
+def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
+    """x / √(mean(x²) + eps) · gain over the last axis; same shape and dtype as x.
+
+    Args:
+        x: (…, width).
+        eps: Added to the mean square.
+        gain: (width,), or None for 1.
+    """
+    wide, width = _at_least_float32(x), x.shape[-1]
+    if is_trained_eagerly_on_cpu(x):  # rms is √width · unit, and its ε adds to the sum of squares width times
+        return _Normalise.apply(wide, gain, width * eps, math.sqrt(width)).to(x.dtype)
+    return torch.nn.functional.rms_norm(wide, (width,), gain, eps).to(x.dtype)
+
+
+class _Normalise(torch.autograd.Function):
+    """factor · gain ∘ x / √(Σx² + eps) over the last axis, with a third of the passes that autograd's way takes.
+
+    With x̂ = x / √(Σx² + eps) the gradient by x is (g − x̂ (x̂·g)) · factor / √(Σx² + eps), g that by x̂.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float, factor: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        if eps:
+            norm = norm.square_().add_(eps).sqrt_()
+        inverse = norm.clamp_min_(torch.finfo(x.dtype).tiny).reciprocal_()
+        ctx.save_for_backward(x, gain, inverse)
+        ctx.factor = factor
+        y = x * (inverse * factor)
+        return y if gain is None else y.mul_(gain)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, gain, inverse = ctx.saved_tensors
+        normalised = x * inverse
+        product = upstream * normalised
+        if gain is None:
+            along, dx, dgain = product.sum(-1, keepdim=True), upstream.clone(), None
+        else:
+            along, dx = (product @ gain)[..., None], upstream * gain
+            dgain = product.flatten(0, -2).sum(0).mul_(ctx.factor)
+        dx.addcmul_(normalised, along, value=-1).mul_(inverse * ctx.factor)
+        return dx, dgain, None, None
 
 
 class RMSNorm(nn.Module):
@@ -37,7 +83,7 @@ class RMSNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(width)) if has_gain else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.rms_norm(_at_least_float32(x), (self.width,), self.gain, self.eps).to(x.dtype)
+        return rms(x, self.eps, self.gain)
 
     def reset_parameters(self) -> None:
         if self.gain is not None:

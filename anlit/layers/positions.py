@@ -12,6 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin of each token's angles, (T, R/2), or (B, 1, T, R/2) where documents begin anew."""
+
 
 class Positions(nn.Module):
     """Base: subclasses say with which angular frequency (radians per token) each rotated pair turns."""
@@ -46,25 +49,35 @@ class Positions(nn.Module):
             self._key = key
         return self._tables
 
-    def forward(self, *vectors: Tensor, index: Tensor | None = None, horizon: int | None = None) -> tuple[Tensor, ...]:
-        """Rotate each (B, H, T, D) tensor by its positions along T; norms are kept.
+    def rotation(self, d_head: int, length: int, index: Tensor | None, like: Tensor) -> Rotation | None:
+        """What turns queries and keys of a batch, for all layers that have these positions; None if nothing turns.
 
         Args:
-            vectors: Queries, keys.
-            index: (B, T) integers, each token's position in its document; 0, 1 … T−1 if not given.
-            horizon: Tokens of the whole sequence, where these are a part of it; T if not given.
+            d_head: D.
+            length: Tokens of the whole sequence.
+            index: (B or 1, T) integers, each token's position in its document; 0, 1 … length−1 if not given.
+            like: Of the device and precision wanted.
         """
-        length, d_head = vectors[0].shape[-2:]
-        cos, sin = self.tables(d_head, horizon or length, vectors[0])
-        if index is None:
-            cos, sin = cos[:length], sin[:length]
+        cos, sin = self.tables(d_head, length, like)
         if index is not None:
             cos, sin = cos[index][:, None], sin[index][:, None]
-        return tuple(rotate(x, cos, sin) for x in vectors)
+        return cos, sin
+
+    def forward(self, *vectors: Tensor, index: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Rotate each (B, H, T, D) tensor by its positions along T, `index` as in `rotation`; norms are kept."""
+        length, d_head = vectors[0].shape[-2:]
+        return rotate(self.rotation(d_head, length, index, vectors[0]), *vectors)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + R/2) of the first R dimensions of x (…, T, D) by angles with cos, sin (…, T, R/2)."""
+def rotate(rotation: Rotation | None, *vectors: Tensor) -> tuple[Tensor, ...]:
+    """Turn the pairs (i, i + R/2) of the first R dimensions of each (B, H, T, D) tensor; norms are kept."""
+    if rotation is None:
+        return vectors
+    cos, sin = rotation
+    return tuple(_turn(x, cos, sin) for x in vectors)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
     first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -167,8 +180,8 @@ class PRoPE(Positions):
 class NoPE(Positions):
     """No positions: order enters through the causal mask alone (arXiv 2305.19466)."""
 
-    def forward(self, *vectors: Tensor, index: Tensor | None = None, horizon: int | None = None) -> tuple[Tensor, ...]:
-        return vectors
+    def rotation(self, d_head: int, length: int, index: Tensor | None, like: Tensor) -> Rotation | None:
+        return None
 
 
 class PositionsPattern(Positions):

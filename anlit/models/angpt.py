@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from anlit.attention.around import AroundAttention, AttentionOutput
 from anlit.attention.attention import Attention, Backend
@@ -28,7 +27,7 @@ from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
 from anlit.errors import UserError
-from anlit.layers.linear import ScaledLinear
+from anlit.layers.linear import ScaledLinear, joined
 from anlit.layers.norms import (
     RMSNorm,
     UnitNorm,
@@ -38,8 +37,9 @@ from anlit.layers.norms import (
     nu_linear,
     nu_residual,
 )
-from anlit.layers.positions import Positions, RoPE
+from anlit.layers.positions import Positions, RoPE, Rotation, rotate
 from anlit.layers.scaling import ScalingVector
+from anlit.layers.swiglu import swiglu
 from anlit.models.decoder import Decoder, attention_layers, draw_unit_vectors, split_heads
 from anlit.training.execution import Execution
 from anlit.training.language_model import LanguageModel
@@ -65,8 +65,8 @@ class AnGPTBlock(nn.Module):
         around: AroundAttention,
     ) -> None:
         super().__init__()
-        self.n_heads = n_heads
-        d_head = d_model // n_heads
+        self.n_heads, self.d_head = n_heads, d_model // n_heads
+        d_head = self.d_head
         nu_qkv, nu_p = nu_linear(d_model, d_head), nu_concatenated_heads(n_heads)
         nu_uz, nu_d = nu_linear(d_model, d_ff), nu_linear(d_ff, d_model)
         nu_acf = nu_activation(d_model, d_ff)
@@ -97,8 +97,8 @@ class AnGPTBlock(nn.Module):
         self.positions, self.attention = positions, attention
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, h: Tensor, documents: Documents) -> Tensor:
-        h = self.interpolate(h, self.post_norm(self.attend(h, documents)), self.alpha_A())
+    def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
+        h = self.interpolate(h, self.post_norm(self.attend(h, documents, rotation)), self.alpha_A())
         return self.interpolate(h, self.post_norm(self.mlp(h)), self.alpha_M())
 
     def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Tensor) -> Tensor:
@@ -106,13 +106,13 @@ class AnGPTBlock(nn.Module):
         nu = nu_residual(alpha)
         return torch.addcmul(nu * (1 - alpha) * h, nu * alpha, self.dropout(suggestion))
 
-    def attend(self, h: Tensor, documents: Documents) -> Tensor:
-        q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
-        q, k = self.positions(self.norm_q(q), self.norm_k(k), index=documents.positions, horizon=documents.horizon)
+    def attend(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
+        q, k, v = split_heads(joined(h, self.W_q, self.W_k, self.W_v), 3 * self.n_heads).chunk(3, dim=1)  # (B, H, T, D)
+        q, k = rotate(rotation, self.norm_q(q), self.norm_k(k))
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 
     def mlp(self, h: Tensor) -> Tensor:
-        return self.W_d(self.W_u(h) * silu(self.W_z(h)))
+        return self.W_d(swiglu(joined(h, self.W_u, self.W_z)))
 
     @torch.no_grad()
     def shrink_qk(self, factors: Tensor) -> None:
@@ -134,8 +134,8 @@ class AnGPTDecoder(Decoder):
         self.s_z = ScalingVector(vocab_size, s_z_init, s_z_scale)
         self.reset_parameters()
 
-    def logits(self, h: Tensor) -> Tensor:
-        return self.head(h, self.s_z())
+    def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        return h, self.s_z()
 
     def constrained(self) -> Iterator[nn.Parameter]:
         """Every matrix, embedding and head included; the bound holds for its rows, along the input axis."""

@@ -19,16 +19,17 @@ from anlit.attention.coefficient import Coefficient, shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
+from anlit.layers.cross_entropy import linear_cross_entropy
 from anlit.layers.linear import ScaledLinear, TokenEmbedding
 from anlit.layers.norms import RMSNorm
-from anlit.layers.positions import Positions
+from anlit.layers.positions import Positions, Rotation
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import fill
 from anlit.models.flops import flops_per_token
 
 
 class Decoder(nn.Module):
-    """tokens (B, T) → logits (B, T, V). Subclasses add their blocks, `logits` and, if they have one, the constraint."""
+    """tokens (B, T) → logits (B, T, V). Subclasses add their blocks, `output` and, if they have one, the constraint."""
 
     def __init__(self, vocab_size: int, d_model: int, blocks: Iterable[nn.Module], document_masking: bool) -> None:
         super().__init__()
@@ -37,6 +38,7 @@ class Decoder(nn.Module):
         self.shared_coefficients = nn.ModuleList(shared_coefficients(self.blocks))
         self.head = ScaledLinear(d_model, vocab_size)
         self.document_masking = document_masking
+        self.compiles_loss = False
 
     def forward(
         self,
@@ -44,16 +46,20 @@ class Decoder(nn.Module):
         document_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         longest: int | None = None,
+        targets: Tensor | None = None,
+        z_loss: float = 0.0,
         cache: KeyValueCache | None = None,
         n_logits: int | None = None,
-    ) -> Tensor:
-        """Logits (B, T, V) for tokens (B, T).
+    ) -> Any:
+        """Logits (B, T, V) for tokens (B, T); or with `targets` the loss and the objective, without all logits.
 
         Args:
             tokens: Token ids.
             document_ids: (B, T), which tokens belong to one document.
             cu_seqlens: Where the documents begin, as in a `Batch`; with it no kernel has to wait for the device.
             longest: Tokens of the longest document, as in a `Batch`.
+            targets: (B, T), −100 where a token does not count; see `linear_cross_entropy` for what is returned then.
+            z_loss: Weight of the squared log-partition in the objective.
             cache: What was read before these tokens, and where they are kept for those that follow.
             n_logits: Give the logits of so many last tokens only, (B, n_logits, V).
         """
@@ -66,9 +72,22 @@ class Decoder(nn.Module):
         for module in self.blocks:  # before the first block, so that all of them, if compiled, find the same
             block: Any = module
             block.attention.prepare(documents, h)
+        rotations = self.rotations(documents, h)
         for block in self.blocks:
-            h = block(h, documents)
-        return self.logits(h if n_logits is None else h[:, -n_logits:])
+            h = block(h, documents, rotations[block.positions])
+        if targets is None:
+            return self.logits(h if n_logits is None else h[:, -n_logits:])
+        x, scale = self.output(h)
+        return linear_cross_entropy(x, self.head.scaled(scale), targets, z_loss, self.compiles_loss)
+
+    def rotations(self, documents: Documents, h: Tensor) -> dict[Positions, Rotation | None]:
+        """How each kind of the blocks' positions turns the queries and keys of this batch, made once for all layers."""
+        blocks: Iterable[Any] = self.blocks
+        kinds = {block.positions: block.d_head for block in blocks}
+        return {
+            positions: positions.rotation(d_head, documents.horizon, documents.places, h)
+            for positions, d_head in kinds.items()
+        }
 
     def matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every weight matrix with the name of its map: embedding, head, and each block's W_q … W_d."""
@@ -79,6 +98,11 @@ class Decoder(nn.Module):
 
     def logits(self, h: Tensor) -> Tensor:
         """The last hidden state (B, T, d) → (B, T, V)."""
+        x, scale = self.output(h)
+        return self.head(x, scale)
+
+    def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The last hidden state (B, T, d) → what the head reads, and the factors of its rows (V,), None for 1."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -110,10 +134,11 @@ class Decoder(nn.Module):
 
     def clip_qk(self) -> None:
         """Shrink queries and keys where a score was too large (QK-clip); called once after each optimizer step."""
-        for module in self.blocks:
-            block: Any = module
-            if block.attention.clip is not None:
-                block.shrink_qk(block.attention.clip.factors())
+        blocks: list[Any] = [block for block in self.blocks if block.attention.clip is not None]
+        if blocks:
+            factors = QKClip.factors([block.attention.clip for block in blocks])
+            for block, mine in zip(blocks, factors, strict=True):
+                block.shrink_qk(mine)
 
     def restore_norms(self) -> None:
         """Bring the weights back to the architecture's constraint; called once after each optimizer step."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from anlit.attention.around import AroundAttention, AttentionOutput
 from anlit.attention.attention import Attention, Backend
@@ -22,9 +21,10 @@ from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
 from anlit.errors import UserError
-from anlit.layers.linear import ScaledLinear
+from anlit.layers.linear import ScaledLinear, joined
 from anlit.layers.norms import RMSNorm
-from anlit.layers.positions import Positions, RoPE
+from anlit.layers.positions import Positions, RoPE, Rotation, rotate
+from anlit.layers.swiglu import swiglu
 from anlit.models.decoder import Decoder, attention_layers, split_heads
 from anlit.training.execution import Execution
 from anlit.training.language_model import LanguageModel
@@ -48,8 +48,8 @@ class GPTBlock(nn.Module):
         around: AroundAttention,
     ) -> None:
         super().__init__()
-        self.n_heads = n_heads
-        d_head = d_model // n_heads
+        self.n_heads, self.d_head = n_heads, d_model // n_heads
+        d_head = self.d_head
         self.norm_1, self.norm_2 = RMSNorm(d_model, norm_eps), RMSNorm(d_model, norm_eps)
         self.W_q, self.W_k, self.W_v, self.W_o = (ScaledLinear(d_model, d_model) for _ in range(4))
         self.W_u, self.W_z = (ScaledLinear(d_model, d_ff) for _ in range(2))
@@ -70,17 +70,17 @@ class GPTBlock(nn.Module):
         self.positions, self.attention = positions, attention
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, h: Tensor, documents: Documents) -> Tensor:
-        h = h + self.dropout(self.post_norm_A(self.attend(self.norm_1(h), documents)))
+    def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
+        h = h + self.dropout(self.post_norm_A(self.attend(self.norm_1(h), documents, rotation)))
         return h + self.dropout(self.post_norm_M(self.mlp(self.norm_2(h))))
 
-    def attend(self, x: Tensor, documents: Documents) -> Tensor:
-        q, k, v = (split_heads(W(x), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
-        q, k = self.positions(self.norm_q(q), self.norm_k(k), index=documents.positions, horizon=documents.horizon)
+    def attend(self, x: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
+        q, k, v = split_heads(joined(x, self.W_q, self.W_k, self.W_v), 3 * self.n_heads).chunk(3, dim=1)  # (B, H, T, D)
+        q, k = rotate(rotation, self.norm_q(q), self.norm_k(k))
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), x))
 
     def mlp(self, x: Tensor) -> Tensor:
-        return self.W_d(self.W_u(x) * silu(self.W_z(x)))
+        return self.W_d(swiglu(joined(x, self.W_u, self.W_z)))
 
     @torch.no_grad()
     def shrink_qk(self, factors: Tensor) -> None:
@@ -103,8 +103,8 @@ class GPTDecoder(Decoder):
         self.init_std = init_std
         self.reset_parameters()
 
-    def logits(self, h: Tensor) -> Tensor:
-        return self.head(self.norm_f(h))
+    def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.norm_f(h), None
 
     def draw(self, name: str, weight: Tensor) -> None:
         residual = name in ("W_o", "W_d")

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from anlit.attention.around import AroundAttention, AttentionOutput
 from anlit.attention.attention import Attention, Backend
@@ -26,10 +25,11 @@ from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
 from anlit.errors import UserError
-from anlit.layers.linear import ScaledLinear
+from anlit.layers.linear import ScaledLinear, joined
 from anlit.layers.norms import RMSNorm, UnitNorm, bound_norm, set_unit_norm, unit
-from anlit.layers.positions import Positions, RoPE
+from anlit.layers.positions import Positions, RoPE, Rotation, rotate
 from anlit.layers.scaling import ScalingVector
+from anlit.layers.swiglu import swiglu
 from anlit.models.decoder import Decoder, attention_layers, draw_unit_vectors, split_heads
 from anlit.training.execution import Execution
 from anlit.training.language_model import LanguageModel
@@ -56,8 +56,8 @@ class NGPTBlock(nn.Module):
     ) -> None:
         """`alpha`, `s_qk` and `s_uv` are (init, scale) of the scaling vectors."""
         super().__init__()
-        self.n_heads = n_heads
-        d_head = d_model // n_heads
+        self.n_heads, self.d_head = n_heads, d_model // n_heads
+        d_head = self.d_head
         # √D·unit has unit root mean square: with the 1/√D inside attention that is the softmax scale √D. √d·W h is of
         # that size too, for W's rows have norm 1: so it is without QK-norm, and what a finite ε is added to (our
         # choices; the paper always normalises).
@@ -80,25 +80,25 @@ class NGPTBlock(nn.Module):
         self.positions, self.attention = positions, attention
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, h: Tensor, documents: Documents) -> Tensor:
-        h = unit(self.step(h, unit(self.attend(h, documents)), self.alpha_A()))
+    def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
+        h = unit(self.step(h, unit(self.attend(h, documents, rotation)), self.alpha_A()))
         return unit(self.step(h, unit(self.mlp(h)), self.alpha_M()))
 
     def step(self, h: Tensor, suggestion: Tensor, alpha: Tensor) -> Tensor:
         """h + |α| ∘ (suggestion − h)."""
         return torch.lerp(h, self.dropout(suggestion).to(h.dtype), alpha.abs())
 
-    def attend(self, h: Tensor, documents: Documents) -> Tensor:
-        q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, D)
-        q, k = (self.norm_qk(x) for x in self.positions(q, k, index=documents.positions, horizon=documents.horizon))
+    def attend(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
+        q, k, v = split_heads(joined(h, self.W_q, self.W_k, self.W_v), 3 * self.n_heads).chunk(3, dim=1)  # (B, H, T, D)
+        q, k = (self.norm_qk(x) for x in rotate(rotation, q, k))
         if self.s_qk is not None:
             s_qk = self.s_qk().view(self.n_heads, 1, -1)
             q, k = (q * s_qk).to(v.dtype), (k * s_qk).to(v.dtype)
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 
     def mlp(self, h: Tensor) -> Tensor:
-        u, z = self.W_u(h, self.s_u()), self.W_z(h, self.s_v())  # W_z carries the factor √d
-        return self.W_d(u * silu(z))
+        uz = joined(h, self.W_u, self.W_z, scales=(self.s_u(), self.s_v()))  # W_z carries the factor √d
+        return self.W_d(swiglu(uz))
 
     @torch.no_grad()
     def shrink_qk(self, factors: Tensor) -> None:
@@ -116,8 +116,8 @@ class NGPTDecoder(Decoder):
         self.s_z = ScalingVector(vocab_size, s_z_init, s_z_scale)
         self.reset_parameters()
 
-    def logits(self, h: Tensor) -> Tensor:
-        return self.head(h, self.s_z())
+    def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        return h, self.s_z()
 
     def constrained(self) -> Iterator[tuple[nn.Parameter, int]]:
         """Each matrix with the axis that holds the embedding: the output axis of W_o and W_d, else the input axis.

@@ -6,7 +6,8 @@ count follows the code, whatever is set, and no formula has to.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -19,9 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from anlit.attention import backends
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
+from anlit.layers.cross_entropy import CHUNK_NUMBERS
 from anlit.models.flops import attention_layers_of
 from anlit.sizing.live_memory import Bytes, LiveMemory, fake_parameters
-from anlit.training.language_model import LanguageModel, next_token_loss
+from anlit.training.language_model import LanguageModel
 from anlit.training.optimizers import parameter_groups
 
 
@@ -75,14 +77,15 @@ def step_memory(model: LanguageModel, setting: Setting) -> Bytes:
 
 def trace_step(model: LanguageModel, n_blocks: int, setting: Setting) -> dict[str, Bytes]:
     """The peak of each phase of a step of the model's first `n_blocks` blocks, in the order in which Lightning runs:
-    forward with the last step's gradients still there, backward, clipping, optimizer."""
+    forward, with gradients of earlier micro-batches if it accumulates, backward, clipping, optimizer."""
     # Where sharding gathers bfloat16 copies of what it keeps in float32, the traced parameters are half as large.
     weight = (4 / setting.parameters.itemsize if setting.keeps_float32 else 1) / setting.shards
     memory = LiveMemory({"parameters": weight, "gradients": weight, "optimizer": weight})
     model = copy.deepcopy(model)
     decoder = model.model
     decoder.blocks = decoder.blocks[:n_blocks]
-    with FakeTensorMode(allow_non_fake_inputs=True), memory:  # real: tables that positions may have from earlier use
+    # Inputs that are not fake are the tables that positions may have from earlier use.
+    with FakeTensorMode(allow_non_fake_inputs=True), chunks_of_a_gpu(), memory:
         fake_parameters(decoder, setting.parameters)
         parameters = list(decoder.parameters())
         memory.assign(parameters, "parameters")
@@ -96,11 +99,11 @@ def trace_step(model: LanguageModel, n_blocks: int, setting: Setting) -> dict[st
         _optimize(optimizer, memory)  # makes its state
         tokens = torch.empty(setting.batch_size, setting.length, dtype=torch.int64)
         targets, ids = tokens.clone(), tokens.clone()
-        memory.phase = "forward"
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=setting.autocast):
-            loss = next_token_loss(decoder(tokens, ids), targets, model.z_loss)[1]
         if not setting.accumulates:
             optimizer.zero_grad()
+        memory.phase = "forward"
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=setting.autocast):
+            loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)[1]
         memory.phase = "backward of the upper half"
         middle = next(decoder.blocks[n_blocks // 2].parameters())
         middle.register_post_accumulate_grad_hook(lambda _: setattr(memory, "phase", "backward of the lower half"))
@@ -110,6 +113,16 @@ def trace_step(model: LanguageModel, n_blocks: int, setting: Setting) -> dict[st
         _optimize(optimizer, memory)
     del memory.peaks[""]
     return memory.peaks
+
+
+@contextmanager
+def chunks_of_a_gpu() -> Iterator[None]:
+    """Let the loss take as many tokens at a time as on a GPU, though what is traced lies on the CPU."""
+    of_cpu = CHUNK_NUMBERS.pop("cpu")
+    try:
+        yield
+    finally:
+        CHUNK_NUMBERS["cpu"] = of_cpu
 
 
 def _optimize(optimizer: torch.optim.Optimizer, memory: LiveMemory) -> None:
@@ -126,9 +139,9 @@ def _gradient_is_there(memory: LiveMemory, parameter: Tensor) -> None:
 def watch_blocks(decoder: nn.Module, memory: LiveMemory, checkpoint_every: int | None) -> None:
     """Wrap every block's forward: what it leaves behind is for `blocks`."""
 
-    def watched(forward: Callable[..., Tensor], recompute: bool, h: Tensor, documents: Documents) -> Tensor:
+    def watched(forward: Callable[..., Tensor], recompute: bool, *arguments: Any) -> Tensor:
         with memory.keeping("blocks"):
-            return checkpoint(forward, h, documents, use_reentrant=False) if recompute else forward(h, documents)
+            return checkpoint(forward, *arguments, use_reentrant=False) if recompute else forward(*arguments)
 
     blocks: Any = decoder.blocks
     for number, block in enumerate(blocks):

@@ -1,29 +1,31 @@
-"""How a model's blocks are run, which changes time and memory but no result: compiled, recomputed, drawn late."""
+"""How a model is run, which changes time and memory but no result: compiled, recomputed, drawn late."""
 
-from collections.abc import Callable, Iterable
+import importlib.util
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Settings of how the blocks are run.
+    """Settings of how a model is run.
 
     Args:
-        compile: Whether to compile each block with torch.compile. All blocks of a kind share one compilation.
+        compile: Whether to compile each block with torch.compile; all blocks of a kind share one compilation. On a GPU
+            also a chunk of the loss, and the restoration of norms where weights are not sharded. `auto` compiles on
+            CUDA. On CPU most of its gain is there without it: see `anlit.layers.eager`.
         recompute_every: Activation checkpointing: recompute every n-th block in the backward pass instead of keeping
             what it computed; 1 recomputes all, 0 none.
         meta_init: Draw the initial weights only after they are sharded, for models that one device or the host cannot
             hold as often as it has ranks. They are the same weights.
     """
 
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
     recompute_every: int = 0
     meta_init: bool = False
 
@@ -35,17 +37,33 @@ class Execution:
         """Where the network is built."""
         return torch.device("meta") if self.meta_init else nullcontext()
 
-    def apply(self, blocks: Iterable[nn.Module]) -> None:
-        """Prepare the blocks, before they are sharded.
+    def compiles_on(self, device_type: str) -> bool:
+        """Whether to compile on such a device: as told, or for `auto` where Triton makes the kernels."""
+        if self.compile == "auto":
+            return device_type == "cuda" and importlib.util.find_spec("triton") is not None
+        return self.compile
 
-        Their `forward` is replaced and not the module: names in checkpoints stay, and what sharding hooks around a
-        block's call stays outside of what is compiled or recomputed.
+    def apply(self, decoder: Any, device_type: str, is_sharded: bool = False) -> None:
+        """Prepare a decoder, before it is sharded.
+
+        A block's `forward` is replaced and not the module: names in checkpoints stay, and what sharding hooks around
+        a block's call stays outside of what is compiled or recomputed.
+
+        Args:
+            decoder: An `anlit.models.decoder.Decoder`.
+            device_type: Where it will run: `cpu`, `cuda` …
+            is_sharded: Whether its weights will be sharded.
         """
-        for number, block in enumerate(blocks):
-            if self.compile:
+        compiles = self.compiles_on(device_type)
+        for number, block in enumerate(decoder.blocks):
+            if compiles:
                 block.forward = torch.compile(block.forward, dynamic=False)
             if self.recompute_every and number % self.recompute_every == 0:
                 block.forward = _recomputed(block.forward)
+        if compiles and device_type != "cpu":
+            decoder.compiles_loss = True
+            if not is_sharded:
+                decoder.restore_norms = torch.compile(decoder.restore_norms, dynamic=False)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,31 +15,11 @@ from torchmetrics import MeanMetric
 
 import anlit
 from anlit.errors import UserError
+from anlit.layers.cross_entropy import IGNORED
 from anlit.layers.sharded import whole
 from anlit.training.execution import Execution
 from anlit.training.optimizers import parameter_groups
 from anlit.training.schedule import Schedule
-
-IGNORED = -100
-"""Targets with this value do not count in the loss."""
-
-
-def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy in nats per counted token, and the same plus z_loss · mean(log Z)².
-
-    Args:
-        logits: (B, T, V).
-        targets: (B, T), −100 where a token does not count.
-        z_loss: Weight of the squared log-partition (arXiv 2204.02311).
-    """
-    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    counted = targets != IGNORED
-    n_counted = counted.sum().clamp_min(1)  # no target at all: a loss of 0, not NaN
-    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum") / n_counted
-    if not z_loss:
-        return loss, loss
-    squares = logits.logsumexp(-1).square()
-    return loss, loss + z_loss * torch.where(counted, squares, 0).sum() / n_counted
 
 
 def as_configuration(settings: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +63,7 @@ class LanguageModel(L.LightningModule):
     Args:
         vocab_size: V.
         context_length: T, tokens in a training sequence.
-        z_loss: See `next_token_loss`.
+        z_loss: See `anlit.layers.cross_entropy.next_token_loss`.
         optimizer: Called with `parameter_groups(self.model)`.
         schedule: Learning rate over the run's optimizer steps.
         execution: How the blocks are run; the subclass builds the decoder under `execution.device()`.
@@ -109,18 +89,20 @@ class LanguageModel(L.LightningModule):
         self.execution, self._is_configured = execution, False
 
     def configure_model(self) -> None:
-        """Prepare the blocks for their execution; a strategy that shards does so after this.
+        """Prepare the decoder for its execution; a strategy that shards does so after this.
 
-        Loading a checkpoint without a Trainer calls it too: then blocks run as they are.
+        Loading a checkpoint without a Trainer calls it too: then it runs as it is.
         """
         if self._trainer is None:
             self.model.draw_missing(torch.device("cpu"))
             return
+        device = self.trainer.strategy.root_device
+        is_sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
         if not self._is_configured:
-            self.execution.apply(self.model.blocks)
+            self.execution.apply(self.model, device.type, is_sharded)
             self._is_configured = True
-        if not isinstance(self.trainer.strategy, ModelParallelStrategy):
-            self.model.draw_missing(self.trainer.strategy.root_device)
+        if not is_sharded:
+            self.model.draw_missing(device)
 
     def forward(
         self,
@@ -136,13 +118,22 @@ class LanguageModel(L.LightningModule):
         """Logits (B, T, V) of a `Batch`."""
         return self(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
 
+    def loss_of(self, batch: Any, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Mean loss of a `Batch` in nats per counted token, and the objective to differentiate, which has the z-loss.
+
+        The logits of all tokens are never held together; see `anlit.layers.cross_entropy`.
+        """
+        return self.model(
+            batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest, targets=batch.targets, z_loss=z_loss
+        )
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, objective = next_token_loss(self.logits_of(batch), batch.targets, self.z_loss)
+        loss, objective = self.loss_of(batch, self.z_loss)
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=self.trainer.world_size > 1)
         return objective
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        loss, _ = next_token_loss(self.logits_of(batch), batch.targets)
+        loss, _ = self.loss_of(batch)
         self.mean_loss.update(loss, weight=(batch.targets != IGNORED).sum())
 
     def on_validation_epoch_end(self) -> None:
@@ -193,6 +184,8 @@ class LanguageModel(L.LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
         super().optimizer_step(*args, **kwargs)
+        # Lightning does so only after the next forward pass, whose activations would lie beside these gradients.
+        self.trainer.optimizers[0].zero_grad()
         self.model.clip_qk()
         self.model.restore_norms()
 

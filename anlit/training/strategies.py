@@ -139,7 +139,10 @@ class FullySharded(ModelParallelStrategy):
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint.get("optimizer_states", []), strict=False):
             mine = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+            before = [dict(group) for group in optimizer.param_groups]
             set_optimizer_state_dict(self.model, optimizer, by_name(state, mine), options=options)
+            for group, settings in zip(optimizer.param_groups, before, strict=True):  # tuples arrive as lists
+                group |= {key: tuple(group[key]) for key, value in settings.items() if isinstance(value, tuple)}
         return checkpoint
 
     def wait_for_checkpoints(self) -> None:

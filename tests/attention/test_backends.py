@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anlit import ALiBi, LogN, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention.backends import eager, sdpa
+from anlit.attention.backends import blockwise, eager, sdpa
 from anlit.attention.coefficient import shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
@@ -150,7 +150,7 @@ def test_blocks_leave_out_keys_before_their_windows(name, packed, monkeypatch) -
 
 
 @packings
-@pytest.mark.parametrize("backend", [eager, sdpa], ids=["eager", "sdpa"])
+@pytest.mark.parametrize("backend", [eager, sdpa, blockwise], ids=["eager", "sdpa", "blockwise"])
 def test_a_window_over_all_keys_is_none(backend, packed) -> None:
     for inner in (Plain(), LogN(learned="never"), ScaleInvariant(), ALiBi()):
         if backend.reason_against(inner) is None:
@@ -186,7 +186,7 @@ def test_sdpa_is_eager(name, dtype, tolerance, packed, shortest, monkeypatch) ->
     compare(run(sdpa.attend, mechanism, 33, packed, dtype), expected, tolerance)
 
 
-@pytest.mark.parametrize("backend", [eager, sdpa], ids=["eager", "sdpa"])
+@pytest.mark.parametrize("backend", [eager, sdpa, blockwise], ids=["eager", "sdpa", "blockwise"])
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_packed_documents_are_separate_ones(name, backend) -> None:
     """Outputs and the gradients of q, k and v of each document are those it has alone; without masking they differ."""

@@ -42,8 +42,10 @@ def on_cuda(dtype: torch.dtype = torch.bfloat16, width: int = 64) -> Tensor:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_on_cpu_auto_takes_sdpa_where_it_can(name: str) -> None:
-    assert choose("auto", SHIPPED[name], Q) == ("eager" if SHIPPED[name].scales_with_distance else "sdpa")
+def test_on_cpu_auto_takes_sdpa_where_that_needs_no_mask(name: str) -> None:
+    by_distance = any(part in name for part in ("scale-invariant", "log bias", "alibi", "window"))
+    assert choose("auto", SHIPPED[name], Q) == ("blockwise" if by_distance else "sdpa")
+    assert choose("auto", SHIPPED[name], Q, dropout=0.1) in ("sdpa", "eager")
 
 
 @pytest.mark.usefixtures("h200")
@@ -113,9 +115,9 @@ def test_what_auto_took_is_said_once_with_the_reasons(monkeypatch, caplog) -> No
     monkeypatch.setattr(backends, "_said", set())
     with caplog.at_level(logging.INFO, logger="anlit.attention"):
         for _ in range(2):
-            assert choose("auto", ScaleInvariant(), Q) == "eager"
+            assert choose("auto", ScaleInvariant(), Q, dropout=0.1) == "eager"
     (message,) = [record.getMessage() for record in caplog.records]
-    for part in ("ScaleInvariant", "'eager'", "not sdpa", "a(t)", "cpu, float32"):
+    for part in ("ScaleInvariant", "'eager'", "not blockwise", "not sdpa", "a(t)", "cpu, float32"):
         assert part in message
 
 
@@ -132,7 +134,9 @@ def test_what_no_device_can_do_is_refused_when_the_model_is_built() -> None:
 
 def test_what_this_device_cannot_do_is_refused_at_the_first_forward_pass() -> None:
     model = tiny(GPT, backend="flash")
-    with pytest.raises(UserError, match=r"'flash' cannot do attention Plain: .*CUDA.*choose auto or sdpa, eager"):
+    with pytest.raises(
+        UserError, match=r"'flash' cannot do attention Plain: .*CUDA.*choose auto or blockwise, sdpa, eager"
+    ):
         model(random_tokens(2, 16))
     model = tiny(GPT, backend="flex", n_heads=2)
     with pytest.raises(UserError, match="no backward pass on CPU"):

@@ -23,8 +23,9 @@ from tests.attention.examples import SHIPPED, LogNWithSlopes
 pytest.importorskip("triton")
 MECHANISMS: dict[str, Mechanism] = {**SHIPPED, "of one's own": LogNWithSlopes()}
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-LEARNED_BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""A learned coefficient's gradient sums over all pairs, and most of it cancels."""
+LEARNED_BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""A learned coefficient's gradient sums over all pairs, and most of it cancels: with √(2 log n), r learned globally or
+per layer, these kernels in float32 are off by 1e-5 and 2e-5, eager attention by 3e-5 and 5e-5."""
 WIDTHS = [32, 64, 80, 96, 128, 256]
 
 
@@ -112,7 +113,8 @@ dtypes = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @kinds
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_mechanism_is_the_reference(name, kind) -> None:
-    length = 18 + sum(map(ord, name + kind)) % 20  # two or three blocks, of which the last is not full
+    blocks = 3 if kind == "window" else 2  # of 16, the last not full; with three, a window leaves a whole one out
+    length = 16 * (blocks - 1) + 1 + sum(map(ord, name + kind)) % 15
     check(name, kind, (1, 2, length, 16), torch.float32)
 
 
@@ -249,12 +251,14 @@ def test_reasons(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_kernels_compile_ahead_and_spill_little() -> None:
-    """For compute capability 8.0 and 9.0, bfloat16, head widths 64 and 128, without a GPU."""
+@pytest.mark.parametrize(("precision", "form"), [("bfloat16", "dense"), ("float16", "packed"), ("float32", "packed")])
+def test_kernels_compile_ahead_and_spill_little(precision, form) -> None:
+    """For compute capability 8.0 and 9.0, head widths 64 and 128, without a GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "anlit.attention.backends.triton.registers"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "anlit.attention.backends.triton.registers", "--precision", precision]
+    done = subprocess.run([*command, "--form", form], env=environment, capture_output=True, text=True, check=True)
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("sm_")]
     assert len(rows) == 2 * 2 * 4
     for row in rows:
+        assert row[1] == precision
         assert int(row[row.index("stack") + 1]) <= 64, " ".join(row)

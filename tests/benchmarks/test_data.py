@@ -63,6 +63,8 @@ def test_all_parts(tmp_path: Path, in_this_process: list[tuple[str, str]], capsy
             for program in ("anlit", "litgpt", "litgpt, raw blocks")
         ],
         ("memory", "anlit", 2),
+        ("wait", "anlit, 0.6M/s", 4),
+        ("wait", "anlit, 5M/s", 4),
         *[(part, "anlit", workers) for part in ("first batch", "first batch at 90%") for workers in (0, 2)],
     ]
     for measurement in record["measurements"]:
@@ -104,7 +106,7 @@ def test_a_trial_in_its_own_process(tmp_path: Path) -> None:
 
 
 def test_unknown_names(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="choose one of attention, data"):
+    with pytest.raises(UserError, match=r"choose one of attention, .*data"):
         main(["dta"])
     with pytest.raises(UserError, match="prepare"):
         main(["data", *TINY, "--folder", str(tmp_path), "--output", str(tmp_path), "--parts", "prepare,steam"])

@@ -19,7 +19,7 @@ SETTINGS: dict[str, tuple[int, list[str]]] = {
     "one": (1, []), "ddp2": (2, DDP), "fsdp2": (2, FSDP), "fsdp4": (4, FSDP),
     "single2": (2, SINGLE), "async2": (2, BACKGROUND),
 }  # fmt: skip
-CONSTANT_RATE = "--model.schedule.final=1"
+CONSTANT_RATE = ("--model.schedule.final=1", "--model.schedule.warmup=0")
 """The rate does not depend on max_steps, so that a run of fewer steps is the beginning of a longer one."""
 
 Saved = Callable[..., Path]
@@ -33,7 +33,7 @@ def last(run_dir: Path) -> dict:
 def matrix_arguments(shards: Path, run_dir: Path, setting: str, steps: int, *extra: str, model: str) -> list[str]:
     n_ranks, strategy = SETTINGS[setting]
     return fit_arguments(
-        shards, run_dir, f"--data.batch_size={8 // n_ranks}", f"--trainer.max_steps={steps}", CONSTANT_RATE,
+        shards, run_dir, f"--data.batch_size={8 // n_ranks}", f"--trainer.max_steps={steps}", *CONSTANT_RATE,
         "--trainer.val_check_interval=3", "--checkpoint_every_n_steps=4", *strategy, *extra, model=model,
     )  # fmt: skip
 

@@ -6,7 +6,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -65,14 +68,17 @@ def test_data_and_trainer_fragments_merge(capsys: pytest.CaptureFixture[str], pa
         assert resolved["class_path"] == given.get("class_path", "anlit.FineWeb")
         given, resolved = given["init_args"], resolved["init_args"]
     given = json.loads(json.dumps(given))  # printed keys are strings
+    given = {key.removesuffix("+"): value for key, value in given.items()}  # what is added to a list
     assert part_of(resolved, given) == given
 
 
-def part_of(resolved: dict, given: dict) -> dict:
+def part_of(resolved: Any, given: Any) -> Any:
     """What `resolved` has under the keys of `given`, and below them."""
-    return {
-        key: part_of(resolved[key], value) if isinstance(value, dict) else resolved[key] for key, value in given.items()
-    }
+    if isinstance(given, dict):
+        return {key: part_of(resolved[key], value) for key, value in given.items()}
+    if isinstance(given, list) and all(isinstance(value, dict) for value in given):
+        return [part_of(*pair) for pair in zip(resolved, given, strict=True)]
+    return resolved
 
 
 def test_context_schedule_survives_a_saved_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -195,9 +201,13 @@ def test_validate_and_predict_read_a_run_folder(
         logged = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
     capfd.readouterr()
     for command in ("validate", "test", "predict"):
-        assert run([command, f"--config={tmp_path}/run/config.yaml", f"--ckpt_path={best}"]) == 0
+        limited = ["--trainer.limit_predict_batches=2"] if command == "predict" else []  # as validation is
+        assert run([command, f"--config={tmp_path}/run/config.yaml", f"--ckpt_path={best}", *limited]) == 0
         if command == "validate":
             assert f"{logged[-1]:.4f}"[:5] in capfd.readouterr().out
+    table = pq.read_table(tmp_path / "run" / "predictions.parquet")
+    assert -pc.mean(table["log_likelihood"]).as_py() == pytest.approx(logged[-1], rel=1e-4)
+    assert set(table["text"].to_pylist()) > {"e", " "}
 
 
 def test_nan_loss_stops_with_step_and_checkpoint(

@@ -185,7 +185,7 @@ def test_positions_may_restart(positions) -> None:
 
 def test_rotate_takes_any_leading_shape() -> None:
     x, angle = normal(7, 4), torch.linspace(0, 3, 7, dtype=torch.float64)[:, None]
-    turned = rotate(x, angle.cos(), angle.sin())
+    (turned,) = rotate((angle.cos(), angle.sin()), x)
     torch.testing.assert_close(turned[:, 0], x[:, 0] * angle[:, 0].cos() - x[:, 1] * angle[:, 0].sin())
     assert torch.equal(turned[:, 2:], x[:, 2:])
 

@@ -83,11 +83,26 @@ def test_qk_clip_brings_the_largest_score_to_its_threshold(architecture, qk_norm
 
 
 def test_qk_clip_watches_all_micro_batches_and_forgets_after_the_step() -> None:
-    clip = QKClip(2.0, 2)
+    clip, other = QKClip(2.0, 2), QKClip(4.0, 2)
     clip.observe(torch.tensor([[[[1.0, -9.0]], [[8.0, 0.0]]]]))
     clip.observe(torch.tensor([[[[1.5, float("-inf")]], [[3.0, 0.0]]]]))
-    assert clip.factors().tolist() == pytest.approx([1.0, 0.5])
-    assert clip.factors().tolist() == [1.0, 1.0]
+    other.observe(torch.tensor([[[[16.0]], [[4.0]]]]))
+    factors = torch.stack(QKClip.factors([clip, other])).flatten()
+    assert factors.tolist() == pytest.approx([1.0, 0.5, 0.5, 1.0])
+    assert torch.stack(QKClip.factors([clip, other])).flatten().tolist() == [1.0] * 4
+
+
+def test_all_layers_clip_after_one_all_reduce(monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, op: calls.append((x.clone(), x.fill_(8.0))))
+    model = tiny(NGPT, around=AroundAttention(qk_clip=2.0)).model
+    before = [block.s_qk().clone() for block in model.blocks]
+    model(TOKENS, IDS)
+    model.clip_qk()
+    assert [largest.shape for largest, _ in calls] == [(2, SIZE["n_heads"])]
+    for block, then in zip(model.blocks, before, strict=True):
+        torch.testing.assert_close(block.s_qk(), then * 0.5)  # another rank saw 4 × the threshold
 
 
 def test_qk_clip_counts_visible_keys_alone() -> None:

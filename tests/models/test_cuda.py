@@ -1,9 +1,11 @@
-"""On a CUDA device: the same numbers as on CPU, and a bf16 run through the Trainer. Skips itself elsewhere."""
+"""On a CUDA device: the same numbers as on CPU, compiled too, without waiting; a bf16 run. Skips itself elsewhere."""
 
 import pytest
 import torch
 
 from anlit import Plain, ScaleInvariant
+from anlit.training.execution import Execution
+from anlit.training.optimizers import parameter_groups
 from tests.models.tiny import ARCHITECTURES, SIZE, fit, random_tokens, tiny
 
 pytestmark = pytest.mark.gpu
@@ -34,3 +36,32 @@ def test_bf16_run_keeps_the_constraint(architecture) -> None:
     for norms in model.model.row_norms():
         assert norms.max() <= 1 + 1e-5
     assert model(random_tokens(1, SIZE["context_length"]).to(model.device)).isfinite().all()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_compiled_step_never_waits_and_gives_the_same(architecture) -> None:
+    """Three steps of bf16 training; the host may be asked for nothing that the device still computes."""
+    losses = []
+    for compiles in (False, True):
+        model = tiny(architecture, n_layers=2, vocab_size=512).cuda()
+        decoder = model.model
+        Execution(compile=compiles).apply(decoder, "cuda")
+        optimizer = model.make_optimizer(parameter_groups(decoder))
+        tokens, targets = (random_tokens(4, 64, seed=seed, vocab_size=512).cuda() for seed in (0, 1))
+        seen = []
+        for step in range(3):
+            torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first one compiles
+            try:
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss, objective = decoder(tokens, targets=targets)
+                objective.backward()
+                torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                decoder.clip_qk()
+                decoder.restore_norms()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            seen.append(loss)
+        losses.append(torch.stack(seen))
+    torch.testing.assert_close(losses[0], losses[1], rtol=2e-3, atol=2e-3)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from anlit import AnGPT, PRoPE, RoPE, ScaleInvariant
-from anlit.training.language_model import IGNORED, LanguageModel, next_token_loss
+from anlit.layers.cross_entropy import IGNORED, next_token_loss
+from anlit.training.language_model import LanguageModel
 from anlit.training.schedule import Schedule
 from tests.models.tiny import ARCHITECTURES, adamw, batches, fit, random_tokens, tiny
 

@@ -139,6 +139,8 @@ def check(
     eager = build(architecture, mechanism, positions, "eager", **changes)
     expected = by_the_formulas(eager, architecture, mechanism, positions, masked, qk_norm, d_ff, **formulas)
     compare(computed(eager), expected, tolerance, "eager, float64")
+    computed_blockwise = computed(build(architecture, mechanism, positions, "blockwise", **changes))
+    compare(computed_blockwise, expected, tolerance, "blockwise, float64")
     if sdpa.reason_against(MECHANISMS[mechanism]) is not None:
         return
     for shortest, way in [(1, "document by document"), (100, "by a mask")][: 2 if masked else 1]:

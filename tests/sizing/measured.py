@@ -5,16 +5,16 @@ from collections.abc import Callable
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from anlit.training.language_model import LanguageModel, next_token_loss
+from anlit.training.language_model import LanguageModel
 from anlit.training.optimizers import parameter_groups
 
 
 def peak_on_cpu(model: LanguageModel, batch_size: int, length: int, autocast: bool) -> float:
     """Peak bytes of a step in Lightning's order: parameters, gradients, optimizer state and what the step allocates."""
     step, optimizer = _training(model, batch_size, length, autocast, "cpu")
-    step()  # makes the optimizer's state, the gradients and the tables of positions
-    held = sum(2 * p.untyped_storage().nbytes() for p in model.model.parameters())  # with its gradient, which must not
-    for state in _states(optimizer):  # be referred to here: the step is to free it
+    step()  # makes the optimizer's state and the tables of positions
+    held = sum(p.untyped_storage().nbytes() for p in model.model.parameters())
+    for state in _states(optimizer):
         held += sum(x.untyped_storage().nbytes() for x in state.values() if isinstance(x, torch.Tensor))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
@@ -49,11 +49,11 @@ def _training(
 
     def step() -> None:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
-            loss = next_token_loss(decoder(tokens, ids), targets, model.z_loss)[1]
-        optimizer.zero_grad()
+            loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)[1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         optimizer.step()
+        optimizer.zero_grad()
 
     return step, optimizer
 

@@ -19,11 +19,18 @@ from types import ModuleType
 
 from torch import Tensor
 
-from anlit.attention.backends import eager, flash, flex, sdpa, triton
+from anlit.attention.backends import blockwise, eager, flash, flex, sdpa, triton
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
 
-BACKENDS: dict[str, ModuleType] = {"flash": flash, "triton": triton, "flex": flex, "sdpa": sdpa, "eager": eager}
+BACKENDS: dict[str, ModuleType] = {
+    "flash": flash,
+    "triton": triton,
+    "flex": flex,
+    "blockwise": blockwise,
+    "sdpa": sdpa,
+    "eager": eager,
+}
 
 # What `auto` takes the first possible of, for each type of device.
 PREFERRED: dict[str, tuple[str, ...]] = {
@@ -31,8 +38,10 @@ PREFERRED: dict[str, tuple[str, ...]] = {
     # checks and times them, and is to order this list.
     "cuda": ("sdpa", "eager"),
     # `anlit benchmark attention --preset cpu`: see the README's table. flex has no backward pass here.
-    "cpu": ("sdpa", "eager"),
+    "cpu": ("sdpa", "blockwise", "eager"),
 }
+# The same for mechanisms that change logits by distance or have a window, for which sdpa needs a T × T mask.
+PREFERRED_BY_DISTANCE = {"cpu": ("blockwise", "sdpa", "eager")}
 ELSEWHERE = ("sdpa", "eager")
 
 _log = logging.getLogger("anlit.attention")
@@ -80,7 +89,10 @@ def likely(name: str, mechanism: Mechanism, device_type: str, dropout: float = 0
 def _first_possible(device_type: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[str, list[str]]:
     """Of the preferred back ends the first possible, which there always is, and why not those before it."""
     reasons = []
-    for name in PREFERRED.get(device_type, ELSEWHERE):
+    preferred = PREFERRED.get(device_type, ELSEWHERE)
+    if mechanism.depends_on_distance:
+        preferred = PREFERRED_BY_DISTANCE.get(device_type, preferred)
+    for name in preferred:
         if (reason := _reason_against(name, mechanism, q, dropout)) is None:
             break
         reasons.append(f"not {name}: {reason}")

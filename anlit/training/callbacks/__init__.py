@@ -5,6 +5,7 @@ from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import StopOnNonFinite
 from anlit.training.callbacks.loss_guard import LossGuard
 from anlit.training.callbacks.norms import NormMonitor
+from anlit.training.callbacks.predictions import Predictions
 from anlit.training.callbacks.random_state import RandomState
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.callbacks.throughput import Throughput
@@ -15,6 +16,7 @@ __all__ = [
     "LastCheckpoint",
     "LossGuard",
     "NormMonitor",
+    "Predictions",
     "RandomState",
     "RunRecord",
     "StopOnNonFinite",

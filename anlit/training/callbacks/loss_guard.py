@@ -52,7 +52,8 @@ class LossGuard(L.Callback):
     and optimizer state, on all ranks, from a snapshot in host memory (4 bytes a parameter and 8 for AdamW's moments, on
     every rank, or its share where they are sharded). In both cases data, schedule and step number go on, so the
     offending batch is passed over. Logged: `guard/skipped` and `guard/rolled_back`, counts over the whole run, and a
-    line for each, with the step's number in metrics.csv.
+    line for each, with the step's number in metrics.csv. There `train/loss` keeps the bad step's value, NaN included:
+    it is what was computed.
 
     Snapshots are taken at the start and after every `snapshot_every_n_steps`-th step, unless that was skipped or left
     something NaN or infinite. A continued run is exact: the guard's state is in the checkpoint, and the snapshot too

@@ -35,8 +35,8 @@ SMALL = KernelBlocks(*[Blocks(16, 16, 4, 1)] * 4)
 """For the interpreter, where tests want many blocks of short sequences."""
 
 SINGLE = {
-    64: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1)),
-    256: KernelBlocks(Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    64: KernelBlocks(Blocks(64, 32, 8, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1)),
+    256: KernelBlocks(Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
 """float32 takes twice the room and no matrix units: it is there to be right."""
 

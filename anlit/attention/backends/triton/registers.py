@@ -1,10 +1,11 @@
 """Compile the kernels without a GPU and show what they take: `python -m anlit.attention.backends.triton.registers`.
 
-For compute capability 8.0 and 9.0, bfloat16: registers and spilled bytes per thread, shared memory per program, and
-instructions by kind. A kernel that spills wants smaller blocks or more warps (`blocks.py`).
+For compute capability 8.0 and 9.0 and each precision: registers and spilled bytes per thread, shared memory per
+program, and instructions by kind. A kernel that spills wants smaller blocks or more warps (`blocks.py`).
 """
 
 import argparse
+import itertools
 import re
 import subprocess
 import tempfile
@@ -19,12 +20,25 @@ N_HEADS = 12
 KERNELS = ("forward", "backward_queries", "backward_keys", "tables")
 FORMS = ("plain", "biases", "dense", "packed", "windowed")
 """One document without tables, with biases, with both tables; both tables and documents; a window besides."""
+PRECISIONS = {
+    "bfloat16": (torch.bfloat16, "*bf16", "ieee"),
+    "float16": (torch.float16, "*fp16", "ieee"),
+    "float32": (torch.float32, "*fp32", "ieee"),
+    "tf32": (torch.float32, "*fp32", "tf32"),
+}
+"""Of q, k and v, Triton's name for a pointer to it, and how products of float32 are taken."""
 
 
 def compile_kernel(
-    kernel: str, form: str, width: int, capability: int, blocks: Blocks | None = None, group: int = 1
+    kernel: str,
+    form: str,
+    width: int,
+    capability: int,
+    blocks: Blocks | None = None,
+    group: int = 1,
+    precision: str = "bfloat16",
 ) -> Any:
-    """The compiled kernel for bfloat16, of `KERNELS`, in one of `FORMS`; `capability` is 80 or 90."""
+    """The compiled kernel, of `KERNELS`, in one of `FORMS` and `PRECISIONS`; `capability` is 80 or 90."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -38,13 +52,14 @@ def compile_kernel(
         "tables": diagonals.backward_tables,
     }[kernel]
     padded = max(16, 1 << (width - 1).bit_length())
-    blocks = blocks or getattr(blocks_for(padded, torch.bfloat16, capability), kernel)
+    dtype, pointer, products = PRECISIONS[precision]
+    blocks = blocks or getattr(blocks_for(padded, dtype, capability), kernel)
     constants: dict[str, Any] = {"n_heads": N_HEADS, "group": group, "width": width, "width_padded": padded}
-    constants |= {"block_m": blocks.queries, "block_n": blocks.keys, "block": blocks.queries, "precision": "ieee"}
+    constants |= {"block_m": blocks.queries, "block_n": blocks.keys, "block": blocks.queries, "precision": products}
     constants |= {"pairs": form not in ("plain", "biases")} | dict.fromkeys(("tables",) if form == "plain" else ())
     constants |= dict.fromkeys(("starts", "ends") if form not in ("packed", "windowed") else ())
     constants |= dict.fromkeys(("window",) if form != "windowed" else ())
-    signature = {name: "constexpr" if name in constants else _type_of(name) for name in function.arg_names}
+    signature = {name: "constexpr" if name in constants else _type_of(name, pointer) for name in function.arg_names}
     constants = {name: value for name, value in constants.items() if name in signature}
     aligned: Any = {
         (place,): [["tt.divisibility", 16]]
@@ -58,9 +73,9 @@ def compile_kernel(
     )
 
 
-def _type_of(name: str) -> str:
+def _type_of(name: str, pointer: str) -> str:
     if name in ("q", "k", "v", "out", "d_out", "dq", "dk", "dv"):
-        return "*bf16"
+        return pointer
     if name in ("starts", "ends"):
         return "*i32"
     if name in ("tables", "lse", "delta", "d_tables"):
@@ -93,18 +108,17 @@ def main() -> None:
     parser.add_argument("--capability", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--kernel", nargs="+", default=list(KERNELS), choices=KERNELS)
     parser.add_argument("--form", nargs="+", default=["dense"], choices=FORMS)
+    parser.add_argument("--precision", nargs="+", default=["bfloat16"], choices=PRECISIONS)
     parser.add_argument("--blocks", type=int, nargs=4, help="queries, keys, warps and stages, in place of blocks.py's")
     options = parser.parse_args()
     blocks = Blocks(*options.blocks) if options.blocks else None
-    for capability in options.capability:
-        for width in options.width:
-            for kernel in options.kernel:
-                for form in options.form:
-                    if (kernel, form) == ("tables", "plain"):
-                        continue
-                    taken = resources(compile_kernel(kernel, form, width, capability, blocks))
-                    numbers = "  ".join(f"{name} {value}" for name, value in taken.items())
-                    print(f"sm_{capability}  D {width:3d}  {kernel:16s} {form:8s}  {numbers}", flush=True)
+    chosen = (options.precision, options.capability, options.width, options.kernel, options.form)
+    for precision, capability, width, kernel, form in itertools.product(*chosen):
+        if (kernel, form) == ("tables", "plain"):
+            continue
+        taken = resources(compile_kernel(kernel, form, width, capability, blocks, precision=precision))
+        numbers = "  ".join(f"{name} {value}" for name, value in taken.items())
+        print(f"sm_{capability}  {precision:8s}  D {width:3d}  {kernel:16s} {form:8s}  {numbers}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+"""Our own attention for CPUs: every mechanism at the price of plain attention, by matrix products of 64 queries each.
+
+Gradients are written by hand, so nothing T × T is ever made, and keys that no query of a block can see are skipped.
+The tables of a and m over distance are read as matrices that all blocks share, without an index for each pair; the
+causal limit and the window cost nothing beside them: they are −∞ in the table of m.
+"""
+
+import torch
+from torch import Tensor
+
+from anlit.attention.backends.blockwise.operator import blockwise_attention
+from anlit.attention.backends.eager import distance_tables, with_gain
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+
+
+def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+    """Why this back end cannot do `mechanism`, or None if it can."""
+    if dropout:
+        return "it does not drop attention weights"
+    if q is not None and q.device.type != "cpu":
+        return f"it is made for CPUs, and the model is on {q.device.type}"
+    return None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+    """softmax(a·g·S + m) v, all of shape (B, H, T, D); computed in float32 at least, whatever q has."""
+    a, m = distance_tables(mechanism, q.shape[-2], q)
+    rows = with_gain(q, mechanism, documents)
+    starts = documents.bounds[0] if documents.bounds is not None else None
+    differentiated = [x for x in (rows, k, v, a, m) if x is not None and x.requires_grad]
+    keeps = torch.is_grad_enabled() and bool(differentiated)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    inputs = (x.to(wide) for x in (rows, k, v))
+    out, _ = blockwise_attention(*inputs, a, m, starts, mechanism.window, keeps)
+    return out.to(v.dtype)
+
+
+def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Find where the documents begin, once for all layers."""
+    _ = documents.bounds

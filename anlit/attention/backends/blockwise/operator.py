@@ -1,0 +1,194 @@
+"""The kernel as operators of torch: `torch.compile` passes over them, autograd and FLOP counters know them.
+
+    anlit::blockwise_attention(q, k, v, a, m, starts, window, keeps) -> (out, kept)
+
+q, k, v and out are (B, H, T, D); a and m tables over distance, (T,) or (H or 1, T), or None where trivial; `starts`,
+(B, T), where the document of each token begins, or None for one document. A query sees keys from there to itself, and
+at most `window` of them.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from anlit.attention.backends.blockwise.blocks import QUERIES, Block, Tables, blocks
+
+KEPT_WEIGHTS = 2**22
+"""Attention weights kept for the backward pass where there are no more than so many a layer (16 MB in float32);
+beyond that they are computed again from the logits' log-sum-exp."""
+
+
+@torch.library.custom_op("anlit::blockwise_attention", mutates_args=())
+def blockwise_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None,
+    m: Tensor | None,
+    starts: Tensor | None,
+    window: int | None,
+    keeps: bool,
+) -> tuple[Tensor, Tensor]:
+    """The average of v, and if `keeps` what the backward pass needs, see `_kept`; all of one precision."""
+    length, width = q.shape[-2:]
+    out, kept = _outputs(q), _kept(q, window, keeps)
+    with torch.autocast(q.device.type, enabled=False):
+        rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
+        tables = Tables(a, m, length, window, q)
+        for block, place in _placed(q, starts, window):
+            logits = tables.to_logits(_product(block.queries(rows), block.keys(k).mT), block, starts)
+            if keeps and kept.dim() == 1:
+                weights = kept[place : place + logits.numel()].view(logits.shape)
+                torch.softmax(logits, -1, out=weights)
+            else:
+                weights = logits.softmax(-1)
+            if kept.dim() == 3:  # the largest weight is exp(largest logit)/Z, and not small
+                block.queries(kept)[:] = logits.amax(-1) - weights.amax(-1).log()
+            block.queries(out)[:] = _product(weights, block.keys(v))
+    return out, kept
+
+
+@torch.library.custom_op("anlit::blockwise_attention_backward", mutates_args=())
+def blockwise_attention_backward(
+    upstream: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None,
+    m: Tensor | None,
+    starts: Tensor | None,
+    window: int | None,
+    out: Tensor,
+    kept: Tensor,
+    of_tables: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, a and m, empty ones where the last two are not asked for."""
+    length, width = q.shape[-2:]
+    with torch.autocast(q.device.type, enabled=False):
+        rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
+        tables = Tables(a, m, length, window, q)
+        dq, dk, dv = torch.empty_like(rows), torch.zeros_like(k), torch.zeros_like(v)
+        upstream = upstream.contiguous()
+        along = (upstream * out).sum(-1, keepdim=True)
+        d_gain, d_bias = (_zeros_of_matrix(table, q) if of_tables else None for table in (a, m))
+        for block, place in _placed(q, starts, window):
+            own, keys, gradient = block.queries(rows), block.keys(k), block.queries(upstream)
+            if kept.dim() == 1:
+                shape = (*own.shape[:3], keys.shape[2])
+                weights = kept[place : place + math.prod(shape)].view(shape)
+            else:
+                logits = tables.to_logits(_product(own, keys.mT), block, starts)
+                weights = logits.sub_(block.queries(kept)[..., None]).exp_()
+            _add_product(block.keys(dv), weights.mT, gradient)
+            d_logits = _product(gradient, block.keys(v).mT).sub_(block.queries(along)).mul_(weights)
+            if d_bias is not None:
+                _add_to(tables.part(d_bias, block), d_logits)
+            if d_gain is not None:
+                _add_to(tables.part(d_gain, block), d_logits * _product(own, keys.mT))
+            if tables.gain is not None:
+                d_logits.mul_(tables.part(tables.gain, block))
+            block.queries(dq)[:] = _product(d_logits, keys)
+            _add_product(block.keys(dk), d_logits.mT, own)
+        empty = q.new_empty(0)
+        da = tables.by_distance(d_gain, a) if d_gain is not None and a is not None else empty
+        dm = tables.by_distance(d_bias, m) if d_bias is not None and m is not None else empty.clone()
+    return dq.mul_(width**-0.5), dk, dv, da, dm
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """x y, both (B, H, …, …)."""
+    return torch.bmm(x.flatten(0, 1), y.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def _add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
+    """total += x y, all (B, H, …, …); total a view of contiguous sequences."""
+    total.view(-1, *total.shape[2:]).baddbmm_(x.flatten(0, 1), y.flatten(0, 1))
+
+
+def _placed(q: Tensor, starts: Tensor | None, window: int | None) -> list[tuple[Block, int]]:
+    """Every block with the place of its weights among those kept."""
+    n_rows, n_heads, length, _ = q.shape
+    placed, place = [], 0
+    for block in blocks(n_rows, length, starts, window):
+        placed.append((block, place))
+        place += (block.end_row - block.row) * n_heads * (block.end - block.first) * (block.end - block.begin)
+    return placed
+
+
+def _outputs(q: Tensor) -> Tensor:
+    """(B, H, T, D) that lies in memory as (B, T, H, D), as W_o reads it."""
+    B, H, T, D = q.shape
+    return q.new_empty(B, T, H, D).transpose(1, 2)
+
+
+def _kept(q: Tensor, window: int | None, keeps: bool) -> Tensor:
+    """Room for all weights, one block after the other; where they are too many for log Z, (B, H, T); or for nothing.
+
+    Documents leave part of it unused, and so never touched.
+    """
+    B, H, T, _ = q.shape
+    n_weights = sum((b.end - b.first) * (b.end - b.begin) for b in blocks(1, T, None, window)) * B * H
+    if not keeps:
+        return q.new_empty(0)
+    return q.new_empty(n_weights) if n_weights <= KEPT_WEIGHTS else q.new_empty(B, H, T)
+
+
+def _zeros_of_matrix(table: Tensor | None, q: Tensor) -> Tensor | None:
+    """Where the gradient of a table (T,) or (H or 1, T) is summed, (H or 1, QUERIES, T)."""
+    if table is None:
+        return None
+    n_heads, length = table.numel() // q.shape[-2], q.shape[-2]
+    return q.new_zeros(n_heads, QUERIES, length)
+
+
+def _add_to(total: Tensor, gradient: Tensor) -> None:
+    """total (H or 1, queries, keys) += gradient (sequences, H, queries, keys), summed."""
+    total += gradient.sum(0) if len(total) > 1 else gradient.sum((0, 1))
+
+
+@blockwise_attention.register_fake
+def _(q, k, v, a, m, starts, window, keeps):
+    return _outputs(q), _kept(q, window, keeps)
+
+
+@blockwise_attention_backward.register_fake
+def _(upstream, q, k, v, a, m, starts, window, out, kept, of_tables):
+    tables = (torch.empty_like(t) if of_tables and t is not None else q.new_empty(0) for t in (a, m))
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)) + tuple(tables)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    *tensors, window, _ = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.window = window
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx, upstream: Tensor, _: Tensor | None):
+    *tensors, out, kept = ctx.saved_tensors
+    wants_a, wants_m = ctx.needs_input_grad[3:5]
+    gradients = blockwise_attention_backward(upstream, *tensors, ctx.window, out, kept, wants_a or wants_m)
+    dq, dk, dv, da, dm = gradients
+    return dq, dk, dv, da if wants_a else None, dm if wants_m else None, None, None, None
+
+
+blockwise_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _flops(q_shape, window: int | None, products: int) -> int:
+    """As the Triton kernels count: `products` matrix products over the visible pairs of sequences of one document."""
+    B, H, T, D = q_shape
+    seen = T if window is None else min(window, T)
+    return 2 * products * D * B * H * (T * seen - math.comb(seen, 2))
+
+
+@register_flop_formula(torch.ops.anlit.blockwise_attention)
+def _forward_flops(q_shape, k_shape, v_shape, a_shape, m_shape, starts_shape, window, *_, **__) -> int:
+    return _flops(q_shape, window, 2)
+
+
+@register_flop_formula(torch.ops.anlit.blockwise_attention_backward)
+def _backward_flops(d_out_shape, q_shape, k_shape, v_shape, a, m, starts, window, *_, **__) -> int:
+    return _flops(q_shape, window, 4)

@@ -1,0 +1,145 @@
+"""`anlit score`: the log-likelihood of every token of given texts, as parquet."""
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from anlit.errors import UserError
+
+
+class Document(NamedTuple):
+    """One text, and where it stands."""
+
+    text: str
+    where: str
+
+
+@dataclass
+class Totals:
+    """Of all texts. Bytes are those of the scored tokens."""
+
+    documents: int = 0
+    tokens: int = 0
+    scored: int = 0
+    bytes: int = 0
+    nats: float = 0.0
+    """Minus the sum of the log-likelihoods."""
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.nats / self.scored if self.scored else math.nan
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+
+def read_documents(files: Sequence[str], field: str) -> Iterator[Document]:
+    """The texts of files: plain text is one document, .jsonl (plain, .zst, .gz) and .parquet hold one per record.
+
+    Args:
+        files: Their names.
+        field: Of a record that holds its text.
+
+    Raises:
+        UserError: A file or a record cannot be read.
+    """
+    from anlit.data.preparation.formats import Columns, read_file
+
+    for name in files:
+        try:
+            for record in read_file(name, Path(name), 1 << 30, Columns(field, max_document_bytes=1 << 40)):
+                if record.text is None:
+                    raise UserError(f"{name}, {record.where}: {record.detail}: mend it, or leave it out")
+                yield Document(record.text, f"{name}, {record.where}")
+        except OSError as error:
+            raise UserError(f"{name} cannot be read ({error.strerror or error}): give a file of text") from error
+
+
+def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
+    """Score the files and write the table.
+
+    Raises:
+        UserError: A file, the checkpoint, its tokenizer or a setting is wrong.
+    """
+    import numpy as np  # torch takes seconds: a missing file does not wait for it
+
+    for name in arguments.files:
+        if not Path(name).is_file():
+            raise UserError(f"{name} does not exist: give a file of text")
+
+    from anlit.evaluation.checkpoint import load_checkpoint
+    from anlit.evaluation.report import describe
+    from anlit.inference.scoring import score
+    from anlit.inference.text import text_of
+    from anlit.inference.token_table import TokenTable, byte_offsets
+
+    checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
+    text, length = text_of(checkpoint, arguments.tokenizer), arguments.length or checkpoint.training_length
+    stride = arguments.stride if arguments.stride is not None else max(1, length // 2)
+    offsets: list[np.ndarray] = []
+    totals = Totals()
+
+    def tokens() -> Iterator[np.ndarray]:
+        for document in read_documents(arguments.files, arguments.field):
+            encoding = text.tokenizer.encode(document.text, add_special_tokens=False)
+            if not encoding.ids:
+                raise UserError(f"{document.where}: the tokenizer leaves nothing of its text: leave it out")
+            offsets.append(byte_offsets(document.text, encoding.offsets))
+            yield np.array(encoding.ids)
+
+    record: dict[str, Any] = {"command": command, "length": length, "stride": stride, **describe(checkpoint)}
+    found = score(checkpoint.model.model, tokens(), length, stride, text.ending(stops=False), arguments.batch_size)
+    with TokenTable(Path(arguments.output), text.tokenizer, record) as table:
+        for number, scores in enumerate(found):
+            own = offsets.pop(0)
+            table.add(number, scores, own)
+            known = ~np.isnan(scores.log_likelihood)
+            totals.documents += 1
+            totals.tokens += len(own)
+            totals.scored += int(known.sum())
+            totals.bytes += int(own[-1, 1]) - (0 if known[0] else int(own[0, 1]))
+            totals.nats -= float(scores.log_likelihood[known].sum(dtype=np.float64))
+    return totals
+
+
+def main(argv: list[str]) -> int:
+    """`anlit score`; returns the exit status and raises UserError for the user's mistakes."""
+    import json
+    import shlex
+
+    parser = argparse.ArgumentParser(
+        prog="anlit score",
+        description="Writes the log-likelihood of every token of texts as parquet: document, position, token, its text "
+        "and bytes, tokens of context, nats, rank. A text longer than a window is read in windows that advance by the "
+        "stride; every token is scored once, with at least length − stride tokens of context where the document has so "
+        "many before it.",
+        epilog="Example: anlit score runs/angpt-seed1 book.txt reviews.jsonl --output scores.parquet",
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
+    add("files", nargs="+", metavar="FILE", help="text (one document), .jsonl, .jsonl.zst, .jsonl.gz or .parquet")
+    add("--output", required=True, metavar="FILE", help="the table, scores.parquet")
+    add("--length", type=int, metavar="N", help="tokens in a window (default: the training length)")
+    add("--stride", type=int, metavar="N", help="tokens by which windows advance (default: half of a window)")
+    add("--batch-size", type=int, metavar="N", help="windows side by side (default: some 16,000 tokens)")
+    add("--field", default="text", help="of a record that holds its text (default: text)")
+    add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    add("--json", action="store_true", help="print the totals as JSON")
+    given = parser.parse_args(argv)
+    if any(number is not None and number < 1 for number in (given.length, given.batch_size)):
+        raise UserError("--length and --batch-size must be at least 1")
+    totals = score_files(given, shlex.join(["anlit", "score", *argv]))
+    figures = asdict(totals) | {"nats_per_token": totals.nats_per_token, "bits_per_byte": totals.bits_per_byte}
+    if given.json:
+        print(json.dumps(figures))
+    else:
+        print(
+            f"{given.output}: {totals.documents:,} documents, {totals.tokens:,} tokens, {totals.bytes:,} bytes\n"
+            f"{totals.nats:,.4f} nats, {totals.nats_per_token:.4f} per token, {totals.bits_per_byte:.4f} bits per byte"
+        )
+    return 0

@@ -1,0 +1,131 @@
+"""Tables of scored tokens: parquet, one row per token.
+
+| column | |
+|---|---|
+| document | int64, from 0, in the order of the files |
+| position | int64, of the token in its document, from 0 |
+| token | int32 |
+| text | string, what the token alone decodes to; � where it is a part of a character |
+| byte_start, byte_end | int64, of the characters that the token has a part in, in the document's UTF-8 bytes |
+| n_context | int32, tokens of the document that the model saw before it |
+| log_likelihood | float32, nats; null where nothing stood before the token |
+| rank | int32, 1 where no token was more probable; null where it is not known |
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer
+
+from anlit.errors import UserError
+from anlit.inference.scoring import Scores
+
+SCHEMA = pa.schema(
+    [
+        ("document", pa.int64()),
+        ("position", pa.int64()),
+        ("token", pa.int32()),
+        ("text", pa.string()),
+        ("byte_start", pa.int64()),
+        ("byte_end", pa.int64()),
+        ("n_context", pa.int32()),
+        ("log_likelihood", pa.float32()),
+        ("rank", pa.int32()),
+    ]
+)
+ROW_GROUP = 1 << 17
+"""Tokens that are held before they are written."""
+
+
+class TokenTable:
+    """A parquet file that appears under its name when it is complete.
+
+    Args:
+        path: The file; one that is there is replaced.
+        tokenizer: Of the tokens; without one `text` is null.
+        record: What the file's metadata is to hold under `anlit`, as JSON.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path, tokenizer: Tokenizer | None, record: Mapping[str, Any]) -> None:
+        self.path, self._partial = path, path.with_name(path.name + ".partial")
+        self._tokenizer = tokenizer
+        self._text_of = lru_cache(maxsize=None)(self._decode)
+        self._waiting: list[pa.Table] = []
+        schema = SCHEMA.with_metadata({"anlit": json.dumps(record)})
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self._partial, schema, compression="zstd")
+        except OSError as error:
+            raise UserError(f"--output {path} cannot be written ({error.strerror or error}): name another") from error
+
+    def add(
+        self, document: int, scores: Scores, offsets: np.ndarray | None, positions: np.ndarray | None = None
+    ) -> None:
+        """Tokens of one document.
+
+        Args:
+            document: Its number.
+            scores: Of n tokens.
+            offsets: (n, 2) int64, their byte ranges; null in the table if not known.
+            positions: (n,) int64, their places in the document; 0 … n − 1 if not given.
+        """
+        n = len(scores.tokens)
+        missing = np.isnan(scores.log_likelihood)
+        columns = [
+            pa.array(np.full(n, document, np.int64)),
+            pa.array(np.arange(n, dtype=np.int64) if positions is None else positions),
+            pa.array(scores.tokens.astype(np.int32)),
+            pa.array([self._text_of(token) for token in scores.tokens.tolist()], pa.string()),
+            *(pa.nulls(n, pa.int64()) if offsets is None else pa.array(offsets[:, side]) for side in (0, 1)),
+            pa.array(scores.n_context),
+            pa.array(scores.log_likelihood, mask=missing),
+            pa.array(scores.rank, mask=scores.rank == 0),
+        ]
+        self._waiting.append(pa.Table.from_arrays(columns, schema=SCHEMA))
+        if sum(map(len, self._waiting)) >= ROW_GROUP:
+            self._write()
+
+    def _decode(self, token: int) -> str | None:
+        return self._tokenizer and self._tokenizer.decode([token], skip_special_tokens=False)
+
+    def _write(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.concat_tables(self._waiting).cast(self._writer.schema))
+            self._waiting = []
+
+    def close(self, complete: bool = True) -> None:
+        """Give the file its name, or remove it if it is not complete."""
+        if complete:
+            self._write()
+        self._writer.close()
+        if complete:
+            self._partial.replace(self.path)
+        else:
+            self._partial.unlink(missing_ok=True)
+
+    def __enter__(self) -> "TokenTable":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(complete=kind is None)
+
+
+def byte_offsets(text: str, characters: Sequence[tuple[int, int]]) -> np.ndarray:
+    """(n, 2) int64: ranges of characters as ranges of UTF-8 bytes."""
+    if text.isascii():
+        return np.array(characters, np.int64).reshape(-1, 2)
+    code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    sizes = 1 + (code_points > 0x7F) + (code_points > 0x7FF) + (code_points > 0xFFFF)
+    return np.concatenate(([0], sizes.cumsum()))[np.array(characters, np.int64).reshape(-1, 2)]

@@ -1,0 +1,158 @@
+"""Next-token cross-entropy: from logits, and from hidden states without ever holding all logits.
+
+Logits are (tokens, V): at V = 50,304 and 16,384 tokens 3.3 GB in float32, more than all else in a small model, and
+the usual way holds several such tensors. `linear_cross_entropy` takes a chunk of tokens at a time through the
+vocabulary projection, the softmax and back to the gradients of the hidden states and of the projection, because the
+gradient of a mean cross-entropy needs nothing from later chunks (as in Liger, arXiv 2410.10989). What the backward
+pass is then left to do is one multiplication.
+
+Letters: N tokens, d width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy
+
+IGNORED = -100
+"""Targets with this value do not count in the loss."""
+
+CHUNK_NUMBERS = {"cpu": 2**20}
+"""Logits in a chunk, by type of device: on CPU so few that they stay in its caches."""
+CHUNK_NUMBERS_ELSEWHERE = 2**27
+SMALLEST_CHUNK = 256
+"""Tokens: with fewer, reading and adding to the projection's gradient once a chunk costs more than the logits."""
+
+
+def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy in nats per counted token, and the same plus z_loss · mean(log Z)².
+
+    Args:
+        logits: (B, T, V).
+        targets: (B, T), −100 where a token does not count.
+        z_loss: Weight of the squared log-partition (arXiv 2204.02311).
+    """
+    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    counted = targets != IGNORED
+    n_counted = counted.sum().clamp_min(1)  # no target at all: a loss of 0, not NaN
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum") / n_counted
+    if not z_loss:
+        return loss, loss
+    squares = logits.logsumexp(-1).square()
+    return loss, loss + z_loss * torch.where(counted, squares, 0).sum() / n_counted
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0, compiled: bool = False
+) -> tuple[Tensor, Tensor]:
+    """`next_token_loss` of the logits x·Wᵀ, a chunk of tokens at a time: the loss, which carries no gradient, and the
+    objective, which does.
+
+    Products are computed in autocast's precision where that is on, the rest in float32 at least. The gradients are
+    made in the forward pass and kept, N·d and V·d numbers. They can be taken once only, not differentiated again.
+
+    Args:
+        x: Hidden states, (B, T, d).
+        weight: W, (V, d).
+        targets: (B, T), −100 where a token does not count.
+        z_loss: As in `next_token_loss`.
+        compiled: Whether to compile what is done to a chunk's logits: three passes over them instead of a dozen.
+    """
+    dtype = x.dtype
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    # Outside of it autograd would record the products' conversions one by one.
+    with torch.autocast(x.device.type, enabled=False):
+        wants_gradients = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        rows, targets = x.flatten(0, -2), targets.flatten()
+        loss, objective = _LinearCrossEntropy.apply(
+            rows, weight, targets, z_loss, dtype, wants_gradients, _compiled_chunk() if compiled else _chunk
+        )
+    return loss, objective
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        z_loss: float,
+        dtype: torch.dtype,
+        wants_gradients: bool,
+        chunk: Callable[..., tuple[Tensor, Tensor, Tensor | None]],
+    ) -> tuple[Tensor, Tensor]:
+        n_counted = (targets != IGNORED).sum().clamp_min(1)
+        narrow = weight.to(dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        total, penalty = x.new_zeros((), dtype=wide), x.new_zeros((), dtype=wide)
+        dx = torch.empty_like(x) if wants_gradients else None
+        dweight = torch.zeros_like(weight, dtype=wide) if wants_gradients else None
+        size = chunk_size(x.device.type, *weight.shape)
+        for first in range(0, x.shape[0], size):
+            rows, own = x[first : first + size].to(dtype), targets[first : first + size]
+            losses, squares, gradient = chunk(rows @ narrow.mT, own, n_counted, z_loss, wants_gradients)
+            total += losses
+            penalty += squares
+            if dx is not None and dweight is not None and gradient is not None:
+                dx[first : first + size] = gradient @ narrow
+                _add_product(dweight, gradient.mT, rows)
+        if dx is not None and dweight is not None:
+            ctx.save_for_backward(dx, dweight.to(weight.dtype))
+        loss = total / n_counted
+        ctx.mark_non_differentiable(loss)
+        return loss, loss + z_loss * penalty / n_counted
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        dx, dweight = ctx.saved_tensors
+        return dx.mul_(upstream), dweight.mul_(upstream), None, None, None, None, None
+
+
+def _chunk(
+    logits: Tensor, targets: Tensor, n_counted: Tensor, z_loss: float, wants_gradients: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sums over counted rows of −log p(target) and of (log Z)², and the mean objective's gradient by the logits.
+
+    Args:
+        logits: (rows, V).
+        targets: (rows,).
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    counted = (targets != IGNORED)[:, None]
+    at_target = targets.clamp_min(0)[:, None]
+    probabilities = logits.softmax(-1, dtype=wide)
+    # The largest probability is exp(largest logit)/Z, and at least 1/V: from it log Z without another exponential.
+    log_z = logits.amax(-1, keepdim=True).to(wide) - probabilities.amax(-1, keepdim=True).log()
+    losses = torch.where(counted, log_z - logits.gather(1, at_target), 0).sum()
+    squares = torch.where(counted, log_z.square(), 0).sum()
+    if not wants_gradients:
+        return losses, squares, None
+    weights = counted.to(wide) / n_counted
+    gradient = probabilities.mul_(weights * (1 + 2 * z_loss * log_z) if z_loss else weights)
+    gradient.scatter_add_(1, at_target, -weights)
+    return losses, squares, gradient.to(logits.dtype)
+
+
+@cache
+def _compiled_chunk() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
+    return torch.compile(_chunk, dynamic=False)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, the sum over chunks in the precision of `total`."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
+
+
+def chunk_size(device_type: str, vocab_size: int, width: int) -> int:
+    """Tokens whose logits are held at a time."""
+    return max(SMALLEST_CHUNK, CHUNK_NUMBERS.get(device_type, CHUNK_NUMBERS_ELSEWHERE) // vocab_size)

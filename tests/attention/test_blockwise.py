@@ -1,0 +1,112 @@
+"""Our kernel for CPUs: every mechanism, gradients of q, k, v and of what is learned, at lengths around its blocks."""
+
+import pytest
+import torch
+
+from anlit import Plain, ScaleInvariant
+from anlit.attention.around import AroundAttention
+from anlit.attention.attention import Attention
+from anlit.attention.backends import blockwise, eager
+from anlit.attention.backends.blockwise import blocks, operator
+from anlit.attention.documents import Documents
+from tests.attention.test_backends import HEADS, MECHANISMS, WIDTH, compare, documents, inputs, packings, run
+
+ROOM = [0, 2**30]
+"""For kept weights: none, so that they are computed again, or as many as there are."""
+
+
+@packings
+@pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_blockwise_is_eager(name, room, packed, monkeypatch) -> None:
+    """Two whole blocks of queries and a rest; windows that begin inside of a block and beyond it."""
+    monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
+    for module in (blocks, operator):
+        monkeypatch.setattr(module, "QUERIES", 16)
+    mechanism = MECHANISMS[name].for_layer(HEADS, WIDTH, 0).double()
+    expected = run(eager.attend, mechanism, 39, packed, torch.float64)
+    compare(run(blockwise.attend, mechanism, 39, packed, torch.float64), expected, 1e-9)
+
+
+@pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
+@pytest.mark.parametrize(
+    ("length", "packed"), [(n, False) for n in (1, 2, 63, 64, 65, 200)] + [(n, True) for n in (63, 64, 65, 200)]
+)
+def test_any_length(length, packed, room, monkeypatch) -> None:
+    monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
+    mechanism = ScaleInvariant(3.0).for_layer(HEADS, WIDTH, 0)
+    q, k, v, probe = inputs(length, torch.float32)
+    results = []
+    for backend in (eager, blockwise):
+        own = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = backend.attend(*own, mechanism, documents(length, packed), 0.0)
+        (out * probe).sum().backward()
+        results.append([out, *(x.grad for x in own)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_documents_of_one_token() -> None:
+    """Each query sees itself alone: the output is v."""
+    q, k, v, _ = inputs(70, torch.float64)
+    alone = Documents(torch.arange(70).expand(2, -1), 70, torch.device("cpu"))
+    torch.testing.assert_close(blockwise.attend(q, k, v, ScaleInvariant(), alone, 0.0), v)
+
+
+def test_what_documents_hide_is_not_computed() -> None:
+    starts = torch.tensor([[0] * 100 + [100] * 156, [0] * 256], dtype=torch.int32)
+    pairs = [(b.row, b.first, b.begin) for b in blocks.blocks(2, 256, starts, None)]
+    assert pairs == [
+        (0, 0, 0),
+        (0, 64, 0),
+        (0, 128, 100),
+        (0, 192, 100),
+        (1, 0, 0),
+        (1, 64, 0),
+        (1, 128, 0),
+        (1, 192, 0),
+    ]
+    assert [b.begin for b in blocks.blocks(2, 256, None, 30)] == [0, 35, 99, 163]
+
+
+def test_nothing_is_kept_without_gradients() -> None:
+    q, k, v, _ = inputs(33, torch.float32)
+    mechanism = Plain().for_layer(HEADS, WIDTH, 0)
+    for keeps, numbers in ((False, 0), (True, 2 * HEADS * 33 * 33)):
+        _, kept = operator.blockwise_attention(q, k, v, None, None, None, None, keeps)
+        assert kept.numel() == numbers
+    torch.testing.assert_close(
+        blockwise.attend(q, k, v, mechanism, documents(33, False), 0.0),
+        eager.attend(q, k, v, mechanism, documents(33, False), 0.0),
+    )
+
+
+@packings
+@pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
+def test_it_is_an_operator_of_torch(room, packed, monkeypatch) -> None:
+    """Its fake kernels, its schema and its autograd formula are what torch.compile relies on."""
+    monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
+    q, k, v, _ = inputs(70, torch.float64)
+    a, m = torch.rand(2, HEADS, 70, dtype=torch.float64)
+    bounds = documents(70, packed).bounds
+    starts = None if bounds is None else bounds[0]
+    arguments = (*(x.requires_grad_() for x in (q, k, v, a, m)), starts, 40, True)
+    torch.library.opcheck(torch.ops.anlit.blockwise_attention.default, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(dtype) -> None:
+    exact = inputs(100, torch.float64)[:3]
+    rounded = [x.to(dtype).requires_grad_() for x in exact]
+    mechanism = ScaleInvariant().for_layer(HEADS, WIDTH, 0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = blockwise.attend(*rounded, mechanism, documents(100, True), 0.0)
+        out.float().square().sum().backward()
+    assert out.dtype == rounded[0].grad.dtype == dtype
+    wide = eager.attend(*(x.detach().double() for x in rounded), mechanism, documents(100, True), 0.0)
+    torch.testing.assert_close(out.double(), wide, rtol=1e-2, atol=1e-3)  # the output's own rounding
+
+
+def test_dropout_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not drop attention weights"):
+        Attention(Plain().for_layer(HEADS, WIDTH, 0), "blockwise", 0.1, AroundAttention())

@@ -1,0 +1,108 @@
+"""The loss without all logits is the loss from the logits: value, gradients, ignored targets, precision, memory."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from anlit.layers import cross_entropy
+from anlit.layers.cross_entropy import IGNORED, linear_cross_entropy, next_token_loss
+from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
+
+V, D = 37, 6
+
+
+@pytest.fixture
+def chunks_of_five(monkeypatch) -> None:
+    """12 tokens are two chunks and a rest."""
+    monkeypatch.setattr(cross_entropy, "chunk_size", lambda *_: 5)
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (2 * torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in [(2, 6, D), (V, D)])
+    targets = torch.randint(V, (2, 6), generator=generator)
+    targets[0, 2:4] = targets[1, 5] = IGNORED
+    return x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), targets
+
+
+@pytest.mark.usefixtures("chunks_of_five")
+@pytest.mark.parametrize(("z_loss", "upstream", "compiled"), [(0.0, 1.0, False), (0.3, 0.25, False), (0.3, 1.0, True)])
+def test_it_is_the_loss_of_the_logits(z_loss, upstream, compiled) -> None:
+    x, weight, targets = inputs()
+    loss, objective = linear_cross_entropy(x, weight, targets, z_loss, compiled)
+    (objective * upstream).backward()
+    ours = x.grad.clone(), weight.grad.clone()
+    x.grad = weight.grad = None
+    expected_loss, expected = next_token_loss(x @ weight.mT, targets, z_loss)
+    (expected * upstream).backward()
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(objective, expected, rtol=1e-12, atol=0)
+    assert not loss.requires_grad
+    for one, other in zip(ours, (x.grad, weight.grad), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert ours[0][0, 2:4].abs().max() == 0, "what is not counted gets no gradient"
+
+
+@pytest.mark.usefixtures("chunks_of_five")
+def test_extreme_logits_and_no_target_at_all_stay_finite() -> None:
+    x, weight, targets = inputs(torch.float32)
+    loss, objective = linear_cross_entropy(x * 300, weight, targets)
+    objective.backward()
+    torch.testing.assert_close(loss, next_token_loss(x * 300 @ weight.mT, targets)[0], rtol=1e-6, atol=0)
+    assert x.grad.isfinite().all()
+    x.grad = None
+    loss, objective = linear_cross_entropy(x, weight, torch.full_like(targets, IGNORED), 0.1)
+    objective.backward()
+    assert loss == objective == 0
+    assert x.grad.abs().max() == 0
+
+
+@pytest.mark.usefixtures("chunks_of_five")
+def test_only_what_asks_for_a_gradient_gets_one_and_validation_keeps_nothing() -> None:
+    x, weight, targets = inputs()
+    linear_cross_entropy(x, weight.detach(), targets)[1].backward()
+    assert x.grad is not None
+    with torch.no_grad():
+        loss, objective = linear_cross_entropy(x, weight, targets)
+    assert objective.grad_fn is None
+    torch.testing.assert_close(loss, next_token_loss(x @ weight.mT, targets)[0])
+
+
+@pytest.mark.usefixtures("chunks_of_five")
+def test_autocast_computes_products_in_its_precision_and_the_rest_in_float32() -> None:
+    x, weight, targets = inputs(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, objective = linear_cross_entropy(x, weight, targets)
+        expected, _ = next_token_loss(x @ weight.mT, targets)
+    objective.backward()
+    assert loss.dtype == x.grad.dtype == weight.grad.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    exact = inputs()
+    next_token_loss(exact[0] @ exact[1].mT, targets)[1].backward()
+    for ours, theirs in ((x.grad, exact[0].grad), (weight.grad, exact[1].grad)):
+        assert (ours.double() - theirs).norm() < 2e-2 * theirs.norm()
+
+
+def test_chunks_hold_a_bounded_number_of_logits() -> None:
+    for vocab_size, expected in ((1024, 1024), (4096, 256), (50_304, 256)):
+        assert cross_entropy.chunk_size("cpu", vocab_size, 64) == expected
+    assert cross_entropy.chunk_size("cuda", 50_304, 768) * 50_304 < 2**27
+    assert cross_entropy.chunk_size("cuda", 1024, 64) == 2**17
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_asked_for_its_loss_gives_that_of_its_logits(architecture) -> None:
+    model = tiny(architecture).model.double()
+    tokens, targets = random_tokens(2, 16), random_tokens(2, 16, seed=1)
+    loss, objective = model(tokens, targets=targets, z_loss=0.2)
+    objective.backward()
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    expected = next_token_loss(model(tokens), targets, 0.2)
+    torch.testing.assert_close((loss, objective), (expected[0].detach(), expected[1]), rtol=1e-12, atol=0)
+    expected[1].backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-8, atol=1e-12, msg=name)
+    assert math.isfinite(loss.item())

@@ -1,0 +1,119 @@
+"""Compiled blocks under packed documents that change with every batch: no graph breaks, and nothing compiled again."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from anlit import (
+    GPT,
+    ALiBi,
+    AnGPT,
+    AttentionPattern,
+    DynamicNTK,
+    LogN,
+    NoPE,
+    Plain,
+    PositionsPattern,
+    PRoPE,
+    RoPE,
+    ScaleInvariant,
+    SlidingWindow,
+)
+from anlit.attention.mechanism import Mechanism
+from anlit.data.batch import Batch, batch_from_blocks
+from anlit.training.execution import Execution
+from anlit.training.language_model import LanguageModel
+from tests.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
+
+STEPS = 50
+architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModule]]:
+    """The graphs that torch.compile made, which run as they are: what a backend would do with them is left out."""
+    made: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        made.append(graph)
+        return graph
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda forward, dynamic: compile_(forward, dynamic=dynamic, backend=keep))
+    torch.compiler.reset()
+    counters.clear()
+    yield made
+    torch.compiler.reset()
+
+
+def compiled(architecture: type[LanguageModel], n_layers: int = 3, **settings: object) -> LanguageModel:
+    model = tiny(architecture, n_layers=n_layers, **settings)
+    model.execution = Execution(compile=True)
+    model.execution.apply(model.model, "cpu")
+    return model
+
+
+def changing_documents(step: int) -> Batch:
+    """From one document to one per token, in turn: their number, their places and the longest change every time."""
+    blocks = random_tokens(2, SIZE["context_length"] + 1, seed=step, vocab_size=1 + step % 8)
+    blocks = blocks if step % 8 else blocks + 1
+    return batch_from_blocks(blocks, end_of_document=0)
+
+
+def train(model: LanguageModel, steps: range) -> None:
+    for step in steps:
+        model.logits_of(changing_documents(step)).square().mean().backward()
+
+
+@architectures
+def test_one_graph_serves_all_layers_and_batches(architecture, graphs) -> None:
+    train(compiled(architecture), range(STEPS))
+    assert len(graphs) == 1
+    assert not counters["graph_break"]
+
+
+KINDS: dict[str, tuple[Mechanism, dict[str, object]]] = {
+    "eager": (Plain(), {"backend": "eager"}),
+    "scale-invariant": (ScaleInvariant(), {"positions": PRoPE()}),
+    "c per layer": (ScaleInvariant(learned="per_layer"), {"positions": DynamicNTK()}),
+    "log n": (LogN(), {"positions": NoPE()}),
+    "alibi": (ALiBi(), {"positions": RoPE(1.0)}),
+    "window": (SlidingWindow(5), {}),
+    "not masked": (Plain(), {"document_masking": False}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_it_does_with_every_mechanism(kind, graphs) -> None:
+    mechanism, settings = KINDS[kind]
+    train(compiled(GPT, attention=mechanism, **settings), range(9))
+    assert len(graphs) == 1
+    assert not counters["graph_break"]
+
+
+def test_a_pattern_has_one_graph_for_each_kind_of_layer(graphs) -> None:
+    pattern = AttentionPattern([SlidingWindow(4, ScaleInvariant()), LogN()])
+    train(compiled(GPT, n_layers=4, attention=pattern, positions=PositionsPattern([RoPE(), NoPE()])), range(9))
+    assert len(graphs) == 2
+    assert not counters["graph_break"]
+
+
+def test_validation_adds_one_graph_and_training_goes_on_with_its_own(graphs) -> None:
+    model = compiled(GPT)
+    for _ in range(2):
+        train(model.train(), range(3))
+        with torch.no_grad():
+            model.eval().logits_of(changing_documents(3))
+    assert len(graphs) == 2
+    assert not counters["graph_break"]
+
+
+def test_compiled_on_our_own_kernels(monkeypatch, graphs) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    attention = ScaleInvariant(learned="per_layer")
+    train(compiled(AnGPT, attention=attention, backend="triton", n_layers=2), range(3))
+    assert len(graphs) == 1
+    assert not counters["graph_break"]

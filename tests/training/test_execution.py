@@ -1,0 +1,52 @@
+"""How a model is run: what `auto` compiles, and that compiled training keeps the constraint."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from anlit.training.execution import Execution
+from tests.models.tiny import ARCHITECTURES, fit, random_tokens, tiny
+
+
+def test_auto_compiles_where_triton_makes_kernels(monkeypatch) -> None:
+    for found, expected in ((object(), True), (None, False)):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _, found=found: found)
+        assert Execution().compiles_on("cuda") is expected
+        assert not Execution().compiles_on("cpu")
+    assert Execution(compile=True).compiles_on("cpu")
+    assert not Execution(compile=False).compiles_on("cuda")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_runs_compiled_on_a_gpu_gives_the_same(architecture, monkeypatch) -> None:
+    """Blocks, the loss and the restored norms through the compiler's front end, without the kernels that it makes."""
+    monkeypatch.setattr(torch, "compile", _traced(torch.compile))
+    plain, compiled = (tiny(architecture, n_layers=1).model for _ in range(2))
+    compiled.load_state_dict(plain.state_dict())
+    Execution(compile=True).apply(compiled, "cuda")
+    assert compiled.compiles_loss
+    compiled.compiles_loss = False  # its compilation is tested where it is
+    tokens, targets = random_tokens(2, 16), random_tokens(2, 16, seed=1)
+    for model in (plain, compiled):
+        model(tokens, targets=targets)[1].backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad)
+        model.restore_norms()
+    assert plain.state_dict().keys() == compiled.state_dict().keys()
+    for name, weight in plain.named_parameters():
+        torch.testing.assert_close(weight, compiled.get_parameter(name), rtol=1e-5, atol=1e-6, msg=name)
+    for norms in compiled.row_norms():
+        assert norms.max() <= 1 + 1e-6
+
+
+def _traced(compile_function):
+    return lambda function, **settings: compile_function(function, **settings, backend="aot_eager")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_gradients_are_gone_after_a_step(architecture) -> None:
+    """They would lie beside the activations of the next forward pass."""
+    model = fit(tiny(architecture), 2)
+    assert all(parameter.grad is None for parameter in model.parameters())
