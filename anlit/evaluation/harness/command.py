@@ -30,7 +30,7 @@ def evaluate(checkpoints: list[str], output: str, settings: Settings, command: s
 
     folder = output_folder(output)
     metrics, record = run(checkpoints, settings, command)
-    head, body = report.rows([one["label"] for one in record["checkpoints"]], metrics)
+    head, body = report.rows(report.labels(record["checkpoints"]), metrics)
     report.show(head, body, Console())
     write_json(folder, "evaluate.json", record)
     write_text(folder, "evaluate.md", report.markdown(head, body, record))

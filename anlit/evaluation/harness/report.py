@@ -10,6 +10,12 @@ from anlit.evaluation.harness.run import Metric
 from anlit.evaluation.report import NONE, markdown_table, provenance
 
 
+def labels(checkpoints: Sequence[dict[str, Any]]) -> list[str]:
+    """What the columns are called: architecture and attention, with the file where several have the same."""
+    plain = [one["label"] for one in checkpoints]
+    return [f"{one['label']} ({one['file']})" if plain.count(one["label"]) > 1 else one["label"] for one in checkpoints]
+
+
 def rows(labels: Sequence[str], metrics: Sequence[Sequence[Metric]]) -> tuple[list[str], list[list[str]]]:
     """Head and body: a row for each task and metric, a column for each checkpoint."""
     keys = list(dict.fromkeys((one.task, one.name) for own in metrics for one in own))
