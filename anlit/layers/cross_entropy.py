@@ -24,8 +24,6 @@ IGNORED = -100
 CHUNK_NUMBERS = {"cpu": 2**20}
 """Logits in a chunk, by type of device: on CPU so few that they stay in its caches."""
 CHUNK_NUMBERS_ELSEWHERE = 2**27
-SMALLEST_CHUNK = 256
-"""Tokens: with fewer, reading and adding to the projection's gradient once a chunk costs more than the logits."""
 
 
 def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -154,5 +152,5 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def chunk_size(device_type: str, vocab_size: int, width: int) -> int:
-    """Tokens whose logits are held at a time."""
-    return max(SMALLEST_CHUNK, CHUNK_NUMBERS.get(device_type, CHUNK_NUMBERS_ELSEWHERE) // vocab_size)
+    """Tokens whose logits are held at a time; d at least, or adding to W's gradient costs more than the logits do."""
+    return max(width, CHUNK_NUMBERS.get(device_type, CHUNK_NUMBERS_ELSEWHERE) // vocab_size)
