@@ -14,19 +14,22 @@ from anlit.attention.backends import eager
 from anlit.attention.backends import triton as backend
 from anlit.attention.backends.triton.blocks import PADDING
 from anlit.attention.backends.triton.operator import triton_attention
-from anlit.attention.coefficient import shared_coefficients
 from anlit.attention.documents import Documents
-from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
-from tests.attention.examples import SHIPPED, LogNWithSlopes
+from tests.attention.kernels import (
+    MECHANISMS,
+    WIDTHS,
+    assert_close,
+    check,
+    dtypes,
+    gradients,
+    inputs,
+    kinds,
+    packed,
+)
 
 pytest.importorskip("triton")
-MECHANISMS: dict[str, Mechanism] = {**SHIPPED, "of one's own": LogNWithSlopes()}
-BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-LEARNED_BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""A learned coefficient's gradient sums over all pairs, and most of it cancels: with √(2 log n), r learned globally or
-per layer, these kernels in float32 are off by 1e-5 and 2e-5, eager attention by 3e-5 and 5e-5."""
-WIDTHS = [32, 64, 80, 96, 128, 256]
+pytestmark = pytest.mark.usefixtures("poison")
 
 
 @pytest.fixture(autouse=True)
@@ -38,99 +41,27 @@ def interpreter(request, monkeypatch) -> None:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
-@pytest.fixture(autouse=True)
-def poison(monkeypatch):
-    """Memory that nobody wrote holds NaN."""
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.ones(1).new_empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def inputs(*shape: int, dtype: torch.dtype, n_heads_kv: int | None = None, seed: int = 0) -> list[Tensor]:
-    """q, k, v and weights for a scalar of the output, (B, H or H_kv, T, D), as the projections leave them."""
-    B, H, T, D = shape
-    heads = (H, n_heads_kv or H, n_heads_kv or H, H)
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(B, T, h, D, generator=generator, dtype=torch.float64).to(dtype).transpose(1, 2) for h in heads]
-
-
-def packed(batch: int, length: int, kind: str, device: str = "cpu") -> Documents:
-    ids = None
-    if kind == "documents":
-        generator = torch.Generator().manual_seed(length)
-        starts = torch.rand(batch, length, generator=generator) < 0.12
-        starts[:, length // 2 : length // 2 + 3] = True  # documents of one token
-        ids = starts.long().cumsum(1).to(device)
-    return Documents(ids, length, torch.device(device))
-
-
-def learned_by(mechanism: Mechanism) -> list[Tensor]:
-    return [*mechanism.parameters(), *(p for part in shared_coefficients(mechanism) for p in part.parameters())]
-
-
-def gradients(attend, mechanism: Mechanism, tensors: list[Tensor], documents: Documents) -> dict[str, Tensor]:
-    """The output and the gradients of q, k, v and of what the mechanism learns, all of them in one vector."""
-    *qkv, probe = tensors
-    q, k, v = (x.detach().requires_grad_() for x in qkv)
-    learned = learned_by(mechanism)
-    for parameter in learned:
-        parameter.grad = None
-    output = attend(q, k, v, mechanism, documents, 0.0)
-    (output * probe).sum().backward()
-    result = {"output": output.detach(), "q": q.grad, "k": k.grad, "v": v.grad}
-    if learned:
-        result["learned"] = torch.cat([parameter.grad.flatten() for parameter in learned])
-    return {name: x.double().cpu() for name, x in result.items()}
-
-
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype) -> None:
-    assert found.keys() == expected.keys()
-    for name, reference in expected.items():
-        error = (found[name] - reference).norm() / reference.norm().clamp_min(0.1)  # with one key q and k get none
-        bound = (LEARNED_BOUNDS if name == "learned" else BOUNDS)[dtype]
-        assert error <= bound, f"{name}: relative error {error:.1e}, more than {bound:.0e}"
-
-
-def check(name: str, kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> None:
-    template = MECHANISMS[name]
-    if kind == "window" and template.for_layer(1, 1, 0).window is None:
-        template = SlidingWindow(11, template)
-    B, H, T, D = shape
-    mechanism, reference = (template.for_layer(H, D, 0) for _ in range(2))
-    tensors = inputs(*shape, dtype=dtype)
-    expected = gradients(eager.attend, reference.double(), [x.double() for x in tensors], packed(B, T, kind))
-    on_device = [x.to(device) for x in tensors]
-    found = gradients(backend.attend, mechanism.float().to(device), on_device, packed(B, T, kind, device))
-    assert_close(found, expected, dtype)
-
-
-kinds = pytest.mark.parametrize("kind", ["dense", "documents", "window"])
-dtypes = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-
-
 @kinds
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_mechanism_is_the_reference(name, kind) -> None:
     blocks = 3 if kind == "window" else 2  # of 16, the last not full; with three, a window leaves a whole one out
     length = 16 * (blocks - 1) + 1 + sum(map(ord, name + kind)) % 15
-    check(name, kind, (1, 2, length, 16), torch.float32)
+    check(backend, name, kind, (1, 2, length, 16), torch.float32)
 
 
 @dtypes
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_width_and_dtype_is_the_reference(width, dtype) -> None:
-    check("scale-invariant", "dense", (1, 1, 19, width), dtype)
+    check(backend, "scale-invariant", "dense", (1, 1, 19, width), dtype)
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 65])
 def test_every_length_is_the_reference(length) -> None:
-    check("scale-invariant", "dense", (1, 1, length, 8), torch.float32)
+    check(backend, "scale-invariant", "dense", (1, 1, length, 8), torch.float32)
 
 
 def test_rows_of_a_batch_have_documents_of_their_own() -> None:
-    check("scale-invariant, c per layer", "documents", (2, 2, 25, 16), torch.float32)
+    check(backend, "scale-invariant, c per layer", "documents", (2, 2, 25, 16), torch.float32)
 
 
 @pytest.mark.gpu
@@ -138,7 +69,7 @@ def test_rows_of_a_batch_have_documents_of_their_own() -> None:
 @kinds
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_mechanism_on_the_gpu(name, kind, dtype) -> None:
-    check(name, kind, (2, 3, 150 + sum(map(ord, name + kind)) % 400, 64), dtype, "cuda")
+    check(backend, name, kind, (2, 3, 150 + sum(map(ord, name + kind)) % 400, 64), dtype, "cuda")
 
 
 @pytest.mark.gpu
@@ -146,7 +77,7 @@ def test_every_mechanism_on_the_gpu(name, kind, dtype) -> None:
 @kinds
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_width_on_the_gpu(width, kind, dtype) -> None:
-    check("scale-invariant, c per layer", kind, (2, 2, 777, width), dtype, "cuda")
+    check(backend, "scale-invariant, c per layer", kind, (2, 2, 777, width), dtype, "cuda")
 
 
 @pytest.mark.gpu

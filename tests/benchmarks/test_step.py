@@ -21,6 +21,7 @@ from anlit.benchmarks.step_table import markdown, plot
 from anlit.benchmarks.step_worker import PeerStep, peak_bytes
 from anlit.errors import UserError
 from anlit.models.flops import flops_per_token
+from anlit.training.schedule import Schedule
 
 CPU = torch.device("cpu")
 TINY = Size("tiny", 16, 2, 2, 64, 8, 2, torch.float32)
@@ -40,8 +41,10 @@ def run(output: Path, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("architecture", MODELS)
-def test_our_step_is_the_one_that_fit_runs(architecture: str) -> None:
+def test_our_step_is_the_one_that_fit_runs(architecture: str, monkeypatch) -> None:
     """Three steps through a Trainer's own loop, with the same batch, end at the same weights."""
+    factor = Schedule.factor
+    monkeypatch.setattr(Schedule, "factor", lambda self, step, n_steps: factor(self, step, 10))  # both as long
     ours = OurStep(architecture, TINY, CPU)
     losses = [ours.train().item() for _ in range(3)]
 
@@ -52,14 +55,10 @@ def test_our_step_is_the_one_that_fit_runs(architecture: str) -> None:
         accelerator="cpu", max_steps=3, gradient_clip_val=1.0, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    schedule = type(model.schedule)
     seen: list[Any] = []
     step = model.training_step
     model.training_step = lambda batch, batch_idx: seen.append(loss := step(batch, batch_idx)) or loss
-    factor = schedule.factor
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "factor", lambda self, step, n: factor(self, step, 1_000_000))
-        trainer.fit(model, DataLoader([fitted.batch] * 3, batch_size=None))
+    trainer.fit(model, DataLoader([fitted.batch] * 3, batch_size=None))
     assert losses == pytest.approx([loss.item() for loss in seen], rel=1e-6)
     for mine, theirs in zip(ours.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
@@ -193,11 +192,11 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_call() -> None:
-    kept = torch.zeros(1_000_000)
+    kept = torch.zeros(10_000_000)
     found = peak_bytes(lambda: torch.ones(20_000_000).sum(), [kept, kept[:10]], CPU)
     if found is None:
         pytest.skip("this system does not tell")
-    assert found == pytest.approx(84e6, rel=0.1)
+    assert found == pytest.approx(120e6, rel=0.1)
 
 
 def test_peers_are_clipped_and_free_their_gradients() -> None:
@@ -244,11 +243,12 @@ def test_ratios_are_paired_and_targets_take_the_peers_best_mode(tmp_path: Path) 
         "compiled: GPT+'s speed beside litgpt's GPT": ("1.100", False),
     }
     on_gpu = targets([row | {"peak_bytes": 2 * 10**9} if row["peer"] else row for row in rows], "gpu", "0.5B")
-    assert {row["what"]: row["met"] for row in on_gpu} >= {
+    wanted = {
         "eager: MFU of GPT": False,
         "eager: time of anGPT beside GPT+": False,
         "eager: GPT+'s memory beside litgpt's GPT": True,
     }
+    assert {row["what"]: row["met"] for row in on_gpu}.items() >= wanted.items()
     assert targets(rows, "", "d 256") == []
     hardware = {"device": "cpu", "cpu": "a processor", "cores": 2}
     size = PRESETS["cpu"].size.as_json()

@@ -47,6 +47,11 @@ def test_growth_over_layers(tmp_path: Path, capsys) -> None:
     assert "FLOPs' exponent" in capsys.readouterr().out
 
 
+def test_a_sequence_longer_than_the_batch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="one sequence of 32 has more"):
+        main(["growth", "--preset", "cpu", *SHAPE, "--grow", "T", "--values", "32", "--output", str(tmp_path)])
+
+
 def test_what_grows_and_what_stays() -> None:
     base = BASES["cpu"]
     longer, wider, deeper = size_at(base, "T", 1024), size_at(base, "d", 512), size_at(base, "L", 8)

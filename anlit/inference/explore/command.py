@@ -10,8 +10,9 @@ def main(argv: list[str]) -> int:
     """`anlit explore`; returns the exit status and raises UserError for the user's mistakes."""
     parser = argparse.ArgumentParser(
         prog="anlit explore",
-        description="A page in the browser: type a prompt and see how several models continue it, the loss of each token "
-        'as colour over the text, and attention statistics by layer and head. Needs pip install "anlit[explore]".',
+        description="A page in the browser: type a prompt and see how several models continue it, the loss of each "
+        "token as colour over the text, and attention statistics by layer and head. It needs Gradio: pip install "
+        '"anlit[explore]".',
         epilog="Example: anlit explore runs/gpt-seed1 runs/ngpt-seed1 runs/angpt-seed1",
     )
     add = parser.add_argument

@@ -20,6 +20,11 @@ INTRODUCTION = (
     "guess among all tokens."
 )
 PROMPT = "import os\n\n\ndef main("
+# Tokens run on as text, where Gradio would set each apart as a tag.
+STYLE = """
+.loss .textfield { display: block; line-height: 1.5; font-family: ui-monospace, monospace; font-size: 13px; }
+.loss .token { padding: 1px 0 !important; margin: 0 !important; border-radius: 0 !important; }
+"""
 # Nothing is fetched from elsewhere, fonts neither.
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
 
@@ -42,11 +47,9 @@ def build(session: Session, chosen: list[str]) -> gr.Blocks:
         button = gr.Button("Continue", variant="primary")
         views = gr.State([])
         _texts(views)
-        with gr.Row():
-            statistic = gr.Dropdown(
-                [(title, name) for name, title in TITLES.items()], label="Attention, by layer and head"
-            )
-        plot = gr.Plot(label="Mean over the tokens of prompt and continuation", visible=False)
+        titles = [(title, name) for name, title in TITLES.items()]
+        statistic = gr.Dropdown(titles, label="Attention by layer and head, mean over the tokens of the whole text")
+        plot = gr.Plot(show_label=False, visible=False)
 
         def look(names: list[str], prompt: str, *numbers: float) -> list[View]:
             return _look(session, names, prompt, *numbers)
@@ -104,9 +107,15 @@ def _texts(views: gr.State) -> None:
 
 
 def _coloured(pieces: list[Piece], name: str, loss: float, n_tokens: int, guess: float) -> None:
-    shown = [(piece.text, 0.0 if math.isnan(piece.loss) else min(1.0, piece.loss / guess)) for piece in pieces]
+    shown: list[tuple[str, float | None]] = []
+    for piece in pieces:
+        strength = 0.0 if math.isnan(piece.loss) else min(1.0, piece.loss / guess)
+        first, *lines = piece.text.split("\n")
+        shown += [(first, strength)] if first else []
+        for line in lines:  # a line break has no ground to be coloured: a sign has
+            shown += [("↵", strength), ("\n", None), *([(line, strength)] if line else [])]
     label = f"{name}: {loss:.3f} nats per token, {n_tokens:,} token{'s' if n_tokens > 1 else ''}"
-    gr.HighlightedText(shown, label=label, show_legend=False, interactive=False, show_whitespaces=True)
+    gr.HighlightedText(shown, label=label, show_legend=False, interactive=False, elem_classes="loss")
 
 
 def _plot(views: list[View], statistic: str) -> Any:
@@ -123,4 +132,6 @@ def serve(session: Session, chosen: list[str], host: str, port: int) -> None:
         OSError: The port is taken.
     """
     theme = gr.themes.Default(**FONTS)
-    build(session, chosen).launch(server_name=host, server_port=port, theme=theme, footer_links=[], quiet=True)
+    build(session, chosen).launch(
+        server_name=host, server_port=port, theme=theme, css=STYLE, footer_links=[], quiet=True
+    )

@@ -22,7 +22,7 @@ from anlit.inference.text import Text, text_of
 
 
 class Piece(NamedTuple):
-    """Whole characters, and the mean loss in nats of the tokens that they come from; NaN where nothing predicts them."""
+    """Whole characters, and the mean loss in nats of their tokens; NaN where nothing predicts them."""
 
     text: str
     loss: float
