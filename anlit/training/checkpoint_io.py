@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.load import _load_distributed_checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import distributed
 from torch.distributed import checkpoint as dcp
 
 from anlit.training.exported import is_exported, read_exported
-from anlit.training.untrusted import read_states
+from anlit.training.untrusted import check_plain
 
 FOLDERS = ".sharded"
 """Beside the checkpoints: what their names, which are links, stand for."""
@@ -80,15 +81,22 @@ def read_whole(path: str | Path) -> dict[str, Any]:
     Raises:
         pickle.UnpicklingError: It holds something else than tensors and plain values.
     """
-    content = read_states(Path(path)) | read_rest(Path(path))
+    check_plain(Path(path))
+    content = _load_distributed_checkpoint(Path(path))
     names = sorted(name for name in content if name.startswith("optimizer_"))
     states = [content.pop(f"optimizer_{number}") for number in range(len(names))]
     return {**content, "optimizer_states": [by_number(state) for state in states]}
 
 
 def read_rest(path: Path) -> dict[str, Any]:
-    """What is neither weights nor optimizer state; nothing else is read into memory."""
+    """What is neither weights nor optimizer state; nothing else is read into memory.
+
+    Raises:
+        pickle.UnpicklingError: The checkpoint, also in the parts that are not read here, holds something else than
+            tensors and plain values.
+    """
     if is_sharded(path):
+        check_plain(path)
         return torch.load(path / REST, map_location="cpu", weights_only=True)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return {key: value for key, value in content.items() if key not in ("state_dict", "optimizer_states")}

@@ -1,5 +1,6 @@
 """Fully sharded data parallel training (FSDP2) as a Trainer strategy."""
 
+import pickle
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -129,7 +130,13 @@ class FullySharded(ModelParallelStrategy):
         assert self.lightning_module is not None
         assert self.model is not None
         path = Path(self.broadcast(str(checkpoint_path)))
-        self.lightning_module.on_load_checkpoint(read_rest(path))  # refuses another model's before its weights do
+        try:
+            rest = read_rest(path)
+        except pickle.UnpicklingError as error:
+            raise UserError(
+                f"ckpt_path={path} cannot be read as a checkpoint ({str(error).splitlines()[0]}): choose another one"
+            ) from error
+        self.lightning_module.on_load_checkpoint(rest)  # refuses another model's before its weights do
         if is_sharded(path):
             return super().load_checkpoint(path, weights_only)
         checkpoint = torch.load(path, mmap=True, map_location="cpu", weights_only=weights_only)

@@ -1,50 +1,47 @@
-"""Reading a sharded checkpoint that somebody else made: torch unpickles parts of it, and a pickle can run any code."""
+"""Sharded checkpoints that somebody else made: torch unpickles parts of them, and a pickle can run any code."""
 
+import io
 import pickle
 from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader, ReadItem
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.distributed.checkpoint import metadata as descriptions
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 METADATA = ".metadata"
 _OF_METADATA = "torch.distributed.checkpoint.metadata"
 _OF_STORAGE = {"_StorageInfo", "_StoragePrefix"}
 
 
-def read_states(folder: Path) -> dict[str, Any]:
-    """The tensors and plain values of a sharded checkpoint, whole, on the CPU.
+def check_plain(folder: Path) -> None:
+    """Look at all that torch will unpickle: the description of the tensors, and the entries that are none.
 
     Raises:
-        pickle.UnpicklingError: It holds something else.
+        pickle.UnpicklingError: There is more than tensors and plain values.
     """
     with (folder / METADATA).open("rb") as file:
-        _PlainMetadata(file).load()
-    states: dict[str, Any] = {}
-    try:
-        _load_state_dict(states, storage_reader=FileSystemReader(folder), planner=_PlainValues(), no_dist=True)
-    except CheckpointException as error:  # not an Exception
-        first = next(iter(error.failures.values()))[0]
-        raise pickle.UnpicklingError(str(first)) from error
-    return states
+        metadata = _PlainMetadata(file).load()
+    for name, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, BytesStorageMetadata):
+            place = metadata.storage_data[MetadataIndex(name)]
+            with (folder / place.relative_path).open("rb") as file:
+                file.seek(place.offset)
+                torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
 
 
 class _PlainMetadata(pickle.Unpickler):
     """Refuses every name but those of torch's descriptions of tensors and files."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if "." not in name:
-            found = super().find_class(module, name) if _is_harmless(module, name) else None
-            if found is not None:
-                return found
-        raise pickle.UnpicklingError(f"its {METADATA} names {module}.{name}, which no checkpoint does")
+        if "." in name or not _is_harmless(module, name):
+            raise pickle.UnpicklingError(f"its {METADATA} names {module}.{name}, which no checkpoint does")
+        return super().find_class(module, name)
 
 
 def _is_harmless(module: str, name: str) -> bool:
     if module == _OF_METADATA:
-        found = getattr(torch.distributed.checkpoint.metadata, name, None)
+        found = getattr(descriptions, name, None)
         return isinstance(found, type) and found.__module__ == _OF_METADATA
     if module == "torch":
         return name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)
@@ -55,12 +52,3 @@ def _is_harmless(module: str, name: str) -> bool:
         or (module, name) == ("torch.serialization", "_get_layout")
         or (module, name) == ("collections", "OrderedDict")
     )
-
-
-class _PlainValues(_EmptyStateDictLoadPlanner):
-    """Everything that the metadata lists; entries that are no tensors are looked at before torch unpickles them."""
-
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        torch.load(value, weights_only=True)
-        value.seek(0)
-        super().load_bytes(read_item, value)

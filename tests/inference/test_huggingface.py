@@ -103,7 +103,7 @@ def test_a_run_with_its_tokenizer(tmp_path: Path) -> None:
     run, out, text = make_run_with_text(tmp_path, AnGPT), tmp_path / "out", "the naïve cat\n  sat – ☕"
     tokenizer = load_tokenizer(tmp_path / "data" / "tokenizer.json")
     assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
-    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    theirs = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
     assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
     assert theirs.decode(theirs(text)["input_ids"]) == text
     model = read(out, trust=True)

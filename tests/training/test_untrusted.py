@@ -13,7 +13,7 @@ from anlit import GPT
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.evaluation.checkpoint import load_checkpoint
-from anlit.training.checkpoint_io import REST, read_checkpoint
+from anlit.training.checkpoint_io import REST, read_checkpoint, read_rest
 from anlit.training.initial_weights import load_initial_weights
 from anlit.training.untrusted import METADATA
 from tests.models.tiny import fit, tiny
@@ -71,6 +71,8 @@ def test_every_part_of_a_sharded_one(content, tmp_path: Path, capsys) -> None:
 
     entry = sharded(tmp_path / "entry", content, extra=RunsCode(trace))
     refused(entry, trace, capsys)
+    with pytest.raises(pickle.UnpicklingError):  # what a sharded run reads first, to go on from it
+        read_rest(entry)
     rest = sharded(tmp_path / "rest", {**content, "extra": RunsCode(trace)})
     refused(rest, trace, capsys)
     for number, evil in enumerate((pickle.dumps(RunsCode(trace)), b"cbuiltins\neval\n(S'1'\ntR.", b"")):
