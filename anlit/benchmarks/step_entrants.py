@@ -1,19 +1,19 @@
-"""Those that take turns in `anlit benchmark step`: in this process, or in one of another Python that answers."""
+"""Those that take turns in `anlit benchmark step`: ours in this process, peers in processes that answer."""
 
 import importlib.util
 import json
 import subprocess
+import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from anlit.benchmarks import step_worker
 from anlit.benchmarks.attention_cases import MECHANISMS
-from anlit.benchmarks.step_ours import MODELS, OurStep
+from anlit.benchmarks.step_ours import OurStep
 from anlit.benchmarks.step_size import Size, Variant
-from anlit.benchmarks.step_worker import PEERS, PeerStep, Timed
+from anlit.benchmarks.step_worker import PEERS, Timed
 from anlit.errors import UserError
 
 
@@ -31,16 +31,11 @@ class Entrant(Protocol):
 
 
 class Here:
-    """A variant in this process."""
+    """A model of ours, in this process."""
 
     def __init__(self, variant: Variant, size: Size, device: torch.device, documents: bool) -> None:
-        step: Any
-        if variant.model in MODELS:
-            mechanism = MECHANISMS[variant.mechanism]
-            compiled = variant.compiled != "no"
-            step = OurStep(variant.model, size, device, compiled, mechanism, variant.backend, documents)
-        else:
-            step = PeerStep(variant.model, size.as_json(), device, variant.compiled)
+        mechanism, compiled = MECHANISMS[variant.mechanism], variant.compiled != "no"
+        step = OurStep(variant.model, size, device, compiled, mechanism, variant.backend, documents)
         self.described = step_worker.described(step)
         self._timed = Timed(step, device)
 
@@ -52,7 +47,7 @@ class Here:
 
 
 class Elsewhere:
-    """A peer in a process of another Python.
+    """A peer in a process of its own, as its user would run it: ours sets how this one allocates memory.
 
     Raises:
         RuntimeError: It could not be built, or the process ended.
@@ -99,11 +94,12 @@ class Elsewhere:
 
 
 def build(variant: Variant, size: Size, device: torch.device, documents: bool, python: str | None) -> Entrant:
-    """A variant, ready for its first step. Peers that this Python has are built here, others in `python`."""
-    if variant.model in PEERS and not _is_here(variant.model):
-        assert python is not None, "check_peers refuses that"
-        return Elsewhere(python, variant, size, device)
-    return Here(variant, size, device, documents)
+    """A variant, ready for its first step. A peer runs in this Python if that has it, else in the one that is given."""
+    if variant.model not in PEERS:
+        return Here(variant, size, device, documents)
+    chosen = sys.executable if _is_here(variant.model) else python
+    assert chosen is not None, "check_peers refuses that"
+    return Elsewhere(chosen, variant, size, device)
 
 
 def check_peers(peers: tuple[str, ...], python: str | None) -> None:
@@ -139,8 +135,3 @@ def same_work(described: Mapping[str, Any], ours: Mapping[str, Any]) -> str | No
         if abs(described[what] / ours[what] - 1) > allowed:
             return f"it does other work: {what} {described[what]:.6g}, ours {ours[what]:.6g}"
     return None
-
-
-def script() -> Path:
-    """The peers' program."""
-    return Path(step_worker.__file__)

@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader
 
 from anlit.benchmarks import step_entrants, step_trials
 from anlit.benchmarks.command import main
-from anlit.benchmarks.step_entrants import Elsewhere, Here, same_work
+from anlit.benchmarks.step_entrants import Elsewhere, same_work
 from anlit.benchmarks.step_ours import MODELS, OurStep
 from anlit.benchmarks.step_report import finish, median_with_interval, paired_ratio, targets
 from anlit.benchmarks.step_size import PRESETS, Size, Variant
 from anlit.benchmarks.step_table import markdown, plot
-from anlit.benchmarks.step_worker import PeerStep, peak_bytes
+from anlit.benchmarks.step_worker import PeerStep, Timed, described, peak_bytes
 from anlit.errors import UserError
 from anlit.models.flops import flops_per_token
 from anlit.training.schedule import Schedule
@@ -104,11 +104,10 @@ def test_documents_kernels_and_mechanisms(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compiled", ["no", "blocks", "whole"])
 def test_a_peer_learns_and_does_our_work(compiled: str) -> None:
     pytest.importorskip("transformers")
-    entrant = Here(Variant("transformers", compiled), TINY, CPU, False)
+    entrant = Timed(peer := PeerStep("transformers", TINY.as_json(), CPU, compiled), CPU)
     ours = OurStep("GPT", TINY, CPU)
     assert (
-        same_work(entrant.described, {"parameters": ours.parameters(), "flops_per_token": ours.flops_per_token()})
-        is None
+        same_work(described(peer), {"parameters": ours.parameters(), "flops_per_token": ours.flops_per_token()}) is None
     )
     losses = [entrant.answer({"do": "loss"})["loss"] for _ in range(10)]
     assert losses[0] == pytest.approx(4.16, abs=0.2)
@@ -122,14 +121,14 @@ def test_other_work_is_told() -> None:
     assert "flops_per_token" in str(same_work({"parameters": 1_000_000, "flops_per_token": 6.1e6}, ours))
 
 
-def test_a_peer_in_another_python() -> None:
+def test_a_peer_in_a_process_of_its_own() -> None:
     pytest.importorskip("transformers")
     entrant = Elsewhere(sys.executable, Variant("transformers"), TINY, CPU)
-    here = Here(Variant("transformers"), TINY, CPU, False)
+    here = PeerStep("transformers", TINY.as_json(), CPU, "no")
     assert entrant.described["versions"].keys() == {"transformers", "torch"}
-    assert entrant.described["flops_per_token"] == here.described["flops_per_token"]
+    assert entrant.described["flops_per_token"] == here.flops_per_token()
     for _ in range(2):
-        assert entrant.answer({"do": "loss"})["loss"] == pytest.approx(here.answer({"do": "loss"})["loss"], rel=1e-5)
+        assert entrant.answer({"do": "loss"})["loss"] == pytest.approx(here.train().item(), rel=1e-5)
     assert entrant.answer({"do": "time", "kind": "train", "repeats": 2})["seconds"] > 0
     with pytest.raises(RuntimeError, match="AttributeError"):
         entrant.answer({"do": "time", "kind": "infer", "repeats": 1})

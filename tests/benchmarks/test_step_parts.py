@@ -146,6 +146,8 @@ def test_the_floor_is_counted_right() -> None:
     assert gpt["matrix products"] == pytest.approx(6e-9 * linear * 16)
     assert gpt["attention"] == pytest.approx(1e-9 * 12 * 16 * 4.5 * 2 * 16)
     assert gpt["loss"] == pytest.approx(1e-9 * 4 * 64 * 4 * 16)
+    assert gpt["elementwise"] == pytest.approx(1e-9 * 3 * 2 * (12 * 16 + 3 * 64) * 4 * 16)
+    assert gpt["clipping"] == pytest.approx(3 / 7 * gpt["optimizer"])
     assert gpt["norm restoration"] == 0
     assert angpt["norm restoration"] == pytest.approx(8e-9 * (linear + 64 * 16))
     assert gpt["optimizer"] == pytest.approx(28e-9 * (linear + 64 * 16 + 2 * (2 * 16 + 2 * 8) + 16))
