@@ -9,9 +9,8 @@ from pathlib import Path
 
 from anlit.analysis import checks
 from anlit.analysis.groups import Group, group_runs
-from anlit.analysis.results import Report, Result
-from anlit.analysis.runs import ARCHITECTURES, Curve, find_runs, load_run
-from anlit.analysis.speedup import speed_up
+from anlit.analysis.results import Report, pairing_note, results_against
+from anlit.analysis.runs import ARCHITECTURES, find_runs, load_run
 from anlit.errors import UserError
 
 STANDARD = ARCHITECTURES["GPT"]
@@ -22,7 +21,7 @@ def compare(runs: list[str], output: str, baseline: str | None = None, wall_cloc
 
     Args:
         runs: Run folders, or folders with run folders anywhere below them.
-        output: Folder for convergence.png, report.md and convergence.json; made where missing.
+        output: Folder for report.html, report.md, convergence.json and the pictures; made where missing.
         baseline: A label, an architecture or a run folder; by default the GPT+ group, and of several
             the one with the lowest mean final validation loss.
         wall_clock: False leaves times out: those of runs that shared a machine tell nothing about the architectures.
@@ -42,7 +41,7 @@ def compare(runs: list[str], output: str, baseline: str | None = None, wall_cloc
         )
     chosen, told = find_baseline(groups, baseline)
     checks.refuse_other_tokenizers(groups)
-    results = _results(groups, chosen)
+    results = results_against(groups, chosen)
     folder = _writable(output)
     report = Report(
         output=folder,
@@ -53,7 +52,7 @@ def compare(runs: list[str], output: str, baseline: str | None = None, wall_cloc
         notes=(
             *told,
             *([] if wall_clock else ["Wall-clock is left out (--no-wall-clock)."]),
-            *_pairing_note(groups, chosen),
+            *pairing_note(groups, chosen),
             *checks.state_notes(every, loaded),
             *checks.notes(groups, chosen),
         ),
@@ -91,7 +90,7 @@ def main(argv: list[str]) -> int:
         prog="anlit compare",
         description="Compares trained runs: how many tokens, and how much time, does each configuration need "
         "to reach the baseline's final validation loss? Runs that differ only in their seed are averaged.",
-        epilog="Writes convergence.png, report.md and convergence.json. Example: "
+        epilog="Writes report.html, report.md, convergence.json and the pictures. Example: "
         "anlit compare runs/gpt runs/ngpt runs/angpt --output reports/first",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or a folder with run folders below it")
@@ -121,43 +120,6 @@ def _named(groups: list[Group], name: str) -> list[Group]:
     return next((found for way in ways if (found := [group for group in groups if way(group)])), [])
 
 
-def _results(groups: list[Group], baseline: Group) -> list[Result]:
-    """The baseline first, then by final loss."""
-    curve, _ = baseline.mean()
-    paired = _paired(groups, baseline)
-    results = []
-    for group in groups:
-        mean, sd = group.mean()
-        # Against itself the baseline is one curve: its seeds scatter around its own target.
-        curves = [curve] if group is baseline else group.curves()
-        own = baseline_of_each_seed(group, baseline) if paired and group is not baseline else None
-        results.append(Result(group, mean, sd, speed_up(own or curve, curves)))
-    return sorted(results, key=lambda result: (result.group is not baseline, result.final_loss.mean))
-
-
-def baseline_of_each_seed(group: Group, baseline: Group) -> list[Curve] | None:
-    """For each counted run of `group` the baseline's curve of the same seeds; None if one has no such partner."""
-    partners = {run.seeds: run.curve.finite() for run in baseline.counted}
-    found = [partners.get(run.seeds) for run in group.counted]
-    return [curve for curve in found if curve is not None] if None not in found else None
-
-
-def _paired(groups: list[Group], baseline: Group) -> bool:
-    """Whether all groups can be compared seed by seed; one way for the whole table."""
-    return all(baseline_of_each_seed(group, baseline) is not None for group in groups)
-
-
-def _pairing_note(groups: list[Group], baseline: Group) -> list[str]:
-    if len(baseline.counted) < 2:
-        return []
-    way = (
-        "seed by seed: each run against the baseline's run with the same seeds of model and data order"
-        if _paired(groups, baseline)
-        else "with the baseline's mean curve, for not every run has a baseline run with the same seeds"
-    )
-    return [f"Speed-ups are measured {way}."]
-
-
 def _writable(output: str) -> Path:
     folder = Path(output)
     try:
@@ -174,7 +136,7 @@ def _publish(report: Report) -> None:
     )  # matplotlib takes a second: --help and errors do not wait for it
 
     try:
-        plots.plot_convergence(list(report.results), report.baseline, report.plot)
+        plots.draw(report)
         pages.write(report)
     except OSError as error:
         raise UserError(

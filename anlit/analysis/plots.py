@@ -1,4 +1,4 @@
-"""The convergence plot: validation loss over training tokens and over training time."""
+"""The pictures of a comparison: loss over tokens and over time, and the speed-ups as bars."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import matplotlib
 import numpy as np
 
-from anlit.analysis.results import Result
+from anlit.analysis.results import Report, Result
 from anlit.analysis.speedup import Crossing, Summary, crossing
 
 matplotlib.use("Agg")
@@ -36,6 +36,54 @@ class Unit(NamedTuple):
 
     label: str
     size: float
+
+
+def draw(report: Report) -> None:
+    """Writes the pictures that the report names; the bars only where there is something beside the baseline."""
+    plot_convergence(list(report.results), report.baseline, report.plot)
+    if len(report.results) > 1:
+        plot_speedups(list(report.results), report.baseline, report.bars)
+
+
+def plot_speedups(results: list[Result], baseline: Result, path: Path) -> None:
+    """Writes a bar for each configuration: mean speed-up, whiskers of one standard deviation, a dot for each seed.
+
+    In tokens and, where times are known, in wall-clock. A configuration that did not get there has no bar, but says so.
+    """
+    shown = [result for result in results if result is not baseline][::-1]
+    styles = _styles(results, baseline)
+    panels = {"tokens": "fewer training tokens"}
+    if any(result.seconds.mean is not None for result in results):
+        panels["seconds"] = "less wall-clock"
+    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+        size = (5.5 * len(panels) + 1.5, 1.3 + 0.45 * len(shown))
+        figure, axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
+        for ax, (panel, title) in zip(axes[0], panels.items(), strict=True):
+            for y, result in enumerate(shown):
+                _bar(ax, y, getattr(result.speedup, panel), styles[result.label][0])
+            ax.axvline(1, color=BASELINE_COLOUR, linestyle=(0, (5, 4)), linewidth=1)
+            ax.set_xlim(0, max(1.1, ax.get_xlim()[1]))
+            ax.set_yticks(range(len(shown)), [result.label for result in shown])
+            ax.set_xlabel("speed-up over the baseline, × (1 = as fast)")
+            ax.set_title(title, loc="left")
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def _bar(ax: Axes, y: int, summary: Summary, colour: str) -> None:
+    values = [value for value in summary.values if value is not None]
+    if summary.mean is None:
+        reached = f"{len(values)} of {len(summary.values)} seeds" if values else "not reached"
+        ax.text(0.02, y, reached, va="center", color=colour)
+        return
+    ax.barh(y, summary.mean, height=0.55, color=colour, alpha=0.75)
+    if summary.sd is not None:
+        ax.errorbar(summary.mean, y, xerr=summary.sd, color=BASELINE_COLOUR, capsize=4, linewidth=1.2)
+        ax.plot(values, [y] * len(values), "o", markersize=4, color="white", markeredgecolor=BASELINE_COLOUR)
+    right = max([*values, summary.mean + (summary.sd or 0)])
+    ax.annotate(f"{summary.mean:.2f}×", (right, y), xytext=(6, 0), textcoords="offset points", va="center")
+    ax.update_datalim([(1.15 * right, y)])
+    ax.autoscale_view()
 
 
 def plot_convergence(results: list[Result], baseline: Result, path: Path) -> None:

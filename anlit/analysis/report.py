@@ -1,14 +1,17 @@
-"""Writes a comparison as Markdown and JSON and prints its table."""
+"""Writes a comparison as a page, its Markdown twin and JSON, and prints its table."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from anlit.analysis.groups import records
+from anlit.analysis.page import html
 from anlit.analysis.results import Report, Result
+from anlit.analysis.runs import Run
 from anlit.analysis.speedup import Summary
 
 NONE = "–"
@@ -24,26 +27,69 @@ training) that the baseline needs for its final loss, {target:.4f}, over those n
 loss: linear between validation points, first crossing, never extrapolated; *% of tokens* is its
 inverse. Values are mean ± standard deviation over seeds. A speed-up whose seeds did not all get there
 has no mean. *Averaged* is the mean over the losses that the baseline has at these shares of its tokens."""
+TESTS = """\
+Losses are compared by a t-test, paired where both have the same seeds (of initial weights and data order), else
+Welch's; speed-ups, one per seed, by a t-test of their logarithm against 1, with the geometric mean. *Holm* corrects p
+for the number of rows. Called significant: p (Holm) below 0.05. Few seeds make wide intervals: read those first."""
+LEAST_P = 0.05
 
 
 def write(report: Report) -> None:
-    """Writes report.md and convergence.json to the report's folder."""
+    """Writes report.html, report.md and convergence.json to the report's folder; the pictures are there already."""
     report.json.write_text(json.dumps(report.raw(), indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
-    report.markdown.write_text(markdown(report), encoding="utf-8")
+    text = markdown(report)
+    report.markdown.write_text(text, encoding="utf-8")
+    report.page.write_text(html(text, report.output), encoding="utf-8")
 
 
 def markdown(report: Report) -> str:
+    counted = [run for result in report.results for run in result.group.counted]
     parts = [
         "# Convergence",
-        f"Baseline: **{report.baseline.label}**\n\n![loss over tokens and time]({report.plot.name})",
-        _table(["configuration", *COLUMNS], [[_name(r, report), *_cells(r)] for r in report.results]),
-        DEFINITION.format(target=report.baseline.mean.loss[-1]),
-        _fractions(report),
+        f"Baseline: **{report.baseline.label}**",
+        "## Comparison",
+        *comparison(report),
         "## Notes and warnings\n\n" + ("\n".join(f"- {note}" for note in report.notes) or "None."),
-        "## Runs\n\n" + _runs(report),
-        "## Where the numbers come from\n\n" + _provenance(report),
+        "## Runs\n\n" + runs_table(list(report.runs), report.label_of),
+        "## Where the numbers come from\n\n" + provenance(counted, [f"compared with: `{report.command}`"]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def comparison(report: Report, columns: Sequence[str] = COLUMNS, explained: bool = False) -> list[str]:
+    """The parts of a comparison in Markdown: findings, curves, losses, speed-ups, tests; `explained`: not once more."""
+    places = [COLUMNS.index(name) for name in columns]
+    rows = [[_name(result, report), *(_cells(result)[i] for i in places)] for result in report.results]
+    parts = [
+        findings(report),
+        f"![validation loss over tokens and time]({report.plot.name})",
+        table(["configuration", *columns], rows),
+        *([] if explained else [DEFINITION.format(target=report.baseline.mean.loss[-1])]),
+    ]
+    if len(report.results) > 1:
+        parts += [f"![speed-ups]({report.bars.name})", _fractions(report), _tests(report)]
+        parts += [] if explained else [TESTS]
+    return parts
+
+
+def findings(report: Report) -> str:
+    """One sentence for each configuration: how much lower its loss is, how much sooner it gets there, how surely."""
+    lines = []
+    for claim in report.claims:
+        result, speed = claim.result, claim.result.speedup
+        n = len(result.group.counted)
+        told = f"**{result.label}** ends at {spread(result.final_loss, 4)} nats per token (n = {n})"
+        if claim.loss is not None:
+            verdict = "lower" if claim.loss.difference < 0 else "higher"
+            sure = claim.p_holm is not None and claim.p_holm < LEAST_P
+            told += (
+                f", {abs(claim.loss.difference):.4f} {verdict} than the baseline ({_sure(sure)}, {_p(claim.p_holm)})"
+            )
+        told += f"; speed-up {speedup(speed.tokens, speed.bound)} in tokens"
+        if result.seconds.mean is not None:
+            told += f", {speedup(speed.seconds, speed.bound)} in wall-clock"
+        lines.append(f"- {told}.")
+    return "\n".join(lines) or "- Nothing beside the baseline."
 
 
 def show(report: Report, console: Console | None = None) -> None:
@@ -60,7 +106,7 @@ def show(report: Report, console: Console | None = None) -> None:
     console.print(table)
     for note in report.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
-    console.print(f"Plot: {report.plot}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Plot: {report.plot}, page: {report.page}", markup=False, highlight=False, soft_wrap=True)
 
 
 def spread(summary: Summary, digits: int) -> str:
@@ -114,38 +160,64 @@ def _fractions(report: Report) -> str:
         cells = [speedup(value) for value in (*found.by_fraction.values(), *averages)]
         rows.append([result.label, *cells, *[NONE] * (2 - len(averages))])
     head = ["speed-up, tokens", *(f"{100 * f:.0f} %" for f in fractions), "averaged", "averaged, wall-clock"]
-    return _table(head, rows)
+    return table(head, rows)
 
 
-def _runs(report: Report) -> str:
+def _tests(report: Report) -> str:
     rows = []
-    for run in report.runs:
+    for claim in report.claims:
+        test, cells = claim.loss, [NONE] * 6
+        if test is not None:
+            n = str(test.n[0]) if test.method.startswith("paired") else f"{test.n[0]}, {test.n[1]}"
+            interval = f"{test.low:+.4f} … {test.high:+.4f}"
+            cells = [n, f"{test.difference:+.4f}", interval, test.method, _p(test.p), _p(claim.p_holm)]
+        speeds = [f"{t.difference:.2f} ({t.low:.2f} … {t.high:.2f}), {_p(t.p)}" if t else NONE
+                  for t in (claim.tokens, claim.seconds)]  # fmt: skip
+        rows.append([claim.result.label, *cells, *speeds])
+    head = ["against the baseline", "n", "difference in loss", "95 % interval", "test", "p", "p, Holm"]
+    return table([*head, "speed-up, tokens (95 %)", "speed-up, wall-clock (95 %)"], rows)
+
+
+def runs_table(runs: list[Run], label_of: Callable[[Run], str | None]) -> str:
+    """Every run with its seed, last loss, how it ended, commit and folder; those in no number are marked."""
+    rows = []
+    for run in runs:
         loss = f"{run.curve.loss[-1]:.4f}" if len(run.curve) else NONE
         error = str(run.record.get("error") or "").splitlines()
         state = f"{run.state}: {error[0]}" if error else run.state
         seed = NONE if run.seed is None else str(run.seed)
-        counted = report.label_of(run) or f"(not counted) {run.architecture}, {run.attention}"
+        counted = label_of(run) or f"(not counted) {run.architecture}, {run.attention}"
         rows.append([counted, seed, loss, state, run.commit or NONE, f"`{run.folder}`"])
-    return _table(["configuration", "seed", "validation loss", "status", "commit", "folder"], rows)
+    return table(["configuration", "seed", "validation loss", "status", "commit", "folder"], rows)
 
 
-def _provenance(report: Report) -> str:
-    counted = tuple(run for result in report.results for run in result.group.counted)
+def provenance(counted: list[Run], first: list[str]) -> str:
+    """Commands, commits, hardware, versions and data fingerprints behind the counted runs, as a list."""
     commands = dict.fromkeys(str(run.record["command"]) for run in counted if run.record.get("command"))
-    lines = [f"- compared with: `{report.command}`"]
-    lines += [f"- trained with: `{command}`" for command in commands]
+    lines = [*(f"- {line}" for line in first), *(f"- trained with: `{command}`" for command in commands)]
     lines.append("- commits: " + _listed(run.commit for run in counted))
     lines.append("- hardware: " + _listed(run.hardware for run in counted))
     for name in ("versions", "data"):
-        for record in records(counted, name):
+        for record in records(tuple(counted), name):
             lines.append(f"- {name}: " + ", ".join(f"{k} {v}" for k, v in record.items() if not isinstance(v, dict)))
     return "\n".join(lines)
+
+
+def _sure(sure: bool) -> str:
+    return "significant" if sure else "not significant"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return NONE
+    return "p < 0.0001" if value < 1e-4 else f"p = {value:.4f}" if value < 0.01 else f"p = {value:.2f}"
 
 
 def _listed(values: object) -> str:
     return ", ".join(dict.fromkeys(str(value or "not recorded") for value in values))  # type: ignore[attr-defined]
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

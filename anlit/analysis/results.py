@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from anlit.analysis.groups import Group
 from anlit.analysis.runs import Curve, Run
-from anlit.analysis.speedup import SpeedUp, Summary
+from anlit.analysis.significance import Test, difference, holm, ratio
+from anlit.analysis.speedup import SpeedUp, Summary, speed_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +49,35 @@ class Result:
         last = [float(run.curve.seconds[-1]) for run in self.group.counted]
         return Summary(tuple(value if math.isfinite(value) else None for value in last))
 
+    @property
+    def loss_by_seed(self) -> dict[Any, float]:
+        """Final loss by the seeds of model and data order; by the place where seeds come more than once."""
+        seeds = [run.seeds for run in self.group.counted]
+        keys = seeds if len(set(seeds)) == len(seeds) else list(range(len(seeds)))
+        return {key: float(run.curve.loss[-1]) for key, run in zip(keys, self.group.counted, strict=True)}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one configuration is said to do against the baseline, each with its test (None without two seeds).
+
+    `loss` is its final loss minus the baseline's; `tokens` and `seconds` are speed-ups. `p_holm` is the loss's p,
+    corrected for the number of configurations.
+    """
+
+    result: Result
+    loss: Test | None
+    tokens: Test | None
+    seconds: Test | None
+    p_holm: float | None = None
+
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A comparison as written to `output`; `runs` lists every run, also those in no number."""
+    """A comparison as written to `output`; `runs` lists every run, also those in no number.
+
+    `name` begins the pictures' file names where a folder holds several comparisons.
+    """
 
     output: Path
     command: str
@@ -59,10 +85,19 @@ class Report:
     baseline: Result
     runs: tuple[Run, ...]
     notes: tuple[str, ...]
+    name: str = ""
 
     @property
     def plot(self) -> Path:
-        return self.output / "convergence.png"
+        return self.output / f"{self.name}convergence.png"
+
+    @property
+    def bars(self) -> Path:
+        return self.output / f"{self.name}speedups.png"
+
+    @property
+    def page(self) -> Path:
+        return self.output / "report.html"
 
     @property
     def markdown(self) -> Path:
@@ -76,6 +111,22 @@ class Report:
         """Label of the group whose numbers include `run`."""
         return next((r.label for r in self.results if run in r.group.counted), None)
 
+    @property
+    def claims(self) -> list[Claim]:
+        """One for each configuration but the baseline."""
+        others = [result for result in self.results if result is not self.baseline]
+        found = [
+            Claim(
+                result,
+                difference(result.loss_by_seed, self.baseline.loss_by_seed),
+                _ratio(result.speedup.tokens),
+                _ratio(result.speedup.seconds),
+            )
+            for result in others
+        ]
+        corrected = holm([claim.loss.p if claim.loss else None for claim in found])
+        return [replace(claim, p_holm=p) for claim, p in zip(found, corrected, strict=True)]
+
     def raw(self) -> dict[str, Any]:
         """Everything as JSON types; numbers that are not finite become null."""
         content = {
@@ -84,9 +135,66 @@ class Report:
             "target_loss": float(self.baseline.mean.loss[-1]),
             "notes": list(self.notes),
             "groups": [_group(result) for result in self.results],
+            "claims": [
+                {
+                    "label": claim.result.label,
+                    "loss": _test(claim.loss),
+                    "p_holm": claim.p_holm,
+                    "speedup_tokens": _test(claim.tokens),
+                    "speedup_seconds": _test(claim.seconds),
+                }
+                for claim in self.claims
+            ],
             "runs": [_run(run, self.label_of(run)) for run in self.runs],
         }
-        return _jsonable(content)
+        return jsonable(content)
+
+
+def results_against(groups: list[Group], baseline: Group) -> list[Result]:
+    """The baseline first, then by final loss."""
+    curve, _ = baseline.mean()
+    paired = is_paired(groups, baseline)
+    results = []
+    for group in groups:
+        mean, sd = group.mean()
+        # Against itself the baseline is one curve: its seeds scatter around its own target.
+        curves = [curve] if group is baseline else group.curves()
+        own = baseline_of_each_seed(group, baseline) if paired and group is not baseline else None
+        results.append(Result(group, mean, sd, speed_up(own or curve, curves)))
+    return sorted(results, key=lambda result: (result.group is not baseline, result.final_loss.mean))
+
+
+def baseline_of_each_seed(group: Group, baseline: Group) -> list[Curve] | None:
+    """For each counted run of `group` the baseline's curve of the same seeds; None if one has no such partner."""
+    partners = {run.seeds: run.curve.finite() for run in baseline.counted}
+    found = [partners.get(run.seeds) for run in group.counted]
+    return [curve for curve in found if curve is not None] if None not in found else None
+
+
+def is_paired(groups: list[Group], baseline: Group) -> bool:
+    """Whether all groups can be compared seed by seed; one way for the whole table."""
+    return all(baseline_of_each_seed(group, baseline) is not None for group in groups)
+
+
+def pairing_note(groups: list[Group], baseline: Group) -> list[str]:
+    """How speed-ups are measured, where the baseline has several seeds."""
+    if len(baseline.counted) < 2:
+        return []
+    way = (
+        "seed by seed: each run against the baseline's run with the same seeds of model and data order"
+        if is_paired(groups, baseline)
+        else "with the baseline's mean curve, for not every run has a baseline run with the same seeds"
+    )
+    return [f"Speed-ups are measured {way}."]
+
+
+def _ratio(summary: Summary) -> Test | None:
+    known = [value for value in summary.values if value is not None]
+    return ratio(known) if summary.mean is not None else None
+
+
+def _test(test: Test | None) -> dict[str, Any] | None:
+    return asdict(test) if test is not None else None
 
 
 def _group(result: Result) -> dict[str, Any]:
@@ -138,11 +246,12 @@ def _summary(summary: Summary) -> dict[str, Any]:
     return {"mean": summary.mean, "sd": summary.sd, "values": list(summary.values)}
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """`value` as JSON types; numbers that are not finite become null."""
     if isinstance(value, dict):
-        return {str(key): _jsonable(below) for key, below in value.items()}
+        return {str(key): jsonable(below) for key, below in value.items()}
     if isinstance(value, list | tuple):
-        return [_jsonable(below) for below in value]
+        return [jsonable(below) for below in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -123,6 +123,10 @@ class Continuation(Documents):
         slots = torch.arange(self.n_before, self.n_before + self.length, device=self.device)[None]
         return slots if self.begins is None else slots - self.begins
 
+    @property
+    def places(self) -> Tensor:
+        return torch.arange(self.length, device=self.device)[None] if self.positions is None else self.positions
+
     def sees(self, first: int, distances: Tensor, window: int | None) -> Tensor:
         """Whether new tokens see keys: (B or 1, 1, rows, K) booleans.
 

@@ -54,6 +54,11 @@ class Documents:
     def are_masked(self) -> bool:
         return self.ids is not None
 
+    @property
+    def places(self) -> Tensor | None:
+        """`positions`, or None where these tokens are the whole sequence, at 0, 1 … T−1."""
+        return self.positions
+
     def n_visible(self, dtype: torch.dtype, window: int | None = None) -> Tensor:
         """n_i, the number of keys that query i may see, itself included: (B or 1, T), restarts with each document."""
         index = torch.arange(self.length, device=self.device)

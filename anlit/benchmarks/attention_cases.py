@@ -105,8 +105,9 @@ PRESETS = {
         (64, 128), (2048, 4096, 16384, 65536), 16384, 2048, torch.bfloat16, 10,
     ),
     "cpu": Plan(
-        entrants("plain, sdpa", "plain, eager", "log-n, sdpa", "log-n, eager", "scale-invariant, eager"),
-        (32, 64), (512, 1024), 1024, 128, torch.float32, 5,
+        entrants("plain, sdpa", "plain, blockwise", "plain, eager", "alibi, sdpa", "alibi, blockwise",
+                 "scale-invariant, blockwise", "scale-invariant, eager"),
+        (64,), (256, 1024, 4096), 4096, 128, torch.float32, 7,
     ),
 }  # fmt: skip
 

@@ -35,6 +35,7 @@ from anlit.benchmarks.step_report import quartiles
 from anlit.benchmarks.step_size import Size
 from anlit.benchmarks.step_table import WIDTH, print_table
 from anlit.benchmarks.step_worker import Timed
+from anlit.errors import UserError
 from anlit.evaluation.report import device_name, output_folder, write_json
 
 AXES = {"T": "length", "d": "d_model", "L": "n_layers"}
@@ -124,7 +125,11 @@ def fits(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def benchmark(given: argparse.Namespace, preset: str, command: str) -> dict[str, Any]:
-    """Measure along the axes, print the exponents, and write growth.json and growth.png; returns the record."""
+    """Measure along the axes, print the exponents, and write growth.json and growth.png; returns the record.
+
+    Raises:
+        UserError: The folder cannot be written, or a sequence is longer than a batch.
+    """
     folder, device = output_folder(given.output), device_of(given, preset)
     base = changed_size(BASES[preset], given)
     record: dict[str, Any] = {"benchmark": "growth", "command": command, "environment": environment()}
@@ -132,6 +137,11 @@ def benchmark(given: argparse.Namespace, preset: str, command: str) -> dict[str,
     record |= {"threads": torch.get_num_threads(), "compiled": given.compiled, "size": base.as_json(), "points": []}
     for axis in given.grow:
         for value in given.values or POINTS[preset][axis]:
+            if axis == "T" and value > base.tokens:
+                raise UserError(
+                    f"over T a batch keeps its {base.tokens} tokens, and one sequence of {value} has more: "
+                    "raise --batch, or leave that value out of --values"
+                )
             say(f"{axis} = {value}")
             torch._dynamo.reset()
             rows = measure(size_at(base, axis, value), given.models, device, given.compiled, given.rounds)

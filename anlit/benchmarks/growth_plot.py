@@ -76,7 +76,7 @@ def _dress(ax: Axes, values: list[int]) -> None:
     )
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_formatter(
-        FuncFormatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
+        FuncFormatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "12357" else "")
         if _is_narrow(ax)
         else NullFormatter()
     )

@@ -18,8 +18,8 @@ RANGES = {"anlit::clipping": CLIPPING, "anlit::norms": NORMS, "anlit::loss": LOS
 PASS = "anlit::pass"
 """The forward or backward pass: it runs inside the optimizer's step, and is none of it."""
 OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (MATRICES, ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkl_linear", "aten::_scaled_mm", "gemm",
-                "cutlass", "nvjet")),
+    (MATRICES, ("aten::mm", "aten::matmul", "aten::linear", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkl_linear",
+                "aten::_scaled_mm", "gemm", "cutlass", "nvjet")),
     (ATTENTION, ("scaled_dot_product", "flash_attention", "flash_attn", "flash_fwd", "flash_bwd", "flex_attention",
                  "efficient_attention", "anlit::attention", "fmha", "cudnn_attention")),
     (LOSS, ("log_softmax", "nll_loss", "cross_entropy", "logsumexp", "linear_cross_entropy")),

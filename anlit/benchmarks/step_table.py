@@ -112,7 +112,7 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
         memory = [(row["peak_bytes"] or 0) / 1e9 for row in rows]
         right.barh(places, memory, color=colours)
         right.set_xlabel("peak memory of the step (GB)")
-        _write_beside(right, [f"{value:.2f}" if value else "–" for value in memory], memory)
+        _write_beside(right, [f"{value:.3g}" if value else "–" for value in memory], memory)
         figure.suptitle(title(record), x=0.01, ha="left", fontsize=10)
         figure.savefig(path, dpi=150)
         plt.close(figure)

@@ -24,6 +24,7 @@ from anlit.data import TokenShards
 from anlit.errors import UserError
 from anlit.training.callbacks import (
     BestCheckpoint,
+    HyperParameters,
     LastCheckpoint,
     LossGuard,
     NormMonitor,
@@ -129,6 +130,7 @@ class AnlitCLI(LightningCLI):
                 NormMonitor(),
                 RandomState(),
                 RunRecord(run_dir),
+                HyperParameters(),
                 BestCheckpoint(run_dir),
                 LastCheckpoint(run_dir, every),
             ],

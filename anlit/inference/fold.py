@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear
-from anlit.layers.norms import UnitNorm, nu_residual
+from anlit.layers.norms import UnitNorm
 from anlit.models.angpt import AnGPT, AnGPTBlock
 from anlit.models.decoder import Decoder
 from anlit.models.ngpt import NGPT, NGPTBlock
@@ -66,8 +66,8 @@ class FoldedAnGPTBlock(AnGPTBlock):
     def __init__(self, block: AnGPTBlock) -> None:
         nn.Module.__init__(self)
         vars(self).update(vars(block))
-        self.alpha_A: Any = _residual_weights(block.alpha_A(), block.W_o, block.post_norm)
-        self.alpha_M: Any = _residual_weights(block.alpha_M(), block.W_d, block.post_norm)
+        self.alpha_A: Any = _residual_weights(block, block.alpha_A(), block.W_o)
+        self.alpha_M: Any = _residual_weights(block, block.alpha_M(), block.W_d)
 
     def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Any) -> Tensor:
         """w_h ∘ h + w_s ∘ suggestion; `alpha` holds both weights, and w_s is None where W_o or W_d carries it."""
@@ -77,13 +77,13 @@ class FoldedAnGPTBlock(AnGPTBlock):
         return torch.addcmul(suggestion, weight_of_h, h)
 
 
-def _residual_weights(alpha: Tensor, linear: ScaledLinear, post_norm: nn.Module) -> ResidualWeights:
+def _residual_weights(block: AnGPTBlock, alpha: Tensor, linear: ScaledLinear) -> ResidualWeights:
     """ν(α)(1−α) and ν(α)α; the latter goes into the rows of W_o or W_d unless a norm follows."""
-    nu = nu_residual(alpha)
-    if isinstance(post_norm, nn.Identity):
-        linear.scale_rows(nu * alpha)
-        return ResidualWeights(nu * (1 - alpha), None)
-    return ResidualWeights(nu * (1 - alpha), nu * alpha)
+    weight_of_h, weight_of_suggestion = block.residual_weights(alpha)
+    if isinstance(block.post_norm, nn.Identity):
+        linear.scale_rows(weight_of_suggestion)
+        return ResidualWeights(weight_of_h, None)
+    return ResidualWeights(weight_of_h, weight_of_suggestion)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ constants that hold on average over the sphere (the `nu_*` functions). The first
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from scipy import integrate
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from anlit.layers.eager import is_trained_eagerly_on_cpu
+
+Norms = Literal["bounded", "strict"]
+"""What an optimizer step leaves of a weight's vectors: norms of at most 1 (anGPT), or of exactly 1 (nGPT)."""
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -49,21 +49,16 @@ class Positions(nn.Module):
             self._key = key
         return self._tables
 
-    def rotation(
-        self, d_head: int, length: int, index: Tensor | None, like: Tensor, horizon: int | None = None
-    ) -> Rotation | None:
+    def rotation(self, d_head: int, length: int, index: Tensor | None, like: Tensor) -> Rotation | None:
         """What turns queries and keys of a batch, for all layers that have these positions; None if nothing turns.
 
         Args:
             d_head: D.
-            length: T.
-            index: (B, T) integers, each token's position in its document; 0, 1 … T−1 if not given.
+            length: Tokens of the whole sequence.
+            index: (B or 1, T) integers, each token's position in its document; 0, 1 … length−1 if not given.
             like: Of the device and precision wanted.
-            horizon: Tokens of the whole sequence, where these T are a part of it; T if not given.
         """
-        cos, sin = self.tables(d_head, horizon or length, like)
-        if index is None:
-            cos, sin = cos[:length], sin[:length]
+        cos, sin = self.tables(d_head, length, like)
         if index is not None:
             cos, sin = cos[index][:, None], sin[index][:, None]
         return cos, sin
@@ -185,9 +180,7 @@ class PRoPE(Positions):
 class NoPE(Positions):
     """No positions: order enters through the causal mask alone (arXiv 2305.19466)."""
 
-    def rotation(
-        self, d_head: int, length: int, index: Tensor | None, like: Tensor, horizon: int | None = None
-    ) -> Rotation | None:
+    def rotation(self, d_head: int, length: int, index: Tensor | None, like: Tensor) -> Rotation | None:
         return None
 
 

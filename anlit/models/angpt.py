@@ -16,6 +16,7 @@ no warm-up. Shape letters as in `anlit.models.decoder`.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from anlit.attention.mechanisms.plain import Plain
 from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, joined
 from anlit.layers.norms import (
+    Norms,
     RMSNorm,
     UnitNorm,
     bound_norm,
@@ -36,6 +38,7 @@ from anlit.layers.norms import (
     nu_concatenated_heads,
     nu_linear,
     nu_residual,
+    set_unit_norm,
 )
 from anlit.layers.positions import Positions, RoPE, Rotation, rotate
 from anlit.layers.scaling import ScalingVector
@@ -45,6 +48,23 @@ from anlit.training.execution import Execution
 from anlit.training.language_model import LanguageModel
 from anlit.training.optimizers import AdamW
 from anlit.training.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """How anGPT's factors deviate from the paper's; for ablations.
+
+    Args:
+        residual_factor: Multiply each update with ν(α); without it h grows or shrinks and training is less stable.
+        error: Every constant factor (ν_qkv, ν_p, ν_uz, ν_acf, ν_d) is taken 1 + error times.
+    """
+
+    residual_factor: bool = True
+    error: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.error <= -1:
+            raise ValueError(f"approximation.error={self.error} must be above -1, or the factors vanish")
 
 
 class AnGPTBlock(nn.Module):
@@ -63,13 +83,15 @@ class AnGPTBlock(nn.Module):
         alpha_init: float,
         alpha_scale: float,
         around: AroundAttention,
+        approximation: Approximation = Approximation(),
     ) -> None:
         super().__init__()
         self.n_heads, self.d_head = n_heads, d_model // n_heads
-        d_head = self.d_head
-        nu_qkv, nu_p = nu_linear(d_model, d_head), nu_concatenated_heads(n_heads)
-        nu_uz, nu_d = nu_linear(d_model, d_ff), nu_linear(d_ff, d_model)
-        nu_acf = nu_activation(d_model, d_ff)
+        d_head, off = self.d_head, 1 + approximation.error
+        nu_qkv, nu_p = off * nu_linear(d_model, d_head), off * nu_concatenated_heads(n_heads)
+        nu_uz, nu_d = off * nu_linear(d_model, d_ff), off * nu_linear(d_ff, d_model)
+        nu_acf = off * nu_activation(d_model, d_ff)
+        self.has_residual_factor = approximation.residual_factor
         # Every constant stands with the map that it multiplies, or that multiplies it: scalars commute with W.
         # Without QK-norm q and k have norm about 1, so √D of them has root mean square about 1 (our choice).
         qk_factor = nu_qkv if qk_norm else math.sqrt(d_head) * nu_qkv
@@ -103,8 +125,15 @@ class AnGPTBlock(nn.Module):
 
     def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Tensor) -> Tensor:
         """ν(α) ∘ (h + α ∘ (suggestion − h)), written as two weights for h and for the suggestion."""
+        weight_of_h, weight_of_suggestion = self.residual_weights(alpha)
+        return torch.addcmul(weight_of_h * h, weight_of_suggestion, self.dropout(suggestion))
+
+    def residual_weights(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """ν(α)(1 − α) and ν(α)α, (d,) each, or without the factor."""
+        if not self.has_residual_factor:
+            return 1 - alpha, alpha
         nu = nu_residual(alpha)
-        return torch.addcmul(nu * (1 - alpha) * h, nu * alpha, self.dropout(suggestion))
+        return nu * (1 - alpha), nu * alpha
 
     def attend(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
         q, k, v = split_heads(joined(h, self.W_q, self.W_k, self.W_v), 3 * self.n_heads).chunk(3, dim=1)  # (B, H, T, D)
@@ -129,8 +158,9 @@ class AnGPTDecoder(Decoder):
     """The anGPT network. Initial values: every row of every matrix uniform on the sphere; α and s_z at `init`."""
 
     def __init__(self, vocab_size: int, d_model: int, blocks: list[AnGPTBlock], document_masking: bool,
-                 s_z_init: float, s_z_scale: float) -> None:  # fmt: skip
+                 s_z_init: float, s_z_scale: float, norms: Norms = "bounded") -> None:  # fmt: skip
         super().__init__(vocab_size, d_model, blocks, document_masking)
+        self.norms = norms
         self.s_z = ScalingVector(vocab_size, s_z_init, s_z_scale)
         self.reset_parameters()
 
@@ -145,8 +175,10 @@ class AnGPTDecoder(Decoder):
         draw_unit_vectors(weight, dim=1)
 
     def restore_norms(self) -> None:
-        for parameter in self.constrained():
-            bound_norm(parameter, dim=1)
+        for name, weight in self.matrices():
+            # The gates W_g start at 0 and so cannot have norm 1.
+            restore = set_unit_norm if self.norms == "strict" and name != "W_g" else bound_norm
+            restore(weight, dim=1)
 
     def row_norms(self) -> Iterator[Tensor]:
         return (torch.linalg.vector_norm(parameter.detach(), dim=1) for parameter in self.constrained())
@@ -167,6 +199,8 @@ class AnGPT(LanguageModel):
         document_masking: Let a token attend only within its own document.
         backend: The attention kernel; auto takes the fastest that can do the mechanism.
         qk_norm: Normalise queries and keys per head, without a gain.
+        norms: Rows bounded by norm 1 after each step, or set to it (an ablation).
+        approximation: Deviations of the factors, for ablations.
         norm_eps: ε of the QK-norm.
         around: Gates and further norms around attention, ν_att, QK-clip.
         dropout: Share dropped of the attention weights and of each block's two updates.
@@ -195,6 +229,8 @@ class AnGPT(LanguageModel):
         qk_norm: bool = True,
         norm_eps: float = 1e-6,
         around: AroundAttention = AroundAttention(),
+        norms: Norms = "bounded",
+        approximation: Approximation = Approximation(),
         dropout: float = 0.0,
         alpha_init: float | None = None,
         alpha_scale: float | None = None,
@@ -217,7 +253,19 @@ class AnGPT(LanguageModel):
         with execution.device():
             layers = attention_layers(attention, positions, backend, dropout, around, d_model, n_heads, n_layers)
             blocks = [
-                AnGPTBlock(d_model, d_ff, n_heads, *layer, qk_norm, norm_eps, dropout, alpha_init, alpha_scale, around)
+                AnGPTBlock(
+                    d_model,
+                    d_ff,
+                    n_heads,
+                    *layer,
+                    qk_norm,
+                    norm_eps,
+                    dropout,
+                    alpha_init,
+                    alpha_scale,
+                    around,
+                    approximation,
+                )
                 for layer in layers
             ]
-            self.model = AnGPTDecoder(vocab_size, d_model, blocks, document_masking, s_z_init, s_z_scale)
+            self.model = AnGPTDecoder(vocab_size, d_model, blocks, document_masking, s_z_init, s_z_scale, norms)

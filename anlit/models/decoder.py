@@ -85,7 +85,7 @@ class Decoder(nn.Module):
         blocks: Iterable[Any] = self.blocks
         kinds = {block.positions: block.d_head for block in blocks}
         return {
-            positions: positions.rotation(d_head, documents.length, documents.positions, h, documents.horizon)
+            positions: positions.rotation(d_head, documents.horizon, documents.places, h)
             for positions, d_head in kinds.items()
         }
 

@@ -26,7 +26,7 @@ from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
 from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, joined
-from anlit.layers.norms import RMSNorm, UnitNorm, bound_norm, set_unit_norm, unit
+from anlit.layers.norms import Norms, RMSNorm, UnitNorm, bound_norm, set_unit_norm, unit
 from anlit.layers.positions import Positions, RoPE, Rotation, rotate
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.swiglu import swiglu
@@ -111,8 +111,9 @@ class NGPTDecoder(Decoder):
     """The nGPT network. Initial values: every vector along the embedding axis uniform on the sphere; s at `init`."""
 
     def __init__(self, vocab_size: int, d_model: int, blocks: list[NGPTBlock], document_masking: bool,
-                 s_z_init: float, s_z_scale: float) -> None:  # fmt: skip
+                 s_z_init: float, s_z_scale: float, norms: Norms = "strict") -> None:  # fmt: skip
         super().__init__(vocab_size, d_model, blocks, document_masking)
+        self.norms = norms
         self.s_z = ScalingVector(vocab_size, s_z_init, s_z_scale)
         self.reset_parameters()
 
@@ -130,8 +131,9 @@ class NGPTDecoder(Decoder):
         draw_unit_vectors(weight, embedding_axis(name))
 
     def restore_norms(self) -> None:
+        restore = bound_norm if self.norms == "bounded" else set_unit_norm
         for parameter, dim in self.constrained():
-            set_unit_norm(parameter, dim)
+            restore(parameter, dim)
         for name, weight in self.matrices():
             if name == "W_g":
                 bound_norm(weight, dim=1)
@@ -160,6 +162,7 @@ class NGPT(LanguageModel):
         document_masking: Let a token attend only within its own document.
         backend: The attention kernel; auto takes the fastest that can do the mechanism.
         qk_norm: Normalise queries and keys per head.
+        norms: Vectors set to norm 1 after each step, or bounded by it as in anGPT (an ablation).
         around: Gates and further norms around attention, QK-clip.
         dropout: Share dropped of the attention weights and of each block's two updates.
         alpha_init: Initial step size α of both residual updates; of order 1/n_layers.
@@ -190,6 +193,7 @@ class NGPT(LanguageModel):
         backend: Backend = "auto",
         qk_norm: bool = True,
         around: AroundAttention = AroundAttention(),
+        norms: Norms = "strict",
         dropout: float = 0.0,
         alpha_init: float = 0.05,
         alpha_scale: float | None = None,
@@ -220,4 +224,4 @@ class NGPT(LanguageModel):
                 NGPTBlock(d_model, d_ff, n_heads, *layer, qk_norm, dropout, alpha, s_qk, s_uv, around)
                 for layer in layers
             ]
-            self.model = NGPTDecoder(vocab_size, d_model, blocks, document_masking, *s_z)
+            self.model = NGPTDecoder(vocab_size, d_model, blocks, document_masking, *s_z, norms)

@@ -20,7 +20,7 @@ OTHER_DATA = {"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}}
 
 @pytest.fixture
 def no_plot(monkeypatch):
-    monkeypatch.setattr(plots, "plot_convergence", lambda *_: None)
+    monkeypatch.setattr(plots, "draw", lambda *_: None)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def read(folder: Path, trust: bool) -> Any:
 
 
 @torch.no_grad()
-def decoded(model: LanguageModel, tokens: Tensor, n_new: int) -> Tensor:
+def decoded(model: Any, tokens: Tensor, n_new: int) -> Tensor:
     """Greedy decoding of anlit: the whole sequence again for every token."""
     for _ in range(n_new):
         tokens = torch.cat((tokens, model(tokens)[:, -1:].argmax(-1)), 1)

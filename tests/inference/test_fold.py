@@ -14,6 +14,8 @@ from anlit.cli import main
 from anlit.errors import UserError
 from anlit.evaluation.checkpoint import load_checkpoint
 from anlit.inference.fold import FoldedAnGPT, FoldedNGPT, fold
+from anlit.inference.generation import Request, generate
+from anlit.inference.sampling import Sampling
 from anlit.training.initial_weights import load_initial_weights
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import make_run, prepare
@@ -87,6 +89,14 @@ def test_a_folded_ngpt_keeps_its_norms_alpha_and_s_qk() -> None:
         decoder(TOKENS)
     # u ∘ SiLU(z), s_qk ∘ q and ∘ k; two norms for each update, one each for q and k
     assert folded.found == {"mul": 3 * n_layers, "lerp": 2 * n_layers, "div": 6 * n_layers}
+
+
+@pytest.mark.parametrize("architecture", [NGPT, AnGPT])
+def test_a_folded_model_continues_with_kept_keys(architecture) -> None:
+    decoder = jolt(tiny(architecture, s_z_init=8.0, around=AroundAttention(post_norm=True))).model.eval()
+    requests = [Request([5, 6, 7]), Request([8])]
+    one, two = (generate(each, requests, 40, Sampling(temperature=0.0)) for each in (decoder, fold(decoder)))
+    assert [found.tokens for found in one] == [found.tokens for found in two]
 
 
 @pytest.mark.parametrize(("architecture", "label"), [(NGPT, "nGPT (folded)"), (AnGPT, "anGPT (folded)")])

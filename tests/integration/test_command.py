@@ -227,7 +227,7 @@ def test_nan_loss_stops_with_step_and_checkpoint(
 def test_help_needs_no_torch() -> None:
     code = "import sys; from anlit.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for command in ("fit", "validate", "test", "predict", "compare", "sweep"):
+    for command in ("fit", "validate", "test", "predict", "compare", "study"):
         assert f"  {command} " in done.stdout
     module = subprocess.run([sys.executable, "-m", "anlit", "--help"], capture_output=True, text=True, check=True)
     assert module.stdout == done.stdout

@@ -97,3 +97,10 @@ def test_shell_outlives_the_processes_and_requeues_unless_slurm_ends_the_job(
     made = calls.read_text().splitlines()
     assert ("scancel --signal=USR1 31415" in made) == (number == signal.SIGUSR1)
     assert ("scontrol requeue 31415" in made) == (number == signal.SIGUSR1)
+
+
+def test_a_task_of_an_array_requeues_itself_alone(tmp_path: Path) -> None:
+    """One task of an array has the array's own number: by that, Slurm would requeue or signal all of them."""
+    array = {"SLURM_ARRAY_JOB_ID": "31415", "SLURM_ARRAY_TASK_ID": "7"}
+    _, calls = run(tmp_path, STATUS=str(PREEMPTED), **array)
+    assert "scontrol requeue 31415_7" in calls

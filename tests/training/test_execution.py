@@ -1,11 +1,14 @@
 """How a model is run: what `auto` compiles, and that compiled training keeps the constraint."""
 
+import ctypes
 import importlib.util
+import platform
+import resource
 
 import pytest
 import torch
 
-from anlit.training.execution import Execution
+from anlit.training.execution import Execution, keep_freed_memory
 from tests.models.tiny import ARCHITECTURES, fit, random_tokens, tiny
 
 
@@ -50,3 +53,23 @@ def test_gradients_are_gone_after_a_step(architecture) -> None:
     """They would lie beside the activations of the next forward pass."""
     model = fit(tiny(architecture), 2)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="for glibc only")
+def test_freed_memory_is_kept() -> None:
+    """Blocks of 64 MB, freed and taken again, cost no page faults but those of the first time."""
+    assert keep_freed_memory()
+    faults = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(2**24)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert faults[2] < 1000, faults  # a fresh one has 16,384 pages
+
+
+def test_where_there_is_no_glibc_nothing_is_set(monkeypatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert not keep_freed_memory()

@@ -17,6 +17,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 STYLE: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
@@ -161,19 +162,39 @@ def heads_figure(found: dict[str, Any]) -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained")
     for ax, name, top in zip(axes, ("entropy", "weight_on_first"), (math.log(high), 1.0), strict=True):
         values = np.array(found["statistics"][name], dtype=float)[..., place]
-        image = ax.imshow(values, cmap="cividis", vmin=0, vmax=top, aspect="auto")
+        figure.colorbar(_head_map(ax, values, top), ax=ax)
         ax.set_title(TITLES[name], loc="left", fontsize=9)
         ax.set_xlabel(f"head (n = {low:,} to {high:,})")
-        ax.set_ylabel("layer")
-        ax.set_xticks(range(shape[1]))
-        ax.set_yticks(range(shape[0]))
-        figure.colorbar(image, ax=ax)
-        if values.size <= MOST_NUMBERS:
-            middle = (image.norm.vmin or 0) / 2 + (image.norm.vmax or 1) / 2
-            for (row, head), value in np.ndenumerate(values):
-                colour = "white" if value < middle else "black"
-                ax.text(head, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
     return figure
+
+
+def head_maps(values: dict[str, np.ndarray], statistic: str) -> Figure:
+    """One statistic of several models on one scale, a panel each; values are (layers, heads) by the models' names."""
+    widths = [1.2 + 0.5 * array.shape[1] for array in values.values()]
+    height = 1.6 + 0.34 * max(len(array) for array in values.values())
+    top = max(float(np.nanmax(array)) for array in values.values())
+    with plt.rc_context(STYLE):
+        figure = Figure(figsize=(max(5.0, sum(widths) + 1), height), layout="constrained")
+        axes = figure.subplots(1, len(values), squeeze=False, width_ratios=widths)[0]
+        for ax, (name, array) in zip(axes, values.items(), strict=True):
+            image = _head_map(ax, array, top or 1.0)
+            ax.set_title(name, loc="left", fontsize=8)
+            ax.set_xlabel("head")
+        figure.colorbar(image, ax=list(axes), label=TITLES[statistic])
+    return figure
+
+
+def _head_map(ax: Axes, values: np.ndarray, top: float) -> AxesImage:
+    """Layers down, heads to the right, colours from 0 to `top`; the numbers are written in where there is room."""
+    image = ax.imshow(values, cmap="cividis", vmin=0, vmax=top, aspect="auto")
+    ax.set_ylabel("layer")
+    ax.set_xticks(range(values.shape[1]))
+    ax.set_yticks(range(values.shape[0]))
+    if values.size <= MOST_NUMBERS:
+        for (row, head), value in np.ndenumerate(values):
+            colour = "white" if value < top / 2 else "black"
+            ax.text(head, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+    return image
 
 
 def layer_colours(count: int) -> list[Any]:

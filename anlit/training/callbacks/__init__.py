@@ -3,6 +3,8 @@
 from anlit.training.callbacks.attention_statistics import AttentionStatistics
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import StopOnNonFinite
+from anlit.training.callbacks.hyperparameters import HyperParameters
+from anlit.training.callbacks.learning_rate_range import LearningRateRange
 from anlit.training.callbacks.loss_guard import LossGuard
 from anlit.training.callbacks.norms import NormMonitor
 from anlit.training.callbacks.predictions import Predictions
@@ -13,7 +15,9 @@ from anlit.training.callbacks.throughput import Throughput
 __all__ = [
     "AttentionStatistics",
     "BestCheckpoint",
+    "HyperParameters",
     "LastCheckpoint",
+    "LearningRateRange",
     "LossGuard",
     "NormMonitor",
     "Predictions",

@@ -1,0 +1,143 @@
+"""Scaling laws: the loss over parameters N and tokens D, and over compute C, with bootstrap intervals.
+
+    L(N, D) = E + A/N^a + B/D^b
+
+fitted as in Hoffmann et al. (arXiv 2203.15556, appendix D.2): Huber's loss (δ = 1e-3) between log L and the logarithm
+of the law, in log A, log B, log E, a, b, from a grid of starting points, with L-BFGS. From it follows the best split of
+a compute C = 6·N·D: with G = (a A / (b B))^{1/(a+b)},
+
+    N*(C) = G (C/6)^{b/(a+b)},   D*(C) = (C/6)^{a/(a+b)} / G,   L(C) = L(N*, D*)
+
+Intervals are percentiles over fits to runs drawn again with replacement; with few runs they are wide, and rightly so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+Array = NDArray[np.float64]
+HUBER_DELTA = 1e-3
+LEAST_RUNS = 6
+"""One more than the law has parameters."""
+STARTS = tuple(itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.5), (0.2, 0.6), (0.2, 0.6)))
+"""log A, log B, log E, a, b; coarser than the paper's 4,500, for centring the data makes most starts agree."""
+NAMES = ("E", "A", "B", "a", "b")
+
+
+@dataclass(frozen=True)
+class Law:
+    """L(N, D) in nats per token, N in parameters and D in training tokens."""
+
+    E: float
+    A: float
+    B: float
+    a: float
+    b: float
+
+    def loss(self, parameters: Array | float, tokens: Array | float) -> Array:
+        """L(N, D)."""
+        return np.asarray(self.E + self.A / np.asarray(parameters) ** self.a + self.B / np.asarray(tokens) ** self.b)
+
+    @property
+    def parameters_exponent(self) -> float:
+        """N* grows as C to this power; D* as C to 1 minus it."""
+        return self.b / (self.a + self.b)
+
+    @property
+    def compute_exponent(self) -> float:
+        """L(C) − E falls as C to minus this power: a·b/(a+b)."""
+        return self.a * self.b / (self.a + self.b)
+
+    def best_split(self, flops: Array | float) -> tuple[Array, Array]:
+        """The N and D of lowest loss with 6·N·D = flops."""
+        g = (self.a * self.A / (self.b * self.B)) ** (1 / (self.a + self.b))
+        nd = np.asarray(flops, dtype=np.float64) / 6
+        return g * nd**self.parameters_exponent, nd ** (1 - self.parameters_exponent) / g
+
+    def loss_of_compute(self, flops: Array | float) -> Array:
+        """L(C): the law's loss at the best split."""
+        return self.loss(*self.best_split(flops))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A law, and what the same fit found on resampled runs."""
+
+    law: Law
+    resampled: tuple[Law, ...]
+
+    def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
+        """Percentile interval of an attribute of the law; NaN where too few resamples could be fitted."""
+        values = [getattr(law, name) for law in self.resampled]
+        if len(values) < 20:
+            return float("nan"), float("nan")
+        low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)
+
+    def band(self, flops: Array, level: float = 0.95) -> tuple[Array, Array]:
+        """Pointwise percentile interval of L(C)."""
+        curves = np.array([law.loss_of_compute(flops) for law in self.resampled])
+        low, high = np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        return low, high
+
+
+def fit_law(parameters: Array, tokens: Array, losses: Array, starts: tuple[tuple[float, ...], ...] = STARTS) -> Law:
+    """The law of the lowest Huber loss on the runs, arrays of one length.
+
+    Raises:
+        ValueError: Fewer than six runs, or all of one size or of one length, which leave an exponent undetermined.
+    """
+    if len(losses) < LEAST_RUNS or len(np.unique(parameters)) < 3 or len(np.unique(tokens)) < 3:
+        raise ValueError("a law of five numbers needs six runs or more, of three sizes and three lengths at least")
+    log_n, log_d, log_l = np.log(parameters), np.log(tokens), np.log(losses)
+    # Around the middle of the data the five numbers hardly depend on one another, far from it (log 1 = 0) they do.
+    mid_n, mid_d = log_n.mean(), log_d.mean()
+
+    def objective(x: Array) -> tuple[float, Array]:
+        log_a, log_b, log_e, a, b = x
+        terms = np.stack([log_a - a * (log_n - mid_n), log_b - b * (log_d - mid_d), np.full_like(log_l, log_e)])
+        error = special.logsumexp(terms, axis=0) - log_l
+        slope = np.clip(error, -HUBER_DELTA, HUBER_DELTA) / HUBER_DELTA
+        weights = special.softmax(terms, axis=0) * slope
+        gradient = np.array([weights[0].sum(), weights[1].sum(), weights[2].sum(),
+                             -(weights[0] * (log_n - mid_n)).sum(), -(weights[1] * (log_d - mid_d)).sum()])  # fmt: skip
+        return float(special.huber(HUBER_DELTA, error).sum() / HUBER_DELTA), gradient
+
+    best = None
+    for start in starts:
+        x = np.array([start[0] - start[3] * mid_n, start[1] - start[4] * mid_d, *start[2:]])
+        bounds = [(-30, 10), (-30, 10), (-10, 5), (0.01, 3), (0.01, 3)]
+        found = optimize.minimize(objective, np.clip(x, *np.array(bounds).T), jac=True, method="L-BFGS-B",
+                                  bounds=bounds, options={"maxiter": 2000, "ftol": 1e-12, "gtol": 1e-9})  # fmt: skip
+        if best is None or found.fun < best.fun:
+            best = found
+    assert best is not None
+    log_a, log_b, log_e, a, b = best.x
+    scale_a, scale_b = np.exp(log_a + a * mid_n), np.exp(log_b + b * mid_d)
+    return Law(float(np.exp(log_e)), float(scale_a), float(scale_b), float(a), float(b))
+
+
+def fit(parameters: Array, tokens: Array, losses: Array, resamples: int = 200, seed: int = 0) -> Fit:
+    """The law and its bootstrap: `resamples` fits to as many runs drawn with replacement.
+
+    Those start from the law itself; draws that leave an exponent undetermined are drawn again.
+
+    Raises:
+        ValueError: See `fit_law`.
+    """
+    law = fit_law(parameters, tokens, losses)
+    starts = ((np.log(law.A), np.log(law.B), np.log(law.E), law.a, law.b),)
+    draw = np.random.default_rng(seed)
+    found: list[Law] = []
+    for _ in range(5 * resamples):
+        if len(found) == resamples:
+            break
+        rows = draw.integers(len(losses), size=len(losses))
+        if len(np.unique(parameters[rows])) >= 3 and len(np.unique(tokens[rows])) >= 3:
+            found.append(fit_law(parameters[rows], tokens[rows], losses[rows], starts))
+    return Fit(law, tuple(found))

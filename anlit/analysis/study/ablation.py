@@ -1,0 +1,114 @@
+"""The ablation: how each change moves the loss, in the order that the study lists them, and claims put to the test."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from anlit.analysis.report import NONE, spread, table
+from anlit.analysis.runs import Run
+from anlit.analysis.significance import difference
+from anlit.analysis.speedup import Summary
+from anlit.analysis.study import plots
+from anlit.analysis.study.outcome import Outcome
+from anlit.analysis.study.plan import Arm
+from anlit.errors import UserError
+
+MARGIN = 0.005
+"""A share of the loss: what counts as no change, where a claim gives no other."""
+
+
+def ablation(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    """The section `ablation`: {baseline: arm, claims: [{arm, against, expect: same|unstable|better|worse, margin}]}."""
+    baseline = _arm(outcome, options["baseline"])
+    base = losses_by_seed(outcome.measured(baseline))
+    if not base:
+        return ["## Ablation", f"{baseline.title}, the baseline, has no finished run yet."]
+    level = float(np.mean(list(base.values())))
+    rows, labels, means, bounds = [], [], [], []
+    for arm in outcome.study.arms:
+        if arm is baseline:
+            continue
+        losses = losses_by_seed(outcome.measured(arm))
+        test = difference(losses, base) if losses else None
+        change = 100 * (float(np.mean(list(losses.values()))) / level - 1) if losses else math.nan
+        interval = (100 * test.low / level, 100 * test.high / level) if test else None
+        failed = _failed(outcome, arm)
+        rows.append([
+            arm.title, str(len(losses)), str(failed), spread(Summary(tuple(losses.values())), 4),
+            f"{-change:+.2f} %" if losses else NONE,
+            f"{-interval[1]:+.2f} … {-interval[0]:+.2f} %" if interval else NONE, f"{test.p:.3g}" if test else NONE,
+        ])  # fmt: skip
+        labels.append(arm.title)
+        means.append(change)
+        bounds.append(interval)
+    path = outcome.output / "ablation.png"
+    plots.changes(labels, means, bounds, path, baseline.title)
+    head = ["arm", "n", "failed", "final loss (nats/token)", "improvement", "95 % interval", "p"]
+    told = f"Against {baseline.title}, {spread(Summary(tuple(base.values())), 4)} (n = {len(base)}); paired by seed."
+    return ["## Ablation", told, f"![change of the loss]({path.name})", table(head, rows), *_claims(outcome, options)]
+
+
+def losses_by_seed(runs: tuple[Run, ...]) -> dict[Any, float]:
+    """Final loss of the complete runs."""
+    return {run.seeds: float(run.curve.loss[-1]) for run in runs if run.complete}
+
+
+def _claims(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    rows = []
+    for claim in options.get("claims") or []:
+        arm, against = _arm(outcome, claim["arm"]), _arm(outcome, claim["against"])
+        expected, margin = claim["expect"], claim.get("margin", MARGIN)
+        ours, theirs = (losses_by_seed(outcome.measured(one)) for one in (arm, against))
+        failed = _failed(outcome, arm)
+        found = verdict(expected, ours, theirs, failed, margin)
+        rows.append([f"{arm.title} against {against.title}", _words(expected, margin), found])
+    return ["### Claims", table(["claim about", "expected", "found"], rows)] if rows else []
+
+
+def verdict(expected: str, ours: dict[Any, float], theirs: dict[Any, float], failed: int, margin: float) -> str:
+    """What the seeds say of a claim; a claim that they cannot decide is `open`.
+
+    same: the 95 % interval of the difference lies within ± margin × their loss. better, worse: it lies on one side of
+    0. unstable: a seed diverged, or the spread over seeds is at least three times theirs, or the loss is worse.
+    """
+    test = difference(ours, theirs) if ours and theirs else None
+    if expected == "unstable" and failed:
+        return f"holds: {failed} of {failed + len(ours)} seeds diverged"
+    if test is None:
+        return "open: too few finished seeds"
+    room = margin * float(np.mean(list(theirs.values())))
+    told = f"{test.difference:+.4f} nats ({test.low:+.4f} … {test.high:+.4f}), p = {test.p:.2g}"
+    wider = np.std(list(ours.values())) >= 3 * np.std(list(theirs.values())) > 0
+    answers = {
+        "same": (-room <= test.low and test.high <= room, test.low > room or test.high < -room),
+        "better": (test.high < 0, test.low > 0),
+        "worse": (test.low > 0, test.high < 0),
+        "unstable": (test.low > 0 or bool(wider), False),
+    }
+    if expected not in answers:
+        raise UserError(f"a claim expects '{expected}': choose one of {', '.join(answers)}")
+    holds, fails = answers[expected]
+    return f"{'holds' if holds else 'fails' if fails else 'open'}: {told}"
+
+
+def _words(expected: str, margin: float) -> str:
+    return f"same within ±{100 * margin:g} %" if expected == "same" else expected
+
+
+def _failed(outcome: Outcome, arm: Arm) -> int:
+    """Measured seeds that failed; where the whole grid did, its points."""
+    measured = {run.name for run in outcome.study.measured_runs(outcome.selected) if run.arm is arm}
+    if arm.name in outcome.selected:
+        return sum(state.status == "failed" for run, state, _ in outcome.runs if run.name in measured)
+    return sum(state.status == "failed" for run, state, _ in outcome.runs if run.arm is arm)
+
+
+def _arm(outcome: Outcome, name: str) -> Arm:
+    for arm in outcome.study.arms:
+        if arm.name == name:
+            return arm
+    raise UserError(f"a section of {outcome.study.path} names the arm '{name}': choose one of "
+                    + ", ".join(arm.name for arm in outcome.study.arms))  # fmt: skip

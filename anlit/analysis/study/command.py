@@ -1,0 +1,134 @@
+"""`anlit study`: the runs of a study's YAML, launched, and its report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from anlit.analysis.study.estimate import overview
+from anlit.analysis.study.launch import Local, launch
+from anlit.analysis.study.plan import PlannedRun, Study, read_study
+from anlit.analysis.study.selection import require_selection, select
+from anlit.analysis.study.slurm import submit
+from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
+
+
+def main(argv: list[str]) -> int:
+    """`anlit study`; 0: every run finished, 1: some failed or it was interrupted (the report says which)."""
+    given = _parser().parse_args(argv)
+    study = read_study(given.config, given.budget)
+    output = Path(given.output or f"runs/{study.label}")
+    cores = os.cpu_count() or 1
+    gpus = tuple(given.gpus.split(",")) if given.gpus else None
+    jobs = len(gpus) if gpus else given.jobs
+    if given.dry_run:
+        print(overview(study, jobs))
+        return 0
+    typed = shlex.join(["anlit", "study", *argv])
+    if given.report_only:
+        return _report(study, output, typed)
+    if given.retry_failed:
+        _forget_failures(study, output)
+    try:
+        if given.slurm is not None:
+            return _on_slurm(study, output, argv, typed, shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0)
+        local = Local(jobs, given.threads or max(1, cores // jobs), gpus)
+        print(overview(study, jobs), flush=True)
+        launch(study.tuning_runs(), output, local, _tell)
+        selected = select(study, output)
+        require_selection(study, selected)
+        launch(study.measured_runs(selected), output, local, _tell)
+        _after(study, output)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on where this one ended", file=sys.stderr)
+        return PREEMPTED
+    return _report(study, output, typed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="anlit study",
+        description="Trains the runs that a study's YAML asks for (a tuning grid for each arm, then its best setting "
+        "on several seeds) and writes report.html and report.md. Started again, it goes on: finished runs are kept, "
+        "cut ones continue from their last checkpoint, failed ones stay failed.",
+        epilog="Example: anlit study --config configs/study/convergence.yaml --budget cpu --jobs 2",
+    )
+    add = parser.add_argument
+    add("--config", required=True, metavar="FILE", help="the study, such as configs/study/convergence.yaml")
+    add("--budget", metavar="NAME", help="one of the file's budgets: cpu, 1gpu …")
+    add("--output", metavar="DIR", help="folder of the run folders and the report (default: runs/<study>-<budget>)")
+    add("--dry-run", action="store_true", help="print the runs, their tokens and the estimated hours, start nothing")
+    add("--report-only", action="store_true", help="write the report from what has been run, start nothing")
+    add("--retry-failed", action="store_true", help="try failed runs again, from their last checkpoint")
+    add("--jobs", type=int, default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
+    add("--threads", type=int, metavar="N", help="CPU threads of each run (default: the cores divided by --jobs)")
+    add("--gpus", metavar="0,1,…", help="one run on each of these GPUs at a time, instead of --jobs")
+    add("--slurm", nargs="?", const="", metavar="OPTIONS", help="submit job arrays; in quotes, options of sbatch")
+    return parser
+
+
+def _on_slurm(study: Study, output: Path, argv: list[str], typed: str, options: list[str], at_once: int) -> int:
+    """Submit the phase that has runs left, or finish: the job after the array calls this again."""
+    again = ["study", *(argument for argument in argv if argument != "--retry-failed")]
+    array = submit(study.tuning_runs(), output, again, options, at_once)
+    if array is None:
+        selected = select(study, output)
+        require_selection(study, selected)
+        array = submit(study.measured_runs(selected), output, again, options, at_once)
+        if array is None:
+            _after(study, output)
+            return _report(study, output, typed)
+    print(f"submitted as job array {array}; the study goes on by itself when it has ended")
+    return 0
+
+
+def _after(study: Study, output: Path) -> None:
+    """The study's `after` commands, `name: anlit …`, on the measured runs that finished.
+
+    In them {runs} and {output} stand for the run folders and for the folder `name` of the study. Those whose folder is
+    newer than every run are not repeated.
+    """
+    folders = [output / run.name for run in study.measured_runs(select(study, output))]
+    done = [folder for folder in folders if state_of(folder).status == "finished"]
+    if not done:
+        return
+    newest = max((folder / "run.json").stat().st_mtime for folder in done)
+    for name, template in (study.content.get("after") or {}).items():
+        stamp = output / name / f"{name}.json"
+        if stamp.is_file() and stamp.stat().st_mtime > newest:
+            continue
+        words = [part for word in shlex.split(template) for part in _filled(word, done, output / name)]
+        _tell(f"{name}: {template}")
+        code = subprocess.run([sys.executable, "-m", *words]).returncode
+        if code:
+            _tell(f"{name}: FAILED with exit code {code}; the report is without it")
+
+
+def _filled(word: str, runs: list[Path], folder: Path) -> list[str]:
+    return [str(run) for run in runs] if word == "{runs}" else [word.replace("{output}", str(folder))]
+
+
+def _report(study: Study, output: Path, typed: str) -> int:
+    from anlit.analysis.study.report import write  # matplotlib takes a second: --help and errors do not wait for it
+
+    page = write(study, output, typed)
+    print(f"Report: {page}")
+    return 0 if all(state_of(output / run.name).status == "finished" for run in _known_runs(study, output)) else 1
+
+
+def _known_runs(study: Study, output: Path) -> list[PlannedRun]:
+    return [*study.tuning_runs(), *study.measured_runs(select(study, output))]
+
+
+def _forget_failures(study: Study, output: Path) -> None:
+    for run in _known_runs(study, output):
+        if state_of(output / run.name).status == "failed":
+            forget_failure(output / run.name)
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)

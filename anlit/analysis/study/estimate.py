@@ -1,0 +1,93 @@
+"""How many tokens and hours a study's runs need, from its YAML alone, before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from anlit.analysis.runs import mapping
+from anlit.analysis.study.plan import PlannedRun, Study, merged, read_yaml
+
+DEFAULTS = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
+"""Of the three architectures, where a configuration leaves them out."""
+SECONDS_TO_START = 10.0
+"""Imports, opening the data and the first step."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run: training tokens, parameters, and FLOPs (6 a weight and token, 12·d a layer and visible key)."""
+
+    tokens: float
+    parameters: float
+    flops: float
+
+
+def cost_of(run: PlannedRun) -> Cost:
+    """What the run's configuration asks for; sequences are taken as one document each, an upper bound."""
+    config = configuration_of(run)
+    model, data, trainer = (mapping(config.get(name)) for name in ("model", "data", "trainer"))
+    sizes = DEFAULTS | {key: value for key, value in mapping(model.get("init_args")).items() if value is not None}
+    d, layers, vocabulary, length = (sizes[key] for key in ("d_model", "n_layers", "vocab_size", "context_length"))
+    linear = layers * (4 * d * d + 3 * d * (sizes.get("d_ff") or 4 * d)) + vocabulary * d
+    per_step = mapping(data.get("init_args")).get("batch_size", 8) * length * trainer.get("accumulate_grad_batches", 1)
+    devices = trainer.get("devices", 1)
+    ranks = (devices if isinstance(devices, int) else 1) * trainer.get("num_nodes", 1)
+    tokens = float(per_step * ranks * trainer.get("max_steps", 1000))
+    return Cost(tokens, linear + vocabulary * d, tokens * (6.0 * linear + 6.0 * layers * d * (length + 1)))
+
+
+def hours(cost: Cost, flops_per_second: float) -> float:
+    """Of one run that trains at a rate."""
+    return (cost.flops / flops_per_second + SECONDS_TO_START) / 3600
+
+
+def pace_of(study: Study) -> tuple[float | None, str]:
+    """FLOP/s of one run as the study's YAML has measured it, and where."""
+    pace = mapping(study.content.get("pace"))
+    rate = pace.get("flops_per_second")
+    return (float(rate) if rate is not None else None), str(pace.get("measured") or "")
+
+
+def overview(study: Study, jobs: int) -> str:
+    """The runs of both phases by arm, their tokens and estimated hours, as `--dry-run` prints them."""
+    tuning = study.tuning_runs()
+    measured = study.measured_runs({arm.name: arm.points[0] for arm in study.arms})
+    rate, where = pace_of(study)
+    lines = [f"{study.title} ({study.label})"]
+    for arm in study.arms:
+        lines.append(f"  {arm.name}: {_phases(study, arm.points, arm.is_tuned)}")
+    total = 0.0
+    for phase, runs in (("tuning", tuning), ("measuring", measured)):
+        costs = [cost_of(run) for run in runs]
+        told = f"{phase}: {len(runs)} runs, {sum(cost.tokens for cost in costs):,.0f} tokens"
+        if rate is not None and runs:
+            spent = sum(hours(cost, rate) for cost in costs) / jobs
+            total += spent
+            told += f", about {spent:.2f} h"
+        lines.append(told)
+    if rate is not None:
+        lines.append(f"estimate: {total:.2f} h with --jobs {jobs}, each run at {rate:.3g} FLOP/s ({where})")
+    else:
+        lines.append("estimate: none, for the study's YAML has no `pace: {flops_per_second: …}` for this budget")
+    return "\n".join(lines)
+
+
+def _phases(study: Study, points: tuple[Any, ...], is_tuned: bool) -> str:
+    measured = f"{len(study.seeds)} seeds"
+    if not is_tuned:
+        return f"{measured}, no tuning"
+    return f"{len(points)} settings × {len(study.tuning_seeds)} tuning seeds, the best on {measured}"
+
+
+def configuration_of(run: PlannedRun) -> dict[str, Any]:
+    """The run's configuration files and settings merged, without the defaults of the classes that they name."""
+    config: dict[str, Any] = {}
+    for path in run.arm.configs:
+        config = merged(config, mapping(read_yaml(path)))
+    for key, value in run.settings.items():
+        nested: Any = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        config = merged(config, nested)
+    return config

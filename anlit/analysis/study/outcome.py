@@ -1,0 +1,115 @@
+"""What a study has found so far: each arm's measured runs and each grid's points, for the sections of its report."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anlit.analysis.groups import Group, learned_settings
+from anlit.analysis.runs import Run, load_run
+from anlit.analysis.study.grids import Choice
+from anlit.analysis.study.plan import Arm, PlannedRun, Study
+from anlit.analysis.study.selection import Tuning, select, tune
+from anlit.analysis.study.state import State, state_of
+from anlit.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A configuration as a place in a plot.
+
+    Args:
+        arm: The arm that it belongs to.
+        values: Short setting name → value, with `parameters`, `tokens` and `flops` (6·parameters·tokens) of its runs.
+        losses: Final validation losses in nats per token, one per seed.
+        failed: Seeds without one.
+    """
+
+    arm: Arm
+    values: dict[str, Any]
+    losses: tuple[float, ...]
+    failed: int
+
+    @property
+    def loss(self) -> float:
+        """Mean over the seeds, infinite where none finished."""
+        return sum(self.losses) / len(self.losses) if self.losses else math.inf
+
+    def number(self, name: str) -> float:
+        """A value as a number.
+
+        Raises:
+            UserError: The study's configurations have no such number.
+        """
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            known = ", ".join(key for key, value in self.values.items() if isinstance(value, int | float))
+            raise UserError(
+                f"a section asks for '{name}', which is no number of arm '{self.arm.name}': give one of {known}"
+            )
+        return float(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """All that the run folders of a study say.
+
+    Args:
+        study: What was to be run.
+        output: Its folder.
+        command: What the user typed, for the record.
+        tunings: Each tuned arm's grid.
+        selected: Arm's name → the setting that is measured; arms whose tuning has not ended are not in it.
+        runs: Every planned run so far with its state; those that have begun also as read.
+    """
+
+    study: Study
+    output: Path
+    command: str
+    tunings: tuple[Tuning, ...]
+    selected: dict[str, Choice]
+    runs: tuple[tuple[PlannedRun, State, Run | None], ...]
+
+    def measured(self, arm: Arm) -> tuple[Run, ...]:
+        """The arm's runs on the seeds that measure, whatever their state."""
+        names = {run.name for run in self.study.measured_runs(self.selected) if run.arm is arm}
+        return tuple(read for run, _, read in self.runs if read is not None and run.name in names)
+
+    def group(self, arm: Arm) -> Group | None:
+        """The measured runs as one group, None where none can be compared yet."""
+        runs = tuple(run for run in self.measured(arm) if run.config)
+        if not any(run.comparable for run in runs):
+            return None
+        return Group(arm.title, runs, learned_settings(runs[0]))
+
+    def points(self, of: str = "measured") -> list[Point]:
+        """Measured arms, or with of='tuning' all points of all grids."""
+        if of == "measured":
+            return [self._point(arm, self.selected[arm.name], self.study.seeds)
+                    for arm in self.study.arms if arm.name in self.selected]  # fmt: skip
+        return [self._point(arm, point, self.study.tuning_seeds) for arm in self.study.arms for point in arm.points]
+
+    def _point(self, arm: Arm, choice: Choice, seeds: tuple[Choice, ...]) -> Point:
+        names = {PlannedRun(arm, choice, seed).name for seed in seeds}
+        runs = [read for run, _, read in self.runs if run.name in names and read is not None and read.complete]
+        values: dict[str, Any] = {**arm.varied.shown, **choice.shown}
+        if runs:
+            tokens = float(runs[0].curve.tokens[-1])
+            values["tokens"] = tokens
+            if parameters := runs[0].parameters:
+                values |= {"parameters": parameters, "flops": 6.0 * parameters * tokens}
+        losses = tuple(float(run.curve.loss[-1]) for run in runs)
+        return Point(arm, values, losses, len(seeds) - len(losses))
+
+
+def outcome_of(study: Study, output: Path, command: str) -> Outcome:
+    """Reads every run folder that the study has so far."""
+    selected = select(study, output)
+    planned = {run.name: run for run in [*study.tuning_runs(), *study.measured_runs(selected)]}
+    runs = []
+    for name, run in planned.items():
+        state = state_of(output / name)
+        runs.append((run, state, load_run(output / name) if state.status != "waiting" else None))
+    return Outcome(study, output, command, tuple(tune(study, output)), selected, tuple(runs))

@@ -1,0 +1,272 @@
+"""From a study's YAML to the list of its runs, each with a folder whose name follows from its settings.
+
+    title, question      what the report is headed with
+    shared, arms         {configs: [files], settings: {dotted key: value}, tune: grid, vary: grid}
+    seeds, tuning_seeds  a number (of initial weights and data order), or a mapping of settings
+    budgets              name → what is merged over all this for the budget of that name
+    comparisons          [{title, baseline, arms: [names]}]; `baseline` alone compares all arms
+    sections             what the report shows, see `anlit.analysis.study.sections`
+
+Every point of `vary` is an arm of its own and is measured. Of `tune`, each arm's best point is: all points are trained
+on the tuning seeds, the one with the lowest validation loss on the seeds that measure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from anlit.analysis.study.grids import NOTHING, Choice, expand, plain
+from anlit.errors import UserError
+
+KEYS = frozenset(
+    {"title", "question", "shared", "arms", "seeds", "tuning_seeds", "equal_tuning", "budgets", "baseline"}
+    | {"comparisons", "sections", "pace", "after"}
+)
+ARM_KEYS = frozenset({"title", "configs", "settings", "tune", "vary"})
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One configuration that the study measures, at the best of `points`.
+
+    Args:
+        name: Of the YAML's arm, and what of `vary` it is.
+        base: The YAML's arm.
+        title: What tables and plots call it.
+        configs: Configuration files, later ones over earlier ones.
+        varied: The point of `vary`.
+        settings: What holds for all points, those of `varied` included.
+        points: The tuning grid; a single point is measured as it is.
+    """
+
+    name: str
+    base: str
+    title: str
+    configs: tuple[str, ...]
+    varied: Choice
+    settings: dict[str, Any]
+    points: tuple[Choice, ...]
+
+    @property
+    def is_tuned(self) -> bool:
+        return len(self.points) > 1
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedRun:
+    """One `anlit fit`: an arm at a point of its grid, with a seed."""
+
+    arm: Arm
+    point: Choice
+    seed: Choice
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.arm.settings | self.point.settings | self.seed.settings
+
+    @cached_property
+    def name(self) -> str:
+        """The run folder: what was chosen in words, and a hash of all settings and configuration files.
+
+        So a run made with other settings is never taken for this one.
+        """
+        content = [read_yaml(path) for path in self.arm.configs]
+        text = json.dumps([content, self.settings], sort_keys=True, default=str)
+        words = [plain(self.arm.name), self.point.name, self.seed.name]
+        return "_".join(filter(None, words)) + "-" + hashlib.sha256(text.encode()).hexdigest()[:6]
+
+    def options(self, run_dir: Path) -> list[str]:
+        """Of `anlit fit`, without `--ckpt_path`."""
+        files = [part for config in self.arm.configs for part in ("--config", config)]
+        return [*files, *(f"--{key}={_as_argument(value)}" for key, value in self.settings.items()),
+                f"--run_dir={run_dir}"]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Arms that the report sets against one of them."""
+
+    title: str
+    baseline: Arm
+    arms: tuple[Arm, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A study under one budget; `content` is its YAML with the budget merged in."""
+
+    path: str
+    budget: str | None
+    content: dict[str, Any]
+    arms: tuple[Arm, ...]
+    seeds: tuple[Choice, ...]
+    tuning_seeds: tuple[Choice, ...]
+    comparisons: tuple[Comparison, ...] = field(default=())
+
+    @property
+    def title(self) -> str:
+        return str(self.content.get("title") or Path(self.path).stem)
+
+    @property
+    def label(self) -> str:
+        """`convergence-cpu`: the file's name and the budget."""
+        return "-".join(filter(None, [Path(self.path).stem, self.budget]))
+
+    @property
+    def sections(self) -> list[dict[str, Any]]:
+        return [one if isinstance(one, dict) else {one: {}} for one in self.content.get("sections") or ["convergence"]]
+
+    def title_of(self, base: str) -> str:
+        """What the YAML calls an arm, without what of `vary` it is."""
+        return str(self.content["arms"][base].get("title") or base)
+
+    def tuning_runs(self) -> list[PlannedRun]:
+        """Every point of every arm that has several, on the tuning seeds; seed by seed, so that arms stay in step."""
+        return [
+            PlannedRun(arm, point, seed)
+            for seed in self.tuning_seeds
+            for arm in self.arms
+            if arm.is_tuned
+            for point in arm.points
+        ]
+
+    def measured_runs(self, selected: dict[str, Choice]) -> list[PlannedRun]:
+        """Every arm at its selected point (arm's name → point), on the seeds that measure; arms without one left out.
+
+        By seed first: a study that is cut short has compared all arms on fewer seeds.
+        """
+        return [
+            PlannedRun(arm, selected[arm.name], seed)
+            for seed in self.seeds
+            for arm in self.arms
+            if arm.name in selected
+        ]
+
+
+def read_study(path: str, budget: str | None) -> Study:
+    """The study in the file `path` under a budget; None only where the file lists no budgets.
+
+    Raises:
+        UserError: The file, a configuration file or the budget does not exist, a key is not known, the arms' tuning
+            budgets differ without `equal_tuning: false`, or nothing would be run.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"the study file {path} does not exist: give one such as configs/study/convergence.yaml")
+    content = _with_budget(read_yaml(path), budget, path)
+    if unknown := set(content) - KEYS:
+        raise UserError(f"{path} has the unknown key '{min(unknown)}': the known ones are {', '.join(sorted(KEYS))}")
+    if not isinstance(content.get("arms"), dict) or not content["arms"]:
+        raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
+    arms = tuple(arm for name, spec in content["arms"].items() for arm in _arms(name, spec, content, path))
+    seeds = tuple(map(_seed, content.get("seeds", [1])))
+    study = Study(path, budget, content, arms, seeds, tuple(map(_seed, content.get("tuning_seeds", [0]))))
+    if not seeds and not study.tuning_runs():
+        raise UserError(f"{path} has neither seeds nor anything to tune: give `seeds: [1, 2, 3]`")
+    if content.get("equal_tuning", True):
+        _require_equal_tuning(arms, path)
+    return Study(path, budget, content, arms, seeds, study.tuning_seeds, tuple(_comparisons(content, arms, path)))
+
+
+def _with_budget(content: Any, budget: str | None, path: str) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no study: give a mapping with `arms`")
+    budgets = content.get("budgets") or {}
+    if budget is None and budgets:
+        raise UserError(f"{path} has several budgets: choose one with --budget {'|'.join(map(str, budgets))}")
+    if budget is not None and budget not in budgets:
+        known = f"choose one of {', '.join(map(str, budgets))}" if budgets else "it lists none, so leave --budget out"
+        raise UserError(f"--budget {budget} is none of {path}'s: {known}")
+    base = {key: value for key, value in content.items() if key != "budgets"}
+    return merged(base, budgets[budget] or {}) if budget is not None else base
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` over `below`: mappings are merged, all else is replaced; null takes a key away."""
+    result = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return {key: value for key, value in result.items() if value is not None or key not in above}
+
+
+def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]:
+    shared = content.get("shared") or {}
+    for where, one in ((f"arm '{name}'", spec), ("shared", shared)):
+        if not isinstance(one, dict) or set(one) - ARM_KEYS:
+            raise UserError(f"{where} of {path} must be a mapping with keys of {', '.join(sorted(ARM_KEYS))}")
+    configs = (*spec.get("configs", ()), *shared.get("configs", ()))
+    if not configs:
+        raise UserError(
+            f"arm '{name}' of {path} names no configuration files: give `configs: [configs/model/gpt.yaml]`"
+        )
+    for config in configs:
+        if not Path(config).is_file():
+            raise UserError(f"arm '{name}' of {path} names {config}, which does not exist: run anlit where it does")
+    fixed = (shared.get("settings") or {}) | (spec.get("settings") or {})
+    points = tuple(expand(spec.get("tune", shared.get("tune")), f"tune of arm '{name}' in {path}"))
+    found = []
+    for varied in expand(spec.get("vary", shared.get("vary")), f"vary of arm '{name}' in {path}"):
+        words = ", ".join(f"{key} {plain(value)}" for key, value in varied.shown.items())
+        title = ", ".join(filter(None, [str(spec.get("title") or name), words]))
+        full = "_".join(filter(None, [str(name), varied.name]))
+        found.append(Arm(full, str(name), title, configs, varied, fixed | varied.settings, points))
+    return found
+
+
+def _seed(value: Any) -> Choice:
+    """A number seeds the initial weights and the order of the data; a mapping says more exactly what a seed is."""
+    if isinstance(value, dict):
+        return expand(value, "a seed")[0] if value else NOTHING
+    return Choice({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
+
+
+def _require_equal_tuning(arms: tuple[Arm, ...], path: str) -> None:
+    counts = Counter(len(arm.points) for arm in arms)
+    if len(counts) > 1:
+        told = ", ".join(f"{arm.name} {len(arm.points)}" for arm in arms)
+        raise UserError(
+            f"the arms of {path} are tuned over different numbers of settings ({told}), which favours some: make them "
+            "equal, or say so with `equal_tuning: false`"
+        )
+
+
+def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> list[Comparison]:
+    named = content.get("comparisons")
+    if named is None:
+        named = [{"title": "All arms", "baseline": content["baseline"]}] if content.get("baseline") else []
+    found = []
+    for one in named:
+        members = [arm for arm in arms if one.get("arms") is None or {arm.name, arm.base} & set(one["arms"])]
+        base = [arm for arm in members if arm.name == one["baseline"]]
+        if not base:
+            raise UserError(
+                f"a comparison of {path} has the baseline '{one['baseline']}', which is none of its arms: choose one "
+                "of " + ", ".join(arm.name for arm in members or arms)
+            )
+        found.append(Comparison(str(one.get("title") or "Comparison"), base[0], tuple(members)))
+    return found
+
+
+def read_yaml(path: str) -> Any:
+    try:
+        return _parsed(path, Path(path).stat().st_mtime_ns)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())}): mend it there") from error
+
+
+@lru_cache(maxsize=256)
+def _parsed(path: str, changed: int) -> Any:
+    """The file's content, which nobody may change; read once for each time that it changed."""
+    return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def _as_argument(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,91 @@
+"""A study's report: one HTML page, its Markdown twin, and the raw numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from anlit.analysis.page import html
+from anlit.analysis.report import provenance, runs_table, table
+from anlit.analysis.results import jsonable
+from anlit.analysis.runs import Run
+from anlit.analysis.study.outcome import Outcome, outcome_of
+from anlit.analysis.study.plan import Study
+from anlit.analysis.study.sections import comparison_of, render
+
+
+def write(study: Study, output: Path, command: str) -> Path:
+    """Write report.html, report.md and report.json to `output` from whatever has been run; the page's path."""
+    output.mkdir(parents=True, exist_ok=True)
+    outcome = outcome_of(study, output, command)
+    text = markdown(outcome)
+    (output / "report.md").write_text(text, encoding="utf-8")
+    (output / "report.json").write_text(json.dumps(raw(outcome), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    page = output / "report.html"
+    page.write_text(html(text, output), encoding="utf-8")
+    return page
+
+
+def markdown(outcome: Outcome) -> str:
+    study = outcome.study
+    read = [run for _, _, run in outcome.runs if run is not None and run.config]
+    labels = {run.folder: planned.arm.title for planned, _, run in outcome.runs if run is not None}
+    parts = [
+        f"# {study.title}",
+        *([str(study.content["question"]).strip()] if study.content.get("question") else []),
+        _progress(outcome),
+        *render(outcome),
+        "## Failures",
+        _failures(outcome),
+        "## Runs",
+        runs_table(read, lambda run: labels.get(run.folder)),
+        "## Where the numbers come from",
+        provenance(read, [f"made by: `{outcome.command}`", f"study: `{study.path}`, budget {study.budget or 'none'}"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def raw(outcome: Outcome) -> dict[str, Any]:
+    """The numbers behind the report as JSON types."""
+    study = outcome.study
+    reports = [comparison_of(outcome, one, f"{number}-") for number, one in enumerate(study.comparisons, 1)]
+    return jsonable({
+        "title": study.title, "path": study.path, "budget": study.budget, "command": outcome.command,
+        "selected": {name: choice.shown for name, choice in outcome.selected.items()},
+        "tuning": {one.arm.name: [{"setting": tried.point.shown, "loss": tried.loss} for tried in one.tried]
+                   for one in outcome.tunings},
+        "points": [{"arm": point.arm.name, "values": point.values, "losses": point.losses, "failed": point.failed}
+                   for point in outcome.points()],
+        "comparisons": [report.raw() for report in reports if report is not None],
+        "runs": [{"name": run.name, "status": state.status, "reason": state.reason} for run, state, _ in outcome.runs],
+    })  # fmt: skip
+
+
+def _progress(outcome: Outcome) -> str:
+    counts = {status: sum(state.status == status for _, state, _ in outcome.runs)
+              for status in ("finished", "failed", "cut", "waiting")}  # fmt: skip
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    left = [arm.title for arm in outcome.study.arms if arm.name not in outcome.selected]
+    waits = f" Not measured, for their tuning has not ended or failed everywhere: {'; '.join(left)}." if left else ""
+    seeds = len(outcome.study.seeds)
+    measured = (
+        f"Each arm is measured on {seeds} seed{'s' * (seeds > 1)}." if seeds else "Tuning only, nothing is measured."
+    )
+    hours = sum(_seconds(run) for _, _, run in outcome.runs) / 3600
+    trained = f" {hours:.2f} hours of training in all." if hours else ""
+    return f"{len(outcome.runs)} runs: {told}. {measured}{waits}{trained}"
+
+
+def _seconds(run: Run | None) -> float:
+    if run is None or not len(run.curve):
+        return 0.0
+    last = float(run.curve.seconds[-1])
+    return last if last == last else 0.0
+
+
+def _failures(outcome: Outcome) -> str:
+    failed = [(run, state) for run, state, _ in outcome.runs if state.status == "failed"]
+    if not failed:
+        return "No run failed."
+    return table(["run", "why"], [[f"`{run.name}`", state.reason] for run, state in failed])

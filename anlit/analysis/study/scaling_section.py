@@ -1,0 +1,113 @@
+"""The section `scaling`: a law for each architecture, its compute-optimal frontier, exponents side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from anlit.analysis.plots import COLOURS
+from anlit.analysis.report import NONE, table
+from anlit.analysis.scaling import Fit, fit
+from anlit.analysis.study.outcome import Outcome, Point
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+BEYOND = 10.0
+"""The frontier is drawn up to so many times the largest compute, dotted."""
+EXPONENTS = {
+    "a": "a (of N)", "b": "b (of D)", "parameters_exponent": "N* ∝ C^", "compute_exponent": "L(C) − E ∝ C^−", "E": "E",
+}  # fmt: skip
+
+
+def scaling(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    """Options: `resamples`, of the bootstrap (100). Each run counts, seeds too; N is all parameters."""
+    arms: dict[str, list[Point]] = {}
+    for point in outcome.points():
+        if point.losses and "parameters" in point.values:
+            arms.setdefault(outcome.study.title_of(point.arm.base), []).append(point)
+    fits, notes = {}, []
+    for title, points in arms.items():
+        try:
+            fits[title] = fit(*_arrays(points), resamples=options.get("resamples", 100))
+        except ValueError as error:
+            notes.append(f"- {title}: no law, for {error}.")
+    parts = [
+        "## Scaling",
+        "L(N, D) = E + A/N^a + B/D^b over parameters N and training tokens D, fitted to every finished run as in "
+        "arXiv 2203.15556; L(C) is its lowest value with 6·N·D = C FLOPs. Intervals: 95 %, bootstrap over runs.",
+        *(["\n".join(notes)] if notes else []),
+    ]
+    if not fits:
+        return parts
+    path = outcome.output / "scaling.png"
+    plot(arms, fits, path)
+    largest = max(_flops(points).max() for points in arms.values())
+    parts += [
+        f"![loss over compute]({path.name})",
+        "Dots are runs, lines the laws' compute-optimal loss; **dotted beyond the largest run: extrapolated**, as is "
+        "where no run is near the best split of N and D.",
+        table(["", *EXPONENTS.values(), "runs"], [_row(title, found, arms[title]) for title, found in fits.items()]),
+        f"Compute-optimal predictions; those beyond {largest:.2g} FLOPs are extrapolated:",
+        table(["", "FLOPs", "N*", "D*", "L(C)", "95 % interval", ""], _predictions(fits, largest)),
+    ]
+    return parts
+
+
+def plot(arms: dict[str, list[Point]], fits: dict[str, Fit], path: Path) -> None:
+    """Writes loss over compute: runs as dots, L(C) as lines with bands, dotted where extrapolated."""
+    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+        figure, ax = plt.subplots(figsize=(8, 5), layout="constrained")
+        for i, (title, points) in enumerate(arms.items()):
+            colour, flops = COLOURS[i % len(COLOURS)], _flops(points)
+            ax.plot(flops, _arrays(points)[2], "o", color=colour, markersize=4, alpha=0.6, label=title)
+            if title not in fits:
+                continue
+            for low, high, line in ((flops.min(), flops.max(), "-"), (flops.max(), BEYOND * flops.max(), ":")):
+                fine = np.geomspace(low, high, 60)
+                ax.plot(fine, fits[title].law.loss_of_compute(fine), line, color=colour)
+                ax.fill_between(fine, *fits[title].band(fine), color=colour, alpha=0.15, linewidth=0)
+        ax.set_xscale("log")
+        ax.set_xlabel("training compute (6 N D, FLOPs)")
+        ax.set_ylabel("validation loss (nats per token)")
+        ax.grid(alpha=0.25, linewidth=0.6)
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def _row(title: str, found: Fit, points: list[Point]) -> list[str]:
+    cells = []
+    for name in EXPONENTS:
+        low, high = found.interval(name)
+        interval = f" ({low:.3f} … {high:.3f})" if np.isfinite(low) else ""
+        cells.append(f"{getattr(found.law, name):.3f}{interval}")
+    return [title, *cells, str(sum(len(point.losses) for point in points))]
+
+
+def _predictions(fits: dict[str, Fit], largest: float) -> list[list[str]]:
+    rows = []
+    for flops in (largest / 10, largest, largest * BEYOND):
+        for title, found in fits.items():
+            n, d = found.law.best_split(flops)
+            low, high = found.band(np.array([flops])) if found.resampled else (None, None)
+            interval = f"{low[0]:.3f} … {high[0]:.3f}" if low is not None and high is not None else NONE
+            loss = f"{float(found.law.loss_of_compute(flops)):.3f}"
+            note = "extrapolated" if flops > largest else ""
+            rows.append([title, f"{flops:.2g}", f"{float(n):.2g}", f"{float(d):.2g}", loss, interval, note])
+    return rows
+
+
+def _arrays(points: list[Point]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Parameters, tokens and losses of every run."""
+    rows = [(point.number("parameters"), point.number("tokens"), loss) for point in points for loss in point.losses]
+    parameters, tokens, losses = np.array(rows, dtype=np.float64).T
+    return parameters, tokens, losses
+
+
+def _flops(points: list[Point]) -> np.ndarray:
+    parameters, tokens, _ = _arrays(points)
+    return 6 * parameters * tokens

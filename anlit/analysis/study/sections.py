@@ -1,0 +1,269 @@
+"""What a study's report can show. A section is a function of the outcome and of the options in the YAML.
+
+    convergence   {}                           each comparison: curves, losses, speed-ups, tests
+    tuning        {}                           what each arm's grid found, and where it was too narrow
+    heat_map      {x, y, of}                   loss over two settings, a panel for each arm
+    sensitivity   {over, within, of}           the range of a setting whose loss is within 1 % of the best
+    trend         {value, over, per, of}       loss, or the best value of a setting, over another value; a power law
+    ablation      {baseline, claims}           change of the loss, arm by arm, and claims put to the test
+    scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling_section`
+    embed         {name}                       the report of one of the study's `after` commands
+
+`of` is `measured` (the default) or `tuning`; `arms` names those to show (default: all); `per` names what has a line of
+its own beside the arms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from anlit.analysis import plots as pictures
+from anlit.analysis.report import COLUMNS, NONE, comparison, table
+from anlit.analysis.results import Report, pairing_note, results_against
+from anlit.analysis.speedup import Summary
+from anlit.analysis.study import plots
+from anlit.analysis.study.ablation import ablation
+from anlit.analysis.study.outcome import Outcome, Point
+from anlit.analysis.study.plan import Comparison
+from anlit.analysis.study.scaling_section import scaling
+from anlit.errors import UserError
+
+IN_STUDY = tuple(name for name in COLUMNS if name not in ("architecture", "attention"))
+"""The columns of a comparison's table; the arms' titles tell the rest."""
+Section = Callable[[Outcome, dict[str, Any]], list[str]]
+
+
+def render(outcome: Outcome) -> list[str]:
+    """All sections of the study's YAML in Markdown, one after another.
+
+    Raises:
+        UserError: A section or an option is not known.
+    """
+    parts = []
+    for entry in outcome.study.sections:
+        (name, options), *rest = entry.items()
+        if rest or name not in SECTIONS:
+            raise UserError(f"{outcome.study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}")
+        try:
+            parts += SECTIONS[name](outcome, options or {})
+        except KeyError as error:
+            raise UserError(f"the section '{name}' of {outcome.study.path} needs the option {error}") from error
+    return parts
+
+
+def convergence(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    parts = []
+    explained = False
+    for number, one in enumerate(outcome.study.comparisons, 1):
+        parts.append(f"## {one.title}")
+        report = comparison_of(outcome, one, f"{number}-")
+        if report is None:
+            parts.append(f"The baseline, {one.baseline.title}, has no finished run yet.")
+            continue
+        pictures.draw(report)
+        parts += comparison(report, IN_STUDY, explained)
+        explained = True
+        missing = [arm.title for arm in one.arms if outcome.group(arm) is None]
+        notes = [*report.notes, *(f"{title}: no run can be compared, see Failures." for title in missing)]
+        parts.append("\n".join(f"- {note}" for note in notes))
+    return parts
+
+
+def comparison_of(outcome: Outcome, asked: Comparison, name: str) -> Report | None:
+    """A comparison of the study as `anlit compare` would make it, with the study's arms as groups."""
+    baseline = outcome.group(asked.baseline)
+    if baseline is None:
+        return None
+    groups = [baseline if arm is asked.baseline else outcome.group(arm) for arm in asked.arms]
+    found = [group for group in groups if group is not None]
+    results = results_against(found, baseline)
+    runs = tuple(run for group in found for run in group.runs)
+    notes = tuple(pairing_note(found, baseline))
+    return Report(outcome.output, outcome.command, tuple(results), results[0], runs, notes, name)
+
+
+def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    if not outcome.tunings:
+        return []
+    seeds = len(outcome.study.tuning_seeds)
+    counts = sorted({len(one.arm.points) for one in outcome.tunings})
+    budget = (
+        f"{counts[0]} settings for each arm" if len(counts) == 1 else f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
+    )
+    rows, everything = [], []
+    for one in outcome.tunings:
+        done = sum(state.status in ("finished", "failed") for tried in one.tried for state in tried.states)
+        failed = sum(state.status == "failed" for tried in one.tried for state in tried.states)
+        best = one.best.point.name.replace("_", ", ") if one.best.loss < math.inf else NONE
+        losses = [_loss(tried.loss) for tried in one.tried[:2]]
+        warning = "; ".join(one.edges) or "inside the grid"
+        rows.append([one.arm.title, f"{done} of {len(one.tried) * seeds}", str(failed), best, *losses, warning])
+        for tried in one.tried:
+            states = ", ".join(" ".join(filter(None, [state.status, state.reason])) for state in tried.states)
+            everything.append([one.arm.title, tried.point.name.replace("_", ", "), _loss(tried.loss), states])
+    head = ["arm", "runs done", "failed", "best setting", "its loss", "second best", "edge of the grid"]
+    seed_names = ", ".join(seed.name for seed in outcome.study.tuning_seeds)
+    return [
+        "## Tuning",
+        f"Tuning budget: {budget}, each trained on {seeds} seed{'s' * (seeds > 1)} ({seed_names}) that the measurement "
+        "does not use, in full length. The best by final validation loss (nats per token) is measured. A best value at "
+        "the edge of its grid means that a wider grid might find a better one.",
+        table(head, rows),
+        "## Tuning, all settings",
+        table(["arm", "setting", "validation loss", "state"], everything),
+    ]
+
+
+def heat_map(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    x, y = options["x"], options["y"]
+    panels = _by_arm(_points(outcome, options), without=(x, y))
+    panels = {title: points for title, points in panels.items() if any(point.losses for point in points)}
+    if not panels:
+        return [f"## Loss over {plots.named(x)} and {plots.named(y)}", "No run has finished yet."]
+    path = outcome.output / f"heat-{x}-{y}.png"
+    plots.heat_maps(panels, x, y, path)
+    return [
+        f"## Loss over {plots.named(x)} and {plots.named(y)}",
+        "Final validation loss in nats per token; the best cell of a panel is framed. Colours end 10 % above it.",
+        f"![loss over {x} and {y}]({path.name})",
+    ]
+
+
+def sensitivity(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    over, within = options["over"], options.get("within", 0.01)
+    rows = []
+    for title, points in _by_arm(_points(outcome, options), without=(over,)).items():
+        best_at: dict[float, float] = {}
+        for point in points:
+            if point.losses:
+                best_at[point.number(over)] = min(point.loss, best_at.get(point.number(over), math.inf))
+        if len(best_at) > 1:
+            known = sorted(best_at.items())
+            low, high, open_ends = good_range(known, within)
+            best = min(known, key=lambda pair: pair[1])
+            ends = " and ".join(open_ends)
+            rows.append([title, f"{best[0]:g}", f"{best[1]:.4f}", f"{low:.3g} … {high:.3g}", f"{high / low:.1f}×",
+                         f"at least: the grid ends {ends}" if ends else ""])  # fmt: skip
+    head = ["arm", f"best {plots.named(over)}", "its loss", f"within {100 * within:g} %", "widest ÷ narrowest", ""]
+    return [
+        f"## Sensitivity to the {plots.named(over)}",
+        f"Where the final loss is within {100 * within:g} % of the best, interpolated over the logarithm; "
+        "of settings that differ in something else too, the best counts.",
+        table(head, rows) if rows else "Fewer than two values have finished.",
+    ]
+
+
+def good_range(known: list[tuple[float, float]], within: float) -> tuple[float, float, list[str]]:
+    """The interval around the best value where the loss is at most (1 + within) × the best; and its open ends.
+
+    Args:
+        known: (value > 0, loss), by value; interpolated linearly over the logarithm of the value.
+        within: A share of the best loss.
+    """
+    values, losses = np.log([value for value, _ in known]), np.array([loss for _, loss in known])
+    best = int(losses.argmin())
+    limit = losses[best] * (1 + within)
+
+    def end(step: int) -> tuple[float, bool]:
+        place = best
+        while 0 <= place + step < len(losses):
+            following = place + step
+            if losses[following] > limit:
+                part = (limit - losses[place]) / (losses[following] - losses[place])
+                return float(np.exp(values[place] + part * (values[following] - values[place]))), False
+            place = following
+        return float(np.exp(values[place])), True
+
+    (low, low_open), (high, high_open) = end(-1), end(1)
+    return low, high, ["below"] * low_open + ["above"] * high_open
+
+
+def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    value, over = options.get("value", "loss"), options["over"]
+    series: dict[str, list[tuple[float, float, float]]] = {}
+    for point in _points(outcome, options):
+        if point.losses:
+            sd = Summary(point.losses).sd or 0.0
+            y = (point.loss, sd) if value == "loss" else (point.number(value), 0.0)
+            series.setdefault(_line_of(outcome, point, options.get("per", ())), []).append((point.number(over), *y))
+    title = f"## {'Loss' if value == 'loss' else f'Best {plots.named(value)}'} over {plots.named(over)}"
+    if not series:
+        return [title, "No run has finished yet."]
+    fits = {label: fit for label, found in series.items() if (fit := power_law(found)) is not None}
+    path = outcome.output / f"trend-{value}-{over}.png"
+    curves = {label: fit[0] for label, fit in fits.items()} if value != "loss" else {}
+    plots.trends(series, over, value, path, curves)
+    parts = [title, f"![{value} over {over}]({path.name})"]
+    if value == "loss":
+        rows = [[label, plots.short_number(x), f"{y:.4f}" + (f" ± {sd:.4f}" if sd else "")]
+                for label, found in series.items() for x, y, sd in sorted(found)]  # fmt: skip
+        return [*parts, table(["arm", plots.named(over), "validation loss (nats/token)"], rows)]
+    rows = [
+        [label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
+        for label, (_, b, low, high) in fits.items()
+    ]
+    law = f"{plots.named(value).capitalize()} = a · {plots.named(over)}^b, fitted over the logarithms."
+    law += " A grid's best value is known no finer than its steps."
+    return [*parts, law, table(["arm", "points", "exponent b", "95 % interval"], rows)]
+
+
+def power_law(
+    found: list[tuple[float, float, float]],
+) -> tuple[Callable[[np.ndarray], np.ndarray], float, float, float] | None:
+    """y = a·x^b through (x, y, …): the curve, b, and b's 95 % interval; None for fewer than three x."""
+    x, y = np.log([one[0] for one in found]), np.log([one[1] for one in found])
+    if len(set(x)) < 3:
+        return None
+    line = stats.linregress(x, y)
+    half = float(stats.t.ppf(0.975, len(x) - 2) * line.stderr)
+    a, b = float(line.intercept), float(line.slope)
+    return (lambda at: np.exp(a) * at**b), b, b - half, b + half
+
+
+def embed(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    name = options["name"]
+    twin = outcome.output / name / f"{name}.md"
+    if not twin.is_file():
+        return [f"## {name.capitalize()}", "Not measured yet."]
+    lines = [f"#{line}" if line.startswith("#") else line for line in twin.read_text().splitlines()]
+    text = "\n".join(lines).replace("](", f"]({name}/")
+    return [f"## {name.capitalize()}", text]
+
+
+def _points(outcome: Outcome, options: dict[str, Any]) -> list[Point]:
+    arms = options.get("arms")
+    return [point for point in outcome.points(options.get("of", "measured")) if arms is None or point.arm.base in arms]
+
+
+def _line_of(outcome: Outcome, point: Point, per: Sequence[str]) -> str:
+    told = [f"{key} {value}" for key, value in point.arm.varied.shown.items() if key in per]
+    return ", ".join([outcome.study.title_of(point.arm.base), *told])
+
+
+def _by_arm(points: list[Point], without: tuple[str, ...]) -> dict[str, list[Point]]:
+    panels: dict[str, list[Point]] = {}
+    for point in points:
+        panels.setdefault(_title_without(point, without), []).append(point)
+    return panels
+
+
+def _title_without(point: Point, names: tuple[str, ...]) -> str:
+    """The arm's title without what the picture's axes tell."""
+    own = point.arm.title.split(", ") if point.arm.varied.shown else [point.arm.title]
+    told = {f"{key} {value}" for key, value in point.arm.varied.shown.items() if key in names}
+    return ", ".join(part for part in own if part not in told)
+
+
+def _loss(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else NONE
+
+
+SECTIONS: dict[str, Section] = {
+    "convergence": convergence, "tuning": tuning, "heat_map": heat_map, "sensitivity": sensitivity, "trend": trend,
+    "ablation": ablation, "scaling": scaling, "embed": embed,
+}  # fmt: skip

@@ -1,0 +1,94 @@
+"""Each arm's best setting by validation loss, and whether the grid was wide enough to say so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from anlit.analysis.study.grids import Choice
+from anlit.analysis.study.plan import Arm, PlannedRun, Study
+from anlit.analysis.study.state import State, final_loss, state_of
+from anlit.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """One point of an arm's grid: mean final validation loss over the tuning seeds, infinite where one failed."""
+
+    point: Choice
+    loss: float
+    states: tuple[State, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """What an arm's grid found, best first; `edges` names settings whose best value is the grid's last one."""
+
+    arm: Arm
+    tried: tuple[Tried, ...]
+    edges: tuple[str, ...]
+
+    @property
+    def best(self) -> Tried:
+        return self.tried[0]
+
+
+def tune(study: Study, output: Path) -> list[Tuning]:
+    """The tuning runs of each arm under `output`, whatever their state; a point that failed lost."""
+    found = []
+    for arm in study.arms:
+        if not arm.is_tuned:
+            continue
+        tried = []
+        for point in arm.points:
+            folders = [output / PlannedRun(arm, point, seed).name for seed in study.tuning_seeds]
+            states = tuple(state_of(folder) for folder in folders)
+            tried.append(Tried(point, fmean(final_loss(folder) for folder in folders), states))
+        tried.sort(key=lambda one: one.loss)
+        edges = edges_of([one.point for one in tried], tried[0].point) if tried[0].loss < float("inf") else []
+        found.append(Tuning(arm, tuple(tried), tuple(edges)))
+    return found
+
+
+def select(study: Study, output: Path) -> dict[str, Choice]:
+    """Arm's name → the point to measure. Arms whose tuning has not ended, or failed everywhere, are left out."""
+    selected = {arm.name: arm.points[0] for arm in study.arms if not arm.is_tuned}
+    for tuning in tune(study, output):
+        ended = all(state.status in ("finished", "failed") for one in tuning.tried for state in one.states)
+        if ended and tuning.best.loss < float("inf"):
+            selected[tuning.arm.name] = tuning.best.point
+    return selected
+
+
+def edges_of(points: list[Choice], best: Choice) -> list[str]:
+    """Settings of `best` that are the largest or smallest number tried; with more than one value tried beside it.
+
+    Compared among the points that share all other settings with `best`: those are the ones that bound it.
+    """
+    found = []
+    for key, value in best.shown.items():
+        rest = _without(best, key)
+        line = sorted({one.shown[key] for one in points if key in one.shown and _without(one, key) == rest}, key=_order)
+        numbers = [number for number in line if isinstance(number, int | float) and not isinstance(number, bool)]
+        if len(numbers) > 1 and value in (numbers[0], numbers[-1]):
+            found.append(f"{key} {value:g} is the {'smallest' if value == numbers[0] else 'largest'} of {len(numbers)}")
+    return found
+
+
+def require_selection(study: Study, selected: dict[str, Choice]) -> None:
+    """Raises:
+    UserError: no arm at all has a setting that can be measured.
+    """
+    if not selected:
+        raise UserError(f"none of the tuning runs of {study.path} succeeded: see fit.log in the run folders")
+
+
+def _without(choice: Choice, key: str) -> dict[str, Any]:
+    return {name: value for name, value in choice.shown.items() if name != key}
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    number = isinstance(value, int | float)
+    return (not number, value if number else str(value))

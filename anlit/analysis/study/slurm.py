@@ -1,0 +1,85 @@
+"""Runs of a study as a Slurm job array: docker/slurm/train.sbatch for each, with its signals, requeues and images.
+
+submitit would start Python functions; a run here is a multi-process `srun` in an image, which that script already
+knows how to start and to continue, so the array only chooses the options of each task.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from anlit.analysis.study.plan import PlannedRun
+from anlit.analysis.study.state import note_start, state_of
+from anlit.errors import UserError
+
+TRAIN = Path("docker/slurm/train.sbatch")
+SCRIPT = """\
+#!/usr/bin/env bash
+# One run of a study for each task of the array: the line with its number has the options of `anlit fit`.
+set -euo pipefail
+line=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {options})
+eval "set -- $line"
+exec bash {train} "$@"
+"""
+
+
+def submit(runs: list[PlannedRun], output: Path, again: list[str], options: list[str], at_once: int) -> str | None:
+    """Submit what of `runs` is not done as a job array, and after it `again`, a command that goes on with the study.
+
+    Args:
+        runs: Of one phase.
+        output: The study's folder; scripts and logs go to its folder `slurm`.
+        again: `anlit study …`, run on one core when the array has ended, whatever its end.
+        options: Of sbatch, over those in docker/slurm/train.sbatch.
+        at_once: Most tasks that run at the same time; 0 for no limit.
+
+    Returns:
+        The array's job number, None where nothing was left to submit.
+
+    Raises:
+        UserError: docker/slurm/train.sbatch is not here, or sbatch refuses.
+    """
+    todo = [run for run in runs if state_of(output / run.name).status in ("cut", "waiting")]
+    if not todo:
+        return None
+    if not TRAIN.is_file():
+        raise UserError(f"{TRAIN} is not here: run anlit study --slurm in anlit's checkout")
+    folder = output / "slurm"
+    folder.mkdir(parents=True, exist_ok=True)
+    number = sum(1 for _ in folder.glob("*.txt"))
+    listed, script = folder / f"runs-{number}.txt", folder / f"array-{number}.sbatch"
+    listed.write_text("".join(shlex.join(run.options(output / run.name)) + "\n" for run in todo))
+    script.write_text(SCRIPT.format(options=shlex.quote(str(listed)), train=TRAIN))
+    limit = f"%{at_once}" if at_once else ""
+    array = _sbatch(
+        [*_directives(TRAIN), f"--array=0-{len(todo) - 1}{limit}", f"--output={folder}/%A_%a.out", *options, script]
+    )
+    for run in todo:
+        note_start(output / run.name, f"slurm {array}")
+    _sbatch([
+        f"--dependency=afterany:{array}", "--ntasks=1", "--cpus-per-task=1", f"--output={folder}/study-%j.out",
+        "--job-name=anlit-study", f"--wrap={shlex.join([sys.executable, '-m', 'anlit', *again])}",
+    ])  # fmt: skip
+    return array
+
+
+def _directives(script: Path) -> list[str]:
+    """The `#SBATCH` options of a script, but for its log's name: Slurm reads only those of what is submitted."""
+    found = re.findall(r"^#SBATCH (\S+)$", script.read_text(), re.MULTILINE)
+    return [option for option in found if not option.startswith("--output")]
+
+
+def _sbatch(arguments: list[str | Path]) -> str:
+    try:
+        done = subprocess.run(["sbatch", "--parsable", *map(str, arguments)], capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise UserError("sbatch is not here: leave --slurm out to run the study on this machine") from error
+    if done.returncode:
+        raise UserError(
+            f"sbatch refused the study's runs ({' '.join(done.stderr.split())}): mend the options after --slurm"
+        )
+    return done.stdout.strip().split(";")[0]

@@ -1,0 +1,117 @@
+"""How a planned run stands: what its folder says of it, and what the launcher noted there."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from anlit.analysis.runs import RECORD, load_run, mapping
+
+LAUNCHES = "launches.json"
+LOG = "fit.log"
+PREEMPTED = 75
+"""Exit code of an `anlit fit` that was told to end and has written last.ckpt (EX_TEMPFAIL)."""
+MOST_LOST = 3
+"""A run that a cluster took so often and that never told how it ended is given up."""
+
+Status = Literal["finished", "failed", "cut", "waiting"]
+
+
+@dataclass(frozen=True)
+class State:
+    """finished; failed (`reason` says why); cut, to be continued; waiting, not begun."""
+
+    status: Status
+    reason: str = ""
+
+
+def state_of(folder: Path) -> State:
+    """What became of the run in `folder`, whoever ran it last."""
+    record = _record(folder)
+    if record.get("status") == "finished":
+        return State("finished")
+    launches = read_launches(folder)
+    code = launches[-1].get("exit_code") if launches else None
+    cut = code == PREEMPTED or record.get("status") == "interrupted"
+    if record.get("status") == "failed":
+        return State("failed", _first_line(record.get("error")) or last_line(folder))
+    if code is not None and not cut:
+        what = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return State("failed", last_line(folder) if code > 0 and last_line(folder) else what)
+    if sum(one["how"].startswith("slurm") for one in launches) >= MOST_LOST and not cut:
+        return State("failed", f"ended {MOST_LOST} times without saying why, see {LOG}")
+    return State("cut") if launches or record else State("waiting")
+
+
+def final_loss(folder: Path) -> float:
+    """The last validation loss of a finished run in nats per token; infinite for every other run."""
+    if state_of(folder).status != "finished":
+        return float("inf")
+    curve = load_run(folder).curve.finite()
+    return float(curve.loss[-1]) if len(curve) else float("inf")
+
+
+def note_start(folder: Path, how: str) -> None:
+    """Before a run is started or submitted: `how` says where to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder, [*read_launches(folder), {"started": _now(), "how": how}])
+
+
+def note_end(folder: Path, code: int) -> None:
+    """After it ended with an exit code, negative for a signal."""
+    *before, last = read_launches(folder)
+    _write(folder, [*before, last | {"ended": _now(), "exit_code": code}])
+
+
+def forget_failure(folder: Path) -> None:
+    """Let a failed run be tried again, from its last checkpoint where it has one."""
+    (folder / LAUNCHES).unlink(missing_ok=True)
+    if (record := _record(folder)).get("status") == "failed":
+        _replace(folder / RECORD, record | {"status": "interrupted"})
+
+
+def read_launches(folder: Path) -> list[dict[str, Any]]:
+    """One entry per start: {started, how, ended, exit_code}, the last two missing where nobody saw it end."""
+    try:
+        return list(json.loads((folder / LAUNCHES).read_text()))
+    except (OSError, ValueError):
+        return []
+
+
+def last_line(folder: Path) -> str:
+    """What the run said last."""
+    try:
+        lines = (folder / LOG).read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    try:
+        return mapping(json.loads((folder / RECORD).read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _write(folder: Path, launches: list[dict[str, Any]]) -> None:
+    _replace(folder / LAUNCHES, launches)
+
+
+def _replace(path: Path, content: Any) -> None:
+    """Beside the file and renamed, so that a kill leaves the old or the new."""
+    partial = path.with_name(f".partial-{path.name}")
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(partial, path)
+
+
+def _first_line(text: Any) -> str:
+    return next(iter(str(text or "").splitlines()), "")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

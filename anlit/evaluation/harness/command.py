@@ -1,0 +1,73 @@
+"""`anlit evaluate`: downstream tasks of the lm-evaluation-harness."""
+
+import argparse
+import shlex
+from typing import Any
+
+from anlit.evaluation.harness.run import Settings
+
+
+def evaluate(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
+    """Run the tasks over every checkpoint, print the table and write evaluate.json and evaluate.md.
+
+    Args:
+        checkpoints: Run folders, .ckpt files or exported folders.
+        output: The folder for the report; made where missing.
+        settings: What to evaluate and how.
+        command: What the user typed, for the record.
+
+    Returns:
+        What evaluate.json holds.
+
+    Raises:
+        UserError: lm_eval is not installed, or a checkpoint, its tokenizer, a task or a setting is wrong.
+    """
+    from rich.console import Console
+
+    from anlit.evaluation.harness import report
+    from anlit.evaluation.harness.run import run
+    from anlit.evaluation.report import output_folder, write_json, write_text
+
+    folder = output_folder(output)
+    metrics, record = run(checkpoints, settings, command)
+    head, body = report.rows(report.labels(record["checkpoints"]), metrics)
+    report.show(head, body, Console())
+    write_json(folder, "evaluate.json", record)
+    write_text(folder, "evaluate.md", report.markdown(head, body, record))
+    return record
+
+
+def main(argv: list[str]) -> int:
+    """`anlit evaluate`; returns the exit status and raises UserError for the user's mistakes."""
+    parser = argparse.ArgumentParser(
+        prog="anlit evaluate",
+        description="Downstream tasks of the lm-evaluation-harness over checkpoints. Contexts are read once for all "
+        'their continuations. Needs lm_eval: pip install "anlit[eval]". Tasks fetch their data from the hub; without a '
+        "network, give task files whose data are local (dataset_path: json) by --include_path.",
+        epilog="Writes evaluate.json and evaluate.md. Example: "
+        "anlit evaluate runs/gpt runs/angpt --tasks configs/evaluation/six_tasks.yaml --output reports/tasks",
+    )
+    add = parser.add_argument
+    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="run folder, .ckpt file or exported folder")
+    add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
+    add("--tasks", required=True, metavar="NAME,…", help="tasks or groups of lm_eval, or YAML files that define one")
+    add("--include_path", action="append", default=[], metavar="DIR", help="task files of your own; can be repeated")
+    add("--shots", type=int, metavar="N", help="examples before each question (default: what the task says)")
+    add("--limit", type=int, metavar="N", help="the first N questions of each task (default: all)")
+    add("--batch_size", type=int, default=32, metavar="N", help="sequences side by side (default: 32)")
+    add("--length", type=int, metavar="N", help="tokens that the model reads at most (default: its training length)")
+    add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    given = parser.parse_args(argv)
+    settings = Settings(
+        tasks=tuple(name.strip() for name in given.tasks.split(",") if name.strip()),
+        include_path=tuple(given.include_path),
+        shots=given.shots,
+        limit=given.limit,
+        batch_size=given.batch_size,
+        length=given.length,
+        tokenizer=given.tokenizer,
+        device=given.device,
+    )
+    evaluate(given.checkpoints, given.output, settings, shlex.join(["anlit", "evaluate", *argv]))
+    return 0

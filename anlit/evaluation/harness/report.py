@@ -1,0 +1,51 @@
+"""The table of downstream results."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from anlit.evaluation.harness.run import Metric
+from anlit.evaluation.report import NONE, markdown_table, provenance
+
+
+def labels(checkpoints: Sequence[dict[str, Any]]) -> list[str]:
+    """What the columns are called: architecture and attention, with the file where several have the same."""
+    plain = [one["label"] for one in checkpoints]
+    return [f"{one['label']} ({one['file']})" if plain.count(one["label"]) > 1 else one["label"] for one in checkpoints]
+
+
+def rows(labels: Sequence[str], metrics: Sequence[Sequence[Metric]]) -> tuple[list[str], list[list[str]]]:
+    """Head and body: a row for each task and metric, a column for each checkpoint."""
+    keys = list(dict.fromkeys((one.task, one.name) for own in metrics for one in own))
+    found = [{(one.task, one.name): one for one in own} for own in metrics]
+    body = [[task, name, *(_cell(own.get((task, name))) for own in found)] for task, name in keys]
+    return ["task", "metric", *labels], body
+
+
+def _cell(metric: Metric | None) -> str:
+    if metric is None:
+        return NONE
+    error = f" ± {metric.error:.4f}" if metric.error is not None else ""
+    return f"{metric.value:.4f}{error}"
+
+
+def show(head: list[str], body: list[list[str]], console: Console) -> None:
+    """Print the table."""
+    table = Table(*head)
+    for row in body:
+        table.add_row(*row)
+    console.print(table)
+
+
+def markdown(head: list[str], body: list[list[str]], record: dict[str, Any]) -> str:
+    """evaluate.md."""
+    settings = record["settings"]
+    shots = "as the tasks say" if settings["shots"] is None else settings["shots"]
+    limit = "" if settings["limit"] is None else f", the first {settings['limit']} questions of each task"
+    return (
+        "# Downstream tasks\n\n"
+        f"lm_eval {record['lm_eval']}, examples before a question: {shots}{limit}; ± is the standard error over "
+        f"questions.\n\n{markdown_table(head, body)}\n\n{provenance(record)}\n"
+    )

@@ -1,0 +1,164 @@
+"""Running tasks over checkpoints, one model in memory at a time."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from anlit.errors import UserError
+from anlit.evaluation.checkpoint import Checkpoint, load_checkpoint
+from anlit.evaluation.report import describe, device_name, header
+from anlit.inference.text import text_of
+
+BOOTSTRAP = 1000
+"""Resamplings for the standard errors of metrics that have no formula, such as perplexity."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to evaluate and how.
+
+    Args:
+        tasks: Names of lm_eval's tasks and groups, or YAML files that define one.
+        include_path: Folders with task files of one's own.
+        shots: Examples before each question; None for what the task says.
+        limit: Questions of each task; None for all.
+        batch_size: Sequences side by side; it does not change the results.
+        length: Tokens that the model reads at most; None for its training length.
+        tokenizer: tokenizer.json; None for that of the model's data.
+        device: A torch device, or auto.
+
+    Raises:
+        UserError: A number is out of range, or there is no task.
+    """
+
+    tasks: tuple[str, ...]
+    include_path: tuple[str, ...] = ()
+    shots: int | None = None
+    limit: int | None = None
+    batch_size: int = 32
+    length: int | None = None
+    tokenizer: str | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise UserError("--tasks names no task: give names such as arc_easy,piqa or a task's YAML file")
+        for name in ("limit", "batch_size", "length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name} {value} must be at least 1")
+        if self.shots is not None and self.shots < 0:
+            raise UserError(f"--shots {self.shots} must not be negative")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of one task."""
+
+    task: str
+    name: str
+    """Such as acc; with lm_eval's name of the filter behind a comma where there is one."""
+    value: float
+    error: float | None
+    """Standard error; None where lm_eval gives none."""
+
+
+def run(paths: Sequence[str], settings: Settings, command: str) -> tuple[list[list[Metric]], dict[str, Any]]:
+    """The metrics of each checkpoint, and the record with all that lm_eval returned.
+
+    Raises:
+        UserError: lm_eval is not installed; a checkpoint, its tokenizer or a setting is wrong; a task is unknown or its
+            data cannot be had.
+    """
+    manager = task_manager(settings)
+    record = header(command, [])
+    metrics: list[list[Metric]] = []
+    for path in paths:
+        checkpoint = load_checkpoint(path, settings.device)
+        results = evaluate(checkpoint, settings, manager)
+        metrics.append(list(metrics_of(results["results"])))
+        record["checkpoints"].append(describe(checkpoint))
+        record.setdefault("results", []).append(_plain(results))
+        record["device"] = device_name(checkpoint.device)
+    record |= {"settings": asdict(settings), "lm_eval": _version()}
+    return metrics, record
+
+
+def evaluate(checkpoint: Checkpoint, settings: Settings, manager: Any) -> dict[str, Any]:
+    """What lm_eval's `simple_evaluate` returns for one checkpoint."""
+    from lm_eval import simple_evaluate
+
+    from anlit.evaluation.harness.model import HarnessModel
+
+    text = text_of(checkpoint, settings.tokenizer)
+    model = HarnessModel(checkpoint, text, settings.batch_size, settings.length or checkpoint.training_length)
+    try:
+        return simple_evaluate(
+            model,
+            tasks=list(settings.tasks),
+            num_fewshot=settings.shots,
+            limit=settings.limit,
+            task_manager=manager,
+            bootstrap_iters=BOOTSTRAP,
+            log_samples=False,
+        )
+    except (FileNotFoundError, ConnectionError) as error:  # the library `datasets` raises these for data it cannot have
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"the data of a task in {','.join(settings.tasks)} cannot be had ({reason}): go online once, or name task "
+            "files with local data by --include_path"
+        ) from error
+
+
+def task_manager(settings: Settings) -> Any:
+    """lm_eval's index of tasks: of those in `include_path` alone where they are all that is asked for.
+
+    Raises:
+        UserError: lm_eval is not installed, or a task is unknown.
+    """
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise UserError('anlit evaluate needs lm_eval: pip install "anlit[eval]"') from error
+    for folder in settings.include_path:
+        if not Path(folder).is_dir():
+            raise UserError(f"--include_path {folder} is not a folder: give one with task files of lm_eval")
+    names = [task for task in settings.tasks if not Path(task).is_file()]
+    folders: list[str | Path] = list(settings.include_path)
+    if folders:
+        own = TaskManager(include_path=folders, include_defaults=False)
+        if len(names) == len(settings.tasks) and set(names) <= set(own.all_subtasks):
+            return own  # indexing the 14,000 that lm_eval ships takes seconds
+    manager = TaskManager(include_path=folders or None)
+    if unknown := [name for name in names if name not in manager.all_tasks]:
+        raise UserError(
+            f"lm_eval has no task {', '.join(unknown)}: `lm-eval ls tasks` lists them; give files of your own by "
+            "--include_path"
+        )
+    return manager
+
+
+def metrics_of(results: dict[str, dict[str, Any]]) -> list[Metric]:
+    """Every number in lm_eval's results with its standard error; the filter `none` is not named."""
+    found = []
+    for task, values in results.items():
+        for key, value in values.items():
+            name, _, chosen = key.partition(",")
+            if not isinstance(value, int | float) or not chosen or name.endswith("_stderr"):
+                continue
+            error = values.get(f"{name}_stderr,{chosen}")
+            shown = name if chosen == "none" else f"{name},{chosen}"
+            found.append(Metric(task, shown, float(value), error if isinstance(error, float) else None))
+    return found
+
+
+def _plain(results: dict[str, Any]) -> dict[str, Any]:
+    """The parts of lm_eval's results that are numbers and names."""
+    return {key: results[key] for key in ("results", "versions", "n-shot", "n-samples") if key in results}
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("lm_eval")

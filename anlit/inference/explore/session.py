@@ -1,0 +1,153 @@
+"""What the page shows of each model, without the page: a continuation, the loss over the text, attention statistics."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tokenizers.decoders import DecodeStream
+
+from anlit.analysis.runs import CONFIG
+from anlit.attention.observation import observed
+from anlit.errors import UserError
+from anlit.evaluation.checkpoint import FOLDER, NAMES, Checkpoint, load_checkpoint
+from anlit.inference.generation import Ending, Request, generate
+from anlit.inference.sampling import Sampling
+from anlit.inference.scoring import Scores, score
+from anlit.inference.text import Text, text_of
+
+
+class Piece(NamedTuple):
+    """Whole characters, and the mean loss in nats of their tokens; NaN where nothing predicts them."""
+
+    text: str
+    loss: float
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One model and one text."""
+
+    name: str
+    label: str
+    """Architecture and attention mechanism."""
+    step: int
+    prompt: list[Piece]
+    continuation: list[Piece]
+    losses: tuple[float, float]
+    """Mean nats per token of the prompt and of the continuation."""
+    n_tokens: tuple[int, int]
+    ended: bool
+    """Whether the model ended its document."""
+    guess: float
+    """Nats of a guess among all tokens."""
+    attention: dict[str, np.ndarray]
+    """Statistics of the whole text, (layers, heads) each."""
+
+
+class Session:
+    """The models that a page offers, loaded when they are first asked for.
+
+    Args:
+        paths: Run folders, checkpoints or exported folders.
+        device: As in `load_checkpoint`.
+        tokenizer: As in `text_of`, for all of them.
+
+    Raises:
+        UserError: There is none, or one of them is missing.
+    """
+
+    def __init__(self, paths: Sequence[str], device: str = "auto", tokenizer: str | None = None) -> None:
+        if not paths:
+            raise UserError("there is no model to show: name checkpoints, or a folder that has run folders by --runs")
+        self.paths = dict(zip(distinct_names(paths), paths, strict=True))
+        self.device, self.tokenizer = device, tokenizer
+        self._loaded: dict[str, tuple[Checkpoint, Text]] = {}
+
+    def load(self, name: str) -> tuple[Checkpoint, Text]:
+        """A model and its tokenizer.
+
+        Raises:
+            UserError: The checkpoint or the tokenizer cannot be read.
+        """
+        if name not in self._loaded:
+            checkpoint = load_checkpoint(self.paths[name], self.device)
+            self._loaded[name] = checkpoint, text_of(checkpoint, self.tokenizer)
+        return self._loaded[name]
+
+    def look(self, name: str, prompt: str, max_tokens: int, sampling: Sampling) -> View:
+        """Continue a prompt with one model and measure the result; `max_tokens` of 0 measures the prompt alone.
+
+        Raises:
+            UserError: The prompt is empty, or the model cannot be loaded.
+        """
+        checkpoint, text = self.load(name)
+        decoder, ending = checkpoint.model.model, text.ending(stops=True)
+        own, continued, ended = text.encode(prompt), [], False
+        inputs = text.prompt(prompt, checkpoint)
+        if max_tokens:
+            (found,) = generate(decoder, [Request(inputs)], max_tokens, sampling, ending, n_allowed=text.size)
+            continued, ended = found.tokens, found.finish == "end_of_document"
+        tokens = np.array([*own, *continued])
+        (scores,) = score(decoder, [tokens], length=len(tokens) + 1, ending=ending)
+        halves = (scores.log_likelihood[: len(own)], scores.log_likelihood[len(own) :])
+        return View(
+            name=name,
+            label=checkpoint.label,
+            step=checkpoint.step,
+            prompt=pieces(text, scores, 0, len(own)),
+            continuation=pieces(text, scores, len(own), len(tokens)),
+            losses=(mean_loss(halves[0]), mean_loss(halves[1])),
+            n_tokens=(len(own), len(continued)),
+            ended=ended,
+            guess=math.log(text.size),
+            attention=attention_of(decoder, [*inputs, *continued], ending),
+        )
+
+
+def find_runs(folder: str) -> list[str]:
+    """The run folders in `folder` and in its folders that have a checkpoint, sorted."""
+    found = {path.parent for depth in ("*", "*/*") for path in Path(folder).glob(f"{depth}/{CONFIG}")}
+    return sorted(str(run) for run in found if any((run / FOLDER / name).exists() for name in NAMES))
+
+
+def distinct_names(paths: Sequence[str]) -> list[str]:
+    """The last parts of paths, as many as tell them apart."""
+    parts = [Path(path).parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(own[-count:]) for own in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise UserError(f"{next(path for path in paths if paths.count(path) > 1)} is named twice: name it once")
+
+
+def pieces(text: Text, scores: Scores, begin: int, end: int) -> list[Piece]:
+    """The tokens [begin, end) as text; tokens that make up one character together are one piece."""
+    stream = DecodeStream(skip_special_tokens=False)
+    found, waiting = [], []
+    for token, chance in zip(scores.tokens[begin:end].tolist(), scores.log_likelihood[begin:end].tolist(), strict=True):
+        waiting.append(-chance)
+        if chunk := stream.step(text.tokenizer, token):
+            found.append(Piece(chunk, sum(waiting) / len(waiting)))
+            waiting = []
+    return [*found, Piece("�", sum(waiting) / len(waiting))] if waiting else found
+
+
+def mean_loss(log_likelihood: np.ndarray) -> float:
+    """Nats per token, of those that were scored; NaN if none was."""
+    known = log_likelihood[~np.isnan(log_likelihood)]
+    return float(-known.mean()) if len(known) else math.nan
+
+
+@torch.inference_mode()
+def attention_of(decoder: Any, tokens: Sequence[int], ending: Ending) -> dict[str, np.ndarray]:
+    """Each statistic of `anlit diagnose` as (layers, heads), its mean over the tokens of one document."""
+    with observed(decoder, edges=[1], spans=[]) as layers:
+        decoder(torch.tensor([list(tokens)], device=decoder.embedding.weight.device))
+    means = [layer.means() for layer in layers]
+    assert all(a.keys() == b.keys() for a, b in pairwise(means))
+    return {name: np.stack([layer[name][:, 0].numpy(force=True) for layer in means]) for name in means[0]}

@@ -1,0 +1,95 @@
+"""A study of two arms whose runs a stand-in trains: as `anlit fit`, but in milliseconds and without a model."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from anlit.analysis.study import command, launch
+from anlit.analysis.study.plan import Study, read_study
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+STUDY: dict[str, Any] = {
+    "title": "Two arms",
+    "question": "Which one?",
+    "baseline": "gpt",
+    "arms": {
+        "gpt": {"title": "GPT+", "configs": ["gpt.yaml"], "tune": {"model.init_args.lr": [0.1, 0.2, 0.4]}},
+        "angpt": {"title": "anGPT", "configs": ["angpt.yaml"], "tune": {"model.init_args.lr": [0.1, 0.2, 0.4]}},
+    },
+    "shared": {"configs": ["common.yaml"]},
+    "seeds": [1, 2, 3],
+    "sections": ["convergence", "tuning"],
+}
+Launch = Callable[..., "Process"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the configuration files that the study names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt.yaml").write_text("model: {class_path: anlit.GPT, init_args: {d_model: 128, n_layers: 4}}")
+    (tmp_path / "angpt.yaml").write_text("model: {class_path: anlit.AnGPT, init_args: {d_model: 128, n_layers: 4}}")
+    (tmp_path / "common.yaml").write_text(
+        "model: {init_args: {vocab_size: 1024, context_length: 256}}\n"
+        "data: {init_args: {batch_size: 8}}\ntrainer: {max_steps: 400}"
+    )
+    return tmp_path
+
+
+def write_study(folder: Path, **changes: Any) -> str:
+    """`STUDY` with changes, a key that is None left out, as a file; its path."""
+    content = {key: value for key, value in (STUDY | changes).items() if value is not None}
+    (folder / "study.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return "study.yaml"
+
+
+@pytest.fixture
+def study(folder: Path) -> Study:
+    return read_study(write_study(folder), None)
+
+
+class Process:
+    """`anlit study` with the stand-in, forked, so that it starts at once; leader of a process group of its own."""
+
+    def __init__(self, arguments: list[str], step: float, log: Path) -> None:
+        self.log = log
+        self.forked = multiprocessing.get_context("fork").Process(target=self._run, args=(arguments, step))
+        self.forked.start()
+
+    def _run(self, arguments: list[str], step: float) -> None:
+        os.setsid()
+        with self.log.open("w") as log:
+            sys.stdout.flush()
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        launch.POLL_SECONDS = 0.01
+        launch.command = lambda run, folder: [sys.executable, "-S", str(STAND_IN), str(step), *run.options(folder)]
+        raise SystemExit(command.main(arguments))
+
+    def wait(self, seconds: float = 60) -> int | None:
+        """The exit code, None if it has not ended by then."""
+        self.forked.join(seconds)
+        return self.forked.exitcode
+
+    def kill(self, number: signal.Signals, group: bool = False) -> None:
+        (os.killpg if group else os.kill)(self.forked.pid, number)
+
+
+@pytest.fixture
+def start(folder: Path) -> Launch:
+    """start(options…, step=seconds of a step) → a `Process` of `anlit study` whose runs go to the folder `out`."""
+
+    def start(*options: str, step: float = 0.002) -> Process:
+        return Process(["--config", "study.yaml", "--output", "out", *options], step, folder / "log")
+
+    return start

@@ -1,0 +1,79 @@
+"""What `anlit fit` leaves in a run folder, made without training: `stand_in.py SECONDS_PER_STEP --option=…`.
+
+The loss falls from 5 towards a value that the options decide; the state after each of ten steps is the checkpoint. It
+imports the standard library only, so it starts at once. Whoever repeats a finished run, or writes into a folder that
+another process writes into, leaves a line in `mishaps`.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import zlib
+from pathlib import Path
+
+STEPS = 10
+
+
+def main(arguments: list[str]) -> int:
+    seconds, options = float(arguments[0]), arguments[1:]
+    values = dict(option.removeprefix("--").split("=", 1) for option in options if "=" in option)
+    folder = Path(values["run_dir"])
+    lr, seed = float(values.get("model.init_args.lr", 0.2)), int(values.get("seed_everything", 0))
+    if values.get("model.init_args.fail") == "true":
+        print("error: it was to fail")
+        return 2
+    name = "AnGPT" if "angpt.yaml" in " ".join(options) else "GPT"
+    target = {"GPT": 3.0, "AnGPT": 2.8}[name] + abs(lr - 0.2) + 0.01 * (zlib.crc32(f"{name}{seed}".encode()) % 7)
+    model = {"class_path": f"anlit.{name}", "init_args": {"lr": lr}}
+    data = {"class_path": "anlit.TextFiles", "init_args": {"seed": seed}}
+    (folder / "config.yaml").write_text(json.dumps({"seed_everything": seed, "model": model, "data": data}))
+    checkpoint, writer = folder / "checkpoint", folder / "writer"
+    if writer.exists() and lives(writer.read_text()):
+        (folder / "mishaps").open("a").write("two writers\n")
+    writer.write_text(str(os.getpid()))
+    done = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    if (folder / "run.json").exists() and json.loads((folder / "run.json").read_text())["status"] == "finished":
+        (folder / "mishaps").open("a").write("repeated\n")
+    with (folder / "starts").open("a") as starts:
+        starts.write(f"{done}\n")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    record(folder, "running")
+    with (folder / "metrics.csv").open("a") as metrics:
+        if not done:
+            metrics.truncate(0)
+            metrics.write("val/loss,val/tokens,val/seconds,val/bits_per_byte\n")
+        for step in range(done + 1, STEPS + 1):
+            time.sleep(seconds)
+            loss = target + (5 - target) * (1 - step / STEPS) ** 2
+            metrics.write(f"{loss},{step * 1000},{step * (1.0 if name == 'GPT' else 1.1)},{loss / 3}\n")
+            metrics.flush()
+            partial = folder / "partial"
+            partial.write_text(str(step))
+            os.replace(partial, checkpoint)
+    record(folder, "finished")
+    return 0
+
+
+def lives(pid: str) -> bool:
+    """Whether the process still runs, not counting one that only waits to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
+
+
+def record(folder: Path, status: str) -> None:
+    content = {
+        "status": status, "parameters": 1000, "command": f"anlit fit --run_dir={folder}", "versions": {"python": "3"},
+        "git": {"commit": "0123456789abcdef", "dirty": False},
+        "hardware": {"cpu": "test", "cores": 2, "devices": ["cpu"]},
+        "data": {"corpus": "small", "content_sha256": "c0", "tokenizer_sha256": "t0"}, "error": None,
+    }  # fmt: skip
+    (folder / "run.partial").write_text(json.dumps(content))
+    os.replace(folder / "run.partial", folder / "run.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

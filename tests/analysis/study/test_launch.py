@@ -1,0 +1,177 @@
+"""Runs are started, skipped, continued and recorded, whatever kills the study meanwhile."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from anlit.analysis.study import slurm
+from anlit.analysis.study.launch import try_lock
+from anlit.analysis.study.plan import Study, read_study
+from anlit.analysis.study.selection import edges_of, select, tune
+from anlit.analysis.study.state import note_end, note_start, state_of
+from anlit.errors import UserError
+
+from .conftest import STUDY, Launch, Process, write_study
+
+
+def starts(output: Path) -> dict[str, list[int]]:
+    """For each run the steps that its starts began at."""
+    return {path.parent.name: [int(line) for line in path.read_text().split()] for path in output.glob("*/starts")}
+
+
+def assert_no_mishap(output: Path) -> None:
+    assert not list(output.glob("*/mishaps"))
+    for name, began in starts(output).items():
+        assert began == sorted(began), f"{name} lost what it had trained"
+
+
+def finish(process: Process, code: int = 0) -> str:
+    """What the study printed, after it has ended with the exit code."""
+    assert process.wait() == code, process.log.read_text()
+    return process.log.read_text()
+
+
+def test_the_best_setting_is_measured_and_a_second_start_trains_nothing(study: Study, start: Launch) -> None:
+    out, output = finish(start("--jobs", "2")), Path("out")
+    assert len(starts(output)) == 6 + 6
+    best = {name: point.shown for name, point in select(study, output).items()}
+    assert best == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
+    assert "tuning: 6 runs" in out
+    page = (output / "report.md").read_text()
+    assert "started" not in finish(start("--jobs", "2"))
+    assert set(map(len, starts(output).values())) == {1}
+    assert (output / "report.md").read_text() == page
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
+def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
+    start: Launch, folder: Path, study: Study, kind: signal.Signals
+) -> None:
+    """SIGKILL hits the study alone, the group, or its children; it is started again each time."""
+    finish(start("--jobs", "2"))
+    undisturbed = (folder / "out" / "report.md").read_text()
+    os.rename(folder / "out", folder / "before")
+    chance = random.Random(5)
+    for attempt in range(6):
+        process = start("--jobs", "2", step=0.03)
+        if process.wait(chance.uniform(0.1, 0.7)) is None:
+            process.kill(kind, group=kind == signal.SIGKILL and attempt % 2 == 0)
+            process.wait()
+    finish(start("--jobs", "2"))
+    assert_no_mishap(folder / "out")
+    assert any(len(began) > 1 for began in starts(folder / "out").values()), "no run was cut"
+    assert (folder / "out" / "report.md").read_text() == undisturbed
+
+
+def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, start: Launch) -> None:
+    bad = {
+        "configs": ["gpt.yaml"],
+        "settings": {"model.init_args.fail": True},
+        "tune": {"model.init_args.lr": [1, 2, 3]},
+    }
+    path = write_study(folder, arms=STUDY["arms"] | {"bad": bad})
+    out = finish(start(), code=1)
+    study = read_study(path, None)
+    assert set(select(study, folder / "out")) == {"gpt", "angpt"}
+    assert out.count("FAILED error: it was to fail") == 3
+    states = [
+        one.states[0] for tuning in tune(study, folder / "out") if tuning.arm.name == "bad" for one in tuning.tried
+    ]
+    assert {(state.status, state.reason) for state in states} == {("failed", "error: it was to fail")}
+    assert "error: it was to fail" in (folder / "out" / "report.md").read_text()
+    assert "started" not in finish(start(), code=1)
+    assert finish(start("--retry-failed"), code=1).count("FAILED") == 3
+
+
+def test_a_run_that_another_process_trains_is_waited_for(study: Study, start: Launch, folder: Path) -> None:
+    run = folder / "out" / study.tuning_runs()[0].name
+    assert try_lock(run) is not None
+    hold = (
+        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold, str(run / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    assert try_lock(run) is None
+    process = start()
+    deadline = time.monotonic() + 20
+    while len(starts(folder / "out")) < 5 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not (run / "starts").exists()
+    holder.communicate(b"\n")
+    assert "another process trains it" in finish(process)
+
+
+def test_what_a_folder_says_of_its_run(tmp_path: Path) -> None:
+    assert state_of(tmp_path / "a").status == "waiting"
+    for name, code, status in (("b", 75, "cut"), ("c", -9, "failed"), ("d", 2, "failed")):
+        note_start(tmp_path / name, "local")
+        assert state_of(tmp_path / name).status == "cut"
+        note_end(tmp_path / name, code)
+        assert state_of(tmp_path / name).status == status
+    for record, status in (("finished", "finished"), ("failed", "failed"), ("interrupted", "cut"), ("running", "cut")):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / "a" / "run.json").write_text(f'{{"status": "{record}", "error": "NaN"}}')
+        assert state_of(tmp_path / "a").status == status
+    for _ in range(3):
+        assert state_of(tmp_path / "a").status == "cut"
+        note_start(tmp_path / "a", "slurm 1")
+    assert state_of(tmp_path / "a").reason.startswith("ended 3 times")
+
+
+def test_a_best_value_at_the_grids_end_is_told(study: Study) -> None:
+    points = list(study.arms[0].points)
+    assert edges_of(points, points[1]) == []
+    assert edges_of(points, points[2]) == ["lr 0.4 is the largest of 3"]
+
+
+def test_slurm_gets_an_array_and_a_job_that_goes_on(
+    study: Study, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = folder / "calls"
+    (folder / "sbatch").write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >> {calls}\necho "77;cluster"\n')
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "TRAIN", Path(__file__).parents[3] / "docker/slurm/train.sbatch")
+    runs, output = study.tuning_runs(), folder / "out"
+    (output / runs[0].name).mkdir(parents=True)
+    (output / runs[0].name / "run.json").write_text('{"status": "finished"}')
+    array = slurm.submit(runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], at_once=4)
+    assert array == "77"
+    first, then = calls.read_text().splitlines()
+    assert "--array=0-4%4" in first
+    assert "--signal=SIGUSR1@90" in first
+    assert first.index("--time=24:00:00") < first.index("--time=1:00")
+    assert "--dependency=afterany:77" in then
+    assert "-m anlit study --config s.yaml --slurm" in then
+    assert state_of(output / runs[1].name).status == "cut"
+
+    (folder / "train.sbatch").write_text('printf "%s\\n" "$@" > options')
+    script = (output / "slurm" / "array-0.sbatch").read_text().replace(str(slurm.TRAIN), "train.sbatch")
+    subprocess.run(["bash", "-c", script], env=os.environ | {"SLURM_ARRAY_TASK_ID": "1"}, check=True)
+    assert (folder / "options").read_text().splitlines() == runs[2].options(output / runs[2].name)
+
+    for run in runs:
+        (output / run.name).mkdir(exist_ok=True)
+        (output / run.name / "run.json").write_text('{"status": "finished"}')
+    assert slurm.submit(runs, output, [], [], 0) is None
+
+
+def test_slurm_without_sbatch_or_refused_is_told(study: Study, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "TRAIN", Path(__file__).parents[3] / "docker/slurm/train.sbatch")
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.raises(UserError, match="sbatch is not here"):
+        slurm.submit(study.tuning_runs(), folder / "out", [], [], 0)
+    (folder / "sbatch").write_text("#!/bin/sh\necho 'no such partition' >&2\nexit 1\n")
+    (folder / "sbatch").chmod(0o755)
+    with pytest.raises(UserError, match="no such partition"):
+        slurm.submit(study.tuning_runs(), folder / "out", [], [], 0)

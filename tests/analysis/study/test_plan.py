@@ -1,0 +1,113 @@
+"""A study's YAML becomes runs: grids, budgets, seeds, equal tuning, names that follow from the settings."""
+
+from pathlib import Path
+
+import pytest
+
+from anlit.analysis.study.estimate import cost_of, overview
+from anlit.analysis.study.grids import expand
+from anlit.analysis.study.plan import Study, read_study
+from anlit.errors import UserError
+
+from .conftest import STUDY, write_study
+
+
+def test_a_grid_is_its_product_and_a_list_of_grids_their_union() -> None:
+    points = expand([{"m.lr": [0.1, 0.2], "m.depth": [1, 2]}, {"m.lr": 0.1, "m.depth": 2}], "here")
+    assert sorted(point.name for point in points) == [
+        "depth=1_lr=0.1", "depth=1_lr=0.2", "depth=2_lr=0.1", "depth=2_lr=0.2",
+    ]  # fmt: skip
+
+
+def test_named_choices_change_several_settings_together() -> None:
+    small, large = expand({"size": {"small": {"m.d": 1, "m.h": 1}, "large": {"m.d": 2, "m.h": 2}}}, "here")
+    assert (small.name, small.settings) == ("size=small", {"m.d": 1, "m.h": 1})
+    assert (large.name, large.settings) == ("size=large", {"m.d": 2, "m.h": 2})
+
+
+def test_tuning_and_measuring_are_all_arms_at_all_points_and_seeds(study: Study) -> None:
+    tuning = study.tuning_runs()
+    assert len(tuning) == 2 * 3 == len({run.name for run in tuning})
+    best = {"gpt": study.arms[0].points[1], "angpt": study.arms[1].points[0]}
+    measured = study.measured_runs(best)
+    assert [run.name.rsplit("-", 1)[0] for run in measured] == [
+        f"{arm}_lr={lr}_seed={seed}" for seed in (1, 2, 3) for arm, lr in (("gpt", 0.2), ("angpt", 0.1))
+    ]
+    assert measured[0].options(Path("x")) == [
+        "--config", "gpt.yaml", "--config", "common.yaml", "--model.init_args.lr=0.2", "--seed_everything=1",
+        "--data.init_args.seed=1", "--run_dir=x",
+    ]  # fmt: skip
+
+
+def test_a_name_follows_the_settings_and_the_content_of_the_files(study: Study, folder: Path) -> None:
+    name = study.tuning_runs()[0].name
+    (folder / "common.yaml").write_text("# a comment\n" + (folder / "common.yaml").read_text())
+    assert study.tuning_runs()[0].name == name
+    (folder / "common.yaml").write_text((folder / "common.yaml").read_text().replace("400", "401"))
+    assert study.tuning_runs()[0].name != name
+
+
+def test_a_budget_is_merged_over_the_study(folder: Path) -> None:
+    budgets = {"cpu": {"seeds": [5], "arms": {"gpt": {"tune": None}, "angpt": None}}, "1gpu": None}
+    path = write_study(folder, budgets=budgets)
+    small = read_study(path, "cpu")
+    assert [arm.name for arm in small.arms] == ["gpt"]
+    assert not small.tuning_runs()
+    assert len(small.measured_runs({"gpt": small.arms[0].points[0]})) == 1
+    assert len(read_study(path, "1gpu").tuning_runs()) == 6
+    for budget, words in ((None, "cpu|1gpu"), ("8gpu", "choose one of cpu, 1gpu")):
+        with pytest.raises(UserError, match=words.replace("|", r"\|")):
+            read_study(path, budget)
+
+
+def test_what_varies_are_arms_of_their_own(folder: Path) -> None:
+    arms = {"gpt": {"configs": ["gpt.yaml"], "vary": {"model.init_args.tau": [0.1, 10]}}}
+    study = read_study(write_study(folder, arms=arms, baseline="gpt_tau=10"), None)
+    assert [(arm.name, arm.title, arm.settings) for arm in study.arms] == [
+        ("gpt_tau=0.1", "gpt, tau 0.1", {"model.init_args.tau": 0.1}),
+        ("gpt_tau=10", "gpt, tau 10", {"model.init_args.tau": 10}),
+    ]
+    assert study.comparisons[0].baseline is study.arms[1]
+
+
+def test_unequal_tuning_is_refused_unless_it_is_said(folder: Path) -> None:
+    arms = STUDY["arms"] | {"ngpt": {"configs": ["gpt.yaml"]}}
+    with pytest.raises(UserError, match=r"gpt 3, angpt 3, ngpt 1.*equal_tuning: false"):
+        read_study(write_study(folder, arms=arms), None)
+    assert len(read_study(write_study(folder, arms=arms, equal_tuning=False), None).arms) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"arms": None}, "lists no arms"),
+        ({"arm": {}}, "unknown key 'arm'"),
+        ({"arms": {"gpt": {"configs": ["no.yaml"]}}}, "names no.yaml, which does not exist"),
+        ({"arms": {"gpt": {"config": "gpt.yaml"}}}, "arm 'gpt'.* must be a mapping with keys of"),
+        ({"arms": {"gpt": {"configs": ["gpt.yaml"], "tune": 3}}}, "tune of arm 'gpt'"),
+        ({"baseline": "lstm"}, "baseline 'lstm', which is none of its arms"),
+        ({"seeds": [], "tuning_seeds": []}, "neither seeds nor anything to tune"),
+    ],
+)
+def test_mistakes_in_the_file_are_told(folder: Path, changes: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_study(write_study(folder, **changes), None)
+
+
+def test_a_missing_file_is_told(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"no\.yaml does not exist"):
+        read_study("no.yaml", None)
+
+
+def test_the_estimate_counts_tokens_and_hours(folder: Path) -> None:
+    study = read_study(write_study(folder, pace={"flops_per_second": 1e10, "measured": "here"}), None)
+    cost = cost_of(study.tuning_runs()[0])
+    linear = 4 * (4 * 128**2 + 12 * 128**2) + 1024 * 128
+    assert cost.tokens == 400 * 8 * 256
+    assert cost.parameters == linear + 1024 * 128
+    assert cost.flops == cost.tokens * (6 * linear + 6 * 4 * 128 * 257)
+    text = overview(study, jobs=2)
+    hours = (6 + 6) * (cost.flops / 1e10 + 10) / 3600 / 2
+    assert f"estimate: {hours:.2f} h with --jobs 2" in text
+    assert "tuning: 6 runs, 4,915,200 tokens" in text
+    assert "gpt: 3 settings × 1 tuning seeds, the best on 3 seeds" in text

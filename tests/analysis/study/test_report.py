@@ -1,0 +1,253 @@
+"""The report of synthetic run folders: its numbers are those computed here from the same losses."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from anlit.analysis.study.ablation import verdict
+from anlit.analysis.study.plan import read_study
+from anlit.analysis.study.report import write
+from anlit.analysis.study.sections import good_range, power_law
+from anlit.errors import UserError
+
+from .conftest import write_study
+from .synthetic import POINTS, train
+
+SAID = {
+    ("gpt", 1): 3.50,
+    ("gpt", 2): 3.53,
+    ("gpt", 3): 3.49,
+    ("angpt", 1): 3.30,
+    ("angpt", 2): 3.36,
+    ("angpt", 3): 3.31,
+}
+
+
+def final(run, values, parameters, tokens):
+    """The losses of SAID at a rate of 0.2; more beside it, NaN for anGPT at 0.4."""
+    if run.arm.base == "angpt" and values["lr"] == 0.4:
+        return math.nan
+    return SAID.get((run.arm.base, values["seed"]), 3.4) + abs(values["lr"] - 0.2)
+
+
+class Tables(HTMLParser):
+    """Every table row of a page as a list of its cells' text, and every picture's source."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.pictures: list[str] = []
+        self._cell = False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._cell = True
+        if tag == "img":
+            self.pictures.append(dict(attributes)["src"])
+
+    def handle_endtag(self, tag):
+        self._cell = self._cell and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        if self._cell:
+            self.rows[-1][-1] += data
+
+    def row(self, first: str, columns: int) -> list[str]:
+        return next(row for row in self.rows if row[0].startswith(first) and len(row) == columns)
+
+
+@pytest.fixture
+def page(folder: Path) -> Tables:
+    study = read_study(write_study(folder), None)
+    train(study, folder / "out", final, {"angpt": 1.1})
+    return Tables(write(study, folder / "out", "anlit study --config study.yaml").read_text())
+
+
+def seconds_and_tokens_to(target: float, end: float, slowness: float) -> tuple[float, float]:
+    """Where the synthetic curve that ends at `end` reaches `target`, from its ten points."""
+    share = np.arange(1, POINTS + 1) / POINTS
+    curve = end + 2.0 * (share**-0.4 - 1)
+    i = int(np.argmax(curve <= target))
+    part = share[i - 1] + (curve[i - 1] - target) / (curve[i - 1] - curve[i]) * (share[i] - share[i - 1])
+    tokens = 400 * 8 * 256 * part
+    return tokens / 1000 * slowness, tokens
+
+
+def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Tables) -> None:
+    ours, theirs = ([SAID[arm, seed] for seed in (1, 2, 3)] for arm in ("angpt", "gpt"))
+    row = page.row("anGPT", 10)
+    assert row[1] == "3"
+    assert row[3] == f"{fmean(ours):.4f} ± {stdev(ours):.4f}"
+    costs = [seconds_and_tokens_to(SAID["gpt", seed], SAID["angpt", seed], 1.1) for seed in (1, 2, 3)]
+    in_tokens = [400 * 8 * 256 / tokens for _, tokens in costs]
+    in_seconds = [400 * 8 * 256 / 1000 / seconds for seconds, _ in costs]
+    assert row[7] == f"{fmean(in_tokens):.2f} ± {stdev(in_tokens):.2f}"
+    assert row[9] == f"{fmean(in_seconds):.2f} ± {stdev(in_seconds):.2f}"
+
+    tested = page.row("anGPT", 9)
+    found = stats.ttest_rel(ours, theirs)
+    low, high = found.confidence_interval()
+    assert tested[1:5] == ["3", f"{fmean(ours) - fmean(theirs):+.4f}", f"{low:+.4f} … {high:+.4f}", "paired t-test"]
+    assert tested[5] == f"p = {found.pvalue:.4f}"
+    logs = stats.ttest_1samp(np.log(in_tokens), 0)
+    assert tested[7].startswith(f"{math.exp(np.log(in_tokens).mean()):.2f} (")
+    assert tested[7].endswith(f"p = {logs.pvalue:.4f}")
+
+
+def test_tuning_names_the_best_the_failed_and_the_edges(page: Tables) -> None:
+    assert page.row("GPT+", 7)[1:] == ["3 of 3", "0", "lr=0.2", "3.4000", "3.5000", "inside the grid"]
+    assert page.row("anGPT", 7)[1:5] == ["3 of 3", "1", "lr=0.2", "3.4000"]
+    assert ["anGPT", "lr=0.4", "–", "failed UserError: the loss became NaN"] in page.rows
+    assert any(row[1] == "UserError: the loss became NaN" and row[0].startswith("angpt_lr=0.4") for row in page.rows)
+
+
+def test_the_page_travels_alone_and_its_twin_says_the_same(page: Tables, folder: Path) -> None:
+    assert page.pictures
+    assert all(source.startswith("data:image/png;base64,") for source in page.pictures)
+    text, html = (folder / "out" / "report.md").read_text(), (folder / "out" / "report.html").read_text()
+    assert "http" not in re.sub(r"data:image[^\"]*", "", html)
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
+    plain = [[re.sub(r"[`*]", "", cell) for cell in row] for row in cells if set("".join(row)) - set("-: ")]
+    assert plain == [[re.sub(r"[`*]", "", cell.strip()) for cell in row] for row in page.rows]
+    for needed in ("0123456789", "test cpu, 2 cores", "c0ffee", "`anlit study --config study.yaml`", "seed=0"):
+        assert needed in text
+    raw = json.loads((folder / "out" / "report.json").read_text())
+    assert raw["selected"] == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
+    assert raw["comparisons"][0]["groups"][1]["final_loss"]["values"] == pytest.approx([3.30, 3.36, 3.31])
+
+
+def test_markup_in_a_title_is_shown_and_not_obeyed(folder: Path) -> None:
+    study = read_study(write_study(folder, title="<script>alert(1)</script>"), None)
+    assert "<script>" not in write(study, folder / "out", "x").read_text()
+
+
+def test_a_report_of_nothing_and_of_half_a_study(folder: Path) -> None:
+    study = read_study(write_study(folder), None)
+    text = write(study, folder / "out", "x").with_suffix(".md").read_text()
+    assert "6 runs: 6 waiting" in text
+    assert "GPT+, has no finished run yet" in text
+
+
+GRID = {"model.init_args.lr": [0.1, 0.2, 0.4], "batch": {2: {"data.init_args.batch_size": 2},
+                                                           4: {"data.init_args.batch_size": 4}}}  # fmt: skip
+SIZES = {"d": {d: {"model.init_args.d_model": d} for d in (64, 128, 256)}}
+
+
+def test_heat_maps_trends_and_sensitivity(folder: Path) -> None:
+    arms = {"gpt": {"title": "GPT+", "configs": ["gpt.yaml"], "tune": GRID, "vary": SIZES}}
+    sections = [{"heat_map": {"x": "lr", "y": "batch", "of": "tuning"}},
+                {"trend": {"value": "lr", "over": "parameters"}}, {"trend": {"over": "parameters"}},
+                {"sensitivity": {"over": "lr", "of": "tuning"}}]  # fmt: skip
+    study = read_study(write_study(folder, arms=arms, baseline=None, sections=sections), None)
+
+    def loss(run, values, parameters, tokens):
+        best = {64: 0.4, 128: 0.2, 256: 0.1}[values["d"]]
+        return 3 + 0.1 * abs(math.log2(values["lr"] / best)) + 0.01 * values["seed"] + 0.2 * (values["batch"] == 2)
+
+    train(study, folder / "out", loss)
+    page = Tables(write(study, folder / "out", "x").read_text())
+    assert len(page.pictures) == 3
+    sizes = [2 * 1024 * d + 4 * 16 * d * d for d in (64, 128, 256)]
+    slope = stats.linregress(np.log(sizes), np.log([0.4, 0.2, 0.1])).slope
+    assert page.row("GPT+", 4)[:3] == ["GPT+", "3", f"{slope:.2f}"]
+    found = next(row for row in page.rows if row[0] == "GPT+, d 128" and len(row) == 6)
+    assert found[1:4] == ["0.2", "3.0000", f"{0.2 * 2**-0.3:.3g} … {0.2 * 2**0.3:.3g}"]
+    assert page.row("GPT+", 3)[2] == "3.0200 ± 0.0100"
+
+
+def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
+    vary = SIZES | {"steps": {n: {"trainer.max_steps": n} for n in (100, 400, 1600)}}
+    arms = {"gpt": {"title": "GPT+", "configs": ["gpt.yaml"], "vary": vary}}
+    sections = [{"scaling": {"resamples": 20}}]
+    study = read_study(write_study(folder, arms=arms, baseline=None, sections=sections, seeds=[1]), None)
+    train(study, folder / "out", lambda run, values, n, d: 1.5 + 40 * n**-0.3 + 60 * d**-0.25)
+    page = Tables(write(study, folder / "out", "x").read_text())
+    row = page.row("GPT+", 7)
+    assert [cell.split(" ")[0] for cell in row[1:]] == [
+        "0.300",
+        "0.250",
+        f"{0.25 / 0.55:.3f}",
+        f"{0.075 / 0.55:.3f}",
+        "1.500",
+        "9",
+    ]
+    assert sum(cells[-1] == "extrapolated" for cells in page.rows) == 1
+
+
+def test_the_ablation_orders_changes_and_tests_claims(folder: Path) -> None:
+    claims = [
+        {"arm": "angpt", "against": "gpt", "expect": "better"},
+        {"arm": "gpt", "against": "angpt", "expect": "same"},
+    ]
+    sections = [{"ablation": {"baseline": "gpt", "claims": claims}}]
+    study = read_study(write_study(folder, sections=sections), None)
+    train(study, folder / "out", final)
+    page = Tables(write(study, folder / "out", "x").read_text())
+    change = 100 * (1 - fmean([3.30, 3.36, 3.31]) / fmean([3.50, 3.53, 3.49]))
+    assert page.row("anGPT", 7)[1:5] == ["3", "0", "3.3233 ± 0.0321", f"+{change:.2f} %"]
+    assert page.row("anGPT against GPT+", 3)[2].startswith("holds: -0.1833 nats")
+    assert page.row("GPT+ against anGPT", 3)[1:] == ["same within ±0.5 %", page.row("GPT+ against anGPT", 3)[2]]
+    assert page.row("GPT+ against anGPT", 3)[2].startswith("fails: +0.1833 nats")
+
+
+def test_verdicts() -> None:
+    theirs = {1: 3.0, 2: 3.1, 3: 3.05}
+    same = {1: 3.001, 2: 3.0995, 3: 3.0505}
+    assert verdict("same", same, theirs, 0, 0.005).startswith("holds")
+    assert verdict("better", same, theirs, 0, 0.005).startswith("open")
+    assert verdict("unstable", same, theirs, 0, 0.005).startswith("open")
+    assert verdict("unstable", same, theirs, 1, 0.005) == "holds: 1 of 4 seeds diverged"
+    assert verdict("unstable", {1: 3.0, 2: 4.0, 3: 3.05}, theirs, 0, 0.005).startswith("holds")
+    assert verdict("same", {}, theirs, 3, 0.005) == "open: too few finished seeds"
+    with pytest.raises(UserError, match="choose one of same"):
+        verdict("nicer", same, theirs, 0, 0.005)
+
+
+def test_the_good_range_is_interpolated_over_the_logarithm_and_says_where_it_is_open() -> None:
+    low, high, ends = good_range([(0.1, 3.0), (0.2, 3.06), (0.4, 3.3)], 0.01)
+    assert (low, high, ends) == (pytest.approx(0.1), pytest.approx(0.1 * 2**0.5), ["below"])
+
+
+def test_a_power_law_needs_three_places() -> None:
+    assert power_law([(1.0, 2.0, 0.0), (2.0, 4.0, 0.0)]) is None
+    found = power_law([(x, 3 * x**-0.5, 0.0) for x in (1.0, 10.0, 100.0)])
+    assert found is not None
+    assert found[1] == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        (["curves"], "section 'curves'"),
+        ([{"heat_map": {"x": "lr"}}], "needs the option 'y'"),
+        ([{"trend": {"over": "depth"}}], "'depth', which is no number of arm 'gpt'"),
+        ([{"ablation": {"baseline": "lstm"}}], "names the arm 'lstm'"),
+    ],
+)
+def test_mistakes_in_sections_are_told(folder: Path, sections: list, words: str) -> None:
+    study = read_study(write_study(folder, sections=sections), None)
+    train(study, folder / "out", final)
+    with pytest.raises(UserError, match=words):
+        write(study, folder / "out", "x")
+
+
+def test_every_shipped_study_can_be_read_in_each_budget() -> None:
+    for path in sorted(Path("configs/study").glob("*.yaml")):
+        for budget in yaml.safe_load(path.read_text()).get("budgets") or [None]:
+            study = read_study(str(path), budget)
+            assert study.tuning_runs() or study.seeds
+            assert len({arm.name for arm in study.arms}) == len(study.arms)

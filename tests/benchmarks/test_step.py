@@ -1,0 +1,285 @@
+"""`anlit benchmark step` at tiny sizes: that it measures what `fit` runs, refuses what is wrong, and counts rightly."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from anlit.benchmarks import step_entrants, step_trials
+from anlit.benchmarks.command import main
+from anlit.benchmarks.step_entrants import Elsewhere, Here, same_work
+from anlit.benchmarks.step_ours import MODELS, OurStep
+from anlit.benchmarks.step_report import finish, median_with_interval, paired_ratio, targets
+from anlit.benchmarks.step_size import PRESETS, Size, Variant
+from anlit.benchmarks.step_table import markdown, plot
+from anlit.benchmarks.step_worker import PeerStep, peak_bytes
+from anlit.errors import UserError
+from anlit.models.flops import flops_per_token
+from anlit.training.schedule import Schedule
+
+CPU = torch.device("cpu")
+TINY = Size("tiny", 16, 2, 2, 64, 8, 2, torch.float32)
+SHAPE = ["--d-model", "16", "--n-layers", "2", "--n-heads", "2", "--vocab-size", "64", "--length", "8", "--batch", "2"]
+
+
+@pytest.fixture(autouse=True)
+def not_compiled() -> Iterator[None]:
+    """What would be compiled runs as it is: compiling takes longer than all else here, and has tests of its own."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def run(output: Path, *options: str) -> dict[str, Any]:
+    assert main(["step", "--preset", "cpu", *SHAPE, "--rounds", "2", "--output", str(output), *options]) == 0
+    return json.loads((output / "step-cpu.json").read_text())
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_our_step_is_the_one_that_fit_runs(architecture: str, monkeypatch) -> None:
+    """Three steps through a Trainer's own loop, with the same batch, end at the same weights."""
+    factor = Schedule.factor
+    monkeypatch.setattr(Schedule, "factor", lambda self, step, n_steps: factor(self, step, 10))  # both as long
+    ours = OurStep(architecture, TINY, CPU)
+    losses = [ours.train().item() for _ in range(3)]
+
+    fitted = OurStep(architecture, TINY, CPU)  # the same initial weights, a Trainer of its own
+    model = fitted.model
+    del model.log, model.log_dict
+    trainer = L.Trainer(
+        accelerator="cpu", max_steps=3, gradient_clip_val=1.0, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    seen: list[Any] = []
+    step = model.training_step
+    model.training_step = lambda batch, batch_idx: seen.append(loss := step(batch, batch_idx)) or loss
+    trainer.fit(model, DataLoader([fitted.batch] * 3, batch_size=None))
+    assert losses == pytest.approx([loss.item() for loss in seen], rel=1e-6)
+    for mine, theirs in zip(ours.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+    if architecture != "GPT":
+        norms = torch.cat([norm.flatten() for norm in ours.model.model.row_norms()])
+        assert norms.max() <= 1 + 1e-5
+
+
+def test_a_run_and_what_it_writes(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("transformers")
+    record = run(tmp_path, "--peer", "transformers", "--compiled", "no", "--peers-compiled", "no")
+    rows = {row["label"]: row for row in record["rows"]}
+    assert list(rows) == ["GPT eager", "nGPT eager", "anGPT eager", "transformers eager"]
+    model = OurStep("GPT", TINY, CPU).model.model
+    for label, row in rows.items():
+        assert row["reason"] is None, row["reason"]
+        assert len(row["seconds"]["train"]) == record["rounds"] == 2
+        assert ("infer" in row["seconds"]) == (label != "transformers eager")
+        assert row["flops_per_token"] == flops_per_token(model, 8)
+        rate = 16 / row["spread"]["train"]["median"]
+        assert row["tokens_per_second"] == pytest.approx(rate)
+        assert row["mfu"] == pytest.approx(rate * row["flops_per_token"] / record["peak_flops_per_second"])
+    assert rows["GPT eager"]["beside_base"]["train"]["median"] == 1
+    assert record["targets"] == []  # another size than the preset's
+    assert record["settings"]["size"]["d_model"] == 16
+    assert "transformers' Qwen3 eager" in capsys.readouterr().out
+    assert "| GPT+ eager |" in (tmp_path / "step-cpu.md").read_text()
+    assert (tmp_path / "step-cpu.png").stat().st_size > 10_000
+
+
+def test_documents_kernels_and_mechanisms(tmp_path: Path) -> None:
+    options = ["--peer", "none", "--compiled", "no", "--models", "anGPT", "--kinds", "train,forward", "--documents"]
+    record = run(tmp_path, *options, "--mechanisms", "plain,scale-invariant", "--backends", "eager,sdpa")
+    labels = ["anGPT eager eager", "anGPT sdpa eager"]
+    labels += ["anGPT scale-invariant eager eager", "anGPT scale-invariant sdpa eager"]
+    assert [row["label"] for row in record["rows"]] == labels
+    *possible, impossible = record["rows"]
+    assert all(row["reason"] is None and set(row["seconds"]) == {"train", "forward"} for row in possible)
+    assert "cannot do attention ScaleInvariant" in impossible["reason"]
+    assert possible[0]["losses"] == pytest.approx(possible[1]["losses"], rel=1e-5)
+
+
+@pytest.mark.parametrize("compiled", ["no", "blocks", "whole"])
+def test_a_peer_learns_and_does_our_work(compiled: str) -> None:
+    pytest.importorskip("transformers")
+    entrant = Here(Variant("transformers", compiled), TINY, CPU, False)
+    ours = OurStep("GPT", TINY, CPU)
+    assert (
+        same_work(entrant.described, {"parameters": ours.parameters(), "flops_per_token": ours.flops_per_token()})
+        is None
+    )
+    losses = [entrant.answer({"do": "loss"})["loss"] for _ in range(10)]
+    assert losses[0] == pytest.approx(4.16, abs=0.2)
+    assert losses[-1] < losses[0] - 0.05
+
+
+def test_other_work_is_told() -> None:
+    ours = {"parameters": 1_000_000, "flops_per_token": 6e6}
+    assert same_work({"parameters": 1_001_000, "flops_per_token": 6e6}, ours) is None
+    assert "parameters" in str(same_work({"parameters": 1_010_000, "flops_per_token": 6e6}, ours))
+    assert "flops_per_token" in str(same_work({"parameters": 1_000_000, "flops_per_token": 6.1e6}, ours))
+
+
+def test_a_peer_in_another_python() -> None:
+    pytest.importorskip("transformers")
+    entrant = Elsewhere(sys.executable, Variant("transformers"), TINY, CPU)
+    here = Here(Variant("transformers"), TINY, CPU, False)
+    assert entrant.described["versions"].keys() == {"transformers", "torch"}
+    assert entrant.described["flops_per_token"] == here.described["flops_per_token"]
+    for _ in range(2):
+        assert entrant.answer({"do": "loss"})["loss"] == pytest.approx(here.answer({"do": "loss"})["loss"], rel=1e-5)
+    assert entrant.answer({"do": "time", "kind": "train", "repeats": 2})["seconds"] > 0
+    with pytest.raises(RuntimeError, match="AttributeError"):
+        entrant.answer({"do": "time", "kind": "infer", "repeats": 1})
+    with pytest.raises(RuntimeError, match="ended"):
+        entrant.answer({"do": "loss"})
+
+
+def test_what_is_wrong_or_fails_is_told_and_not_timed(tmp_path: Path, monkeypatch) -> None:
+    class Wrong(OurStep):
+        def __init__(self, architecture: str, *more: Any) -> None:
+            if architecture == "anGPT":
+                raise RuntimeError("out of memory")
+            super().__init__(architecture, *more)
+            self.compiled = more[2]
+
+        def train(self) -> torch.Tensor:
+            loss = super().train()
+            return loss * 1.001 if self.compiled else loss
+
+    monkeypatch.setattr(step_entrants, "OurStep", Wrong)
+    record = run(tmp_path, "--peer", "none", "--models", "GPT,anGPT", "--kinds", "train")
+    rows = {row["label"]: row for row in record["rows"]}
+    assert rows["GPT eager"]["reason"] is None
+    assert rows["anGPT eager"]["reason"] == "it fails: out of memory"
+    assert "it is wrong: its first losses are" in rows["GPT compiled"]["reason"]
+    assert not any("seconds" in row for label, row in rows.items() if label != "GPT eager")
+    assert "– (it fails: out of memory)" in (tmp_path / "step-cpu.md").read_text()
+
+
+def test_losses_that_tell_of_errors() -> None:
+    plan = PRESETS["cpu"]
+    row: dict[str, Any] = {"model": "GPT", "mechanism": "plain", "peer": False, "label": "GPT eager", "reason": None}
+    good = row | {"losses": [8.31, 8.3, 8.2]}
+    assert step_trials.reason_against(good, [good], plan) is None
+    assert step_trials.reason_against(row | {"losses": [8.31, None, 8.2]}, [good], plan) is not None
+    assert step_trials.reason_against(row | {"losses": [8.31, 8.3, 8.21]}, [good], plan) is not None
+    peer = row | {"model": "litgpt", "peer": True, "parameters": 1, "flops_per_token": 1.0}
+    assert "about 8.32" in step_trials.reason_against(peer | {"losses": [10.0, 9.0, 8.0]}, [good, peer], plan)
+
+
+def test_no_time_left(tmp_path: Path) -> None:
+    record = run(tmp_path, "--peer", "none", "--minutes", "0")
+    assert all("no time was left" in row["reason"] for row in record["rows"])
+    assert record["rounds"] == 0
+    assert not (tmp_path / "step-cpu.png").exists()
+
+
+def test_wrong_options_are_refused(tmp_path: Path) -> None:
+    for options, sentence in (
+        (["--models", "GTP"], "--models GTP is not known: choose from GPT"),
+        (["--peer", "nanogpt"], "--peer nanogpt is not known"),
+        (["--kinds", "infer"], "lacks train"),
+        (["--peer", "litgpt", "--peer-python", "/no/python"], "cannot import litgpt"),
+        (["--device", "cuda"], "needs a CUDA device"),
+    ):
+        if torch.cuda.is_available() and "cuda" in options:
+            continue
+        with pytest.raises(UserError, match=sentence):
+            run(tmp_path, *options)
+
+
+def test_memory_of_a_call() -> None:
+    kept = torch.zeros(10_000_000)
+    found = peak_bytes(lambda: torch.ones(20_000_000).sum(), [kept, kept[:10]], CPU)
+    if found is None:
+        pytest.skip("this system does not tell")
+    assert found == pytest.approx(120e6, rel=0.1)
+
+
+def test_peers_are_clipped_and_free_their_gradients() -> None:
+    pytest.importorskip("transformers")
+    step = PeerStep("transformers", TINY.as_json(), CPU, "no")
+    norms = []
+    step.optimizer.register_step_pre_hook(
+        lambda *_: norms.append(torch.stack([p.grad.norm() for p in step.model.parameters()]).norm().item())
+    )
+    step.model.lm_head.weight.data.mul_(300)  # large gradients
+    step.train()
+    assert norms == [pytest.approx(1.0, abs=1e-3)]
+    assert all(parameter.grad is None for parameter in step.model.parameters())
+
+
+def made_up(model: str, compiled: str, seconds: list[float], **more: Any) -> dict[str, Any]:
+    variant = Variant(model, compiled)
+    row = {**vars(variant), "label": variant.label, "peer": model in step_entrants.PEERS, "reason": None}
+    return row | {"seconds": {"train": seconds}, "flops_per_token": 1e6, "peak_bytes": 10**9, **more}
+
+
+def test_ratios_are_paired_and_targets_take_the_peers_best_mode(tmp_path: Path) -> None:
+    rows = [
+        made_up("GPT", "no", [1.0, 2.0, 4.0]),
+        made_up("anGPT", "no", [1.02, 2.04, 4.08]),
+        made_up("nGPT", "no", [1.2, 2.4, 4.8]),
+        made_up("GPT", "blocks", [0.5, 1.0, 2.0]),
+        made_up("litgpt", "no", [1.3, 2.6, 5.2]),
+        made_up("litgpt", "whole", [0.55, 1.1, 2.2]),
+        made_up("litgpt", "blocks", [0.7, 1.4, 2.8]),
+        made_up("transformers", "whole", [0.6], reason="it fails: no"),
+    ]
+    finish(rows, 1000, 2e9)
+    assert rows[1]["beside_base"]["train"] == pytest.approx({"median": 1.02, "low": 1.02, "high": 1.02})
+    assert rows[3]["beside_base"]["train"]["median"] == 1
+    assert rows[5]["beside_base"]["train"]["median"] == pytest.approx(1.1)
+    assert rows[0]["spread"]["train"]["quartiles"] == [1.5, 3.0]
+    assert rows[0]["mfu"] == pytest.approx(1000 / 2 * 1e6 / 2e9)
+    found = {row["what"]: (row["measured"][:5], row["met"]) for row in targets(rows, "cpu", "d 256")}
+    assert found == {
+        "eager: time of nGPT beside GPT+": ("1.200", False),
+        "eager: time of anGPT beside GPT+": ("1.020", True),
+        "eager: GPT+'s speed beside litgpt's GPT": ("1.300", True),
+        "compiled: GPT+'s speed beside litgpt's GPT": ("1.100", False),
+    }
+    on_gpu = targets([row | {"peak_bytes": 2 * 10**9} if row["peer"] else row for row in rows], "gpu", "0.5B")
+    wanted = {
+        "eager: MFU of GPT": False,
+        "eager: time of anGPT beside GPT+": False,
+        "eager: GPT+'s memory beside litgpt's GPT": True,
+    }
+    assert {row["what"]: row["met"] for row in on_gpu}.items() >= wanted.items()
+    assert targets(rows, "", "d 256") == []
+    hardware = {"device": "cpu", "cpu": "a processor", "cores": 2}
+    size = PRESETS["cpu"].size.as_json()
+    record = {"environment": {"hardware": hardware, "load_before": 0.0}, "settings": {"size": size}, "threads": 2,
+              "peak_flops_per_second": 2e9, "command": "anlit benchmark step", "rounds": 3, "rows": rows,
+              "targets": targets(rows, "cpu", "d 256")}  # fmt: skip
+    plot(record, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").exists()
+    assert "| compiled: GPT+'s speed beside litgpt's GPT | ≥ 1.15 × | 1.100 × (1.100 – 1.100) | no |" in markdown(
+        record
+    )
+
+
+def test_a_ratio_is_of_the_same_round() -> None:
+    fast, slow = {"seconds": {"train": [1.0, 10.0, 100.0]}}, {"seconds": {"train": [2.0, 20.0, 50.0]}}
+    assert paired_ratio(slow, fast) == {"median": 2.0, "low": 0.5, "high": 2.0}
+
+
+def test_the_interval_of_a_median() -> None:
+    """Against the tables of order statistics: n = 10 gives the 2nd and 9th value, n = 15 the 4th and 12th."""
+    assert median_with_interval([float(n) for n in range(10, 0, -1)]) == {"median": 5.5, "low": 2.0, "high": 9.0}
+    assert median_with_interval([float(n) for n in range(1, 16)]) == {"median": 8.0, "low": 4.0, "high": 12.0}
+    assert median_with_interval([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
+
+
+def test_the_presets_compare_what_is_to_be_compared() -> None:
+    labels = [variant.label for variant in PRESETS["cpu"].variants()]
+    assert labels[:6] == [f"{model} {how}" for how in ("eager", "compiled") for model in ("GPT", "nGPT", "anGPT")]
+    assert {"litgpt eager", "litgpt compiled whole", "transformers eager", "transformers compiled"} <= set(labels)
+    gpu = PRESETS["h200"]
+    assert (gpu.size.length, gpu.size.batch, gpu.size.vocab_size, gpu.size.dtype) == (2048, 8, 50_304, torch.bfloat16)
+    assert [variant.label for variant in gpu.variants()] == [
+        "GPT compiled", "nGPT compiled", "anGPT compiled", "litgpt compiled whole", "transformers compiled whole",
+    ]  # fmt: skip
