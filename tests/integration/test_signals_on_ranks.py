@@ -85,6 +85,6 @@ def test_one_command_for_all_ranks(
     if name == "SIGTERM":
         assert last(tmp_path / "run")["global_step"] == BATCH + 2
     else:
-        assert "closed by peer" in said or "Child process" in said
+        assert any(words in said for words in ("closed by peer", "reset by peer", "Child process"))
     with pytest.raises(ProcessLookupError):  # nothing of it is left
         os.killpg(process.pid, 0)
