@@ -132,15 +132,14 @@ def launch(runs: list[PlannedRun], output: Path, how: Local, tell: Tell = print)
     waits for them: the lock belongs to the training process.
     """
     launcher = Launcher(runs, output, how, tell)
-    with _terminated_as_interrupted():
-        try:
-            while launcher.is_busy:
-                launcher.reap()
-                launcher.start()
-                time.sleep(POLL_SECONDS if launcher.is_busy else 0)
-        except KeyboardInterrupt:
+    with _told_to_end() as signals:
+        while launcher.is_busy and not signals:
+            launcher.reap()
+            launcher.start()
+            time.sleep(POLL_SECONDS if launcher.is_busy else 0)
+        if signals:
             launcher.end()
-            raise
+            raise KeyboardInterrupt
 
 
 def command(run: PlannedRun, run_dir: Path) -> list[str]:
@@ -161,12 +160,16 @@ def try_lock(folder: Path) -> IO[bytes] | None:
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+def _told_to_end() -> Iterator[list[int]]:
+    """The signals that came meanwhile. An exception out of a handler could leave a lock inside subprocess taken."""
+    seen: list[int] = []
 
-    before = signal.signal(signal.SIGTERM, on_signal)
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield seen
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from anlit.analysis.study.plan import PlannedRun
-from anlit.analysis.study.state import note_start, state_of
+from anlit.analysis.study.state import note_start, read_launches, state_of
 from anlit.errors import UserError
 
 TRAIN = Path("docker/slurm/train.sbatch")
@@ -41,13 +42,16 @@ def submit(runs: list[PlannedRun], output: Path, again: list[str], options: list
         The array's job number, None where nothing was left to submit.
 
     Raises:
-        UserError: docker/slurm/train.sbatch is not here, or sbatch refuses.
+        UserError: docker/slurm/train.sbatch is not here, sbatch refuses, or an earlier array with some of the runs has
+            not ended.
     """
     todo = [run for run in runs if state_of(output / run.name).status in ("cut", "waiting")]
     if not todo:
         return None
     if not TRAIN.is_file():
         raise UserError(f"{TRAIN} is not here: run anlit study --slurm in anlit's checkout")
+    for array in {launches[-1]["how"] for run in todo if (launches := read_launches(output / run.name))}:
+        _require_ended(array)
     folder = output / "slurm"
     folder.mkdir(parents=True, exist_ok=True)
     number = sum(1 for _ in folder.glob("*.txt"))
@@ -71,6 +75,15 @@ def _directives(script: Path) -> list[str]:
     """The `#SBATCH` options of a script, but for its log's name: Slurm reads only those of what is submitted."""
     found = re.findall(r"^#SBATCH (\S+)$", script.read_text(), re.MULTILINE)
     return [option for option in found if not option.startswith("--output")]
+
+
+def _require_ended(how: str) -> None:
+    """Two arrays would write into the same run folders."""
+    kind, _, job = how.partition(" ")
+    if kind == "slurm" and shutil.which("squeue"):
+        listed = subprocess.run(["squeue", "--noheader", f"--jobs={job}"], capture_output=True, text=True)
+        if listed.returncode == 0 and listed.stdout.strip():
+            raise UserError(f"job array {job} still has runs of this study: wait for it, or end it with scancel {job}")
 
 
 def _sbatch(arguments: list[str | Path]) -> str:

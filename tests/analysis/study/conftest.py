@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from anlit.analysis import plots as pictures
 from anlit.analysis.study import command, launch
 from anlit.analysis.study.plan import Study, read_study
 
@@ -73,10 +74,11 @@ class Process:
             os.dup2(log.fileno(), 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         launch.POLL_SECONDS = 0.01
+        pictures.draw = lambda report: None  # it takes most of the time; test_report.py has the pictures
         launch.command = lambda run, folder: [sys.executable, "-S", str(STAND_IN), str(step), *run.options(folder)]
         raise SystemExit(command.main(arguments))
 
-    def wait(self, seconds: float = 60) -> int | None:
+    def wait(self, seconds: float = 240) -> int | None:
         """The exit code, None if it has not ended by then."""
         self.forked.join(seconds)
         return self.forked.exitcode

@@ -155,6 +155,12 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(
     assert "-m anlit study --config s.yaml --slurm" in then
     assert state_of(output / runs[1].name).status == "cut"
 
+    (folder / "squeue").write_text('#!/bin/sh\necho "77_1 anlit R"\n')
+    (folder / "squeue").chmod(0o755)
+    with pytest.raises(UserError, match="job array 77 still has runs"):
+        slurm.submit(runs, output, [], [], 0)
+    (folder / "squeue").write_text("#!/bin/sh\n")
+
     (folder / "train.sbatch").write_text('printf "%s\\n" "$@" > options')
     script = (output / "slurm" / "array-0.sbatch").read_text().replace(str(slurm.TRAIN), "train.sbatch")
     subprocess.run(["bash", "-c", script], env=os.environ | {"SLURM_ARRAY_TASK_ID": "1"}, check=True)
