@@ -17,6 +17,7 @@ A new one is one module, its entry in `BACKENDS` and its place in `PREFERRED`.
 import logging
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from anlit.attention.backends import blockwise, eager, flash, flex, sdpa, triton
@@ -38,10 +39,11 @@ PREFERRED: dict[str, tuple[str, ...]] = {
     # checks and times them, and is to order this list.
     "cuda": ("sdpa", "eager"),
     # `anlit benchmark attention --preset cpu`: see the README's table. flex has no backward pass here.
-    "cpu": ("sdpa", "blockwise", "eager"),
+    "cpu": ("sdpa", "eager"),
 }
-# The same for mechanisms that change logits by distance or have a window, for which sdpa needs a T × T mask.
-PREFERRED_BY_DISTANCE = {"cpu": ("blockwise", "sdpa", "eager")}
+# On a CPU with one thread, for mechanisms that change logits by distance or have a window, for which sdpa needs a T × T
+# mask. With several threads its many small operations wait for each other where another program has a core.
+PREFERRED_ON_ONE_THREAD = ("blockwise", "sdpa", "eager")
 ELSEWHERE = ("sdpa", "eager")
 
 _log = logging.getLogger("anlit.attention")
@@ -90,8 +92,8 @@ def _first_possible(device_type: str, mechanism: Mechanism, q: Tensor | None, dr
     """Of the preferred back ends the first possible, which there always is, and why not those before it."""
     reasons = []
     preferred = PREFERRED.get(device_type, ELSEWHERE)
-    if mechanism.depends_on_distance:
-        preferred = PREFERRED_BY_DISTANCE.get(device_type, preferred)
+    if device_type == "cpu" and mechanism.depends_on_distance and torch.get_num_threads() == 1:
+        preferred = PREFERRED_ON_ONE_THREAD
     for name in preferred:
         if (reason := _reason_against(name, mechanism, q, dropout)) is None:
             break

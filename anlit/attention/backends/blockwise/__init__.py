@@ -3,6 +3,9 @@
 Gradients are written by hand, so nothing T × T is ever made, and keys that no query of a block can see are skipped.
 The tables of a and m over distance are read as matrices that all blocks share, without an index for each pair; the
 causal limit and the window cost nothing beside them: they are −∞ in the table of m.
+
+Its operations are many and small. One thread each is what suits them; several have to wait for each other after every
+one, which is slow where another program has a core.
 """
 
 import torch
