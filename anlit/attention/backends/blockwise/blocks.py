@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 QUERIES = 64
-"""In a block. On 2 CPU cores at T = 256, D = 64: forward and backward 28 ms with 64, 31 with 128, 35 with 256."""
+"""In a block: enough for a matrix product, and few enough that little above the diagonal is computed in vain."""
 
 
 class Block(NamedTuple):
