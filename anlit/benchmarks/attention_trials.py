@@ -1,7 +1,6 @@
 """The measurements of `anlit benchmark attention`: first whether the numbers are right, then the entrants in turn."""
 
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.benchmarks.attention_cases import MECHANISMS, Entrant, Plan, Shape, kernel, reason_against
 from anlit.benchmarks.record import spread
+from anlit.benchmarks.step_worker import seconds_of
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 """‖x − reference‖/‖reference‖ at most, of the output and of each gradient."""
@@ -168,23 +168,6 @@ def _nothing_kept(given: Inputs) -> None:
 def _repeats(call: Callable[[], Any], device: torch.device) -> int:
     call()
     return max(1, math.ceil(AT_LEAST_SECONDS / seconds_of(call, device, 1)))
-
-
-def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """Mean time of a call, on the device's own clock where it has one."""
-    if device.type != "cuda":
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return (time.perf_counter() - begin) / repeats
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize(device)
-    start.record()
-    for _ in range(repeats):
-        call()
-    end.record()
-    torch.cuda.synchronize(device)
-    return start.elapsed_time(end) / 1000 / repeats
 
 
 def _peak_bytes(call: Callable[[], Any], device: torch.device) -> int | None:
