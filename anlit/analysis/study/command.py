@@ -12,6 +12,7 @@ from pathlib import Path
 from anlit.analysis.study.estimate import overview
 from anlit.analysis.study.launch import Local, launch
 from anlit.analysis.study.plan import PlannedRun, Study, read_study
+from anlit.analysis.study.reuse import reuse
 from anlit.analysis.study.selection import require_selection, select
 from anlit.analysis.study.slurm import submit
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
@@ -34,13 +35,15 @@ def main(argv: list[str]) -> int:
     if given.retry_failed:
         _forget_failures(study, output)
     try:
+        reuse(study.tuning_runs(), output, given.reuse, _tell)
         if given.slurm is not None:
-            return _on_slurm(study, output, argv, typed, shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0)
+            return _on_slurm(study, output, argv, typed, given)
         local = Local(jobs, given.threads or max(1, cores // jobs), gpus)
         print(overview(study, jobs), flush=True)
         launch(study.tuning_runs(), output, local, _tell)
         selected = select(study, output)
         require_selection(study, selected)
+        reuse(study.measured_runs(selected), output, given.reuse, _tell)
         launch(study.measured_runs(selected), output, local, _tell)
         _after(study, output)
     except KeyboardInterrupt:
@@ -64,6 +67,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--dry-run", action="store_true", help="print the runs, their tokens and the estimated hours, start nothing")
     add("--report-only", action="store_true", help="write the report from what has been run, start nothing")
     add("--retry-failed", action="store_true", help="try failed runs again, from their last checkpoint")
+    add(
+        "--reuse",
+        nargs="+",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="folders of studies: take finished runs that "
+        "have all settings of one of this study's, instead of training it again",
+    )
     add("--jobs", type=int, default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
     add("--threads", type=int, metavar="N", help="CPU threads of each run (default: the cores divided by --jobs)")
     add("--gpus", metavar="0,1,…", help="one run on each of these GPUs at a time, instead of --jobs")
@@ -71,13 +83,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _on_slurm(study: Study, output: Path, argv: list[str], typed: str, options: list[str], at_once: int) -> int:
+def _on_slurm(study: Study, output: Path, argv: list[str], typed: str, given: argparse.Namespace) -> int:
     """Submit the phase that has runs left, or finish: the job after the array calls this again."""
+    options, at_once = shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0
     again = ["study", *(argument for argument in argv if argument != "--retry-failed")]
     array = submit(study.tuning_runs(), output, again, options, at_once)
     if array is None:
         selected = select(study, output)
         require_selection(study, selected)
+        reuse(study.measured_runs(selected), output, given.reuse, _tell)
         array = submit(study.measured_runs(selected), output, again, options, at_once)
         if array is None:
             _after(study, output)

@@ -69,6 +69,23 @@ def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
     assert (folder / "out" / "report.md").read_text() == undisturbed
 
 
+def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
+    study: Study, start: Launch, folder: Path
+) -> None:
+    finish(start("--jobs", "2"))
+    os.rename(folder / "out", folder / "first")
+    wider = {"configs": ["gpt.yaml"], "tune": {"model.init_args.lr": [0.1, 0.2, 0.8]}}
+    path = write_study(folder, arms=STUDY["arms"] | {"gpt": wider}, title="Another")
+    out = finish(start("--jobs", "2", "--reuse", "first"))
+    study = read_study(path, None)
+    trained = {line.split(":")[0] for line in out.splitlines() if "started" in line}
+    assert trained == {run.name for run in study.tuning_runs() if "lr=0.8" in run.name}
+    assert out.count("taken from first") == 5 + 6
+    for run in study.measured_runs(select(study, folder / "out")):
+        assert (folder / "out" / run.name / "run.json").samefile(folder / "first" / run.name / "run.json")
+    assert "--reuse nowhere is no folder" in finish(start("--reuse", "nowhere"), code=1)
+
+
 def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, start: Launch) -> None:
     bad = {
         "configs": ["gpt.yaml"],

@@ -1,0 +1,55 @@
+"""Finished runs of other studies, taken over where they are exactly what this study would train."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from anlit.analysis.study.plan import PlannedRun
+from anlit.analysis.study.state import state_of
+from anlit.errors import UserError
+
+
+def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path], tell: Callable[[str], None]) -> None:
+    """Give each run that has not begun the finished run with its settings from one of `studies`, folders of studies.
+
+    Runs are the same if the hash at the end of their folders' names is: of all settings and configuration files, not of
+    the code, whose commit the report's list of runs shows. Files are hard links, copies on another file system.
+
+    Raises:
+        UserError: One of `studies` is no folder.
+    """
+    found: dict[str, Path] = {}
+    for study in studies:
+        if not study.is_dir():
+            raise UserError(f"--reuse {study} is no folder: give the output folder of a study")
+        for folder in sorted(study.iterdir()):
+            if state_of(folder).status == "finished":
+                found.setdefault(settings_hash(folder.name), folder)
+    for run in runs:
+        source, folder = found.get(settings_hash(run.name)), output / run.name
+        if source is not None and not folder.exists():
+            _link(source, folder)
+            tell(f"{run.name}: taken from {source}")
+
+
+def settings_hash(name: str) -> str:
+    """What `PlannedRun.name` ends with."""
+    return name.rpartition("-")[2]
+
+
+def _link(source: Path, folder: Path) -> None:
+    """Under another name first, so that a kill leaves no half of a run."""
+    partial = folder.with_name(f".partial-{folder.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial, symlinks=True, copy_function=_link_file)
+    partial.rename(folder)
+
+
+def _link_file(source: str, target: str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
