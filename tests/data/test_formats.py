@@ -1,88 +1,24 @@
 """Reading source files: every record once and numbered, every fault named, nothing raised."""
 
-import gzip
-import json
 import re
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from anlit.data.preparation.formats import Columns, Record, Span, format_of, read_bin_header, read_bin_tokens, read_file
-from anlit.errors import UserError
-
-SUBSET = "meta.redpajama_set_name"
-COLUMNS = Columns(subset=SUBSET)
-TEXTS = [
-    *(f"document {number}\nwith {'many ' * (number % 30)}words" for number in range(200)),
-    "größe 漢字 🦜 \u2028 \u0085 \x00 \r\n",
-    "<|endoftext|>",
-    "\ufeff",
-    " ",
-    "long " * 100_000,
-    "last",
-]
-
-
-def subset_of(number: int) -> str:
-    return f"RedPajama{number % 3}"
-
-
-def json_line(number: int, text: str) -> bytes:
-    record = {"text": text, "meta": {"redpajama_set_name": subset_of(number)}}
-    return json.dumps(record, ensure_ascii=number % 2 == 0).encode() + b"\n"
-
-
-def write_json_lines(path: Path) -> None:
-    path.write_bytes(b"".join(json_line(number, text) for number, text in enumerate(TEXTS)))
-
-
-def write_zstd(path: Path) -> None:
-    """Two frames, the first without its size, and a line that begins in one and ends in the other."""
-    data = b"".join(json_line(number, text) for number, text in enumerate(TEXTS))
-    compressor = zstandard.ZstdCompressor().compressobj()
-    first = compressor.compress(data[:5000]) + compressor.flush()
-    path.write_bytes(first + zstandard.ZstdCompressor(write_checksum=True).compress(data[5000:]))
-
-
-def write_gzip(path: Path) -> None:
-    data = b"".join(json_line(number, text) for number, text in enumerate(TEXTS))
-    path.write_bytes(gzip.compress(data[:5000]) + gzip.compress(data[5000:]))
-
-
-def parquet_table(text_type: pa.DataType | None = None) -> pa.Table:
-    names = [{"redpajama_set_name": subset_of(number), "other": number} for number in range(len(TEXTS))]
-    return pa.table({"id": list(range(len(TEXTS))), "meta": names, "text": pa.array(TEXTS, text_type or pa.string())})
-
-
-def write_parquet(path: Path) -> None:
-    pq.write_table(parquet_table(), path, row_group_size=30)
-
-
-WRITERS: dict[str, Callable[[Path], None]] = {
-    ".jsonl": write_json_lines,
-    ".jsonl.zst": write_zstd,
-    ".jsonl.gz": write_gzip,
-    ".parquet": write_parquet,
-}
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    ".jsonl": bytes,
-    ".jsonl.zst": zstandard.compress,
-    ".jsonl.gz": gzip.compress,
-}
-
-
-def records(path: Path, columns: Columns = COLUMNS, span_bytes: int = 1 << 30) -> list[Record]:
-    return list(read_file(path.name, path, span_bytes, columns))
-
-
-def problems(found: list[Record]) -> list[tuple[str, str]]:
-    return [(record.where, record.problem) for record in found if record.problem is not None]
+from anlit.data.preparation.formats import Columns, Span, format_of
+from tests.data.source_files import (
+    COLUMNS,
+    COMPRESS,
+    TEXTS,
+    WRITERS,
+    problems,
+    records,
+    subset_of,
+    write_json_lines,
+    write_parquet,
+)
 
 
 @pytest.mark.parametrize("ending", WRITERS)
@@ -247,94 +183,6 @@ def test_damaged_compressed_data(tmp_path: Path, ending: str) -> None:
     assert problems(records(path)) == [("line 1", "damaged")]
 
 
-def row_group_middle(path: Path, group: int, column: str) -> int:
-    """Byte in the middle of a column's data."""
-    metadata = pq.read_metadata(path).row_group(group)
-    chunk = next(c for c in map(metadata.column, range(metadata.num_columns)) if c.path_in_schema == column)
-    return chunk.data_page_offset + chunk.total_compressed_size // 2
-
-
-def overwrite(path: Path, position: int, data: bytes) -> None:
-    content = bytearray(path.read_bytes())
-    content[position : position + len(data)] = data
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("checksums", [False, True])
-def test_a_broken_row_group_costs_its_own_rows(tmp_path: Path, checksums: bool) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(parquet_table(), path, row_group_size=30, write_page_checksum=checksums, use_dictionary=False)
-    overwrite(path, row_group_middle(path, 3, "text"), b"\x5a" if checksums else b"\xff" * 60)
-    found = records(path)
-    (bad,) = [record for record in found if record.problem]
-    assert (bad.where, bad.problem, bad.text) == ("row group 4", "damaged", None)
-    lost = 120 - bad.index
-    assert 90 <= bad.index < 120
-    assert f"{lost} of its 30 rows are lost, from row {bad.index + 1}" in bad.detail
-    good = [record for record in found if not record.problem]
-    kept = [number for number in range(len(TEXTS)) if not bad.index <= number < 120]
-    assert [record.index for record in good] == kept
-    assert [record.text for record in good] == [TEXTS[number] for number in kept]
-
-
-def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    write_parquet(path)
-    whole = path.read_bytes()
-    for content in (whole[:-5], whole[: len(whole) // 2], b"", b"PAR1", whole[:-200] + b"\xff" * 180 + whole[-20:]):
-        path.write_bytes(content)
-        (bad,) = records(path, span_bytes=1)
-        assert (bad.where, bad.index, bad.problem) == ("the file", 0, "damaged")
-        assert "no readable parquet footer (" in bad.detail
-        assert format_of(path.name).count(path) == 0
-
-
-@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.binary()])
-def test_parquet_texts_of_other_types(tmp_path: Path, kind: pa.DataType) -> None:
-    path = tmp_path / "a.parquet"
-    table = parquet_table()
-    pq.write_table(table.set_column(2, "text", table["text"].cast(kind)), path)
-    assert [record.text for record in records(path)] == TEXTS
-
-
-def test_parquet_without_the_column_is_one_fault_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    write_parquet(path)
-    for columns, problem, detail in [
-        (Columns("content"), "no_text_field", 'there is no column "content" (its columns: id, meta, text)'),
-        (Columns("meta"), "no_text_field", 'the column "meta" has type struct'),
-        (Columns("id"), "no_text_field", 'the column "id" has type int64 and not string'),
-        (Columns(subset="meta.name"), "no_subset_field", 'there is no column "meta.name"'),
-    ]:
-        (bad,) = records(path, columns, span_bytes=1)
-        assert (bad.where, bad.problem) == ("the file", problem)
-        assert detail in bad.detail
-
-
-def test_bad_parquet_rows(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    values = pa.array([b"good", b"gr\xf6\xdfe", None, b"", b"far too long", b"good too"])
-    pq.write_table(pa.table({"text": pa.Array.from_buffers(pa.string(), 6, values.buffers())}), path)
-    assert pq.read_schema(path).field("text").type == pa.string()
-    found = records(path, Columns(max_document_bytes=10))
-    assert problems(found) == [
-        ("row 2", "not_utf8"),
-        ("row 3", "no_text_field"),
-        ("row 4", "empty"),
-        ("row 5", "too_long"),
-    ]
-    assert [record.text for record in found if record.text] == ["good", "good too"]
-
-
-def test_null_structs_and_names_in_parquet(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    meta = pa.array([None, {"redpajama_set_name": None}, {"redpajama_set_name": ""}, {"redpajama_set_name": "C4"}])
-    pq.write_table(pa.concat_tables([pa.table({"text": ["a", "b", "c", "d"], "meta": meta})] * 100), path)
-    found = records(path)
-    assert problems(found) == [(f"row {row}", "no_subset_field") for row in range(1, 401) if row % 4]
-    assert {record.subset for record in found[3::4]} == {"C4"}
-
-
 def test_plain_text_is_one_document(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     for content, text, problem in [
@@ -370,47 +218,3 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path, ending: str) -> None:
         list(reader.read(path, Span(0, 1, 0), COLUMNS))
     with pytest.raises(FileNotFoundError):
         reader.count(path)
-
-
-def write_tokens(path: Path, tokens: list[int], magic: int = 20240520, version: int = 1, count: int | None = None):
-    header = [magic, version, len(tokens) if count is None else count] + [0] * 253
-    content = b"".join(number.to_bytes(4, "little", signed=True) for number in header)
-    path.write_bytes(content + b"".join(token.to_bytes(2, "little") for token in tokens))
-
-
-def test_token_files(tmp_path: Path) -> None:
-    path = tmp_path / "fineweb_train_000001.bin"
-    write_tokens(path, [50256, 1, 65535, 256, 7])
-    assert read_bin_header(path) == 5
-    tokens = read_bin_tokens(path, 0, 5)
-    assert tokens.dtype == np.uint16
-    assert tokens.tolist() == [50256, 1, 65535, 256, 7]
-    assert read_bin_tokens(path, 2, 4).tolist() == [65535, 256]
-    with pytest.raises(UserError, match=r"000001\.bin ends before token 6"):
-        read_bin_tokens(path, 2, 6)
-    write_tokens(path, [])
-    assert read_bin_header(path) == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"magic": 20240521}, "begins with 20240521 instead of 20240520"),
-        ({"version": 2}, "is a token file of version 2 and only version 1 is known"),
-        ({"count": 4}, "has 1,030 bytes where the 4 tokens of its header make 1,032"),
-        ({"count": 2}, "has 1,030 bytes where the 2 tokens of its header make 1,028"),
-        ({"count": -1}, "has 1,030 bytes where the -1 tokens"),
-    ],
-)
-def test_wrong_token_files_are_refused(tmp_path: Path, changes: dict[str, int], message: str) -> None:
-    path = tmp_path / "x.bin"
-    write_tokens(path, [1, 2, 3], **changes)
-    with pytest.raises(UserError, match=rf"x\.bin .*{message}"):
-        read_bin_header(path)
-
-
-def test_a_token_file_shorter_than_its_header(tmp_path: Path) -> None:
-    path = tmp_path / "x.bin"
-    path.write_bytes(bytes(1023))
-    with pytest.raises(UserError, match=r"x\.bin has 1,023 bytes, too few for the 1024"):
-        read_bin_header(path)

@@ -15,8 +15,8 @@ from anlit.data.loader import EvaluationLoader, ResumableLoader
 from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
+from tests.data.modules import all_blocks, blocks_of
 from tests.data.prepared import random_tokens, write_prepared
-from tests.data.test_module import all_blocks, blocks_of
 
 LENGTH = 64
 Subsets = tuple[str, dict[str, np.ndarray]]

@@ -1,10 +1,7 @@
-"""Reading prepared shards: the stream, what the module tells about them, and every refusal."""
+"""Reading prepared shards: the stream, and what the module tells about them."""
 
-import json
 import logging
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -14,54 +11,12 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 
 from anlit import GPT
-from anlit.data.batch import IGNORED, Batch
+from anlit.data.batch import IGNORED
 from anlit.data.module import TokenShards
-from anlit.data.shards import chunks_of
 from anlit.errors import UserError
 from tests.data.devices import on_two_devices
+from tests.data.modules import LENGTH, all_blocks, blocks_of, ready, with_model, with_trainer
 from tests.data.prepared import write_prepared
-
-LENGTH = 64
-
-
-def ready(path: str, **changes: Any) -> TokenShards:
-    data = TokenShards(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
-    data.setup()
-    return data
-
-
-def with_trainer(path: str, rank: int = 0, ranks: int = 1, model: Any = None, **changes: Any) -> TokenShards:
-    """Shards attached to a trainer of one of several devices."""
-    data = TokenShards(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
-    data.trainer = SimpleNamespace(
-        lightning_module=model,
-        distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks},
-        strategy=SimpleNamespace(root_device=torch.device("cpu")),
-    )
-    data.setup()
-    return data
-
-
-def with_model(path: str, **changes: Any) -> TokenShards:
-    model = SimpleNamespace(**{"context_length": LENGTH, "vocab_size": 320, **changes})
-    return with_trainer(path, model=model, context_length=None)
-
-
-def blocks_of(batches: list[Batch]) -> list[list[int]]:
-    """Each row's T + 1 tokens."""
-    return [row for batch in batches for row in torch.cat([batch.tokens, batch.targets[:, -1:]], dim=1).tolist()]
-
-
-def all_blocks(tokens: np.ndarray, length: int = LENGTH) -> list[list[int]]:
-    n_blocks = (len(tokens) - 1) // length
-    return [tokens[block * length : block * length + length + 1].tolist() for block in range(n_blocks)]
-
-
-@pytest.fixture
-def own_shards(prepared: str, tmp_path: Path) -> Path:
-    """A copy of the prepared folder, to be damaged."""
-    shutil.copytree(prepared, tmp_path / "shards")
-    return tmp_path / "shards"
 
 
 def test_training_gives_every_block_once_before_any_again(prepared: str, streams: dict[str, np.ndarray]) -> None:
@@ -238,72 +193,6 @@ def test_validation_at_a_longer_context_than_training(prepared: str) -> None:
     assert sum(int((part["targets"] != IGNORED).sum()) for part in predicted) == 4999
 
 
-class Lengths(L.LightningModule):
-    """Records the shapes and targets that it is trained and validated on."""
-
-    context_length = LENGTH
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-        self.seen: list[tuple[int, tuple[int, ...]]] = []
-        self.validated: set[int] = set()
-        self.targets: list[torch.Tensor] = []
-
-    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        self.seen.append((self.global_step, tuple(batch.tokens.shape)))
-        self.targets.append(batch.targets.flatten())
-        return self.weight.sum()
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.validated.add(batch.tokens.shape[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-def fit_lengths(data: TokenShards, checkpoint: str | None = None, **trainer: Any) -> tuple[Lengths, L.Trainer]:
-    model = Lengths()
-    fitting = L.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
-        enable_model_summary=False, **{"max_steps": 6, "val_check_interval": 3, **trainer},
-    )  # fmt: skip
-    fitting.fit(model, data, ckpt_path=checkpoint)
-    return model, fitting
-
-
-def test_context_schedule_cuts_the_same_tokens_by_optimizer_steps(prepared: str, tmp_path: Path) -> None:
-    schedule = {0: 16, 2: 32, 5: LENGTH}
-    expected = [(0, (16, 16)), (1, (16, 16)), (2, (8, 32)), (3, (8, 32)), (4, (8, 32)), (5, (4, 64))]
-    model, _ = fit_lengths(TokenShards(prepared, 4, context_schedule=schedule))
-    plain, _ = fit_lengths(TokenShards(prepared, 4))
-    assert model.seen == expected
-    assert model.validated == {LENGTH}
-    assert torch.equal(torch.cat(model.targets), torch.cat(plain.targets))
-    accumulated, _ = fit_lengths(TokenShards(prepared, 4, context_schedule=schedule), accumulate_grad_batches=2)
-    assert accumulated.seen == [step for step in expected for _ in range(2)]
-    first, trainer = fit_lengths(TokenShards(prepared, 4, context_schedule=schedule), max_steps=3)
-    trainer.save_checkpoint(tmp_path / "3.ckpt")
-    second, _ = fit_lengths(TokenShards(prepared, 4, context_schedule=schedule), str(tmp_path / "3.ckpt"))
-    assert first.seen + second.seen == expected
-
-
-@pytest.mark.parametrize(
-    ("schedule", "complaint"),
-    [
-        ({5: 64}, "does not begin at step 0"),
-        ({}, "does not begin at step 0"),
-        ({-1: 32, 0: 64}, "does not begin at step 0"),
-        ({0: 48, 5: 64}, "has length 48 at step 0, which does not divide the context length 64"),
-        ({0: 0, 5: 64}, "has length 0 at step 0"),
-        ({0: 64, 5: 32}, "ends with 32 and the context length is 64: end it with 64"),
-    ],
-)
-def test_context_schedules_that_do_not_fit(prepared: str, schedule: dict[int, int], complaint: str) -> None:
-    with pytest.raises(UserError, match=complaint):
-        ready(prepared, context_schedule=schedule)
-
-
 def test_context_length_and_vocabulary_of_the_model(prepared: str) -> None:
     assert with_model(prepared).context_length == LENGTH
     with_model(prepared, vocab_size=384)  # 320 rounded up to a multiple of 128
@@ -312,91 +201,3 @@ def test_context_length_and_vocabulary_of_the_model(prepared: str) -> None:
             with_model(prepared, vocab_size=size)
     with pytest.raises(UserError, match=r"set --data\.context_length"):
         TokenShards(prepared).setup()
-
-
-def test_missing_foreign_and_unfinished_folders(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no folder .*nowhere with token shards: set --data.path"):
-        ready(str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"not a prepared folder, it has no manifest\.json"):
-        ready(str(tmp_path))
-    (tmp_path / ".work").mkdir()
-    with pytest.raises(UserError, match=r"preparation of .* is not finished: repeat the command"):
-        ready(str(tmp_path))
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", "\x00", "\xff"])
-def test_damaged_manifest(own_shards: Path, text: str) -> None:
-    (own_shards / "manifest.json").write_text(text, encoding="latin-1")
-    with pytest.raises(UserError, match=r"manifest\.json is damaged"):
-        ready(str(own_shards))
-
-
-@pytest.mark.parametrize("version", [1, 99])
-def test_shards_of_another_format(own_shards: Path, version: int) -> None:
-    (own_shards / "manifest.json").write_text(json.dumps({"format_version": version}))
-    with pytest.raises(UserError, match=f"shards of format {version} .* reads 2: remove the folder and prepare it"):
-        ready(str(own_shards))
-
-
-def test_missing_and_truncated_chunks(own_shards: Path) -> None:
-    chunk = own_shards / "train" / chunks_of(str(own_shards), "train")[0]["filename"]
-    content = chunk.read_bytes()
-    chunk.write_bytes(content[:-2])
-    with pytest.raises(
-        UserError, match=rf"{chunk.name} is damaged \(it has {len(content) - 2:,} bytes .*anlit prepare"
-    ):
-        ready(str(own_shards))
-    chunk.unlink()
-    with pytest.raises(UserError, match=rf"{chunk.name} is damaged \(it is missing\)"):
-        ready(str(own_shards))
-    (own_shards / "train" / "index.json").unlink()
-    with pytest.raises(UserError, match=r"index\.json is damaged \(it is missing\)"):
-        ready(str(own_shards))
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"chunks": [{}]}', '{"chunks": []}'])
-def test_damaged_index(own_shards: Path, text: str) -> None:
-    (own_shards / "train" / "index.json").write_text(text)
-    with pytest.raises(UserError, match=r"train(/index\.json)? is damaged \("):
-        ready(str(own_shards))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_damage_found_while_training_is_one_sentence(own_shards: Path, workers: int) -> None:
-    chunk = own_shards / "train" / "chunk-0-2.bin"
-    content = bytearray(chunk.read_bytes())
-    content[1000] ^= 64
-    chunk.write_bytes(content)
-    loader = ready(str(own_shards), num_workers=workers).train_dataloader()
-    with pytest.raises(UserError) as caught:
-        list(loader)
-    assert str(caught.value).startswith(f"{chunk} is damaged (its CRC-32 is")
-    assert "`anlit prepare Test --path data/test`" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_context_longer_than_the_shards(prepared: str) -> None:
-    with pytest.raises(
-        UserError, match=r"context_length 46000 is too long .*train, .*--model.context_length to 45999 "
-    ):
-        ready(prepared, context_length=46_000, batch_size=1)
-    ready(prepared, context_length=45_999, batch_size=1)
-
-
-def test_more_sequences_wanted_than_there_are(prepared: str) -> None:
-    ready(prepared, batch_size=718)
-    with pytest.raises(UserError, match=r"batch_size 719 on each of 1 .*needs 719 sequences and .*train has 718 "):
-        ready(prepared, batch_size=719)
-    with pytest.raises(UserError, match=r"on each of 2 device\(s\) needs 720 sequences"):
-        with_trainer(prepared, 0, 2, batch_size=360)
-
-
-def test_nothing_to_validate_on(tmp_path: Path, streams: dict[str, np.ndarray]) -> None:
-    write_prepared(tmp_path / "own", {**streams, "val": streams["val"][:1]})
-    with pytest.raises(UserError, match="val has no token to predict"):
-        ready(str(tmp_path / "own"))
-
-
-def test_a_negative_seed(prepared: str) -> None:
-    with pytest.raises(UserError, match=r"--data.seed is -1: set it to 0 or a positive number"):
-        ready(prepared, seed=-1)

@@ -8,7 +8,7 @@ import torch
 from anlit.data import NeedleInHaystack, TokenShards
 from anlit.data.batch import IGNORED, Batch
 from anlit.errors import UserError
-from tests.data.test_module import blocks_of, with_trainer
+from tests.data.modules import blocks_of, with_trainer
 
 LENGTH = 160
 

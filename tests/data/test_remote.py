@@ -22,8 +22,8 @@ from anlit.data.mixing import training_order
 from anlit.data.module import TokenShards
 from anlit.data.store import TokenStore
 from anlit.errors import UserError
+from tests.data.modules import blocks_of
 from tests.data.object_store import ObjectStore, serving
-from tests.data.test_module import blocks_of
 
 ADDRESS = "s3://bucket/corpus"
 LENGTH = 64

@@ -21,8 +21,8 @@ from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from tests.data.devices import on_two_devices
+from tests.data.modules import all_blocks
 from tests.data.prepared import random_tokens, write_prepared
-from tests.data.test_module import all_blocks
 
 LENGTH = 64
 BATCH = 48

@@ -1,0 +1,45 @@
+"""DataModules on prepared shards, as a trainer sets them up, and what they deliver."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from anlit.data.batch import Batch
+from anlit.data.module import TokenShards
+
+LENGTH = 64
+
+
+def ready(path: str, **changes: Any) -> TokenShards:
+    data = TokenShards(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
+    data.setup()
+    return data
+
+
+def with_trainer(path: str, rank: int = 0, ranks: int = 1, model: Any = None, **changes: Any) -> TokenShards:
+    """Shards attached to a trainer of one of several devices."""
+    data = TokenShards(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
+    data.trainer = SimpleNamespace(
+        lightning_module=model,
+        distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks},
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )
+    data.setup()
+    return data
+
+
+def with_model(path: str, **changes: Any) -> TokenShards:
+    model = SimpleNamespace(**{"context_length": LENGTH, "vocab_size": 320, **changes})
+    return with_trainer(path, model=model, context_length=None)
+
+
+def blocks_of(batches: list[Batch]) -> list[list[int]]:
+    """Each row's T + 1 tokens."""
+    return [row for batch in batches for row in torch.cat([batch.tokens, batch.targets[:, -1:]], dim=1).tolist()]
+
+
+def all_blocks(tokens: np.ndarray, length: int = LENGTH) -> list[list[int]]:
+    n_blocks = (len(tokens) - 1) // length
+    return [tokens[block * length : block * length + length + 1].tolist() for block in range(n_blocks)]
