@@ -28,6 +28,11 @@ class Choice:
         return "_".join(f"{key}={plain(value)}" for key, value in self.shown.items())
 
     @property
+    def words(self) -> str:
+        """`lr=0.004, size=d128`, for tables."""
+        return ", ".join(f"{key}={plain(value)}" for key, value in self.shown.items())
+
+    @property
     def key(self) -> str:
         """Equal for choices of the same settings."""
         return json.dumps(self.settings, sort_keys=True, default=str)

@@ -65,7 +65,8 @@ def raw(outcome: Outcome) -> dict[str, Any]:
 def _progress(outcome: Outcome) -> str:
     counts = {status: sum(state.status == status for _, state, _ in outcome.runs)
               for status in ("finished", "failed", "cut", "waiting")}  # fmt: skip
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    names = {"cut": "under way or cut"}
+    told = ", ".join(f"{count} {names.get(status, status)}" for status, count in counts.items() if count)
     left = [arm.title for arm in outcome.study.arms if arm.name not in outcome.selected]
     waits = f" Not measured, for their tuning has not ended or failed everywhere: {'; '.join(left)}." if left else ""
     seeds = len(outcome.study.seeds)

@@ -99,13 +99,13 @@ def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     for one in outcome.tunings:
         done = sum(state.status in ("finished", "failed") for tried in one.tried for state in tried.states)
         failed = sum(state.status == "failed" for tried in one.tried for state in tried.states)
-        best = one.best.point.name.replace("_", ", ") if one.best.loss < math.inf else NONE
+        best = one.best.point.words if one.best.loss < math.inf else NONE
         losses = [_loss(tried.loss) for tried in one.tried[:2]]
-        warning = "; ".join(one.edges) or "inside the grid"
+        warning = "; ".join(one.edges) or ("inside the grid" if one.best.loss < math.inf else NONE)
         rows.append([one.arm.title, f"{done} of {len(one.tried) * seeds}", str(failed), best, *losses, warning])
         for tried in one.tried:
             states = ", ".join(" ".join(filter(None, [state.status, state.reason])) for state in tried.states)
-            everything.append([one.arm.title, tried.point.name.replace("_", ", "), _loss(tried.loss), states])
+            everything.append([one.arm.title, tried.point.words, _loss(tried.loss), states])
     head = ["arm", "runs done", "failed", "best setting", "its loss", "second best", "edge of the grid"]
     seed_names = ", ".join(seed.name for seed in outcome.study.tuning_seeds)
     return [
