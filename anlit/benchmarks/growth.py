@@ -37,6 +37,7 @@ from anlit.benchmarks.step_table import WIDTH, print_table
 from anlit.benchmarks.step_worker import Timed
 from anlit.errors import UserError
 from anlit.evaluation.report import device_name, output_folder, write_json
+from anlit.training.execution import Execution
 
 AXES = {"T": "length", "d": "d_model", "L": "n_layers"}
 HEADWIDTH = 64
@@ -75,7 +76,7 @@ def measure(
         row: dict[str, Any] = {"model": model, "size": size.as_json(), "reason": None}
         rows.append(row)
         try:
-            step = OurStep(model, size, device, compiled)
+            step = OurStep(model, size, device, Execution(compile=compiled))
             timed = Timed(step, device)
             timed.answer({"do": "time", "kind": "train", "repeats": WARM_UP})
             row |= {

@@ -31,7 +31,7 @@ from anlit.benchmarks.step_options import (
 )
 from anlit.benchmarks.step_ours import MODELS
 from anlit.benchmarks.step_report import finish, targets
-from anlit.benchmarks.step_size import PRESETS, Plan
+from anlit.benchmarks.step_size import OURS_COMPILED, PRESETS, Plan
 from anlit.benchmarks.step_table import markdown, plot, show
 from anlit.benchmarks.step_trials import measure
 from anlit.benchmarks.step_worker import COMPILED, PEERS
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
 def _changed(plan: Plan, given: argparse.Namespace) -> Plan:
     """The preset with what was given in its place."""
     allowed: dict[str, Sequence[str]] = {
-        "models": list(MODELS), "compiled": COMPILED[:2], "peers_compiled": COMPILED, "mechanisms": list(MECHANISMS),
+        "models": list(MODELS), "compiled": OURS_COMPILED, "peers_compiled": COMPILED, "mechanisms": list(MECHANISMS),
         "backends": ["auto", *BACKENDS], "kinds": ("train", "forward", "infer"), "peers": ["none", *PEERS],
     }  # fmt: skip
     changes: dict[str, Any] = {}
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--models", type=names, metavar="A,…", help=f"of {', '.join(MODELS)}")
     add("--mechanisms", type=names, metavar="A,…", help=f"of {', '.join(MECHANISMS)}")
     add("--backends", type=names, metavar="A,…", help=f"of auto, {', '.join(BACKENDS)}")
-    add("--compiled", type=names, metavar="A,…", help="of no, blocks: how ours are run")
+    add("--compiled", type=names, metavar="A,…", help="of no, blocks, float8: how ours are run")
     add("--peer", dest="peers", type=names, metavar="A,…", help=f"of {', '.join(PEERS)}, or none (all that are there)")
     add("--peers-compiled", type=names, metavar="A,…", help="of no, blocks, whole: how the peers are run")
     add("--peer-python", metavar="PATH", help="Python of an environment with the peers that this one lacks")

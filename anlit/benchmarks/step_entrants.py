@@ -15,6 +15,7 @@ from anlit.benchmarks.step_ours import OurStep
 from anlit.benchmarks.step_size import Size, Variant
 from anlit.benchmarks.step_worker import PEERS, Timed
 from anlit.errors import UserError
+from anlit.training.execution import Execution
 
 
 class Entrant(Protocol):
@@ -34,8 +35,11 @@ class Here:
     """A model of ours, in this process."""
 
     def __init__(self, variant: Variant, size: Size, device: torch.device, documents: bool) -> None:
-        mechanism, compiled = MECHANISMS[variant.mechanism], variant.compiled != "no"
-        step = OurStep(variant.model, size, device, compiled, mechanism, variant.backend, documents)
+        execution = Execution(
+            compile=variant.compiled != "no", float8="tensorwise" if variant.compiled == "float8" else None
+        )
+        mechanism = MECHANISMS[variant.mechanism]
+        step = OurStep(variant.model, size, device, execution, mechanism, variant.backend, documents)
         self.described = step_worker.described(step)
         self._timed = Timed(step, device)
 

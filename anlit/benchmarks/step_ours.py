@@ -40,7 +40,7 @@ class OurStep:
         architecture: A key of `MODELS`.
         size: Its shape and the batch's.
         device: Where.
-        compiled: Whether the blocks are compiled.
+        execution: Compiled or not, in float8 or not.
         mechanism: Attention's.
         backend: Attention's kernel.
         documents: Let the batch hold packed documents, and mask them; else each row is one.
@@ -51,12 +51,12 @@ class OurStep:
         architecture: str,
         size: Size,
         device: torch.device,
-        compiled: bool = False,
+        execution: Execution = Execution(compile=False),
         mechanism: Mechanism | None = None,
         backend: str = "auto",
         documents: bool = False,
     ) -> None:
-        self._execution, self._dtype = Execution(compile=compiled), size.dtype
+        self._execution, self._dtype = execution, size.dtype
         build: Any = partial(
             MODELS[architecture],
             vocab_size=size.vocab_size,

@@ -41,17 +41,21 @@ def paired_ratio(row: Mapping[str, Any], other: Mapping[str, Any], kind: str = "
 
 
 def mode(row: Mapping[str, Any]) -> str:
-    return "eager" if row["compiled"] == "no" else "compiled"
+    return {"no": "eager", "float8": "float8"}.get(row["compiled"], "compiled")
 
 
 def finish(rows: Iterable[Row], tokens: int, peak: float) -> None:
-    """Add to every row that was timed its spread, rate, share of the peak, and its time beside GPT+'s in its mode."""
+    """Add to every row that was timed its spread, rate, share of the peak, and its time beside GPT+'s in its mode.
+
+    For float8 that is GPT+ compiled without it.
+    """
     timed = [row for row in rows if row["reason"] is None]
     for row in timed:
         row["spread"] = {kind: quartiles(values) for kind, values in row["seconds"].items()}
         row["tokens_per_second"] = tokens / row["spread"]["train"]["median"]
         row["mfu"] = row["tokens_per_second"] * row["flops_per_token"] / peak
-        base = next((other for other in timed if _is_base(other) and mode(other) == mode(row)), None)
+        like = "compiled" if mode(row) == "float8" else mode(row)
+        base = next((other for other in timed if _is_base(other) and mode(other) == like), None)
         kinds = [] if base is None else [kind for kind in row["seconds"] if kind in base["seconds"]]
         row["beside_base"] = {kind: paired_ratio(row, base, kind) for kind in kinds} if base is not None else {}
 

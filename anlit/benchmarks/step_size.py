@@ -51,13 +51,17 @@ def blocks_of(size: Size, documents: bool) -> tuple[np.ndarray, int]:
     return blocks, end
 
 
+HOW = {"no": "eager", "blocks": "compiled", "whole": "compiled whole", "float8": "compiled, float8"}
+OURS_COMPILED = ("no", "blocks", "float8")
+
+
 @dataclass(frozen=True)
 class Variant:
     """What takes turns: a program's model, and how it is run.
 
     Args:
         model: GPT, nGPT, anGPT, or a peer: litgpt, transformers.
-        compiled: no, blocks or whole; ours has no whole.
+        compiled: no, blocks or whole; ours has no whole, and float8: compiled blocks with products in float8.
         mechanism: A name in `MECHANISMS` of the attention benchmark; ours only.
         backend: Attention's kernel; ours only.
     """
@@ -74,7 +78,7 @@ class Variant:
             parts.append(self.mechanism)
         if self.backend != "auto":
             parts.append(self.backend)
-        return " ".join((*parts, {"no": "eager", "blocks": "compiled", "whole": "compiled whole"}[self.compiled]))
+        return " ".join((*parts, HOW[self.compiled]))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from anlit.benchmarks.step_worker import PEERS
 CHECKED_STEPS = 3
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 1e-2}
 """Relative, between the losses of one architecture in its first steps, however it is run."""
+FLOAT8_TOLERANCE = 0.02
 BUILDING = 0.7
 """Share of the time in which variants are built, compiled and checked; the rest is for the rounds."""
 FAILURES = (RuntimeError, ImportError, AssertionError, ValueError, TypeError, AttributeError)
@@ -121,7 +122,7 @@ def reason_against(row: Row, rows: list[Row], plan: Plan) -> str | None:
             return reason
     same = ("model", "mechanism")
     first = next(other for other in rows if all(other[key] == row[key] for key in same) and other.get("losses"))
-    allowed = TOLERANCE[plan.size.dtype]
+    allowed = FLOAT8_TOLERANCE if row["compiled"] == "float8" else TOLERANCE[plan.size.dtype]
     if any(abs(mine / its - 1) > allowed for mine, its in zip(losses, first["losses"], strict=True)):
         return f"it is wrong: its first losses are {losses}, those of {first['label']} {first['losses']}"
     return None

@@ -1,6 +1,6 @@
 """The maps that hold matrices: token vectors, and linear maps whose rows carry a factor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +29,14 @@ class ScaledLinear(nn.Linear):
     def __init__(self, d_in: int, d_out: int, factor: float = 1.0) -> None:
         super().__init__(d_in, d_out, bias=False)
         self.factor = factor
+        self.product: Callable[[Tensor, Tensor], Tensor] = torch.nn.functional.linear  # see `anlit.layers.float8`
 
     def reset_parameters(self) -> None:
         """Draws nothing, so that what a model has beside its matrices does not change their initial values."""
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """x (…, d_in) → (…, d_out); scale (d_out,) or None."""
-        return torch.nn.functional.linear(x, self.scaled(scale))
+        return self.product(x, self.scaled(scale))
 
     def scaled(self, scale: Tensor | None = None) -> Tensor:
         """diag(s)·c·W, (d_out, d_in)."""
@@ -65,5 +66,5 @@ def joined(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None] = ())
     """
     weights = [linear.scaled(scale) for linear, scale in zip(maps, scales or [None] * len(maps), strict=True)]
     if x.numel() < x.shape[-1] ** 2:
-        return torch.cat([torch.nn.functional.linear(x, weight) for weight in weights], dim=-1)
-    return torch.nn.functional.linear(x, torch.cat(weights))
+        return torch.cat([maps[0].product(x, weight) for weight in weights], dim=-1)
+    return maps[0].product(x, torch.cat(weights))

@@ -1,4 +1,4 @@
-"""How a model is run, which changes time and memory but no result: compiled, recomputed, drawn late."""
+"""How a model is run: compiled, recomputed, drawn late, which changes time and memory but no result; and in float8."""
 
 import ctypes
 import importlib.util
@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import torch
 from torch.utils.checkpoint import checkpoint
+
+from anlit.layers.float8 import Recipe, use_float8
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h: free bytes at the end of the heap that are given back, bytes of a block with a mapping of its
@@ -29,11 +31,15 @@ class Execution:
             what it computed; 1 recomputes all, 0 none.
         meta_init: Draw the initial weights only after they are sharded, for models that one device or the host cannot
             hold as often as it has ranks. They are the same weights.
+        float8: Matrix products of the blocks in float8 (`tensorwise`, `rowwise`, `rowwise_with_gw_hp`, see
+            `anlit.layers.float8`), from compute capability 8.9 on; on CPU emulated, to see what the rounding does.
+            Embedding, output layer, norms and optimizer are not touched.
     """
 
     compile: bool | Literal["auto"] = "auto"
     recompute_every: int = 0
     meta_init: bool = False
+    float8: Recipe | None = None
 
     def __post_init__(self) -> None:
         if self.recompute_every < 0:
@@ -62,6 +68,8 @@ class Execution:
         """
         if device_type == "cpu":
             keep_freed_memory()
+        if self.float8:
+            use_float8(decoder.blocks, self.float8, device_type)
         compiles = self.compiles_on(device_type)
         for number, block in enumerate(decoder.blocks):
             if compiles:

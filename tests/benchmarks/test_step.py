@@ -142,7 +142,7 @@ def test_what_is_wrong_or_fails_is_told_and_not_timed(tmp_path: Path, monkeypatc
             if architecture == "anGPT":
                 raise RuntimeError("out of memory")
             super().__init__(architecture, *more)
-            self.compiled = more[2]
+            self.compiled = more[2].compile
 
         def train(self) -> torch.Tensor:
             loss = super().train()
@@ -161,10 +161,14 @@ def test_what_is_wrong_or_fails_is_told_and_not_timed(tmp_path: Path, monkeypatc
 def test_losses_that_tell_of_errors() -> None:
     plan = PRESETS["cpu"]
     row: dict[str, Any] = {"model": "GPT", "mechanism": "plain", "peer": False, "label": "GPT eager", "reason": None}
+    row |= {"compiled": "no"}
     good = row | {"losses": [8.31, 8.3, 8.2]}
     assert step_trials.reason_against(good, [good], plan) is None
     assert step_trials.reason_against(row | {"losses": [8.31, None, 8.2]}, [good], plan) is not None
-    assert step_trials.reason_against(row | {"losses": [8.31, 8.3, 8.21]}, [good], plan) is not None
+    other = row | {"losses": [8.31, 8.3, 8.21]}
+    assert step_trials.reason_against(other, [good], plan) is not None
+    assert step_trials.reason_against(other | {"compiled": "float8"}, [good], plan) is None
+    assert step_trials.reason_against(row | {"compiled": "float8", "losses": [8.31, 8.3, 8.0]}, [good], plan)
     peer = row | {"model": "litgpt", "peer": True, "parameters": 1, "flops_per_token": 1.0}
     assert "about 8.32" in step_trials.reason_against(peer | {"losses": [10.0, 9.0, 8.0]}, [good, peer], plan)
 
@@ -282,3 +286,14 @@ def test_the_presets_compare_what_is_to_be_compared() -> None:
     assert [variant.label for variant in gpu.variants()] == [
         "GPT compiled", "nGPT compiled", "anGPT compiled", "litgpt compiled whole", "transformers compiled whole",
     ]  # fmt: skip
+
+
+def test_float8_is_put_beside_gpt_plus_compiled_without_it() -> None:
+    shared = {"mechanism": "plain", "peer": False, "reason": None, "flops_per_token": 1.0}
+    rows = [
+        {**shared, "model": "GPT", "compiled": how, "seconds": {"train": [seconds] * 6}}
+        for how, seconds in (("no", 4.0), ("blocks", 2.0), ("float8", 1.0))
+    ]
+    finish(rows, tokens=8, peak=16.0)
+    assert [row["beside_base"]["train"]["median"] for row in rows] == [1.0, 1.0, 0.5]
+    assert [target["what"] for target in targets(rows, "gpu", "0.5B")] == ["eager: MFU of GPT", "compiled: MFU of GPT"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from anlit import Plain, ScaleInvariant
+from anlit.layers.float8 import CAPABILITY, Float8Product
 from anlit.training.execution import Execution
 from anlit.training.optimizers import parameter_groups
 from tests.models.tiny import ARCHITECTURES, SIZE, fit, random_tokens, tiny
@@ -65,3 +66,19 @@ def test_a_compiled_step_never_waits_and_gives_the_same(architecture) -> None:
             seen.append(loss)
         losses.append(torch.stack(seen))
     torch.testing.assert_close(losses[0], losses[1], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_float8_products_are_the_emulated_ones(recipe) -> None:
+    if torch.cuda.get_device_capability() < CAPABILITY[recipe]:
+        pytest.skip("this GPU has no such products")
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 64, 128, dtype=torch.bfloat16), torch.randn(256, 128, dtype=torch.bfloat16)
+    found = []
+    for device in ("cpu", "cuda"):
+        own = [tensor.to(device).requires_grad_() for tensor in (x, weight)]
+        y = Float8Product(recipe, emulated=device == "cpu")(*own)
+        y.square().sum().backward()
+        found.append([y, *(tensor.grad for tensor in own)])
+    for emulated, real in zip(*found, strict=True):
+        torch.testing.assert_close(real.cpu(), emulated, rtol=2e-2, atol=2e-2 * float(emulated.abs().max()))

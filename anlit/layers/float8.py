@@ -1,0 +1,80 @@
+"""Matrix products in float8, by torchao: x, W and the gradients are rounded to 8 bits right before each product.
+
+Weights, activations, sums and what is kept for the backward pass stay as they are. Numbers are scaled to float8's range
+by one factor for a tensor, or one for each row, from their largest magnitude (arXiv 2209.05433).
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from anlit.errors import UserError
+from anlit.layers.linear import ScaledLinear
+
+Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+"""torchao's recipes: one scale for a tensor; one for each row; and that with the weights' gradients not in float8."""
+
+CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9, 0)}
+"""The lowest compute capability of a CUDA device that has the products of a recipe."""
+MULTIPLE = 16
+"""Of which the kernels want every side of a matrix to be one."""
+
+
+class Float8Product:
+    """x Wᵀ in float8, in the place of `torch.nn.functional.linear`.
+
+    Args:
+        recipe: Which numbers share a scale.
+        emulated: Round to float8 and multiply in the wider type: the same rounding on any device, and slower.
+
+    Raises:
+        UserError: torchao is missing.
+    """
+
+    def __init__(self, recipe: Recipe, emulated: bool) -> None:
+        try:
+            from torchao.float8.config import Float8LinearConfig
+            from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
+        except ImportError as error:
+            raise UserError(
+                f'execution.float8={recipe} needs torchao ({error}): pip install "anlit[float8]", or leave float8 out'
+            ) from error
+        self.config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
+        with torch.device("meta"):  # only for the settings of the three products that it derives
+            example = Float8Linear.from_float(nn.Linear(MULTIPLE, MULTIPLE, bias=False), self.config)
+        self.products, self.multiply = example.linear_mm_config, matmul_with_hp_or_float8_args.apply
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x (…, d_in), weight (d_out, d_in) → (…, d_out), in autocast's precision where that is on."""
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight = x.to(dtype), weight.to(dtype)
+        result: Tensor = self.multiply(x, weight.mT, self.products, self.config)
+        return result
+
+
+def use_float8(module: nn.Module, recipe: Recipe, device_type: str) -> None:
+    """Let all `ScaledLinear` in `module` multiply in float8; on a CPU emulated.
+
+    Raises:
+        UserError: torchao is missing, the device has no such products, or a matrix has a side that does not fit.
+    """
+    if device_type == "cuda" and torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+        if capability < CAPABILITY[recipe]:
+            needed = ".".join(map(str, CAPABILITY[recipe]))
+            raise UserError(
+                f"execution.float8={recipe} needs a GPU of compute capability {needed}, and this one has "
+                f"{capability[0]}.{capability[1]}: leave float8 out"
+            )
+    product = Float8Product(recipe, emulated=device_type != "cuda")
+    for name, linear in module.named_modules():
+        if isinstance(linear, ScaledLinear):
+            if linear.in_features % MULTIPLE or linear.out_features % MULTIPLE:
+                raise UserError(
+                    f"execution.float8 needs matrices whose sides are multiples of {MULTIPLE}, and {name} is "
+                    f"{linear.out_features} × {linear.in_features}: choose another d_model or d_ff, or leave float8 out"
+                )
+            linear.product = product

@@ -1,0 +1,109 @@
+"""Products in float8: the rounding written out, what of a model is rounded, what the rounding does to gradients."""
+
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from anlit.errors import UserError
+from anlit.layers.float8 import Float8Product, use_float8
+from anlit.layers.linear import ScaledLinear, joined
+from anlit.training.execution import Execution
+from tests.models.tiny import ARCHITECTURES, fit, jolt, random_tokens, tiny
+
+if sys.platform != "linux":  # the test extra has it there
+    pytest.importorskip("torchao")
+
+
+def rounded(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
+    """x, scaled so that the largest of a tensor (of each vector along `dim`: a power of two) just fits, and rounded."""
+    largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
+    scale = torch.finfo(dtype).max / largest.double()
+    if dim is not None:
+        scale = 2 ** scale.log2().floor()
+    return (x.double() * scale).float().to(dtype).double() / scale
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_products_and_gradients_are_those_of_rounded_numbers(recipe: str) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 24, 32, requires_grad=True), torch.randn(48, 32, requires_grad=True)
+    upstream = torch.randn(2, 24, 48)
+    y = Float8Product(recipe, emulated=True)(x, weight)
+    y.backward(upstream)
+
+    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+    of_gradients = e5m2 if recipe == "tensorwise" else e4m3
+    rows, g = x.detach().flatten(0, 1), upstream.flatten(0, 1)
+    along, across = (None, None) if recipe == "tensorwise" else (1, 0)
+    expected = rounded(rows, e4m3, along) @ rounded(weight.detach(), e4m3, along).T
+    dx = rounded(g, of_gradients, along) @ rounded(weight.detach(), e4m3, across)
+    if recipe == "rowwise_with_gw_hp":
+        dweight = g.double().T @ rows.double()
+    else:
+        dweight = rounded(g, of_gradients, across).T @ rounded(rows, e4m3, across)
+    assert torch.linalg.vector_norm(expected - rows.double() @ weight.detach().double().T) > 0.01
+    torch.testing.assert_close(y.double().flatten(0, 1), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(x.grad.double().flatten(0, 1), dx, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(weight.grad.double(), dweight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_all_matrices_of_the_blocks_and_no_others(architecture, monkeypatch) -> None:
+    """And what rounding does to the gradients is small beside them."""
+    plain, rounding = (jolt(tiny(architecture)).model for _ in range(2))
+    Execution(float8="tensorwise").apply(rounding, "cpu")
+    multiply, sides = Float8Product.__call__, []
+    monkeypatch.setattr(Float8Product, "__call__", lambda self, x, w: sides.append(w.numel()) or multiply(self, x, w))
+    tokens, targets = random_tokens(4, 16), random_tokens(4, 16, seed=1)
+    losses = [model(tokens, targets=targets)[1] for model in (plain, rounding)]
+    for loss in losses:
+        loss.backward()
+    linears = [module for module in rounding.blocks.modules() if isinstance(module, ScaledLinear)]
+    assert sum(sides) == sum(linear.weight.numel() for linear in linears) == 2 * (4 + 12) * 32 * 32
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(losses[0], losses[1], rtol=0.02, atol=0)
+    for name, parameter in plain.named_parameters():
+        if parameter.dim() == 2:
+            other = rounding.get_parameter(name).grad
+            assert cosine_similarity(parameter.grad.flatten(), other.flatten(), dim=0) > 0.95, name
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_training_keeps_weights_in_full_precision(architecture) -> None:
+    losses = {}
+    for recipe in (None, "rowwise"):
+        model = fit(tiny(architecture, execution=Execution(float8=recipe)), 3)
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        losses[recipe] = float(model.trainer.callback_metrics["train/loss"])
+    assert losses[None] != losses["rowwise"] == pytest.approx(losses[None], rel=0.02)
+
+
+def test_few_tokens_and_joined_maps() -> None:
+    torch.manual_seed(0)
+    maps = torch.nn.ModuleList(ScaledLinear(32, 48) for _ in range(2))
+    for linear in maps:
+        torch.nn.init.normal_(linear.weight)
+    x = torch.randn(3, 32)
+    exact = joined(x, *maps)
+    use_float8(maps, "rowwise", "cpu")
+    torch.testing.assert_close(joined(x, *maps), exact, rtol=0, atol=1.5)
+    assert not torch.equal(joined(x, *maps), exact)
+
+
+def test_refusals(monkeypatch) -> None:
+    with pytest.raises(UserError, match=r"multiples of 16, and 0\.W_q is 24 × 24: choose another d_model"):
+        Execution(float8="rowwise").apply(tiny(ARCHITECTURES[0], d_model=24).model, "cpu")
+    model = tiny(ARCHITECTURES[0]).model
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    use_float8(model.blocks, "tensorwise", "cuda")
+    with pytest.raises(
+        UserError, match=r"float8=rowwise needs a GPU of compute capability 9\.0, and this one has 8\.9"
+    ):
+        use_float8(model.blocks, "rowwise", "cuda")
+    monkeypatch.setitem(sys.modules, "torchao.float8.config", None)
+    with pytest.raises(UserError, match=r"needs torchao .*: pip install \"anlit\[float8\]\", or leave float8 out"):
+        use_float8(model.blocks, "tensorwise", "cpu")
