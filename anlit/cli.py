@@ -1,6 +1,8 @@
 """The command `anlit`: LightningCLI's subcommands and the tools. `anlit --help` answers without importing torch."""
 
 import importlib
+import os
+import select
 import sys
 from collections.abc import Callable
 
@@ -83,6 +85,20 @@ def main(argv: list[str] | None = None) -> int:
         return _entry(arguments[0])(arguments[1:]) or 0
     except UserError as error:
         return _fail(str(error))
+    except BrokenPipeError:
+        if not _is_stdout_closed():
+            raise
+        return 1
+
+
+def _is_stdout_closed() -> bool:
+    """Whether nobody reads standard output any more, as after `| head`; if so, what is left to print goes nowhere."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return closed
 
 
 def _fail(sentence: str) -> int:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -237,3 +238,16 @@ def test_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]
     assert main(["train"]) == 2
     assert "'train'" in (error := capsys.readouterr().err)
     assert "fit" in error
+
+
+def test_output_that_nobody_reads_is_no_traceback() -> None:
+    """As in `anlit study … --dry-run | head -1`."""
+    study = ["study", "--config", "configs/study/ablation.yaml", "--budget", "cpu", "--dry-run"]
+    program = "import sys; from anlit.cli import main; sys.exit(main(sys.argv[1:]))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *study], stdout=closed, stderr=subprocess.PIPE, cwd=ROOT, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, "")
