@@ -58,9 +58,8 @@ def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(study: Path) -
     cut = {path.parents[1].name for path in (study / "out").glob("*/checkpoints/last.ckpt")}
     assert cut
     assert start(study).wait(900) == 0
-    told = {
-        run.name: len(yaml.safe_load((run / "run.json").read_text())["resumed"]) for run in (study / "out").glob("*-*")
-    }
+    records = (study / "out").glob("*/run.json")
+    told = {record.parent.name: len(json.loads(record.read_text())["resumed"]) for record in records}
     assert {name for name, times in told.items() if times} <= cut
     assert findings(study / "out") == findings(undisturbed)
     assert len(findings(undisturbed)[2][0]["losses"]) == 2
