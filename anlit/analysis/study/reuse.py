@@ -11,6 +11,8 @@ from anlit.analysis.study.plan import PlannedRun
 from anlit.analysis.study.state import state_of
 from anlit.errors import UserError
 
+PARTIAL = ".partial-"
+
 
 def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path], tell: Callable[[str], None]) -> None:
     """Give each run that has not begun the finished run with its settings from one of `studies`, folders of studies.
@@ -26,7 +28,7 @@ def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path], tel
         if not study.is_dir():
             raise UserError(f"--reuse {study} is no folder: give the output folder of a study")
         for folder in sorted(study.iterdir()):
-            if state_of(folder).status == "finished":
+            if not folder.name.startswith(PARTIAL) and state_of(folder).status == "finished":
                 found.setdefault(settings_hash(folder.name), folder)
     for run in runs:
         source, folder = found.get(settings_hash(run.name)), output / run.name
@@ -42,7 +44,7 @@ def settings_hash(name: str) -> str:
 
 def _link(source: Path, folder: Path) -> None:
     """Under another name first, so that a kill leaves no half of a run."""
-    partial = folder.with_name(f".partial-{folder.name}")
+    partial = folder.with_name(PARTIAL + folder.name)
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial, symlinks=True, copy_function=_link_file)
     partial.rename(folder)
