@@ -3,7 +3,8 @@
 import ctypes
 import importlib.util
 import platform
-import resource
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -55,16 +56,31 @@ def test_gradients_are_gone_after_a_step(architecture) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+FAULTS = """
+import resource, sys, torch
+from anlit.training.execution import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(50):
+    torch.ones(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="for glibc only")
 def test_freed_memory_is_kept() -> None:
-    """Blocks of 64 MB, freed and taken again, cost no page faults but those of the first time."""
-    assert keep_freed_memory()
-    faults = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(2**24)
-        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    assert faults[2] < 1000, faults  # a fresh one has 16,384 pages
+    """Blocks of 64 MB, freed and taken again, mostly cost no page fault; in processes of their own, whose heap is new.
+
+    Not never: glibc before 2.38 does not take a block again for an aligned one of its size if something came to lie
+    behind it, and so uses a few blocks in turn.
+    """
+    faults = {
+        way: int(subprocess.run([sys.executable, "-c", FAULTS, way], check=True, capture_output=True, text=True).stdout)
+        for way in ("keep", "give back")
+    }
+    assert faults["keep"] < faults["give back"] / 2, faults
 
 
 def test_where_there_is_no_glibc_nothing_is_set(monkeypatch) -> None:
