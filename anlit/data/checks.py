@@ -23,6 +23,12 @@ def check_seed(seed: int) -> None:
         raise UserError(f"--data.seed is {seed}: set it to 0 or a positive number.")
 
 
+def check_val_blocks(count: int | None) -> None:
+    """Raise UserError for a number of validation blocks below one."""
+    if count is not None and count < 1:
+        raise UserError(f"--data.val_blocks is {count}: set it to a positive number, or to null for all blocks.")
+
+
 def check_context_schedule(schedule: Mapping[int, int] | None, context_length: int) -> None:
     """Raise UserError unless the schedule begins at step 0, its lengths divide the last, and that is the context's."""
     if schedule is None:

@@ -29,6 +29,7 @@ class Mixture(TokenShards):
         weights: name → how often to draw from that folder; they need not sum to 1, and a folder that is not listed is
             left out. By default all folders are one, and every block comes once.
         val_tokens: see `TokenShards`.
+        val_blocks: see `TokenShards`.
         val_context_length: see `TokenShards`.
         context_schedule: see `TokenShards`.
         cache_gb: see `TokenShards`.
@@ -46,6 +47,7 @@ class Mixture(TokenShards):
         val_batch_size: int | None = None,
         weights: dict[str, float] | None = None,
         val_tokens: int | None = None,
+        val_blocks: int | None = None,
         val_context_length: int | None = None,
         context_schedule: dict[int, int] | None = None,
         cache_gb: float = 100.0,
@@ -65,6 +67,7 @@ class Mixture(TokenShards):
             val_batch_size,
             weights,
             val_tokens,
+            val_blocks,
             val_context_length,
             context_schedule,
             cache_gb,

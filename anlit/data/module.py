@@ -43,6 +43,9 @@ class TokenShards(L.LightningDataModule):
             subset that is not listed is left out. By default all subsets are one, and every block comes once.
         val_tokens: validate on the first so many targets, which are tokens 1 … val_tokens of the split (token 0 is
             only input); by default, or if there are fewer, on all.
+        val_blocks: validate on so many of these targets' blocks of `val_context_length`, the same ones in every run,
+            evenly spread over the split. Its first ones may be a few long documents, on which runs differ by far more
+            than on the whole of it. By default, or if there are fewer, all.
         val_context_length: tokens per sequence of validation and test; by default context_length.
         context_schedule: optimizer step → tokens per training sequence from that step on, such as
             {0: 1024, 5000: 2048}. Each length divides context_length and the last is context_length: a batch
@@ -63,6 +66,7 @@ class TokenShards(L.LightningDataModule):
         val_batch_size: int | None = None,
         weights: dict[str, float] | None = None,
         val_tokens: int | None = None,
+        val_blocks: int | None = None,
         val_context_length: int | None = None,
         context_schedule: dict[int, int] | None = None,
         cache_gb: float = 100.0,
@@ -78,6 +82,7 @@ class TokenShards(L.LightningDataModule):
         self.val_batch_size = val_batch_size or batch_size
         self.weights = weights
         self.val_tokens = val_tokens
+        self.val_blocks = val_blocks
         self.val_context_length = val_context_length
         self.context_schedule = context_schedule
         self.cache_gb = cache_gb
@@ -143,6 +148,7 @@ class TokenShards(L.LightningDataModule):
             raise UserError("The data have no context length and the model tells none: set --data.context_length.")
         checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, self.path)
         checks.check_seed(self.seed)
+        checks.check_val_blocks(self.val_blocks)
         checks.check_context_schedule(self.context_schedule, self.context_length)
         for split in self.manifest["splits"]:
             for group in self._sources(split).values():
@@ -196,7 +202,7 @@ class TokenShards(L.LightningDataModule):
         return loader
 
     def val_dataloader(self) -> EvaluationLoader:
-        """The validation split in its order, all of it or its first `val_tokens` targets."""
+        """The validation split in its order, all of it or what `val_tokens` and `val_blocks` take of it."""
         return self._evaluation_loader("val")
 
     def test_dataloader(self) -> EvaluationLoader:
@@ -258,7 +264,7 @@ class TokenShards(L.LightningDataModule):
             self.val_context_length or self.context_length,
             self._share(self.val_batch_size),
             self.manifest["end_of_document"],
-            self.val_tokens if split == "val" else None,
+            *((self.val_tokens, self.val_blocks) if split == "val" else (None, None)),
         )
 
     def _evaluation_loader(self, split: str) -> EvaluationLoader:

@@ -128,10 +128,17 @@ class EvaluationStream(BlockStream):
         share: the rows that are this device's.
         end_of_document: what the last block is filled up with.
         n_targets: evaluate so many targets, the first ones; all if None.
+        n_blocks: evaluate so many of their blocks, evenly spread; all if None, or if there are fewer.
     """
 
     def __init__(
-        self, stores: Sequence[TokenStore], length: int, share: Share, end_of_document: int, n_targets: int | None
+        self,
+        stores: Sequence[TokenStore],
+        length: int,
+        share: Share,
+        end_of_document: int,
+        n_targets: int | None,
+        n_blocks: int | None = None,
     ) -> None:
         self.stores, self.length, self.share = list(stores), length, share
         self.end_of_document = end_of_document
@@ -142,21 +149,26 @@ class EvaluationStream(BlockStream):
             left -= self.targets[-1]
         self.n_targets = sum(self.targets)
         self.first_block = np.cumsum([0, *(-(-targets // length) for targets in self.targets)])
+        self.available = int(self.first_block[-1])
+        """Blocks there are."""
+        self.n_blocks = self.available if n_blocks is None else min(n_blocks, self.available)
+        """Blocks that are evaluated."""
 
     def __len__(self) -> int:
         """Batches of each device."""
-        return -(-int(self.first_block[-1]) // self.share.sequences)
+        return -(-self.n_blocks // self.share.sequences)
 
     def numbers(self, first: int, step: int) -> Iterator[int]:
         return iter(range(first, len(self), step))
 
     def batch(self, number: int) -> Blocks:
         first = number * self.share.sequences + self.share.rank * self.share.batch_size
-        end = min(first + self.share.batch_size, int(self.first_block[-1]))
+        end = min(first + self.share.batch_size, self.n_blocks)
         rows = max(1, end - first)
         tokens = np.full((rows, self.length + 1), self.end_of_document, dtype=self.stores[0].dtype)
         n_targets = np.zeros(rows, dtype=np.int64)
-        for row, block in enumerate(range(first, end)):
+        for row, place in enumerate(range(first, end)):
+            block = (2 * place + 1) * self.available // (2 * self.n_blocks)  # in the middle of its share of them all
             source = int(np.searchsorted(self.first_block, block, side="right")) - 1
             begin = (block - int(self.first_block[source])) * self.length
             n_targets[row] = count = min(self.length, self.targets[source] - begin)

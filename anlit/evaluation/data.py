@@ -9,8 +9,8 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.checkpoint import Checkpoint
 
-# What these settings say is how the run was trained, not what its validation split is.
-OF_TRAINING = ("context_length", "context_schedule", "num_workers", "weights", "val_context_length")
+# What these settings say is how the run was trained and watched, not what its validation split is.
+OF_TRAINING = ("context_length", "context_schedule", "num_workers", "weights", "val_context_length", "val_blocks")
 
 
 def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:

@@ -118,6 +118,24 @@ def test_validation_on_the_first_tokens(prepared: str, streams: dict[str, np.nda
     assert sum(len(batch.tokens) for batch in batches) == -(-n // LENGTH)
 
 
+@pytest.mark.parametrize("tokens", [None, 1000])
+@pytest.mark.parametrize("n", [1, 3, 10, 1_000_000])
+def test_validation_on_blocks_spread_over_the_split(
+    prepared: str, streams: dict[str, np.ndarray], n: int, tokens: int | None
+) -> None:
+    """Each is the middle one of as many equal parts of the split as blocks are asked for, whatever the devices."""
+    blocks = np.array_split(streams["val"][1 : tokens + 1 if tokens else None], range(LENGTH, tokens or 4999, LENGTH))
+    count = min(n, len(blocks))
+    expected = [blocks[int((number + 0.5) * len(blocks) / count)].tolist() for number in range(count)]
+    for devices in (1, 3):
+        found: list[list[int]] = []
+        shares = [with_trainer(prepared, rank, devices, val_blocks=n, val_tokens=tokens) for rank in range(devices)]
+        for batches in zip(*(data.val_dataloader() for data in shares), strict=True):
+            rows = [row[row != IGNORED].tolist() for batch in batches for row in batch.targets]
+            found += [row for row in rows if row]
+        assert found == expected
+
+
 def test_fewer_validation_tokens_than_asked_for(prepared: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "anlit")
     batches = list(ready(prepared, val_tokens=10_000).val_dataloader())

@@ -103,6 +103,11 @@ def test_nothing_to_validate_on(tmp_path: Path, streams: dict[str, np.ndarray]) 
         ready(str(tmp_path / "own"))
 
 
+def test_no_validation_blocks(prepared: str) -> None:
+    with pytest.raises(UserError, match=r"--data.val_blocks is 0: set it to a positive number, or to null"):
+        ready(prepared, val_blocks=0)
+
+
 def test_a_negative_seed(prepared: str) -> None:
     with pytest.raises(UserError, match=r"--data.seed is -1: set it to 0 or a positive number"):
         ready(prepared, seed=-1)
