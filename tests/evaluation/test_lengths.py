@@ -166,15 +166,38 @@ def test_ranges_average_to_the_total_and_masking_makes_a_difference(run: Path) -
     assert checkpoint.model.model.document_masking is True  # as it was
 
 
-def test_folders_whose_remainders_end_in_between_have_no_change(data: Path, tmp_path: Path) -> None:
+def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(str(make_run(tmp_path / "mixed", data, GPT)), "cpu")
     assert checkpoint.config is not None
     paths = {"a": str(prepare(tmp_path / "a", n_val=101)), "b": str(prepare(tmp_path / "b", n_val=301))}
     checkpoint.config["data"] = {"class_path": "anlit.data.Mixture", "init_args": {"paths": paths}}
     found = measure(checkpoint, data_of(checkpoint), [16, 64], [True], 384, 256)
     assert [one.total.tokens for one in found] == [384, 384]
-    assert [one.change for one in found] == [None, None]
     assert [one.sequences for one in found] == [7 + 18, 2 + 5]
+    assert found[0].change is None
+    assert found[1].change is not None
+    assert found[1].change.loss == pytest.approx(found[1].total.loss - found[0].total.loss, rel=1e-9)
+
+
+def test_a_part_of_the_tokens_is_from_all_over_the_split(run: Path) -> None:
+    checkpoint = load_checkpoint(str(run), "cpu")
+    data = data_of(checkpoint)
+    available_targets(data)
+    data.val_context_length, data.val_batch_size = 64, 1
+    data.setup("validate")
+    n_pieces, n_chosen = (VAL_TOKENS - 1) // 64, 3
+    chosen = [int((number + 0.5) * n_pieces / n_chosen) for number in range(n_chosen)]
+    assert chosen[0] > 0
+    assert chosen[-1] < n_pieces - 1
+    for length in (16, 64):
+        expected = [
+            token_losses(checkpoint.model, batch.cut(length)).mean().item()
+            for number, batch in enumerate(data.val_dataloader())
+            if number in chosen
+        ]
+        found = of(measure(checkpoint, data_of(checkpoint), [16, 64], [True], 64 * n_chosen, 32), length, True)
+        assert found.total.loss == pytest.approx(np.mean(expected), rel=1e-5)
+        assert (found.total.tokens, found.sequences) == (64 * n_chosen, 64 * n_chosen // length)
 
 
 def test_too_little_memory_is_told_with_what_to_set(run: Path, monkeypatch) -> None:

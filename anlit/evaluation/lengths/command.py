@@ -62,7 +62,8 @@ def main(argv: list[str]) -> int:
     add("--data", metavar="PATH", help="prepared folder (default: the runs' own)")
     add("--lengths", metavar="N,…", help="tokens per sequence (default: 1, 4 and 16 times the training length)")
     many = (
-        f"validate on the first N tokens, rounded down to a multiple of every length (default: all, ≤ {MOST_TOKENS:,})"
+        "validate on N tokens, spread over the split and rounded down to a multiple of every length "
+        f"(default: all, ≤ {MOST_TOKENS:,})"
     )
     add("--tokens", type=int, metavar="N", help=many)
     batch = f"tokens per batch, which holds one sequence at least (default: {BATCH_TOKENS:,})"

@@ -29,8 +29,8 @@ class Measurement:
     masking: bool
     total: Estimate
     change: Estimate | None
-    """Loss less that at the training length, its error over blocks of the lengths' least common multiple; None at the
-    training length itself, without it, and where a folder's remainder makes the cuts differ."""
+    """Loss less that at the training length, its error over pieces of the lengths' least common multiple; None at the
+    training length itself and without it."""
     by_position: list[RangeLoss]
     """By position in the sequence."""
     by_document_position: list[RangeLoss] | None
@@ -53,13 +53,15 @@ def measure(
     batch_tokens: int,
     tell: Callable[[Measurement], None] = lambda _: None,
 ) -> list[Measurement]:
-    """The checkpoint's loss on the first `tokens` targets at every length, with and without document masking.
+    """The checkpoint's loss at every length, with and without document masking.
+
+    All lengths cut the same pieces of text, as long as their least common multiple and evenly spread over the split.
 
     Args:
         lengths: Tokens per sequence.
         masking: Values of `document_masking` to measure with.
-        tokens: A multiple of every length.
-        batch_tokens: Tokens per batch, which holds one sequence at least.
+        tokens: Targets to measure on, a multiple of every length; fewer where one of several folders ends in a piece.
+        batch_tokens: Tokens that the model reads at once, one sequence at least.
         tell: Called with each measurement when it is there.
 
     Raises:
@@ -68,17 +70,17 @@ def measure(
     decoder = checkpoint.model.model
     trained_with = decoder.document_masking
     found = []
-    block = math.lcm(*lengths)
+    piece = math.lcm(*lengths)
+    _spread(data, piece, tokens, batch_tokens)
     for masked in masking:
         decoder.document_masking = masked
         sums: dict[int, tuple[Floats, Floats]] = {}
         # The training length comes first: the others are compared with it.
         for length in sorted(lengths, key=lambda n: (n != checkpoint.training_length, n)):
-            batches = _batches(data, length, tokens, batch_tokens)
+            batches = _batches(data, length, batch_tokens)
             one, tally = _at_length(checkpoint, batches, length, masked, data.bytes_per_token())
-            if len(tally.losses) * length == tokens:  # else a folder's remainder ends in between
-                sums[length] = _blocks(tally, block)
-            if length != checkpoint.training_length and {length, checkpoint.training_length} <= sums.keys():
+            sums[length] = _pieces(tally, piece)
+            if length != checkpoint.training_length and checkpoint.training_length in sums:
                 reference, n = sums[checkpoint.training_length]
                 one = replace(one, change=estimate(sums[length][0] - reference, n))
             found.append(one)
@@ -89,16 +91,33 @@ def measure(
 
 def available_targets(data: TokenShards) -> int:
     """Targets in the validation split."""
-    data.val_tokens = None
+    data.val_tokens = data.val_blocks = None
     data.setup("validate")
     return data.val_dataloader().stream.n_targets
 
 
-def _batches(data: TokenShards, length: int, tokens: int, batch_tokens: int) -> Iterator[Batch]:
-    data.val_context_length, data.val_tokens = length, tokens
-    data.val_batch_size = max(1, batch_tokens // length)
+def _spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> None:
+    """Let the data validate on pieces of `piece` targets from all over the split, `tokens` in all."""
+    data.val_tokens = available_targets(data) // piece * piece
+    data.val_blocks = tokens // piece if tokens < data.val_tokens else None
+    data.val_context_length = piece
+    data.val_batch_size = max(1, batch_tokens // piece)
     data.setup("validate")
-    return iter(data.val_dataloader())
+
+
+def _batches(data: TokenShards, length: int, batch_tokens: int) -> Iterator[Batch]:
+    """The pieces, cut into sequences of `length`."""
+    rows = max(1, batch_tokens // length)
+    for pieces in data.val_dataloader():
+        cut = pieces.cut(length)
+        for first in range(0, len(cut.tokens), rows):
+            part = slice(first, first + rows)
+            yield cut._replace(
+                tokens=cut.tokens[part],
+                targets=cut.targets[part],
+                document_ids=cut.document_ids[part],
+                positions=cut.positions[part],
+            )
 
 
 def _at_length(
@@ -127,7 +146,7 @@ def _at_length(
         change=None,
         by_position=by_position.ranges(),
         by_document_position=by_document.ranges() if masked else None,
-        sequences=len(by_position.losses),
+        sequences=int((by_position.tokens.sum(1) > 0).sum()),
         bits_per_byte=bits,
         seconds=time.perf_counter() - begun,
     )
@@ -159,7 +178,7 @@ def _without_head(decoder: Any) -> Iterator[None]:
         del decoder.logits
 
 
-def _blocks(tally: Tally, length: int) -> tuple[Floats, Floats]:
-    """Summed loss and counted targets of each block of `length` tokens, the same text whatever the sequences."""
+def _pieces(tally: Tally, length: int) -> tuple[Floats, Floats]:
+    """Summed loss and counted targets of each piece of `length` tokens, the same text whatever the sequences."""
     each = length // tally.length
     return tally.losses.sum(1).reshape(-1, each).sum(1), tally.tokens.sum(1).reshape(-1, each).sum(1)

@@ -22,8 +22,8 @@ class Settings:
     lengths: tuple[int, ...] | None = None
     """Tokens per sequence; by default 1, 4 and 16 times each model's training length."""
     tokens: int | None = None
-    """Evaluate on the first so many targets of the validation split, rounded down to a multiple of every length; by
-    default on all, but no more than 1,048,576 or one sequence of the longest length."""
+    """Evaluate on so many targets, in pieces spread over the validation split, rounded down to a multiple of every
+    length; by default on all, but no more than 1,048,576 or one sequence of the longest length."""
     batch_tokens: int = BATCH_TOKENS
     """Tokens per batch; it holds one sequence at least."""
     masking: tuple[bool, ...] = (True, False)
