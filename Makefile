@@ -43,7 +43,7 @@ format: $(VENV)/.installed-dev  ## Format and sort imports
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-study: $(VENV)/.installed  ## GPT+, nGPT, anGPT tuned alike, five seeds each, with a report (two hours on 2 cores; BUDGET=1gpu)
+study: $(VENV)/.installed  ## GPT+, nGPT, anGPT tuned alike, three seeds each, with a report (an hour and a half on 2 cores; BUDGET=1gpu)
 	$(BIN)/anlit study --config configs/study/convergence.yaml --budget $(BUDGET) $(if $(filter cpu,$(BUDGET)),--jobs 2 --threads 1)
 
 sweep: $(VENV)/.installed  ## Repeat the tuning behind the demo (about two hours on 2 cores)
