@@ -212,6 +212,10 @@ def test_verdicts() -> None:
     assert verdict("unstable", same, theirs, 0, 0.005).startswith("open")
     assert verdict("unstable", same, theirs, 1, 0.005) == "holds: 1 of 4 seeds diverged"
     assert verdict("unstable", {1: 3.0, 2: 4.0, 3: 3.05}, theirs, 0, 0.005).startswith("holds")
+    worse = {1: 3.21, 2: 3.3, 3: 3.26}
+    assert verdict("unstable", worse, theirs, 0, 0.005).startswith("worse, but no seed diverged: +0.2067")
+    more = {**worse, 4: 1.0, 5: 9.0}  # seeds that only one of them has
+    assert verdict("worse", more, {**theirs, 6: 0.0}, 0, 0.005) == verdict("worse", worse, theirs, 0, 0.005)
     assert verdict("same", {}, theirs, 3, 0.005) == "open: too few finished seeds"
     with pytest.raises(UserError, match="choose one of same"):
         verdict("nicer", same, theirs, 0, 0.005)
