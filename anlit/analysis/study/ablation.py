@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,8 @@ def ablation(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     base = losses_by_seed(outcome.measured(baseline))
     if not base:
         return ["## Ablation", f"{baseline.title}, the baseline, has no finished run yet."]
-    rows, labels, means, bounds = [], [], [], []
+    rows, labels, bounds = [], [], []
+    means: list[float | str] = []
     for arm in outcome.study.arms:
         if arm is baseline:
             continue
@@ -34,16 +34,16 @@ def ablation(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         ours, theirs = shared(losses, base)
         test = difference(ours, theirs) if ours else None
         level = float(np.mean(list(theirs.values())))
-        change = 100 * (float(np.mean(list(ours.values()))) / level - 1) if ours else math.nan
+        change = 100 * (float(np.mean(list(ours.values()))) / level - 1) if ours else None
         interval = (100 * test.low / level, 100 * test.high / level) if test else None
         failed = _failed(outcome, arm)
         rows.append([
             arm.title, str(len(losses)), str(failed), spread(Summary(tuple(losses.values())), 4),
-            f"{-change:+.2f} %" if losses else NONE,
+            f"{-change:+.2f} %" if change is not None else NONE,
             f"{-interval[1]:+.2f} … {-interval[0]:+.2f} %" if interval else NONE, f"{test.p:.3g}" if test else NONE,
         ])  # fmt: skip
         labels.append(arm.title)
-        means.append(change)
+        means.append(change if change is not None else "failed" if failed else "not run")
         bounds.append(interval)
     path = outcome.output / "ablation.png"
     plots.changes(labels, means, bounds, path, baseline.title)

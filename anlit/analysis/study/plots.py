@@ -112,17 +112,30 @@ def trends(
         plt.close(figure)
 
 
-def changes(labels: Sequence[str], means: Sequence[float], bounds: Sequence[tuple[float, float] | None], path: Path,
-            baseline: str) -> None:  # fmt: skip
-    """Writes the change of the loss against a baseline, in per cent of it, with 95 % intervals; NaN for failed ones."""
+def changes(
+    labels: Sequence[str],
+    means: Sequence[float | str],
+    bounds: Sequence[tuple[float, float] | None],
+    path: Path,
+    baseline: str,
+) -> None:
+    """Writes the change of the loss against a baseline, in per cent of it, with 95 % intervals, or why there is none.
+
+    Args:
+        labels: The arms.
+        means: Their changes; a word where there is none.
+        bounds: Their intervals.
+        path: The picture.
+        baseline: What they are changes against.
+    """
     with plt.rc_context(STYLE):
         figure, ax = plt.subplots(figsize=(8.5, 1.4 + 0.42 * len(labels)), layout="constrained")
         places = range(len(labels))[::-1]
         for y, mean, interval in zip(places, means, bounds, strict=True):
-            colour = COLOURS[0] if mean < 0 else COLOURS[1]
-            if not np.isfinite(mean):
-                ax.text(0, y, "  failed", va="center", color=COLOURS[1])
+            if isinstance(mean, str):
+                ax.text(0, y, f"  {mean}", va="center", color=COLOURS[1])
                 continue
+            colour = COLOURS[0] if mean < 0 else COLOURS[1]
             ax.plot([mean], [y], "o", color=colour)
             if interval is not None:
                 ax.plot(interval, [y, y], "-", color=colour, linewidth=2)
@@ -133,7 +146,7 @@ def changes(labels: Sequence[str], means: Sequence[float], bounds: Sequence[tupl
         ax.set_yticks(list(places), labels)
         ax.set_ylim(-0.6, len(labels) - 0.2)
         ax.grid(axis="x", alpha=0.25, linewidth=0.6)
-        ax.set_xlabel(f"change of the final validation loss against {baseline} (%, 95 % interval; left is better)")
+        ax.set_xlabel(f"change of the final validation loss against\n{baseline} (%, 95 % interval; left is better)")
         figure.savefig(path, dpi=150)
         plt.close(figure)
 

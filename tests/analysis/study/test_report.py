@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,10 +13,13 @@ import pytest
 import yaml
 from scipy import stats
 
+from anlit.analysis.study import plots
 from anlit.analysis.study.ablation import verdict
 from anlit.analysis.study.plan import read_study
 from anlit.analysis.study.report import write
 from anlit.analysis.study.sections import good_range, power_law
+from anlit.analysis.study.selection import select
+from anlit.analysis.study.state import note_end, note_start
 from anlit.errors import UserError
 
 from .conftest import write_study
@@ -202,6 +206,23 @@ def test_the_ablation_orders_changes_and_tests_claims(folder: Path) -> None:
     assert page.row("anGPT against GPT+", 3)[2].startswith("holds: -0.1833 nats")
     assert page.row("GPT+ against anGPT", 3)[1:] == ["same within ±0.5 %", page.row("GPT+ against anGPT", 3)[2]]
     assert page.row("GPT+ against anGPT", 3)[2].startswith("fails: +0.1833 nats")
+
+
+def test_the_ablation_plot_tells_arms_that_failed_from_arms_not_run(folder: Path, monkeypatch) -> None:
+    arms = {name: {"title": name, "configs": ["gpt.yaml"], "settings": {"a.b": name}} for name in ("x", "y", "z")}
+    sections = [{"ablation": {"baseline": "x"}}]
+    study = read_study(write_study(folder, arms=arms, baseline=None, sections=sections), None)
+    train(study, folder / "out", lambda run, values, *_: 3.0 + 0.01 * values["seed"])
+    for run in study.measured_runs(select(study, folder / "out")):
+        if run.arm.name != "x":
+            shutil.rmtree(folder / "out" / run.name)
+        if run.arm.name == "y":
+            note_start(folder / "out" / run.name, "local")
+            note_end(folder / "out" / run.name, 1)
+    told: list = []
+    monkeypatch.setattr(plots, "changes", lambda labels, means, *_: told.append(dict(zip(labels, means, strict=True))))
+    write(study, folder / "out", "x")
+    assert told == [{"y": "failed", "z": "not run"}]
 
 
 def test_verdicts() -> None:
