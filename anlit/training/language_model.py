@@ -18,6 +18,7 @@ from anlit.errors import UserError
 from anlit.layers.cross_entropy import IGNORED
 from anlit.layers.sharded import whole
 from anlit.training.execution import Execution
+from anlit.training.loggers import is_logged
 from anlit.training.optimizers import parameter_groups
 from anlit.training.schedule import Schedule
 
@@ -85,7 +86,7 @@ class LanguageModel(L.LightningModule):
         super().__init__()
         self.vocab_size, self.context_length = vocab_size, context_length
         self.z_loss, self.make_optimizer, self.schedule = z_loss, optimizer, schedule
-        self.mean_loss = MeanMetric()
+        self.mean_loss = MeanMetric(nan_strategy="disable")  # a NaN shows, and no batch is looked at for one
         self.execution, self._is_configured = execution, False
 
     def configure_model(self) -> None:
@@ -129,8 +130,17 @@ class LanguageModel(L.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss, objective = self.loss_of(batch, self.z_loss)
-        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=self.trainer.world_size > 1)
+        loss = loss.detach()
+        if is_logged(self.trainer, self.trainer.global_step + 1):
+            loss = self.trainer.strategy.reduce(loss.clone(), reduce_op="mean")
+        self.log("train/loss", loss)  # with `sync_dist` or `prog_bar` every step would wait for the device
+        self._loss = loss
         return objective
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Show the loss in the progress bar where it is looked at in any case."""
+        if self.device.type == "cpu" or is_logged(self.trainer, self.trainer.global_step):
+            self.log("loss", self._loss.cpu(), prog_bar=True, logger=False)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         loss, _ = self.loss_of(batch)
@@ -182,7 +192,8 @@ class LanguageModel(L.LightningModule):
             self.on_gradient_norm(norm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.log("train/learning_rate", torch.as_tensor(rate))  # a number would be sent to the device, which waits
         super().optimizer_step(*args, **kwargs)
         # Lightning does so only after the next forward pass, whose activations would lie beside these gradients.
         self.trainer.optimizers[0].zero_grad()

@@ -1,13 +1,21 @@
-"""metrics.csv that a resumed run continues; Lightning's own writer deletes the earlier rows."""
+"""Which steps are logged, and metrics.csv, which a resumed run continues: Lightning's own writer deletes its rows."""
 
 import csv
 import os
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 from lightning.pytorch.loggers import CSVLogger as LightningCSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
+
+
+def is_logged(trainer: L.Trainer, step: int) -> bool:
+    """Whether loggers are told of optimizer step number `step`, from 1; in the other steps nothing is to wait for the
+    device."""
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return every > 0 and step % every == 0
 
 
 class _AppendingWriter(ExperimentWriter):

@@ -150,3 +150,13 @@ def test_a_model_built_in_python_is_loaded_from_its_checkpoint(architecture, tmp
     assert torch.equal(loaded(tokens), model(tokens))
     assert loaded.model.blocks[0].attention.mechanism.tau == 3.0
     assert loaded.schedule == Schedule(final=0.5)
+
+
+def test_a_validation_loss_that_is_not_a_number_is_shown() -> None:
+    """torchmetrics would by default leave the batch out of the mean, and so flatter the model."""
+    model = tiny(AnGPT)
+    batch = next(iter(batches(4, 16)))
+    for loss in (1.0, math.nan):
+        model.loss_of = lambda _, loss=loss: (torch.tensor(loss), None)
+        model.validation_step(batch, 0)
+    assert model.mean_loss.compute().isnan()

@@ -48,9 +48,13 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self.interruption.listen()
+        # With several ranks Lightning asks before every batch whether the first one was sent SIGTERM, and waits for the
+        # device to hear it; that signal does not reach it now.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.interruption.restore()
+        vars(trainer.fit_loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
+from anlit.training.loggers import is_logged
+
 # Lightning's table gives the H200 twice its dense bf16 peak; NVIDIA's data sheet says 989 TFLOP/s without sparsity.
 DENSE_PEAK = {"h200": {torch.bfloat16: 989e12, torch.float16: 989e12}}
 PERCENTILES = (50, 90, 99)
@@ -137,7 +139,7 @@ class Throughput(L.Callback):
             return
         self._step = trainer.global_step
         self._steps.mark()
-        if self._step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        if is_logged(trainer, self._step):
             self._log(trainer, pl_module)
 
     def _log(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -152,7 +154,8 @@ class Throughput(L.Callback):
             for percent, value in zip(PERCENTILES, np.percentile(times, PERCENTILES), strict=True):
                 values[f"train/step_seconds_p{percent}"] = float(value)
         pl_module.log_dict(values | peak_memory(pl_module.device))
-        pl_module.log("train/tokens_per_second", tokens / seconds, prog_bar=True)
+        # On the host, because Lightning looks at what the progress bar shows in every step.
+        pl_module.log("train/tokens_per_second", torch.tensor(tokens / seconds), prog_bar=True)
         self._start_interval()
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

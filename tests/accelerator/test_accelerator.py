@@ -1,0 +1,45 @@
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.accelerator.device import CAN_REGISTER
+from tests.accelerator.fit import LAST_STEP, LOGGED_EVERY
+from tests.models.tiny import ARCHITECTURES
+
+pytestmark = pytest.mark.skipif(not CAN_REGISTER, reason="this torch cannot register a device from Python")
+architectures = pytest.mark.parametrize("architecture", [architecture.__name__ for architecture in ARCHITECTURES])
+
+
+def printed_by(*module: str) -> Any:
+    run = subprocess.run([sys.executable, "-m", *module], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, str | None]:
+    return printed_by("tests.accelerator.step")
+
+
+@architectures
+def test_a_step_mixes_no_devices_and_waits_for_nothing(architecture: str, found: dict[str, str | None]) -> None:
+    own = {name: error for name, error in found.items() if name.startswith(f"{architecture},")}
+    assert len(own) == 23
+    assert not any(own.values()), "\n".join(f"{name}: {error}" for name, error in own.items() if error)
+
+
+def test_it_would_be_seen(found: dict[str, str | None]) -> None:
+    assert "DataDependentOutputException" in (found["waiting"] or "")
+    assert "same device" in (found["mixing"] or "")
+
+
+@architectures
+def test_a_run_waits_only_where_it_logs(architecture: str) -> None:
+    """Neither our hooks and callbacks nor Lightning's do, with a progress bar and checkpoints; once it has begun."""
+    waits = printed_by("tests.accelerator.fit", architecture)
+    assert any("a number is read" in wait for wait in waits[str(LOGGED_EVERY)])
+    for step in range(2, LAST_STEP):
+        assert step == LOGGED_EVERY or not waits.get(str(step)), f"step {step}: {waits[str(step)]}"
