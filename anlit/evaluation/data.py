@@ -36,6 +36,28 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
     return data
 
 
+def available_targets(data: TokenShards) -> int:
+    """Targets in the validation split."""
+    data.val_tokens = data.val_blocks = None
+    data.setup("validate")
+    return data.val_dataloader().stream.n_targets
+
+
+def spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> None:
+    """Let the data validate on pieces of `piece` targets, evenly spread over the split.
+
+    Args:
+        piece: No longer than the split.
+        tokens: In all, a multiple of `piece`; all whole pieces where there are fewer.
+        batch_tokens: In a batch, one piece at least.
+    """
+    data.val_tokens = available_targets(data) // piece * piece
+    data.val_blocks = tokens // piece if tokens < data.val_tokens else None
+    data.val_context_length = piece
+    data.val_batch_size = max(1, batch_tokens // piece)
+    data.setup("validate")
+
+
 def _class(class_path: str, checkpoint: Checkpoint) -> Any:
     module, _, name = class_path.rpartition(".")
     try:

@@ -43,12 +43,18 @@ def measured(run: Path, lengths: list[int], tokens: int, masked: bool | None = N
     return diagnose(checkpoint, data_of(checkpoint), lengths, tokens, masked)
 
 
+def spread_over(length: int, n_rows: int) -> list[int]:
+    """The numbers of `n_rows` sequences from all over the validation split."""
+    n_sequences = (VAL_TOKENS - 1) // length
+    return [int((number + 0.5) * n_sequences / n_rows) for number in range(n_rows)]
+
+
 def pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> dict[str, Any]:
     """Entropy and squared size of the average of each query: [name][layer][head] → list of (n, value)."""
     model = load_checkpoint(str(run), "cpu").model
-    tokens = random_text(VAL_TOKENS, 0)[: n_rows * length].astype(np.int64).reshape(n_rows, length)
-    blocks = random_text(VAL_TOKENS, 0)[: n_rows * length + 1].astype(np.int64)
-    blocks = np.stack([blocks[row * length : (row + 1) * length + 1] for row in range(n_rows)])
+    text = random_text(VAL_TOKENS, 0).astype(np.int64)
+    blocks = np.stack([text[place * length : (place + 1) * length + 1] for place in spread_over(length, n_rows)])
+    tokens = blocks[:, :-1]
     ids = document_ids(blocks, END)[:, :-1] if masked else np.zeros_like(tokens)
     found: dict[str, Any] = {"entropy": {}, "squared_average": {}}
 
@@ -75,7 +81,7 @@ def pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> dict[str,
 
 @pytest.mark.parametrize("masked", [True, False], ids=["documents", "one text"])
 def test_statistics_are_those_of_attention_pair_by_pair(run: Path, masked: bool) -> None:
-    """3 sequences of 40 tokens, longer than in training; by layer, head and bin of n."""
+    """3 sequences of 40 tokens, longer than in training, from all over the split; by layer, head and bin of n."""
     result = measured(run, [40], 101, masked)
     found, expected = result["lengths"][40], pair_by_pair(run, 40, 3, masked)
     assert result["masking"] is masked
@@ -101,14 +107,14 @@ def test_the_prediction_for_normal_scores_is_the_mean_over_the_bin(run: Path) ->
             assert head[:2] == pytest.approx([1, (two + three) / 2], rel=2e-3)
 
 
-def test_every_length_reads_its_tokens_from_the_beginning_in_whole_sequences(run: Path) -> None:
+def test_every_length_reads_whole_sequences_from_all_over_the_split(run: Path) -> None:
     """1,028 targets: at 1,000 one sequence; at 16 as many as asked for; the last 4 targets make none."""
     checkpoint = load_checkpoint(str(run), "cpu")
     data = data_of(checkpoint)
     text = random_text(VAL_TOKENS, 0)
-    for length, count in [(16, 64), (1000, 1)]:
-        tokens = torch.cat([batch.tokens for batch in sequences(data, length)])
-        assert tokens.flatten().tolist() == text[: count * length].tolist()
+    for length, asked, places in [(16, 10**6, range(64)), (16, 80, spread_over(16, 5)), (1000, 1, [0])]:
+        tokens = torch.cat([batch.tokens for batch in sequences(data, length, asked)])
+        assert tokens.tolist() == [text[place * length : (place + 1) * length].tolist() for place in places]
     assert measured(run, [16], 10**9)["lengths"][16]["tokens"] == 64 * 16
     assert measured(run, [16], 17)["lengths"][16]["tokens"] == 32
 
@@ -116,7 +122,7 @@ def test_every_length_reads_its_tokens_from_the_beginning_in_whole_sequences(run
 def test_batches_are_as_large_as_the_limit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = data_of(load_checkpoint(str(run), "cpu"))
     monkeypatch.setattr(module, "BATCH_TOKENS", 100)
-    assert {len(batch.tokens) for batch in sequences(data, 32)} == {3, 2}
+    assert {len(batch.tokens) for batch in sequences(data, 32, 10**6)} == {3, 2}
 
 
 def test_masking_is_that_of_training_unless_told(tmp_path: Path, data: Path) -> None:

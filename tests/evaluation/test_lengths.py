@@ -19,9 +19,9 @@ from anlit.data import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.arms import Origin, group_by_seed, mean_and_sd
 from anlit.evaluation.checkpoint import Checkpoint, load_checkpoint
-from anlit.evaluation.data import data_of
+from anlit.evaluation.data import available_targets, data_of
 from anlit.evaluation.lengths import measure as lengths_measure
-from anlit.evaluation.lengths.measure import Measurement, available_targets, measure, token_losses
+from anlit.evaluation.lengths.measure import Measurement, measure, token_losses
 from anlit.evaluation.lengths.tally import Tally, estimate
 from tests.data.prepared import VOCABULARY, write_prepared
 from tests.evaluation.saved import LENGTH, VAL_TOKENS, make_run, prepare, save, small

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from anlit.data.batch import IGNORED, Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.checkpoint import Checkpoint, load_checkpoint
-from anlit.evaluation.data import data_of
+from anlit.evaluation.data import available_targets, data_of, spread
 from anlit.evaluation.options import parse_lengths
 from anlit.evaluation.report import header, output_folder
 
@@ -34,7 +35,7 @@ def diagnose(
 
     Args:
         checkpoint: The model; its document masking is set to `masked`.
-        data: Whose validation split is read, from its beginning.
+        data: Whose validation split is read, in sequences that are evenly spread over it.
         lengths: Tokens in a sequence, each measured by itself.
         tokens: How many are read at each length, rounded up to a whole sequence.
         masked: Whether tokens attend within their document only; None leaves it as the model was trained.
@@ -59,12 +60,9 @@ def _at_length(checkpoint: Checkpoint, data: TokenShards, length: int, tokens: i
     model, edges = checkpoint.model, bin_edges(length)
     read = 0
     with observed(model, edges, ranges(length - 1)) as layers:
-        for batch in sequences(data, length):
-            rows = min(len(batch.tokens), -(-(tokens - read) // length))
-            model(batch.tokens[:rows].to(checkpoint.device), batch.document_ids[:rows].to(checkpoint.device))
-            read += rows * length
-            if read >= tokens:
-                break
+        for batch in sequences(data, length, tokens):
+            model(batch.tokens.to(checkpoint.device), batch.document_ids.to(checkpoint.device))
+            read += batch.tokens.numel()
     if not read:
         raise UserError(
             f"{data.path}/val has no {length:,} tokens in a row: leave {length} out of --lengths, or set --data"
@@ -83,11 +81,13 @@ def _at_length(checkpoint: Checkpoint, data: TokenShards, length: int, tokens: i
     }
 
 
-def sequences(data: TokenShards, length: int) -> Iterator[Batch]:
-    """The validation split from its beginning, in sequences of `length` tokens; a shorter rest is left out."""
-    data.context_length = data.val_context_length = length
-    data.val_tokens, data.val_batch_size = None, max(1, BATCH_TOKENS // length)
-    data.setup("validate")
+def sequences(data: TokenShards, length: int, tokens: int) -> Iterator[Batch]:
+    """Whole sequences of `length` tokens, evenly spread over the validation split, for `tokens` at least if it has so
+    many."""
+    data.context_length = length
+    if available_targets(data) < length:
+        return
+    spread(data, length, math.ceil(tokens / length) * length, BATCH_TOKENS)
     for batch in data.val_dataloader():
         whole = batch.targets[:, -1] != IGNORED
         if whole.any():

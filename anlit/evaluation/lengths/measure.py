@@ -16,6 +16,7 @@ from anlit.data.batch import IGNORED, Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.checkpoint import Checkpoint
+from anlit.evaluation.data import spread
 from anlit.evaluation.lengths.tally import Estimate, Floats, RangeLoss, Tally, estimate
 
 LOGITS_AT_ONCE = 1 << 26  # numbers; 256 MiB in float32
@@ -71,7 +72,7 @@ def measure(
     trained_with = decoder.document_masking
     found = []
     piece = math.lcm(*lengths)
-    _spread(data, piece, tokens, batch_tokens)
+    spread(data, piece, tokens, batch_tokens)
     for masked in masking:
         decoder.document_masking = masked
         sums: dict[int, tuple[Floats, Floats]] = {}
@@ -87,22 +88,6 @@ def measure(
             tell(one)
     decoder.document_masking = trained_with
     return sorted(found, key=lambda one: (not one.masking, one.length))
-
-
-def available_targets(data: TokenShards) -> int:
-    """Targets in the validation split."""
-    data.val_tokens = data.val_blocks = None
-    data.setup("validate")
-    return data.val_dataloader().stream.n_targets
-
-
-def _spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> None:
-    """Let the data validate on pieces of `piece` targets from all over the split, `tokens` in all."""
-    data.val_tokens = available_targets(data) // piece * piece
-    data.val_blocks = tokens // piece if tokens < data.val_tokens else None
-    data.val_context_length = piece
-    data.val_batch_size = max(1, batch_tokens // piece)
-    data.setup("validate")
 
 
 def _batches(data: TokenShards, length: int, batch_tokens: int) -> Iterator[Batch]:

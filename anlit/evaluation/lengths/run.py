@@ -11,8 +11,8 @@ from rich.progress import Progress
 from anlit.errors import UserError
 from anlit.evaluation.arms import Origin, group_by_seed, mean_and_sd
 from anlit.evaluation.checkpoint import find_device, find_file, load_checkpoint
-from anlit.evaluation.data import data_of
-from anlit.evaluation.lengths.measure import Measurement, available_targets, measure
+from anlit.evaluation.data import available_targets, data_of
+from anlit.evaluation.lengths.measure import Measurement, measure
 from anlit.evaluation.lengths.report import Results
 from anlit.evaluation.lengths.settings import Settings
 from anlit.evaluation.report import describe, device_name, header
