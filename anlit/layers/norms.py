@@ -66,14 +66,14 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, gain, inverse = ctx.saved_tensors
-        normalised = x * inverse
-        product = upstream * normalised
+        product = upstream * x
         if gain is None:
-            along, dx, dgain = product.sum(-1, keepdim=True), upstream.clone(), None
+            along, scaled, dgain = product.sum(-1, keepdim=True), upstream, None
         else:
-            along, dx = (product @ gain)[..., None], upstream * gain
-            dgain = product.flatten(0, -2).sum(0).mul_(ctx.factor)
-        dx.addcmul_(normalised, along, value=-1).mul_(inverse * ctx.factor)
+            along, scaled = (product @ gain)[..., None], upstream * gain
+            dgain = (product.flatten(0, -2).mT @ inverse.flatten()).mul_(ctx.factor)
+        # (along · inverse) · inverse and not along · inverse²: where x is 0 the inverse is near the largest float.
+        dx = torch.addcmul(scaled, x, along.mul_(inverse).mul_(inverse), value=-1).mul_(inverse * ctx.factor)
         return dx, dgain, None, None
 
 

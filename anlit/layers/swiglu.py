@@ -19,25 +19,23 @@ def swiglu(uz: Tensor) -> Tensor:
 
 
 class _SwiGLU(torch.autograd.Function):
-    """Keeps σ(z) where autograd keeps SiLU(z), so the backward pass has no exponential, and joins no gradients."""
+    """Writes the gradients of u and z where they belong, side by side, in as few passes as there are."""
 
     @staticmethod
     def forward(ctx: Any, uz: Tensor) -> Tensor:
         u, z = uz.chunk(2, dim=-1)
-        sigmoid = z.sigmoid()
-        ctx.save_for_backward(uz, sigmoid)
-        return (z * sigmoid).mul_(u)
+        activation = silu(z)
+        ctx.save_for_backward(uz, activation)
+        return activation * u
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> Tensor:
-        uz, sigmoid = ctx.saved_tensors
+        uz, activation = ctx.saved_tensors
         u, z = uz.chunk(2, dim=-1)
         gradient = torch.empty_like(uz)
         du, dz = gradient.chunk(2, dim=-1)
-        activation = z * sigmoid
         torch.mul(upstream, activation, out=du)
-        # SiLU'(z) = σ + zσ(1 − σ)
-        slope = activation.addcmul_(activation, sigmoid, value=-1).add_(sigmoid)
-        torch.mul(slope.mul_(u), upstream, out=dz)
+        torch.mul(upstream, u, out=dz)
+        torch.ops.aten.silu_backward.grad_input(dz, z, grad_input=dz)
         return gradient

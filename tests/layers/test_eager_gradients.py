@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anlit.layers import norms, swiglu
+from anlit.layers import norms, positions, swiglu
 from anlit.layers.eager import is_trained_eagerly_on_cpu
 
 SHAPES = [(5, 8), (2, 3, 7, 8)]
@@ -47,6 +47,15 @@ def test_swiglu(shape, monkeypatch) -> None:
     both_ways(monkeypatch, swiglu, swiglu.swiglu, normal(*shape))
 
 
+@pytest.mark.parametrize("kind", [positions.RoPE(0.5), positions.RoPE(1.0), positions.PRoPE()])
+@pytest.mark.parametrize("index", [None, torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])], ids=["one", "documents"])
+def test_rotation(kind, index, monkeypatch) -> None:
+    heads = normal(2, 5, 3 * 8)
+    both_ways(
+        monkeypatch, positions, lambda x: kind(x.unflatten(-1, (3, 8)).transpose(1, 2)[:, :2], index=index)[0], heads
+    )
+
+
 def test_parts_of_a_larger_tensor_are_taken_as_they_are(monkeypatch) -> None:
     """As heads lie inside of a joined projection."""
     both_ways(
@@ -71,3 +80,9 @@ def test_compilers_inference_and_other_devices_get_the_formula() -> None:
     with torch.no_grad():
         assert not is_trained_eagerly_on_cpu(x + 1)
     assert not is_trained_eagerly_on_cpu(torch.ones(2, device="meta", requires_grad=True))
+
+
+def test_the_gradient_at_a_zero_vector_is_a_number() -> None:
+    x = torch.zeros(2, 4, requires_grad=True)
+    norms.unit(x).sum().backward()
+    assert x.grad.isfinite().all()
