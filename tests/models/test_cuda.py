@@ -1,10 +1,14 @@
 """On a CUDA device: the same numbers as on CPU, compiled too, without waiting; a bf16 run. Skips itself elsewhere."""
 
+from typing import Any
+
+import lightning as L
 import pytest
 import torch
 
 from anlit import Plain, ScaleInvariant
 from anlit.layers.float8 import CAPABILITY, Float8Product
+from anlit.training.callbacks import NormMonitor, StopOnNonFinite, Throughput
 from anlit.training.execution import Execution
 from anlit.training.optimizers import parameter_groups
 from tests.models.tiny import ARCHITECTURES, SIZE, fit, random_tokens, tiny
@@ -66,6 +70,28 @@ def test_a_compiled_step_never_waits_and_gives_the_same(architecture) -> None:
             seen.append(loss)
         losses.append(torch.stack(seen))
     torch.testing.assert_close(losses[0], losses[1], rtol=2e-3, atol=2e-3)
+
+
+class NoWaiting(L.Callback):
+    """Makes it an error to wait for the device in steps that are not logged; tests/accelerator/ asks it without one."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        step = trainer.global_step + 1
+        torch.cuda.set_sync_debug_mode("error" if step > 2 and step % 10 else "default")
+
+    def on_train_end(self, *_: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_run_waits_only_where_it_logs(architecture) -> None:
+    callbacks = [StopOnNonFinite(), Throughput(), NormMonitor(), NoWaiting()]
+    settings = {"precision": "bf16-mixed", "log_every_n_steps": 10, "enable_progress_bar": True}
+    try:
+        model = fit(tiny(architecture), 14, accelerator="gpu", callbacks=callbacks, **settings)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert model.trainer.global_step == 14
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
