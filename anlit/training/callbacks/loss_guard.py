@@ -204,7 +204,8 @@ class LossGuard(L.Callback):
         if step == self._seen_step:  # several micro-batches make one step
             return
         self._seen_step = step
-        pl_module.log_dict({"guard/skipped": float(self.skipped), "guard/rolled_back": float(self.rolled_back)})
+        counts = {"guard/skipped": self.skipped, "guard/rolled_back": self.rolled_back}
+        pl_module.log_dict({name: torch.tensor(float(count)) for name, count in counts.items()})  # left on the host
         if self.every_n_steps and step % self.every_n_steps == 0 and not self._was_skipped:
             bad = trainer.strategy.reduce(n_non_finite(pl_module, trainer.optimizers[0]).float(), reduce_op="sum")
             if not bool(bad):
