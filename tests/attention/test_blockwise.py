@@ -1,5 +1,8 @@
 """Our kernel for CPUs: every mechanism, gradients of q, k, v and of what is learned, at lengths around its blocks."""
 
+import multiprocessing
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ from anlit import Plain, ScaleInvariant
 from anlit.attention.around import AroundAttention
 from anlit.attention.attention import Attention
 from anlit.attention.backends import blockwise, eager
-from anlit.attention.backends.blockwise import blocks, operator
+from anlit.attention.backends.blockwise import blocks, operator, workers
 from anlit.attention.documents import Documents
 from tests.attention.test_backends import HEADS, MECHANISMS, WIDTH, compare, documents, inputs, packings, run
 
@@ -73,7 +76,7 @@ def test_nothing_is_kept_without_gradients() -> None:
     q, k, v, _ = inputs(33, torch.float32)
     mechanism = Plain().for_layer(HEADS, WIDTH, 0)
     for keeps, numbers in ((False, 0), (True, 2 * HEADS * 33 * 33)):
-        _, kept = operator.blockwise_attention(q, k, v, None, None, None, None, keeps)
+        _, kept = operator.blockwise_attention(q, k, v, None, None, None, None, keeps, 1)
         assert kept.numel() == numbers
     torch.testing.assert_close(
         blockwise.attend(q, k, v, mechanism, documents(33, False), 0.0),
@@ -81,16 +84,78 @@ def test_nothing_is_kept_without_gradients() -> None:
     )
 
 
+@pytest.mark.parametrize(("n_rows", "n_heads", "n"), [(8, 4, 2), (7, 4, 3), (2, 8, 3), (1, 4, 2), (2, 2, 9), (1, 1, 4)])
+def test_shares_are_all_of_it_once_and_nearly_equal(n_rows, n_heads, n) -> None:
+    seen = torch.zeros(n_rows, n_heads)
+    found = blocks.shares(n_rows, n_heads, n)
+    sizes = []
+    for share in found:
+        part = share.of(seen)
+        part += 1
+        sizes.append(part.numel())
+    assert (seen == 1).all()
+    assert len(found) == min(n, max(n_rows, n_heads))
+    assert max(sizes) - min(sizes) <= min(n_rows, n_heads)
+
+
 @packings
 @pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
-def test_it_is_an_operator_of_torch(room, packed, monkeypatch) -> None:
+@pytest.mark.parametrize("n_shares", [2, HEADS])
+@pytest.mark.parametrize("name", ["learned per head", "ALiBi", "window"])
+def test_shares_change_nothing(name, n_shares, room, packed, monkeypatch) -> None:
+    """Of sequences and of heads; gradients of tables that all share or that are of one head."""
+    monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
+    q, k, v, probe = inputs(70, torch.float64)
+    bounds = documents(70, packed).bounds
+    starts = None if bounds is None else bounds[0]
+    a, m, window = {
+        "learned per head": (*torch.rand(2, HEADS, 70, dtype=torch.float64), None),
+        "ALiBi": (torch.rand(70, dtype=torch.float64), torch.rand(HEADS, 70, dtype=torch.float64), None),
+        "window": (None, torch.rand(1, 70, dtype=torch.float64), 40),
+    }[name]
+    results = []
+    for n in (1, n_shares):
+        own = [None if x is None else x.clone().requires_grad_() for x in (q, k, v, a, m)]
+        out, _ = operator.blockwise_attention(*own, starts, window, True, n)
+        (out * probe).sum().backward()
+        results.append([out, *(x.grad for x in own if x is not None)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_threads_compute_in_inference_mode_and_after_a_fork(monkeypatch) -> None:
+    """A fork copies the list of threads and not the threads."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(blockwise, "SHARED_PAIRS", 0)
+    q, k, v, _ = inputs(40, torch.float64)
+    attend = partial(blockwise.attend, q, k, v, Plain().for_layer(HEADS, WIDTH, 0), documents(40, False), 0.0)
+    expected = eager.attend(*attend.args)
+    with torch.inference_mode():
+        torch.testing.assert_close(attend(), expected)
+    assert workers._pools
+    child = multiprocessing.get_context("fork").Process(target=attend)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_the_number_of_threads_stays() -> None:
+    before = torch.get_num_threads()
+    assert workers.run([torch.get_num_threads] * 3) == [1, 1, 1]
+    assert torch.get_num_threads() == before
+
+
+@packings
+@pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
+@pytest.mark.parametrize("n_shares", [1, 2])
+def test_it_is_an_operator_of_torch(n_shares, room, packed, monkeypatch) -> None:
     """Its fake kernels, its schema and its autograd formula are what torch.compile relies on."""
     monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
     q, k, v, _ = inputs(70, torch.float64)
     a, m = torch.rand(2, HEADS, 70, dtype=torch.float64)
     bounds = documents(70, packed).bounds
     starts = None if bounds is None else bounds[0]
-    arguments = (*(x.requires_grad_() for x in (q, k, v, a, m)), starts, 40, True)
+    arguments = (*(x.requires_grad_() for x in (q, k, v, a, m)), starts, 40, True, n_shares)
     torch.library.opcheck(torch.ops.anlit.blockwise_attention.default, arguments)
 
 

@@ -41,9 +41,8 @@ PREFERRED: dict[str, tuple[str, ...]] = {
     # `anlit benchmark attention --preset cpu`: see the README's table. flex has no backward pass here.
     "cpu": ("sdpa", "eager"),
 }
-# On a CPU with one thread, for mechanisms that change logits by distance or have a window, for which sdpa needs a T × T
-# mask. With several threads its many small operations wait for each other where another program has a core.
-PREFERRED_ON_ONE_THREAD = ("blockwise", "sdpa", "eager")
+# On a CPU, for mechanisms that change logits by distance or have a window, for which sdpa needs a T × T mask.
+PREFERRED_BY_DISTANCE = ("blockwise", "sdpa", "eager")
 ELSEWHERE = ("sdpa", "eager")
 
 _log = logging.getLogger("anlit.attention")
@@ -92,8 +91,8 @@ def _first_possible(device_type: str, mechanism: Mechanism, q: Tensor | None, dr
     """Of the preferred back ends the first possible, which there always is, and why not those before it."""
     reasons = []
     preferred = PREFERRED.get(device_type, ELSEWHERE)
-    if device_type == "cpu" and mechanism.depends_on_distance and torch.get_num_threads() == 1:
-        preferred = PREFERRED_ON_ONE_THREAD
+    if device_type == "cpu" and mechanism.depends_on_distance:
+        preferred = PREFERRED_BY_DISTANCE
     for name in preferred:
         if (reason := _reason_against(name, mechanism, q, dropout)) is None:
             break

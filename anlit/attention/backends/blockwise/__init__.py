@@ -4,8 +4,7 @@ Gradients are written by hand, so nothing T × T is ever made, and keys that no 
 The tables of a and m over distance are read as matrices that all blocks share, without an index for each pair; the
 causal limit and the window cost nothing beside them: they are −∞ in the table of m.
 
-Its operations are many and small. One thread each is what suits them; several have to wait for each other after every
-one, which is slow where another program has a core.
+Its operations are many and small, so it shares the sequences out to threads of one core each: see `workers`.
 """
 
 import torch
@@ -15,6 +14,9 @@ from anlit.attention.backends.blockwise.operator import blockwise_attention
 from anlit.attention.backends.eager import distance_tables, with_gain
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
+
+SHARED_PAIRS = 2**17
+"""Pairs of query and key, over sequences and heads, from which on threads are worth their start."""
 
 
 def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
@@ -35,7 +37,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     keeps = torch.is_grad_enabled() and bool(differentiated)
     wide = torch.promote_types(q.dtype, torch.float32)
     inputs = (x.to(wide) for x in (rows, k, v))
-    out, _ = blockwise_attention(*inputs, a, m, starts, mechanism.window, keeps)
+    n_pairs = q.shape[0] * q.shape[1] * q.shape[2] ** 2
+    n_shares = torch.get_num_threads() if n_pairs >= SHARED_PAIRS else 1
+    out, _ = blockwise_attention(*inputs, a, m, starts, mechanism.window, keeps, n_shares)
     return out.to(v.dtype)
 
 

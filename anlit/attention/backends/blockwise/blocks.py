@@ -54,6 +54,34 @@ def blocks(n_rows: int, length: int, starts: Tensor | None, window: int | None) 
     ]
 
 
+class Share(NamedTuple):
+    """Some of the sequences and heads, which need nothing of the others."""
+
+    rows: slice
+    heads: slice
+
+    def of(self, x: Tensor) -> Tensor:
+        """The part of x (B, H, …), a view."""
+        return x[self.rows, self.heads]
+
+    def of_table(self, table: Tensor) -> Tensor:
+        """The part of a table over distance, (T,) or (H or 1, T), a view."""
+        return table if table.dim() == 1 or len(table) == 1 else table[self.heads]
+
+    def of_starts(self, starts: Tensor | None) -> Tensor | None:
+        """The part of (B, T), a view."""
+        return None if starts is None else starts[self.rows]
+
+
+def shares(n_rows: int, n_heads: int, n: int) -> list[Share]:
+    """At most n shares of nearly equal size: of the sequences, or of the heads where those are more and needed."""
+    by_rows = n_rows >= min(n, n_heads)
+    total = n_rows if by_rows else n_heads
+    n = min(n, total)
+    parts = [slice(total * number // n, total * (number + 1) // n) for number in range(n)]
+    return [Share(part, slice(None)) if by_rows else Share(slice(None), part) for part in parts]
+
+
 class Tables:
     """a and m over distance as the matrices that blocks need.
 

@@ -1,19 +1,21 @@
 """The kernel as operators of torch: `torch.compile` passes over them, autograd and FLOP counters know them.
 
-    anlit::blockwise_attention(q, k, v, a, m, starts, window, keeps) -> (out, kept)
+    anlit::blockwise_attention(q, k, v, a, m, starts, window, keeps, n_shares) -> (out, kept)
 
 q, k, v and out are (B, H, T, D); a and m tables over distance, (T,) or (H or 1, T), or None where trivial; `starts`,
 (B, T), where the document of each token begins, or None for one document. A query sees keys from there to itself, and
-at most `window` of them.
+at most `window` of them. The sequences, or where they are few the heads, are computed in `n_shares` threads.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from anlit.attention.backends.blockwise.blocks import QUERIES, Block, Tables, blocks
+from anlit.attention.backends.blockwise import workers
+from anlit.attention.backends.blockwise.blocks import QUERIES, Block, Share, Tables, blocks, shares
 
 KEPT_WEIGHTS = 2**22
 """Attention weights kept for the backward pass where there are no more than so many a layer (16 MB in float32);
@@ -30,24 +32,46 @@ def blockwise_attention(
     starts: Tensor | None,
     window: int | None,
     keeps: bool,
+    n_shares: int,
 ) -> tuple[Tensor, Tensor]:
     """The average of v, and if `keeps` what the backward pass needs, see `_kept`; all of one precision."""
-    length, width = q.shape[-2:]
     out, kept = _outputs(q), _kept(q, window, keeps)
+
+    def compute(share: Share, part: Tensor) -> None:
+        own_a, own_m = (None if table is None else share.of_table(table) for table in (a, m))
+        inputs = share.of(q), share.of(k), share.of(v), own_a, own_m, share.of_starts(starts)
+        _forward(*inputs, window, share.of(out), part)
+
     with torch.autocast(q.device.type, enabled=False):
-        rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
-        tables = Tables(a, m, length, window, q)
-        for block, place in _placed(q, starts, window):
-            logits = tables.to_logits(_product(block.queries(rows), block.keys(k).mT), block, starts)
-            if keeps and kept.dim() == 1:
-                weights = kept[place : place + logits.numel()].view(logits.shape)
-                torch.softmax(logits, -1, out=weights)
-            else:
-                weights = logits.softmax(-1)
-            if kept.dim() == 3:  # the largest weight is exp(largest logit)/Z, and not small
-                block.queries(kept)[:] = logits.amax(-1) - weights.amax(-1).log()
-            block.queries(out)[:] = _product(weights, block.keys(v))
+        workers.run([partial(compute, *shared) for shared in _shared(q, kept, n_shares)])
     return out, kept
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None,
+    m: Tensor | None,
+    starts: Tensor | None,
+    window: int | None,
+    out: Tensor,
+    kept: Tensor,
+) -> None:
+    """One share, written into `out` and `kept`."""
+    length, width = q.shape[-2:]
+    rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
+    tables = Tables(a, m, length, window, q)
+    for block, place in _placed(q, starts, window):
+        logits = tables.to_logits(_product(block.queries(rows), block.keys(k).mT), block, starts)
+        if kept.dim() == 1 and kept.numel():
+            weights = kept[place : place + logits.numel()].view(logits.shape)
+            torch.softmax(logits, -1, out=weights)
+        else:
+            weights = logits.softmax(-1)
+        if kept.dim() == 3:  # the largest weight is exp(largest logit)/Z, and not small
+            block.queries(kept)[:] = logits.amax(-1) - weights.amax(-1).log()
+        block.queries(out)[:] = _product(weights, block.keys(v))
 
 
 @torch.library.custom_op("anlit::blockwise_attention_backward", mutates_args=())
@@ -60,41 +84,87 @@ def blockwise_attention_backward(
     m: Tensor | None,
     starts: Tensor | None,
     window: int | None,
-    out: Tensor,
     kept: Tensor,
     of_tables: bool,
+    n_shares: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, a and m, empty ones where the last two are not asked for."""
-    length, width = q.shape[-2:]
+    gradients = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+    dq, dk, dv = gradients
+    parts = _shared(q, kept, n_shares)
+
+    def compute(share: Share, part: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        own_a, own_m = (None if table is None else share.of_table(table) for table in (a, m))
+        inputs = share.of(upstream), share.of(q), share.of(k), share.of(v), own_a, own_m, share.of_starts(starts)
+        return _backward_share(*inputs, window, part, of_tables, share.of(dq), share.of(dk), share.of(dv))
+
     with torch.autocast(q.device.type, enabled=False):
-        rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
-        tables = Tables(a, m, length, window, q)
-        dq, dk, dv = torch.empty_like(rows), torch.zeros_like(k), torch.zeros_like(v)
-        upstream = upstream.contiguous()
-        along = (upstream * out).sum(-1, keepdim=True)
-        d_gain, d_bias = (_zeros_of_matrix(table, q) if of_tables else None for table in (a, m))
-        for block, place in _placed(q, starts, window):
-            own, keys, gradient = block.queries(rows), block.keys(k), block.queries(upstream)
-            if kept.dim() == 1:
-                shape = (*own.shape[:3], keys.shape[2])
-                weights = kept[place : place + math.prod(shape)].view(shape)
-            else:
-                logits = tables.to_logits(_product(own, keys.mT), block, starts)
-                weights = logits.sub_(block.queries(kept)[..., None]).exp_()
-            _add_product(block.keys(dv), weights.mT, gradient)
-            d_logits = _product(gradient, block.keys(v).mT).sub_(block.queries(along)).mul_(weights)
-            if d_bias is not None:
-                _add_to(tables.part(d_bias, block), d_logits)
-            if d_gain is not None:
-                _add_to(tables.part(d_gain, block), d_logits * _product(own, keys.mT))
-            if tables.gain is not None:
-                d_logits.mul_(tables.part(tables.gain, block))
-            block.queries(dq)[:] = _product(d_logits, keys)
-            _add_product(block.keys(dk), d_logits.mT, own)
-        empty = q.new_empty(0)
-        da = tables.by_distance(d_gain, a) if d_gain is not None and a is not None else empty
-        dm = tables.by_distance(d_bias, m) if d_bias is not None and m is not None else empty.clone()
-    return dq.mul_(width**-0.5), dk, dv, da, dm
+        found = workers.run([partial(compute, *shared) for shared in parts])
+    da, dm = (torch.zeros_like(t) if of_tables and t is not None else q.new_zeros(0) for t in (a, m))
+    for (share, _), of_tables_own in zip(parts, found, strict=True):
+        for total, own in zip((da, dm), of_tables_own, strict=True):
+            if own is not None:
+                share.of_table(total).add_(own)
+    return dq, dk, dv, da, dm
+
+
+def _backward_share(
+    upstream: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None,
+    m: Tensor | None,
+    starts: Tensor | None,
+    window: int | None,
+    kept: Tensor,
+    of_tables: bool,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+) -> tuple[Tensor | None, Tensor | None]:
+    """One share: its gradients of q, k, v are written, those of a and m returned."""
+    length, width = q.shape[-2:]
+    rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
+    upstream = upstream.contiguous()
+    tables = Tables(a, m, length, window, q)
+    dk_sum, dv_sum = torch.zeros_like(k), torch.zeros_like(v)
+    d_gain, d_bias = (_zeros_of_matrix(table, q) if of_tables else None for table in (a, m))
+    for block, place in _placed(q, starts, window):
+        own, keys, gradient = block.queries(rows), block.keys(k), block.queries(upstream)
+        if kept.dim() == 1:
+            shape = (*own.shape[:3], keys.shape[2])
+            weights = kept[place : place + math.prod(shape)].view(shape)
+        else:
+            logits = tables.to_logits(_product(own, keys.mT), block, starts)
+            weights = logits.sub_(block.queries(kept)[..., None]).exp_()
+        _add_product(block.keys(dv_sum), weights.mT, gradient)
+        d_weights = _product(gradient, block.keys(v).mT)
+        d_logits = torch.ops.aten._softmax_backward_data.out(d_weights, weights, -1, q.dtype, grad_input=d_weights)
+        if d_bias is not None:
+            _add_to(tables.part(d_bias, block), d_logits)
+        if d_gain is not None:
+            _add_to(tables.part(d_gain, block), d_logits * _product(own, keys.mT))
+        if tables.gain is not None:
+            d_logits.mul_(tables.part(tables.gain, block))
+        torch.mul(_product(d_logits, keys), width**-0.5, out=block.queries(dq))
+        _add_product(block.keys(dk_sum), d_logits.mT, own)
+    dk.copy_(dk_sum)
+    dv.copy_(dv_sum)
+    da = tables.by_distance(d_gain, a) if d_gain is not None and a is not None else None
+    dm = tables.by_distance(d_bias, m) if d_bias is not None and m is not None else None
+    return da, dm
+
+
+def _shared(q: Tensor, kept: Tensor, n_shares: int) -> list[tuple[Share, Tensor]]:
+    """The shares, each with its own part of what is kept."""
+    n_rows, n_heads = q.shape[:2]
+    found, place = [], 0
+    for share in shares(n_rows, n_heads, n_shares):
+        size = kept.numel() // (n_rows * n_heads) * share.of(q[:, :, 0, 0]).numel()
+        found.append((share, share.of(kept) if kept.dim() == 3 else kept[place : place + size]))
+        place += size
+    return found
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
@@ -149,29 +219,29 @@ def _add_to(total: Tensor, gradient: Tensor) -> None:
 
 
 @blockwise_attention.register_fake
-def _(q, k, v, a, m, starts, window, keeps):
+def _(q, k, v, a, m, starts, window, keeps, n_shares):
     return _outputs(q), _kept(q, window, keeps)
 
 
 @blockwise_attention_backward.register_fake
-def _(upstream, q, k, v, a, m, starts, window, out, kept, of_tables):
+def _(upstream, q, k, v, a, m, starts, window, kept, of_tables, n_shares):
     tables = (torch.empty_like(t) if of_tables and t is not None else q.new_empty(0) for t in (a, m))
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)) + tuple(tables)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    *tensors, window, _ = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.window = window
+    *tensors, window, _, n_shares = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.window, ctx.n_shares = window, n_shares
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx, upstream: Tensor, _: Tensor | None):
-    *tensors, out, kept = ctx.saved_tensors
+    *tensors, kept = ctx.saved_tensors
     wants_a, wants_m = ctx.needs_input_grad[3:5]
-    gradients = blockwise_attention_backward(upstream, *tensors, ctx.window, out, kept, wants_a or wants_m)
-    dq, dk, dv, da, dm = gradients
-    return dq, dk, dv, da if wants_a else None, dm if wants_m else None, None, None, None
+    of_tables = wants_a or wants_m
+    dq, dk, dv, da, dm = blockwise_attention_backward(upstream, *tensors, ctx.window, kept, of_tables, ctx.n_shares)
+    return dq, dk, dv, da if wants_a else None, dm if wants_m else None, None, None, None, None
 
 
 blockwise_attention.register_autograd(_backward, setup_context=_setup_context)
