@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from anlit.attention import cache
 from anlit.attention.around import AroundAttention, QKClip
-from anlit.attention.backends import BACKENDS, check, choose
+from anlit.attention.backends import BACKENDS, LONG, check, choose
 from anlit.attention.documents import Documents
 from anlit.attention.gaussian import nu_att
 from anlit.attention.mechanism import Mechanism
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         self.dropout = dropout
         self.scales_output = around.output_scaling == "gaussian"
         self.clip = QKClip(around.qk_clip, mechanism.n_heads) if around.qk_clip is not None else None
-        self._chosen: dict[tuple[str, torch.dtype, bool], str] = {}
+        self._chosen: dict[tuple[str, torch.dtype, bool, bool], str] = {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """q, k, v: (B, H, T, D) → (B, H, T, D)."""
@@ -62,12 +62,13 @@ class Attention(nn.Module):
         return BACKENDS[self.backend_for(q)].attend(q, k, v, self.mechanism, documents, dropout)
 
     def backend_for(self, q: Tensor) -> str:
-        """The name of the back end for queries like these: chosen once for each device, precision, need of gradients.
+        """The name of the back end for queries like these: chosen once for each device, precision, need of gradients,
+        and for short and for long sequences.
 
         Raises:
             UserError: The one that was asked for cannot do it on this device or in this precision.
         """
-        kind = _kind(q, q.dtype)
+        kind = _kind(q, q.dtype, q.shape[-2])
         if kind not in self._chosen:
             self._chosen[kind] = choose(self.backend, self.mechanism, q, self.dropout)
         return self._chosen[kind]
@@ -85,8 +86,8 @@ class Attention(nn.Module):
         if isinstance(documents, cache.Continuation) and documents.n_before:
             return
         dtype = computing_dtype(h)
-        if (name := self._chosen.get(_kind(h, dtype))) is None:
-            shape = (1, self.mechanism.n_heads, 1, self.mechanism.d_head)
+        if (name := self._chosen.get(_kind(h, dtype, h.shape[1]))) is None:
+            shape = (1, self.mechanism.n_heads, h.shape[1], self.mechanism.d_head)
             q = torch.empty(shape, dtype=dtype, device=h.device, requires_grad=h.requires_grad)
             with torch.set_grad_enabled(h.requires_grad):
                 name = self.backend_for(q)
@@ -111,6 +112,6 @@ def computing_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def _kind(x: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype, bool]:
+def _kind(x: Tensor, dtype: torch.dtype, length: int) -> tuple[str, torch.dtype, bool, bool]:
     """What the choice of a back end depends on, beside the mechanism."""
-    return x.device.type, dtype, x.requires_grad
+    return x.device.type, dtype, x.requires_grad, length >= LONG

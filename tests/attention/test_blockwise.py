@@ -33,7 +33,7 @@ def test_blockwise_is_eager(name, room, packed, monkeypatch) -> None:
 
 @pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
 @pytest.mark.parametrize(
-    ("length", "packed"), [(n, False) for n in (1, 2, 63, 64, 65, 200)] + [(n, True) for n in (63, 64, 65, 200)]
+    ("length", "packed"), [(n, False) for n in (1, 2, 127, 128, 129, 300)] + [(n, True) for n in (127, 128, 129, 300)]
 )
 def test_any_length(length, packed, room, monkeypatch) -> None:
     monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
@@ -56,7 +56,8 @@ def test_documents_of_one_token() -> None:
     torch.testing.assert_close(blockwise.attend(q, k, v, ScaleInvariant(), alone, 0.0), v)
 
 
-def test_what_documents_hide_is_not_computed() -> None:
+def test_what_documents_hide_is_not_computed(monkeypatch) -> None:
+    monkeypatch.setattr(blocks, "QUERIES", 64)
     starts = torch.tensor([[0] * 100 + [100] * 156, [0] * 256], dtype=torch.int32)
     pairs = [(b.row, b.first, b.begin) for b in blocks.blocks(2, 256, starts, None)]
     assert pairs == [

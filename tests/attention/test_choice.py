@@ -42,11 +42,14 @@ def on_cuda(dtype: torch.dtype = torch.bfloat16, width: int = 64) -> Tensor:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_on_cpu_auto_takes_sdpa_or_by_distance_blockwise(name: str) -> None:
+def test_on_cpu_auto_takes_sdpa_or_by_distance_blockwise_on_one_thread_or_far(name: str, monkeypatch) -> None:
     by_distance = any(part in name for part in ("scale-invariant", "log bias", "alibi", "window"))
-    assert choose("auto", SHIPPED[name], Q) == ("blockwise" if by_distance else "sdpa")
-    dropping = "eager" if SHIPPED[name].scales_with_distance else "sdpa"
-    assert choose("auto", SHIPPED[name], Q, dropout=0.1) == dropping
+    usual = "eager" if SHIPPED[name].scales_with_distance else "sdpa"
+    far = Q[..., :1, :].expand(-1, -1, 1024, -1)
+    for threads, q, expected in ((1, Q, "blockwise"), (2, Q, usual), (2, far, "blockwise")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert choose("auto", SHIPPED[name], q) == (expected if by_distance else "sdpa")
+        assert choose("auto", SHIPPED[name], q, dropout=0.1) == usual
 
 
 @pytest.mark.usefixtures("h200")
@@ -114,6 +117,7 @@ def test_what_flex_refuses() -> None:
 
 def test_what_auto_took_is_said_once_with_the_reasons(monkeypatch, caplog) -> None:
     monkeypatch.setattr(backends, "_said", set())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     with caplog.at_level(logging.INFO, logger="anlit.attention"):
         for _ in range(2):
             assert choose("auto", ScaleInvariant(), Q, dropout=0.1) == "eager"

@@ -41,8 +41,10 @@ PREFERRED: dict[str, tuple[str, ...]] = {
     # `anlit benchmark attention --preset cpu`: see the README's table. flex has no backward pass here.
     "cpu": ("sdpa", "eager"),
 }
-# On a CPU, for mechanisms that change logits by distance or have a window, for which sdpa needs a T × T mask.
+# On a CPU, for mechanisms that change logits by distance or have a window, for which sdpa needs a T × T mask: with one
+# thread, or from this length on. With several threads short sequences are too little work for it, as the README shows.
 PREFERRED_BY_DISTANCE = ("blockwise", "sdpa", "eager")
+LONG = 1024
 ELSEWHERE = ("sdpa", "eager")
 
 _log = logging.getLogger("anlit.attention")
@@ -91,7 +93,8 @@ def _first_possible(device_type: str, mechanism: Mechanism, q: Tensor | None, dr
     """Of the preferred back ends the first possible, which there always is, and why not those before it."""
     reasons = []
     preferred = PREFERRED.get(device_type, ELSEWHERE)
-    if device_type == "cpu" and mechanism.depends_on_distance:
+    is_long = q is not None and q.shape[-2] >= LONG
+    if device_type == "cpu" and mechanism.depends_on_distance and (is_long or torch.get_num_threads() == 1):
         preferred = PREFERRED_BY_DISTANCE
     for name in preferred:
         if (reason := _reason_against(name, mechanism, q, dropout)) is None:

@@ -1,4 +1,4 @@
-"""Our own attention for CPUs: every mechanism at the price of plain attention, by matrix products of 64 queries each.
+"""Our own attention for CPUs: every mechanism at the price of plain attention, by matrix products of 128 queries each.
 
 Gradients are written by hand, so nothing T × T is ever made, and keys that no query of a block can see are skipped.
 The tables of a and m over distance are read as matrices that all blocks share, without an index for each pair; the

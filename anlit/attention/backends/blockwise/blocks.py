@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-QUERIES = 64
+QUERIES = 128
 """In a block: enough for a matrix product, and few enough that little above the diagonal is computed in vain."""
 
 
