@@ -24,6 +24,7 @@ from anlit.benchmarks.attention_table import markdown, show, targets
 from anlit.benchmarks.attention_trials import matrix_peak, measure
 from anlit.benchmarks.record import environment
 from anlit.errors import UserError
+from anlit.training.execution import flush_denormals
 
 NAME = "attention"
 
@@ -82,6 +83,8 @@ def main(argv: list[str]) -> int:
     device = torch.device("cpu" if preset == "cpu" else "cuda")
     if device.type == "cuda" and not cuda:
         raise UserError(f"--preset {preset} needs a CUDA device, and there is none: choose --preset cpu")
+    if device.type == "cpu":
+        flush_denormals()  # as a run does
     changes = {
         "widths": given.widths,
         "lengths": given.lengths,

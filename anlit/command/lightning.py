@@ -35,6 +35,7 @@ from anlit.training.callbacks import (
     Throughput,
 )
 from anlit.training.checkpoint_io import AtomicCheckpointIO
+from anlit.training.execution import flush_denormals
 from anlit.training.initial_weights import load_initial_weights
 from anlit.training.interruption import TRY_AGAIN, Preempted
 from anlit.training.language_model import LanguageModel
@@ -188,6 +189,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("anlit").setLevel(logging.INFO)
     logging.basicConfig(format="%(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    flush_denormals()  # before torch starts its threads
     for noise in (
         ".*args parameter is intended.*",
         ".*does not have many workers.*",

@@ -15,7 +15,7 @@ from anlit.analysis.runs import ARCHITECTURES, CONFIG, attention_label
 from anlit.errors import UserError
 from anlit.inference.fold import FOLDED
 from anlit.training.checkpoint_io import is_sharded, read_checkpoint
-from anlit.training.execution import keep_freed_memory
+from anlit.training.execution import flush_denormals, keep_freed_memory
 from anlit.training.exported import is_exported
 from anlit.training.language_model import LanguageModel, as_configuration
 
@@ -81,6 +81,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     place = find_device(device)
     if place.type == "cpu":
         keep_freed_memory()
+        flush_denormals()
     file = find_file(path)
     content = _read(file)
     kind = _class_of(content, file)

@@ -83,6 +83,22 @@ def test_freed_memory_is_kept() -> None:
     assert faults["keep"] < faults["give back"] / 2, faults
 
 
+DENORMALS = """
+import torch
+from anlit.training.execution import flush_denormals
+
+could = flush_denormals()
+x = torch.full((2**20,), 1e-30)
+print(could, int((x * 1e-10).count_nonzero()))
+"""
+
+
+def test_numbers_too_small_to_be_normal_are_0_in_all_threads() -> None:
+    """In a process of its own, which has started no thread yet; 1e-40 would be a number otherwise."""
+    printed = subprocess.run([sys.executable, "-c", DENORMALS], check=True, capture_output=True, text=True).stdout
+    assert printed.split() in (["True", "0"], ["False", str(2**20)])
+
+
 def test_where_there_is_no_glibc_nothing_is_set(monkeypatch) -> None:
     def missing(name: str) -> None:
         raise OSError(name)
