@@ -18,6 +18,11 @@ def is_logged(trainer: L.Trainer, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def ends_logged_step(trainer: L.Trainer) -> bool:
+    """Whether the training batch that ends made an optimizer step that is logged; of several micro-batches the last."""
+    return is_logged(trainer, trainer.global_step) and not trainer.fit_loop._should_accumulate()
+
+
 class _AppendingWriter(ExperimentWriter):
     def _check_log_dir_exists(self) -> None:
         """Keep what is there, but for a last line that a kill cut short, and go on under its header."""

@@ -35,7 +35,7 @@ from anlit.training.loggers import CSVLogger
 from tests.accelerator.device import NAME, on_device, register
 from tests.models.tiny import tiny
 
-LAST_STEP, LOGGED_EVERY = 13, 10
+LAST_STEP, LOGGED_EVERY, MICRO_BATCHES = 13, 10, 2
 BATCH, LENGTH = 4, 16
 
 
@@ -95,7 +95,7 @@ class Batches:
         return iter([self.batch] * len(self))
 
     def __len__(self) -> int:
-        return LAST_STEP + 1
+        return MICRO_BATCHES * LAST_STEP
 
 
 class OnDevice(SingleDeviceStrategy):
@@ -168,6 +168,7 @@ def main(architecture: str) -> None:
             strategy=OnDevice(device),
             devices=1,
             gradient_clip_val=1.0,
+            accumulate_grad_batches=MICRO_BATCHES,
             log_every_n_steps=LOGGED_EVERY,
             logger=CSVLogger(run_dir),
             enable_model_summary=False,
