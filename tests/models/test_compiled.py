@@ -21,6 +21,7 @@ from anlit import (
     ScaleInvariant,
     SlidingWindow,
 )
+from anlit.attention.backends import blockwise
 from anlit.attention.mechanism import Mechanism
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.training.execution import Execution
@@ -89,6 +90,13 @@ KINDS: dict[str, tuple[Mechanism, dict[str, object]]] = {
 def test_so_it_does_with_every_mechanism(kind, graphs) -> None:
     mechanism, settings = KINDS[kind]
     train(compiled(GPT, attention=mechanism, **settings), range(9))
+    assert len(graphs) == 1
+    assert not counters["graph_break"]
+
+
+def test_so_does_the_kernel_that_shares_its_work_out_to_threads(monkeypatch, graphs) -> None:
+    monkeypatch.setattr(blockwise, "SHARED_PAIRS", 0)
+    train(compiled(GPT, attention=ScaleInvariant(), backend="blockwise"), range(9))
     assert len(graphs) == 1
     assert not counters["graph_break"]
 

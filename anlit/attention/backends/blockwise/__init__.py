@@ -38,9 +38,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     wide = torch.promote_types(q.dtype, torch.float32)
     inputs = (x.to(wide) for x in (rows, k, v))
     n_pairs = q.shape[0] * q.shape[1] * q.shape[2] ** 2
-    n_shares = torch.get_num_threads() if n_pairs >= SHARED_PAIRS else 1
+    n_shares = _n_threads() if n_pairs >= SHARED_PAIRS else 1
     out, _ = blockwise_attention(*inputs, a, m, starts, mechanism.window, keeps, n_shares)
     return out.to(v.dtype)
+
+
+@torch.compiler.assume_constant_result
+def _n_threads() -> int:
+    return torch.get_num_threads()
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
