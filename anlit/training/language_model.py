@@ -86,7 +86,8 @@ class LanguageModel(L.LightningModule):
         super().__init__()
         self.vocab_size, self.context_length = vocab_size, context_length
         self.z_loss, self.make_optimizer, self.schedule = z_loss, optimizer, schedule
-        self.mean_loss = MeanMetric(nan_strategy="disable")  # a NaN shows, and no batch is looked at for one
+        # NaN stays NaN. By default it is left out of the mean; with "disable" torchmetrics 1.9 forgets the weights.
+        self.mean_loss = MeanMetric(nan_strategy=math.nan)
         self.execution, self._is_configured = execution, False
 
     def configure_model(self) -> None:

@@ -152,6 +152,16 @@ def test_a_model_built_in_python_is_loaded_from_its_checkpoint(architecture, tmp
     assert loaded.schedule == Schedule(final=0.5)
 
 
+def test_the_validation_loss_is_a_mean_over_targets_and_not_over_batches() -> None:
+    model = tiny(AnGPT)
+    batch = next(iter(batches(4, 16)))
+    half = batch._replace(targets=torch.where(torch.arange(16) < 8, batch.targets, IGNORED))
+    for loss, seen in ((1.0, batch), (4.0, half)):
+        model.loss_of = lambda _, loss=loss: (torch.tensor(loss), None)
+        model.validation_step(seen, 0)
+    assert model.mean_loss.compute().item() == pytest.approx(2.0)
+
+
 def test_a_validation_loss_that_is_not_a_number_is_shown() -> None:
     """torchmetrics would by default leave the batch out of the mean, and so flatter the model."""
     model = tiny(AnGPT)
