@@ -18,7 +18,7 @@ from anlit.errors import UserError
 from anlit.layers.cross_entropy import IGNORED
 from anlit.layers.sharded import whole
 from anlit.training.execution import Execution
-from anlit.training.loggers import ends_logged_step, is_logged
+from anlit.training.loggers import is_logged
 from anlit.training.optimizers import parameter_groups
 from anlit.training.schedule import Schedule
 
@@ -140,7 +140,7 @@ class LanguageModel(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Show the loss in the progress bar where it is looked at in any case."""
-        if self.device.type == "cpu" or ends_logged_step(self.trainer):
+        if self.device.type == "cpu" or is_logged(self.trainer, self.trainer.global_step):
             self.log("loss", self._loss.cpu(), prog_bar=True, logger=False)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -12,15 +12,12 @@ from lightning.pytorch.loggers.logger import rank_zero_experiment
 
 
 def is_logged(trainer: L.Trainer, step: int) -> bool:
-    """Whether loggers are told of optimizer step number `step`, from 1; in the other steps nothing is to wait for the
-    device."""
+    """Whether loggers are told of optimizer step number `step`, from 1, which the training batch under way completes.
+
+    Of several micro-batches only the last does; in all others, and in other steps, nothing is to wait for the device.
+    """
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    return every > 0 and step % every == 0
-
-
-def ends_logged_step(trainer: L.Trainer) -> bool:
-    """Whether the training batch that ends made an optimizer step that is logged; of several micro-batches the last."""
-    return is_logged(trainer, trainer.global_step) and not trainer.fit_loop._should_accumulate()
+    return every > 0 and step % every == 0 and not trainer.fit_loop._should_accumulate()
 
 
 class _AppendingWriter(ExperimentWriter):

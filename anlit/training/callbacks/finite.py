@@ -7,7 +7,7 @@ import lightning as L
 import torch
 
 from anlit.errors import UserError
-from anlit.training.loggers import ends_logged_step
+from anlit.training.loggers import is_logged
 
 
 class StopOnNonFinite(L.Callback):
@@ -25,7 +25,7 @@ class StopOnNonFinite(L.Callback):
     ) -> None:
         finite = torch.isfinite(outputs["loss"].detach())
         self._all_finite = finite if self._all_finite is None else self._all_finite & finite
-        if pl_module.device.type == "cpu" or ends_logged_step(trainer):
+        if pl_module.device.type == "cpu" or is_logged(trainer, trainer.global_step):
             self._check(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

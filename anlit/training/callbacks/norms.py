@@ -7,7 +7,7 @@ import torch
 
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import whole
-from anlit.training.loggers import ends_logged_step
+from anlit.training.loggers import is_logged
 
 
 class NormMonitor(L.Callback):
@@ -21,7 +21,7 @@ class NormMonitor(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if ends_logged_step(trainer):
+        if is_logged(trainer, trainer.global_step):
             with torch.no_grad():
                 decoder: Any = pl_module.model
                 pl_module.log_dict(scaling_means(decoder) | row_norm_range(decoder))
