@@ -1,0 +1,69 @@
+"""Time and memory of a call."""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Clock:
+    """Wall time, and processor time of this process and of those that it has waited for."""
+
+    def __init__(self) -> None:
+        self.begin, self.times = time.perf_counter(), os.times()
+
+    def read(self) -> dict[str, float]:
+        return {
+            "seconds": time.perf_counter() - self.begin,
+            "cpu_seconds": sum(os.times()[:4]) - sum(self.times[:4]),
+        }
+
+
+def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
+    """Mean time of a call, on the device's own clock where it has one."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - begin) / repeats
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end) / 1000 / repeats
+
+
+def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.device) -> int | None:
+    """What a call holds at its peak: `kept`, and what it allocates besides.
+
+    On a GPU the allocator counts; on Linux the kernel counts the process's pages; elsewhere nobody does: None.
+    """
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before + sum(storages.values())
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed memory that the process kept would hide what the call takes
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
+        before = _status_bytes("VmRSS")
+        call()
+        return _status_bytes("VmHWM") - before + sum(storages.values())
+    except (OSError, AttributeError):
+        return None
+
+
+def _status_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))

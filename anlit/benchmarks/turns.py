@@ -1,0 +1,91 @@
+"""Entrants take turns, so that whatever else the machine does hits all of them; what is compared is paired by round."""
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from scipy.stats import binom
+
+from anlit.benchmarks.peers.clock import seconds_of
+
+CONFIDENCE = 0.95
+
+Name = TypeVar("Name", bound=Hashable)
+Result = TypeVar("Result")
+
+
+class Interval(NamedTuple):
+    """A median with the interval that holds the true one with at least 95 % confidence."""
+
+    median: float
+    low: float
+    high: float
+
+
+def alternate(
+    entrants: Mapping[Name, Callable[[], Result]],
+    rounds: int,
+    warmup: int = 0,
+    *,
+    deadline: float | None = None,
+    after_round: Callable[[dict[Name, list[Result]]], None] | None = None,
+) -> dict[Name, list[Result]]:
+    """Call every entrant once in each round; each round begins with another one.
+
+    Args:
+        entrants: What measures, such as `timed(step)`, by name.
+        rounds: Rounds that count.
+        warmup: Rounds before them that do not.
+        deadline: No round but the first begins after this `time.monotonic()`.
+        after_round: Gets all results so far after each round that counts, to keep them in case of a kill.
+
+    Returns:
+        The results of each entrant, round by round.
+    """
+    names = list(entrants)
+    for _ in range(warmup):
+        for name in names:
+            entrants[name]()
+    results: dict[Name, list[Result]] = {name: [] for name in names}
+    for turn in range(rounds):
+        if turn and deadline is not None and time.monotonic() > deadline:
+            break
+        first = turn % max(1, len(names))
+        for name in (*names[first:], *names[:first]):
+            results[name].append(entrants[name]())
+        if after_round is not None:
+            after_round(results)
+    return results
+
+
+def timed(call: Callable[[], Any], device: torch.device = torch.device("cpu"), repeats: int = 1) -> Callable[[], float]:
+    """An entrant for `alternate` that returns the seconds of one call, the mean of `repeats`.
+
+    A GPU's own clock measures what runs on it.
+    """
+    return lambda: seconds_of(call, device, repeats)
+
+
+def paired_ratio(times: Mapping[Name, Sequence[float]], a: Name, b: Name) -> Interval:
+    """The time of `a` over that of `b`: the median of the rounds' ratios, with its 95 % interval."""
+    return median_with_interval([one / other for one, other in zip(times[a], times[b], strict=True)])
+
+
+def median_with_interval(values: Sequence[float]) -> Interval:
+    """The median and the two of the sorted values between which the true one lies with at least 95 % confidence.
+
+    The interval assumes no distribution: the number of values below the true median is binomial. With fewer than six
+    values no two of them are far enough apart, and it reaches from the least to the greatest.
+    """
+    ordered = np.sort(np.asarray(values, dtype=float))
+    n = len(ordered)
+    outside = max(0, int(binom.ppf((1 - CONFIDENCE) / 2, n, 0.5)) - 1)  # so many may lie outside at each end
+    return Interval(float(np.median(ordered)), float(ordered[outside]), float(ordered[n - 1 - outside]))
+
+
+def quartiles(values: Sequence[float]) -> dict[str, Any]:
+    """Median, quartiles and the values themselves, as a record keeps them."""
+    low, middle, high = np.percentile(values, (25, 50, 75))
+    return {"median": float(middle), "quartiles": [float(low), float(high)], "values": list(values)}
