@@ -10,7 +10,8 @@ from pathlib import Path
 from anlit.analysis import checks
 from anlit.analysis.groups import Group, group_runs
 from anlit.analysis.results import Report, pairing_note, results_against
-from anlit.analysis.runs import ARCHITECTURES, find_runs, load_run
+from anlit.analysis.runs import find_runs, load_run
+from anlit.configuration import ARCHITECTURES
 from anlit.errors import UserError
 
 STANDARD = ARCHITECTURES["GPT"]

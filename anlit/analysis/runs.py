@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +19,10 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from anlit.configuration import ARCHITECTURES, CONFIG, attention_label, class_name, init_args, mapping
 from anlit.errors import UserError
 
-CONFIG, METRICS, RECORD = "config.yaml", "metrics.csv", "run.json"
-ARCHITECTURES = {
-    "GPT": "GPT+",
-    "NGPT": "nGPT",
-    "AnGPT": "anGPT",
-    "FoldedNGPT": "nGPT (folded)",
-    "FoldedAnGPT": "anGPT (folded)",
-}
-_SPELLED = {"ALiBi": "alibi", "LogN": "log-n"}
+METRICS, RECORD = "metrics.csv", "run.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +69,7 @@ class Run:
     @property
     def attention(self) -> str:
         """Name of the attention mechanism, `plain` where none is set."""
-        return attention_label(_init_args(self.config.get("model")).get("attention"))
+        return attention_label(init_args(self.config.get("model")).get("attention"))
 
     @property
     def seed(self) -> int | None:
@@ -87,7 +79,7 @@ class Run:
     @property
     def seeds(self) -> tuple[int | None, Any]:
         """Seeds of the model's initial values and of the data order."""
-        return self.seed, _init_args(self.config.get("data")).get("seed")
+        return self.seed, init_args(self.config.get("data")).get("seed")
 
     @property
     def parameters(self) -> int | None:
@@ -186,33 +178,6 @@ def load_run(folder: Path) -> Run:
     record = _parse(folder / RECORD, json.loads)
     curve, bits = _read_validation(folder / METRICS)
     return Run(folder, config, record, curve, bits)
-
-
-def class_name(spec: Any) -> str:
-    """Last part of the `class_path` of a configured object, "" where there is none."""
-    path = spec if isinstance(spec, str) else mapping(spec).get("class_path", "")
-    return str(path).rsplit(".", 1)[-1]
-
-
-def attention_label(spec: Any) -> str:
-    """`scale-invariant` for ScaleInvariant, `plain` for null; the layers of a pattern are joined by +."""
-    if isinstance(spec, list):
-        return " + ".join(dict.fromkeys(attention_label(part) for part in spec)) or "plain"
-    name, settings = class_name(spec), _init_args(spec)
-    if name == "AttentionPattern":
-        return attention_label(settings.get("layers") or [])
-    if name == "SlidingWindow":
-        return f"{attention_label(settings.get('mechanism'))} in a window of {settings.get('width', '?')}"
-    return _SPELLED.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    """`value` if it is a dictionary, else an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def _init_args(spec: Any) -> dict[str, Any]:
-    return mapping(mapping(spec).get("init_args"))
 
 
 def _walk(root: Path) -> Iterable[Path]:

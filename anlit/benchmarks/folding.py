@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from anlit import GPT, NGPT, AnGPT
 from anlit.benchmarks.record import environment, spread
-from anlit.evaluation.checkpoint import find_device
+from anlit.checkpoints.loading import find_device
 from anlit.evaluation.report import device_name, output_folder, write_json
-from anlit.inference.fold import fold
+from anlit.models.fold import fold
 from anlit.training.execution import Execution
 
 BASE = "GPT+"

@@ -22,9 +22,9 @@ from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
 from anlit.benchmarks.step_size import Size, blocks_of
 from anlit.data.batch import Batch, batch_from_blocks
-from anlit.inference.fold import fold
 from anlit.models import GPT, NGPT, AnGPT
 from anlit.models.decoder import Decoder
+from anlit.models.fold import fold
 from anlit.training.execution import Execution
 from anlit.training.language_model import LanguageModel
 

@@ -19,6 +19,8 @@ import anlit.data.corpora
 import anlit.data.mixture
 import anlit.data.needle
 import anlit.models  # noqa: F401  short class names in YAML are those of imported classes
+from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
+from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.command.complaints import one_sentence
 from anlit.data import TokenShards
 from anlit.errors import UserError
@@ -34,9 +36,7 @@ from anlit.training.callbacks import (
     StopOnNonFinite,
     Throughput,
 )
-from anlit.training.checkpoint_io import AtomicCheckpointIO
 from anlit.training.execution import flush_denormals
-from anlit.training.initial_weights import load_initial_weights
 from anlit.training.interruption import TRY_AGAIN, Preempted
 from anlit.training.language_model import LanguageModel
 from anlit.training.loggers import CSVLogger

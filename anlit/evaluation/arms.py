@@ -11,7 +11,7 @@ from pathlib import Path
 
 from anlit.analysis.groups import group_runs
 from anlit.analysis.runs import load_run
-from anlit.evaluation.checkpoint import Checkpoint
+from anlit.checkpoints.loading import Checkpoint
 
 
 @dataclass(frozen=True, eq=False)

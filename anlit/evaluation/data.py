@@ -4,10 +4,10 @@ import inspect
 from importlib import import_module
 from typing import Any
 
-from anlit.analysis.runs import mapping
+from anlit.checkpoints.loading import Checkpoint
+from anlit.configuration import mapping
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import Checkpoint
 
 # What these settings say is how the run was trained and watched, not what its validation split is.
 OF_TRAINING = ("context_length", "context_schedule", "num_workers", "weights", "val_context_length", "val_blocks")

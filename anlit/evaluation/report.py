@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from anlit.benchmarks.record import environment
+from anlit.checkpoints.loading import Checkpoint
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import Checkpoint
 
 NONE = "–"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from anlit.errors import UserError
 
 if TYPE_CHECKING:
-    from anlit.evaluation.checkpoint import Checkpoint
+    from anlit.checkpoints.loading import Checkpoint
     from anlit.inference.text import Text
 
 FORMATS = ("safetensors", "huggingface")
@@ -30,7 +30,7 @@ def export(
         UserError: No such checkpoint, a damaged or foreign one, a model without factors or one that transformers'
             form cannot hold, another model's tokenizer, or `output` holds something or cannot be written.
     """
-    from anlit.evaluation.checkpoint import load_checkpoint
+    from anlit.checkpoints.loading import load_checkpoint
     from anlit.inference.text import MissingTokenizerError, text_of
 
     folder = new_folder(output)
@@ -64,9 +64,9 @@ def new_folder(output: str) -> Path:
 
 
 def _write_safetensors(loaded: "Checkpoint", folder: Path, text: "Text | None", folded: bool) -> None:
-    from anlit.inference.fold import FOLDED, fold
-    from anlit.training.checkpoint_io import read_checkpoint
-    from anlit.training.exported import PREFIX, write_exported
+    from anlit.checkpoints.checkpoint_io import read_checkpoint
+    from anlit.checkpoints.exported import PREFIX, write_exported
+    from anlit.models.fold import FOLDED, fold
 
     content = read_checkpoint(loaded.file)
     if folded:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from anlit.errors import UserError
 
 if TYPE_CHECKING:
-    from anlit.evaluation.checkpoint import Checkpoint
+    from anlit.checkpoints.loading import Checkpoint
     from anlit.inference.generation import Continuation
     from anlit.inference.text import Text
 
@@ -123,7 +123,7 @@ def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[
         raise UserError("--max-tokens, --samples and --batch-size must be at least 1")
     prompts = read_prompts(arguments.prompt, arguments.prompts, stdin)
 
-    from anlit.evaluation.checkpoint import load_checkpoint  # torch takes seconds: wrong prompts do not wait for it
+    from anlit.checkpoints.loading import load_checkpoint  # torch takes seconds: wrong prompts do not wait for it
     from anlit.inference import generation
     from anlit.inference.sampling import Sampling
     from anlit.inference.text import text_of

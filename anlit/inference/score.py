@@ -71,7 +71,7 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
         if not Path(name).is_file():
             raise UserError(f"{name} does not exist: give a file of text")
 
-    from anlit.evaluation.checkpoint import load_checkpoint
+    from anlit.checkpoints.loading import load_checkpoint
     from anlit.evaluation.report import describe
     from anlit.inference.scoring import score
     from anlit.inference.text import text_of

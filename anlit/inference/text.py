@@ -9,13 +9,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from anlit.checkpoints.exported import SEPARATORS, is_exported, read_settings
+from anlit.checkpoints.loading import Checkpoint
 from anlit.data.batch import TokenAt
 from anlit.data.shards import MANIFEST, TOKENIZER, read_bytes
 from anlit.data.tokenizer import END_OF_DOCUMENT, as_plain_text, load_tokenizer
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import Checkpoint
 from anlit.inference.generation import Ending
-from anlit.training.exported import SEPARATORS, is_exported, read_settings
 
 
 class MissingTokenizerError(UserError):

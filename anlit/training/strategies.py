@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from anlit.checkpoints.checkpoint_io import ShardedCheckpoints, by_name, by_number, is_sharded, read_rest
 from anlit.errors import UserError
-from anlit.training.checkpoint_io import ShardedCheckpoints, by_name, by_number, is_sharded, read_rest
 
 GATHERED = {"float32": None, "bfloat16": torch.bfloat16}
 

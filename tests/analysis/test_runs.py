@@ -5,7 +5,8 @@ import math
 import pytest
 
 from anlit.analysis.groups import group_runs
-from anlit.analysis.runs import attention_label, find_runs, load_run
+from anlit.analysis.runs import find_runs, load_run
+from anlit.configuration import attention_label
 from anlit.errors import UserError
 
 from .conftest import FALLING, rows, write_metrics

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from anlit import GPT, AnGPT, LogN
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import load_checkpoint
 from anlit.evaluation.data import data_of
 from anlit.evaluation.diagnose import command as module
 from anlit.evaluation.diagnose.command import diagnose, main, sequences

@@ -11,9 +11,9 @@ import torch
 import yaml
 
 from anlit import AnGPT, SqrtLogN
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import load_tokenizer
-from anlit.evaluation.checkpoint import load_checkpoint
 from anlit.inference.text import text_of
 from tests.inference.with_text import make_run_with_text
 

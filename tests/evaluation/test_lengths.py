@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from anlit import GPT, AnGPT
 from anlit.attention.documents import Documents
+from anlit.checkpoints.loading import Checkpoint, load_checkpoint
 from anlit.data import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.arms import Origin, group_by_seed, mean_and_sd
-from anlit.evaluation.checkpoint import Checkpoint, load_checkpoint
 from anlit.evaluation.data import available_targets, data_of
 from anlit.evaluation.lengths import measure as lengths_measure
 from anlit.evaluation.lengths.measure import Measurement, measure, token_losses

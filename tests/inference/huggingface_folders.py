@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anlit import GPT
-from anlit.evaluation.checkpoint import Checkpoint
+from anlit.checkpoints.loading import Checkpoint
 from anlit.inference.huggingface.write import write_huggingface
 from anlit.training.language_model import LanguageModel
 from tests.models.tiny import jolt, tiny

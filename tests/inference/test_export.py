@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from anlit import GPT, NGPT, AnGPT
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
-from anlit.evaluation.checkpoint import load_checkpoint
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import make_run, prepare
 from tests.models.tiny import random_tokens

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from anlit import GPT
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
-from anlit.evaluation.checkpoint import load_checkpoint
 from anlit.inference.text import text_of
 from tests.data.prepared import END, VOCABULARY
 from tests.evaluation.saved import make_run, prepare

@@ -8,13 +8,13 @@ import torch
 
 from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PRoPE, RoPE
 from anlit.attention.around import AroundAttention
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_bpe
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import load_checkpoint
-from anlit.inference.fold import FoldedAnGPT
 from anlit.inference.huggingface.own import CODE
 from anlit.inference.huggingface.write import write_huggingface
+from anlit.models.fold import FoldedAnGPT
 from tests.attention.examples import SHIPPED, LogNWithSlopes
 from tests.data.prepared import END
 from tests.evaluation.saved import make_run, prepare

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from anlit import GPT, RoPE
+from anlit.checkpoints.exported import read_settings
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
-from anlit.evaluation.checkpoint import load_checkpoint
 from anlit.inference.text import text_of
-from anlit.training.exported import read_settings
 from tests.inference.huggingface_folders import loud, write
 from tests.models.tiny import fit, random_tokens, tiny
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anlit.training.checkpoint_io import FOLDERS, read_checkpoint
+from anlit.checkpoints.checkpoint_io import FOLDERS, read_checkpoint
 from tests.integration.conftest import assert_identical, assert_same_training_state, fit_arguments
 from tests.integration.ranks import DDP, FSDP, column, run_ranks
 from tests.integration.test_strategies import MUON, assert_same_training, weights

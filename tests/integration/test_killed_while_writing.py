@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from anlit.training import checkpoint_io
-from anlit.training.checkpoint_io import FOLDERS, read_checkpoint
+from anlit.checkpoints import checkpoint_io
+from anlit.checkpoints.checkpoint_io import FOLDERS, read_checkpoint
 from tests.integration.conftest import assert_same_training_state, fit_arguments
 from tests.integration.ranks import FSDP, run_ranks, start_ranks
 from tests.integration.test_resume import steps_logged

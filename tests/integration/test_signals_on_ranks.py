@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anlit.training.checkpoint_io import read_checkpoint
+from anlit.checkpoints.checkpoint_io import read_checkpoint
 from tests.integration.conftest import assert_same_training_state, fit_arguments
 from tests.integration.ranks import DDP, FSDP, run_ranks, start_ranks
 

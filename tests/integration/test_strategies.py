@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anlit.training.checkpoint_io import read_checkpoint
+from anlit.checkpoints.checkpoint_io import read_checkpoint
 from tests.integration.conftest import fit_arguments
 from tests.integration.ranks import DDP, FSDP, column, run_ranks
 

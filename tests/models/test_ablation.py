@@ -5,8 +5,8 @@ import torch
 
 from anlit import NGPT, AnGPT
 from anlit.attention.around import AroundAttention
-from anlit.inference.fold import fold
 from anlit.models.angpt import Approximation
+from anlit.models.fold import fold
 from tests.models.tiny import CONSTANT, SIZE, adamw, fit, jolt, random_tokens, tiny
 
 ABLATIONS = [Approximation(residual_factor=False), Approximation(error=0.1), Approximation(False, -0.02)]

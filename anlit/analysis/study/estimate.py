@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from anlit.analysis.runs import mapping
 from anlit.analysis.study.plan import PlannedRun, Study, merged, read_yaml
+from anlit.configuration import mapping
 
 DEFAULTS = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
 """Of the three architectures, where a configuration leaves them out."""

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from anlit.analysis.runs import RECORD, load_run, mapping
+from anlit.analysis.runs import RECORD, load_run
+from anlit.configuration import mapping
 
 LAUNCHES = "launches.json"
 LOG = "fit.log"

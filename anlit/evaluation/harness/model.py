@@ -6,8 +6,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from anlit.checkpoints.loading import Checkpoint
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import Checkpoint
 from anlit.inference.continuations import Pair, score_continuations
 from anlit.inference.generation import Request, generate
 from anlit.inference.sampling import Sampling

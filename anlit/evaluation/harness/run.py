@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from anlit.checkpoints.loading import Checkpoint, load_checkpoint
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import Checkpoint, load_checkpoint
 from anlit.evaluation.report import describe, device_name, header
 from anlit.inference.text import text_of
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from anlit.checkpoints.loading import Checkpoint
 from anlit.data.batch import IGNORED, Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import Checkpoint
 from anlit.evaluation.data import spread
 from anlit.evaluation.lengths.tally import Estimate, Floats, RangeLoss, Tally, estimate
 

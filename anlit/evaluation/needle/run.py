@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import Progress
 
+from anlit.checkpoints.loading import find_device, find_file, load_checkpoint
 from anlit.data.haystack import Haystack
 from anlit.errors import UserError
 from anlit.evaluation.arms import Origin, group_by_seed
-from anlit.evaluation.checkpoint import find_device, find_file, load_checkpoint
 from anlit.evaluation.data import data_of
 from anlit.evaluation.needle.report import ArmScores, Results
 from anlit.evaluation.needle.score import Scores, measure

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from tokenizers.decoders import DecodeStream
 
-from anlit.analysis.runs import CONFIG
 from anlit.attention.observation import observed
+from anlit.checkpoints.loading import FOLDER, NAMES, Checkpoint, load_checkpoint
+from anlit.configuration import CONFIG
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import FOLDER, NAMES, Checkpoint, load_checkpoint
 from anlit.inference.generation import Ending, Request, generate
 from anlit.inference.sampling import Sampling
 from anlit.inference.scoring import Scores, score

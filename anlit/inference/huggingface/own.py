@@ -1,6 +1,6 @@
 """nGPT, anGPT, and GPT+ with settings that transformers lacks, for the code in `modelling`.
 
-nGPT and anGPT are written folded (`anlit.inference.fold`), and the coefficients of mechanisms, learned or not, as
+nGPT and anGPT are written folded (`anlit.models.fold`), and the coefficients of mechanisms, learned or not, as
 numbers in config.json.
 """
 
@@ -14,11 +14,11 @@ from anlit.attention import mechanisms as kinds
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.log_bias import LogBias
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
+from anlit.checkpoints.loading import Checkpoint
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import Checkpoint
-from anlit.inference.fold import Absorbed, fold
 from anlit.layers.norms import RMSNorm, UnitNorm
 from anlit.layers.positions import NoPE, Positions, PRoPE, RoPE
+from anlit.models.fold import Absorbed, fold
 
 CODE = Path(__file__).parent / "modelling"
 ARCHITECTURES = {"GPT": "GPT", "NGPT": "NGPT", "FoldedNGPT": "NGPT", "AnGPT": "AnGPT", "FoldedAnGPT": "AnGPT"}

@@ -38,8 +38,8 @@ def import_huggingface(source: str, output: str, context_length: int | None = No
     Raises:
         UserError: The folder is damaged or has no such model, GPT+ cannot be that model, or `output` holds something.
     """
+    from anlit.checkpoints.exported import PREFIX, TOKENIZER, write_exported
     from anlit.inference.export import new_folder
-    from anlit.training.exported import PREFIX, TOKENIZER, write_exported
 
     folder, target = Path(source), new_folder(output)
     record = _read_json(folder / CONFIG, "give a folder that holds a Qwen3 of transformers")
@@ -134,7 +134,7 @@ def read_weights(folder: Path) -> dict[str, "Tensor"]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from anlit.training.exported import WEIGHTS
+    from anlit.checkpoints.exported import WEIGHTS
 
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():

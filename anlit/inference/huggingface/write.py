@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from anlit.evaluation.checkpoint import Checkpoint
+from anlit.checkpoints.exported import write_folder
+from anlit.checkpoints.loading import Checkpoint
 from anlit.inference.huggingface import own, standard
 from anlit.inference.text import Text
-from anlit.training.exported import write_folder
 
 
 def write_huggingface(checkpoint: Checkpoint, folder: Path, text: Text | None) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from anlit.checkpoints.checkpoint_io import is_sharded, read_checkpoint
+from anlit.checkpoints.exported import is_exported
 from anlit.errors import UserError
-from anlit.training.checkpoint_io import is_sharded, read_checkpoint
-from anlit.training.exported import is_exported
 from anlit.training.language_model import LanguageModel
 
 

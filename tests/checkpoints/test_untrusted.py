@@ -10,12 +10,12 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 from anlit import GPT
+from anlit.checkpoints.checkpoint_io import REST, read_checkpoint, read_rest
+from anlit.checkpoints.initial_weights import load_initial_weights
+from anlit.checkpoints.loading import load_checkpoint
+from anlit.checkpoints.untrusted import METADATA
 from anlit.cli import main
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import load_checkpoint
-from anlit.training.checkpoint_io import REST, read_checkpoint, read_rest
-from anlit.training.initial_weights import load_initial_weights
-from anlit.training.untrusted import METADATA
 from tests.models.tiny import fit, tiny
 
 

@@ -10,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from anlit import GPT, NGPT, AnGPT, LogN, NoPE
 from anlit.attention.around import AroundAttention
+from anlit.checkpoints.initial_weights import load_initial_weights
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import load_checkpoint
-from anlit.inference.fold import FoldedAnGPT, FoldedNGPT, fold
 from anlit.inference.generation import Request, generate
 from anlit.inference.sampling import Sampling
-from anlit.training.initial_weights import load_initial_weights
+from anlit.models.fold import FoldedAnGPT, FoldedNGPT, fold
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import make_run, prepare
 from tests.models.tiny import fit, jolt, random_tokens, tiny

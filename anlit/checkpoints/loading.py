@@ -11,12 +11,12 @@ import torch
 import yaml
 
 import anlit.models
-from anlit.analysis.runs import ARCHITECTURES, CONFIG, attention_label
+from anlit.checkpoints.checkpoint_io import is_sharded, read_checkpoint
+from anlit.checkpoints.exported import is_exported
+from anlit.configuration import ARCHITECTURES, CONFIG, attention_label
 from anlit.errors import UserError
-from anlit.inference.fold import FOLDED
-from anlit.training.checkpoint_io import is_sharded, read_checkpoint
+from anlit.models.fold import FOLDED
 from anlit.training.execution import flush_denormals, keep_freed_memory
-from anlit.training.exported import is_exported
 from anlit.training.language_model import LanguageModel, as_configuration
 
 FOLDER = "checkpoints"

@@ -14,8 +14,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import distributed
 from torch.distributed import checkpoint as dcp
 
-from anlit.training.exported import is_exported, read_exported
-from anlit.training.untrusted import check_plain
+from anlit.checkpoints.exported import is_exported, read_exported
+from anlit.checkpoints.untrusted import check_plain
 
 FOLDERS = ".sharded"
 """Beside the checkpoints: what their names, which are links, stand for."""

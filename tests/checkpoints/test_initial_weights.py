@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from anlit import GPT, AnGPT
+from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.errors import UserError
-from anlit.training.initial_weights import load_initial_weights
 from tests.models.tiny import fit, tiny
 
 

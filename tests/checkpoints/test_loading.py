@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from anlit import GPT, AnGPT, LogN, PRoPE
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.errors import UserError
-from anlit.evaluation.checkpoint import load_checkpoint
 from anlit.evaluation.data import data_of
 from anlit.evaluation.report import describe, write_json
 from tests.evaluation.saved import LENGTH, VOCABULARY, make_run, prepare, save, small

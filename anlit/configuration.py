@@ -1,0 +1,43 @@
+"""A run's configuration as plain values: the name of its file, and what its model is called in tables."""
+
+import re
+from typing import Any
+
+CONFIG = "config.yaml"
+"""In a run folder."""
+ARCHITECTURES = {
+    "GPT": "GPT+",
+    "NGPT": "nGPT",
+    "AnGPT": "anGPT",
+    "FoldedNGPT": "nGPT (folded)",
+    "FoldedAnGPT": "anGPT (folded)",
+}
+_SPELLED = {"ALiBi": "alibi", "LogN": "log-n"}
+
+
+def class_name(spec: Any) -> str:
+    """Last part of the `class_path` of a configured object, "" where there is none."""
+    path = spec if isinstance(spec, str) else mapping(spec).get("class_path", "")
+    return str(path).rsplit(".", 1)[-1]
+
+
+def attention_label(spec: Any) -> str:
+    """`scale-invariant` for ScaleInvariant, `plain` for null; the layers of a pattern are joined by +."""
+    if isinstance(spec, list):
+        return " + ".join(dict.fromkeys(attention_label(part) for part in spec)) or "plain"
+    name, settings = class_name(spec), init_args(spec)
+    if name == "AttentionPattern":
+        return attention_label(settings.get("layers") or [])
+    if name == "SlidingWindow":
+        return f"{attention_label(settings.get('mechanism'))} in a window of {settings.get('width', '?')}"
+    return _SPELLED.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """`value` if it is a dictionary, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def init_args(spec: Any) -> dict[str, Any]:
+    """The settings of a configured object, {} where there are none."""
+    return mapping(mapping(spec).get("init_args"))
