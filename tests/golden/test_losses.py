@@ -1,0 +1,105 @@
+"""Every loss of 20 training steps of the three architectures, against numbers that were stored with them.
+
+In float64 to 1e-10 on every machine; in float32 to the last digit where the processor and the build of torch are those
+of the record, elsewhere to 1e-4. Only where an issue says that numbers change may they be written anew:
+
+    python -m tests.golden.test_losses
+"""
+
+import json
+import math
+import platform
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+from anlit import GPT, NGPT, AnGPT, ScaleInvariant
+from anlit.attention.mechanisms.plain import Plain
+from tests.models.tiny import adamw, batches, tiny
+
+RECORD = Path(__file__).with_name("losses.json")
+STEPS = 20
+ARCHITECTURES = {"GPT": (GPT, 0.1), "NGPT": (NGPT, 0.0), "AnGPT": (AnGPT, 0.0)}
+"""With the weight decay of configs/model."""
+MECHANISMS = {
+    "plain": (Plain(), ("eager", "sdpa")),
+    "scale-invariant": (ScaleInvariant(tau=3.0), ("eager", "blockwise")),  # SDPA cannot scale logits by distance
+}
+PRECISIONS = {"64-true": 1e-10, "32-true": 1e-4}
+CASES = [
+    (architecture, mechanism, backend, precision)
+    for architecture in ARCHITECTURES
+    for mechanism, (_, backends) in MECHANISMS.items()
+    for backend in backends
+    for precision in PRECISIONS
+]
+
+
+class Losses(L.Callback):
+    """Keeps what is logged as train/loss."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        self.values.append(trainer.callback_metrics["train/loss"].item())
+
+
+def losses(architecture: str, mechanism: str, backend: str, precision: str) -> list[float]:
+    """The loss before each step, in nats per token, on ten passes over two batches of packed documents.
+
+    Clipping, z-loss and the schedule are on.
+    """
+    build, weight_decay = ARCHITECTURES[architecture]
+    settings = {"attention": MECHANISMS[mechanism][0], "backend": backend, "z_loss": 1e-3, "context_length": 32}
+    model = tiny(build, optimizer=adamw(lr=0.01, weight_decay=weight_decay), **settings)
+    kept = Losses()
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = L.Trainer(accelerator="cpu", max_steps=STEPS, precision=precision, gradient_clip_val=1.0,
+                        callbacks=[kept], **off)  # fmt: skip
+    trainer.fit(model, batches(8, model.context_length))
+    return kept.values
+
+
+def machine() -> dict[str, str]:
+    """What the last digits of float32 depend on."""
+    try:
+        cpuinfo = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        cpuinfo = ""
+    names = [line.split(":", 1)[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
+    processor = names[0] if names else platform.processor()
+    return {"processor": processor, "capability": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
+
+
+@pytest.mark.parametrize(("architecture", "mechanism", "backend", "precision"), CASES)
+def test_losses_are_the_stored_ones(architecture, mechanism, backend, precision) -> None:
+    record = json.loads(RECORD.read_text())
+    stored = record["losses"][" ".join((architecture, mechanism, backend, precision))]
+    now = losses(architecture, mechanism, backend, precision)
+    assert len(now) == STEPS
+    assert now[-1] < now[0] - 0.1
+    if precision == "32-true" and record["machine"] == machine():
+        assert now == stored
+    else:
+        error = max(abs(a / b - 1) for a, b in zip(now, stored, strict=True))
+        assert error <= PRECISIONS[precision], f"a loss is off by {error:.1e} of its value"
+
+
+def test_every_stored_run_is_compared() -> None:
+    assert json.loads(RECORD.read_text())["losses"].keys() == {" ".join(case) for case in CASES}
+
+
+def write() -> None:
+    """Store this machine's losses."""
+    torch.set_num_threads(1)
+    runs = {" ".join(case): losses(*case) for case in CASES}
+    assert all(math.isfinite(loss) for run in runs.values() for loss in run)
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(run)}" for name, run in runs.items())
+    RECORD.write_text(f'{{"machine": {json.dumps(machine())},\n"losses": {{\n{rows}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    write()
