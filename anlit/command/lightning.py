@@ -3,13 +3,13 @@
 import inspect
 import logging
 import os
-import warnings
 from argparse import ArgumentError
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import yaml
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -22,6 +22,7 @@ import anlit.models  # noqa: F401  short class names in YAML are those of import
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
 from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.command.complaints import one_sentence
+from anlit.command.quiet import quiet
 from anlit.data import TokenShards
 from anlit.errors import UserError
 from anlit.training.callbacks import (
@@ -32,6 +33,7 @@ from anlit.training.callbacks import (
     NormMonitor,
     Predictions,
     RandomState,
+    RunProgress,
     RunRecord,
     StopOnNonFinite,
     Throughput,
@@ -49,6 +51,7 @@ TRAINER_DEFAULTS = {
     "check_val_every_n_epoch": None,  # val_check_interval counts steps across epochs
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 10,
+    "enable_model_summary": False,  # RunProgress says how many parameters there are
 }
 
 
@@ -110,9 +113,10 @@ class AnlitCLI(LightningCLI):
         trainer, run_dir = self._get(self.config_init, "trainer", default={}), self._get(self.config_init, "run_dir")
         if self.subcommand != "fit":
             self.save_config_callback = None  # it would write config.yaml into the working directory
-            if self.subcommand == "predict":
-                kwargs["callbacks"] = [*_as_list(trainer.get("callbacks")), Predictions(run_dir)]
+            predictions = [Predictions(run_dir)] if self.subcommand == "predict" else []
+            own = _as_list(trainer.get("callbacks"))
             return super().instantiate_trainer(
+                callbacks=[*own, *predictions, *_progress(trainer, own)],
                 logger=trainer.get("logger") or False,
                 plugins=[*_as_list(trainer.get("plugins")), AtomicCheckpointIO()],  # reads sharded checkpoints too
                 **kwargs,
@@ -128,6 +132,7 @@ class AnlitCLI(LightningCLI):
                 *own,
                 *([] if guarded else [StopOnNonFinite()]),
                 Throughput(),
+                *_progress(trainer, own),
                 NormMonitor(),
                 RandomState(),
                 RunRecord(run_dir),
@@ -148,6 +153,12 @@ def _origin(error: BaseException) -> BaseException:
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _progress(trainer: Any, callbacks: list[Any]) -> list[RunProgress]:
+    """Our progress line, where the configuration has no other bar and does not turn it off."""
+    wanted = trainer.get("enable_progress_bar") is not False
+    return [RunProgress()] if wanted and not any(isinstance(one, ProgressBar) for one in callbacks) else []
 
 
 def _loggers(configured: Any, run_dir: str) -> Any:
@@ -190,16 +201,7 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(format="%(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     flush_denormals()  # before torch starts its threads
-    for noise in (
-        ".*args parameter is intended.*",
-        ".*does not have many workers.*",
-        ".*is an instance of `nn.Module`.*",
-        ".*Checkpoint directory.*",
-        ".*LeafSpec.*",
-        ".*`__len__` could be inaccurate.*",
-        ".*sync_dist=True.*",  # what is logged here is already of all ranks
-    ):
-        warnings.filterwarnings("ignore", noise)
+    quiet()
     _require_yaml(arguments)
     try:
         AnlitCLI(

@@ -8,6 +8,7 @@ from anlit.training.callbacks.learning_rate_range import LearningRateRange
 from anlit.training.callbacks.loss_guard import LossGuard
 from anlit.training.callbacks.norms import NormMonitor
 from anlit.training.callbacks.predictions import Predictions
+from anlit.training.callbacks.progress import RunProgress
 from anlit.training.callbacks.random_state import RandomState
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.callbacks.throughput import Throughput
@@ -22,6 +23,7 @@ __all__ = [
     "NormMonitor",
     "Predictions",
     "RandomState",
+    "RunProgress",
     "RunRecord",
     "StopOnNonFinite",
     "Throughput",

@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.utilities import rank_zero_info
 
 from anlit.training.interruption import Interruption
 
@@ -91,6 +92,9 @@ class LastCheckpoint(ModelCheckpoint):
         finish_writing(trainer)
         trainer.strategy.barrier()
         _end_launched_ranks(trainer)
+        rank_zero_info(
+            f"Stopped after step {trainer.global_step} and saved: the same command with --ckpt_path last goes on"
+        )
         raise self.interruption.exception()
 
 

@@ -1,0 +1,223 @@
+"""How far a run is, in one line: redrawn in a terminal, printed now and then in a log file."""
+
+import time
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from anlit.training.loggers import is_logged
+
+SECONDS_BETWEEN_LINES = 10.0
+"""In a log file; what a validation found is printed in any case."""
+
+
+class RunProgress(ProgressBar):
+    """Shows `step 120/1950 ━━━━ 12.3k tokens/s  loss 3.214  val 3.301  4:12 left`.
+
+    Numbers change at logged steps only, where the host waits for the device anyway. Lightning's own bars count the
+    batches of an epoch, which a run measured in steps does not have. `enable_progress_bar: false` turns it off.
+
+    Args:
+        console: Where it is shown; standard output by default.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__()
+        self._console = console or Console()
+        self._live: Progress | None = None
+        self._task = TaskID(0)
+        self._is_enabled = True
+        self._first_step, self._step, self._total = 0, 0, 0
+        self._began, self._paused, self._paused_at, self._printed_at = 0.0, 0.0, 0.0, 0.0
+        self._numbers = ""
+
+    def disable(self) -> None:
+        """Lightning calls this on every rank but the first."""
+        self._is_enabled = False
+
+    def enable(self) -> None:
+        self._is_enabled = True
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._first_step = self._step = trainer.global_step
+        self._total = total_steps(trainer)
+        self._began = self._printed_at = time.monotonic()
+        self._paused, self._numbers = 0.0, ""
+        if self._is_enabled:
+            self.print(self._headline(trainer, pl_module))
+            self._open(f"step {self._step}/{self._total or '?'}", self._total, self._step)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self._is_enabled or trainer.global_step == self._step:  # several micro-batches make one step
+            return
+        self._step = trainer.global_step
+        if is_logged(trainer, self._step):
+            self._numbers = numbers(trainer.progress_bar_metrics)
+            if time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES:
+                self._print_line()
+        self._show(self._step)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._paused_at = time.monotonic()
+        if self._is_enabled and trainer.state.fn != "fit":
+            self._open("validation", 0, 0)
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.has_dataloader_changed(dataloader_idx)  # sets which loader's batches the next line counts
+        self._show_batch("validation", batch_idx, self.total_val_batches_current_dataloader)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._paused += time.monotonic() - self._paused_at
+        if not self._is_enabled or trainer.sanity_checking:
+            return
+        if trainer.state.fn != "fit":
+            self._close()
+            return
+        self._numbers = numbers(trainer.progress_bar_metrics)
+        self._print_line()
+        self._show(self._step)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._is_enabled:
+            self._open("test", 0, 0)
+
+    def on_test_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.has_dataloader_changed(dataloader_idx)  # sets which loader's batches the next line counts
+        self._show_batch("test", batch_idx, self.total_test_batches_current_dataloader)
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._is_enabled:
+            self._open("prediction", 0, 0)
+
+    def on_predict_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.has_dataloader_changed(dataloader_idx)  # sets which loader's batches the next line counts
+        self._show_batch("prediction", batch_idx, self.total_predict_batches_current_dataloader)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`trainer.print` above the line."""
+        (self._live.console if self._live else self._console).print(*args, highlight=False, soft_wrap=True, **kwargs)
+
+    def _headline(self, trainer: L.Trainer, pl_module: L.LightningModule) -> str:
+        decoder: Any = pl_module.model
+        device = f"{trainer.world_size} × {pl_module.device.type}" if trainer.world_size > 1 else pl_module.device.type
+        begun = f", going on at step {self._step}" if self._step else ""
+        return (
+            f"{type(pl_module).__name__}, {decoder.n_parameters():,} parameters, {device}, {trainer.precision}, in "
+            f"{trainer.default_root_dir}{begun}"
+        )
+
+    def _open(self, description: str, total: int, completed: int) -> None:
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[numbers]}"))
+            self._live = Progress(*columns, console=self._console, refresh_per_second=4)
+            self._task = self._live.add_task(description, total=total or None, completed=completed, numbers="")
+            self._live.start()
+
+    def _show(self, step: int) -> None:
+        if self._live is not None:
+            shown = "  ".join(filter(None, [self._numbers, self._left()]))
+            self._live.update(
+                self._task, description=f"step {step}/{self._total or '?'}", completed=step, numbers=shown
+            )
+
+    def _show_batch(self, what: str, batch_idx: int, batches: float) -> None:
+        if self._live is None:
+            return
+        of = f"{what} {batch_idx + 1}/{batches:.0f}" if batches != float("inf") else f"{what} {batch_idx + 1}"
+        if self.trainer.state.fn == "fit":
+            self._live.update(self._task, numbers=of)
+        else:
+            total = None if batches == float("inf") else batches
+            self._live.update(self._task, description=of, total=total, completed=batch_idx + 1)
+
+    def _print_line(self) -> None:
+        """In a log file; a terminal has the line that is redrawn."""
+        if self._live is None:
+            self._printed_at = time.monotonic()
+            parts = [f"step {self._step}/{self._total or '?'}", self._numbers, self._left()]
+            print("  ".join(filter(None, parts)), flush=True)
+
+    def _left(self) -> str:
+        """The time that the other steps take at the speed of this process's steps, validations left out."""
+        done = self._step - self._first_step
+        if not self._total or not done:
+            return ""
+        seconds = time.monotonic() - self._began - self._paused
+        return f"{clock(seconds / done * (self._total - self._step))} left"
+
+    def _close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def total_steps(trainer: L.Trainer) -> int:
+    """Optimizer steps of the whole run; 0 where neither `max_steps` nor the data say how many."""
+    if trainer.max_steps > 0:
+        return trainer.max_steps
+    batches, epochs = trainer.num_training_batches, trainer.max_epochs
+    if epochs is None or epochs < 0 or batches == float("inf"):
+        return 0
+    return int(-(-batches // trainer.accumulate_grad_batches)) * epochs
+
+
+def numbers(metrics: dict[str, Any]) -> str:
+    """Speed, training loss and validation loss out of what Lightning shows, as far as they are there."""
+    found = {name: float(value) for name, value in metrics.items()}
+    speed, loss, val = found.get("train/tokens_per_second"), found.get("loss"), found.get("val/loss")
+    parts = [
+        f"{short(speed)} tokens/s" if speed is not None else "",
+        f"loss {loss:.3f}" if loss is not None else "",
+        f"val {val:.3f}" if val is not None else "",
+    ]
+    return "  ".join(filter(None, parts))
+
+
+def short(number: float) -> str:
+    """12345 → 12.3k."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def clock(seconds: float) -> str:
+    """252 → 4:12; 90061 → 25:01:01."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
