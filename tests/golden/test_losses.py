@@ -1,7 +1,8 @@
 """Every loss of 20 training steps of the three architectures, against numbers that were stored with them.
 
-In float64 to 1e-10 on every machine; in float32 to the last digit where the processor and the build of torch are those
-of the record, elsewhere to 1e-4. Only where an issue says that numbers change may they be written anew:
+In float64 to 1e-10 on every processor with AVX2 or AVX512 (others round the initial weights, which are drawn in
+float32, differently); in float32 to the last digit where the processor and the build of torch are those of the record.
+Elsewhere to 1e-4. Only where an issue says that numbers change may they be written anew:
 
     python -m tests.golden.test_losses
 """
@@ -27,7 +28,7 @@ MECHANISMS = {
     "plain": (Plain(), ("eager", "sdpa")),
     "scale-invariant": (ScaleInvariant(tau=3.0), ("eager", "blockwise")),  # SDPA cannot scale logits by distance
 }
-PRECISIONS = {"64-true": 1e-10, "32-true": 1e-4}
+PRECISIONS = ("64-true", "32-true")
 CASES = [
     (architecture, mechanism, backend, precision)
     for architecture in ARCHITECTURES
@@ -83,9 +84,11 @@ def test_losses_are_the_stored_ones(architecture, mechanism, backend, precision)
     assert now[-1] < now[0] - 0.1
     if precision == "32-true" and record["machine"] == machine():
         assert now == stored
-    else:
-        error = max(abs(a / b - 1) for a, b in zip(now, stored, strict=True))
-        assert error <= PRECISIONS[precision], f"a loss is off by {error:.1e} of its value"
+        return
+    draws_alike = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    tolerance = 1e-10 if precision == "64-true" and draws_alike else 1e-4
+    error = max(abs(a / b - 1) for a, b in zip(now, stored, strict=True))
+    assert error <= tolerance, f"a loss is off by {error:.1e} of its value"
 
 
 def test_every_stored_run_is_compared() -> None:
