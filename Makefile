@@ -5,7 +5,7 @@ RUNS   ?= runs/demo
 BUDGET ?= cpu
 BIN    := $(VENV)/bin
 DEMO   := gpt ngpt angpt angpt-scale-invariant
-COMMON := configs/experiment/demo/common.yaml
+COMMON := experiment/demo/common.yaml
 # CPU or CUDA build of torch: cpu where no NVIDIA driver answers.
 TORCH_BUILD ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
@@ -25,7 +25,7 @@ demo: $(VENV)/.installed $(DEMO:%=$(RUNS)/%/finished)  ## Train GPT+, nGPT, anGP
 # One arm: the run folder remembers how far it got, so an interrupted demo goes on where it was.
 $(RUNS)/%/finished: | $(VENV)/.installed
 	@echo "== training $* ($$(date +%T))"
-	@$(BIN)/anlit fit --config configs/experiment/demo/$*.yaml --config $(COMMON) --run_dir $(RUNS)/$* --ckpt_path last
+	@$(BIN)/anlit fit --config experiment/demo/$*.yaml --config $(COMMON) --run_dir $(RUNS)/$* --ckpt_path last
 	@touch $@
 
 test: $(VENV)/.installed-dev  ## Fast tests (under 10 minutes on 2 cores)
@@ -44,10 +44,10 @@ format: $(VENV)/.installed-dev  ## Format and sort imports
 	$(BIN)/ruff format .
 
 study: $(VENV)/.installed  ## GPT+, nGPT, anGPT tuned alike, three seeds each, with a report (an hour and a half on 2 cores; BUDGET=1gpu)
-	$(BIN)/anlit study --config configs/study/convergence.yaml --budget $(BUDGET) $(if $(filter cpu,$(BUDGET)),--jobs 2 --threads 1)
+	$(BIN)/anlit study --config study/convergence.yaml --budget $(BUDGET) $(if $(filter cpu,$(BUDGET)),--jobs 2 --threads 1)
 
 sweep: $(VENV)/.installed  ## Repeat the tuning behind the demo (about two hours on 2 cores)
-	$(BIN)/anlit study --config configs/study/demo.yaml --output runs/sweep --jobs 2 --threads 1
+	$(BIN)/anlit study --config study/demo.yaml --output runs/sweep --jobs 2 --threads 1
 
 image:  ## Container image, tagged by version (VARIANT=cuda|cpu; docker/README.md)
 	@VARIANT="$(VARIANT)" IMAGE="$(IMAGE)" ENGINE="$(ENGINE)" sh docker/build_image.sh $(IMAGE_FLAGS)

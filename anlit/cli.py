@@ -11,11 +11,11 @@ from anlit.errors import UserError
 
 COMMANDS = {
     "prepare": "a corpus into token shards: anlit prepare FineWeb --output data/fineweb",
-    "fit": "train a model: anlit fit --config configs/experiment/demo/gpt.yaml",
+    "fit": "train a model: anlit fit --config experiment/demo/gpt.yaml",
     "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt",
     "test": "the same on the test split",
     "predict": "per-token log-likelihoods of the validation split, into RUN_DIR/predictions.parquet",
-    "study": "arms tuned, trained on several seeds, reported: anlit study --config configs/study/convergence.yaml",
+    "study": "arms tuned, trained on several seeds, reported: anlit study --config study/convergence.yaml",
     "benchmark": "speed, measured beside what else there is: anlit benchmark data, attention",
     "size": "memory, FLOPs and days before starting: anlit size --config FILE --gpus 8",
     "compare": "plot and report of several runs: anlit compare RUN… --output DIR",

@@ -100,7 +100,7 @@ chmod go+x "$WORK"
 
 echo "== in the image"
 run_in_image sh -c 'id; if command -v gcc cc g++; then echo "a compiler is in the image" >&2; exit 1; fi'
-run_in_image sh -c 'if touch /opt/anlit/x /workspace/configs/x 2> /dev/null; then echo "the code can be written to" >&2; exit 1; fi'
+run_in_image sh -c 'if touch /opt/anlit/x /opt/anlit/anlit/configs/x 2> /dev/null; then echo "the code can be written to" >&2; exit 1; fi'
 run_in_image "$entry" --version
 run_in_image "$entry" fit --config check.yaml --run_dir runs/check
 run_in_image "$entry" validate --config runs/check/config.yaml --ckpt_path runs/check/checkpoints/best.ckpt

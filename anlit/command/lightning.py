@@ -25,6 +25,7 @@ from anlit.command.complaints import one_sentence
 from anlit.command.quiet import quiet
 from anlit.data import TokenShards
 from anlit.errors import UserError
+from anlit.shipped import with_configuration_files
 from anlit.training.callbacks import (
     BestCheckpoint,
     HyperParameters,
@@ -202,6 +203,7 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     flush_denormals()  # before torch starts its threads
     quiet()
+    arguments = with_configuration_files(arguments)
     _require_yaml(arguments)
     try:
         AnlitCLI(

@@ -18,6 +18,7 @@ from anlit.command.complaints import one_sentence
 from anlit.command.lightning import AnlitCLI
 from anlit.data import TokenShards
 from anlit.errors import UserError
+from anlit.shipped import with_configuration_files
 from anlit.sizing.estimate import DENSE_BF16, Plan, estimate
 from anlit.sizing.report import show, show_table
 from anlit.sizing.table import sizing_table
@@ -98,6 +99,7 @@ def parse(arguments: list[str]) -> SizingCLI:
     Raises:
         UserError: The configuration is wrong.
     """
+    arguments = with_configuration_files(arguments)
     lightning._require_yaml(arguments)
     try:
         return SizingCLI(

@@ -109,7 +109,7 @@ def test_mechanisms_by_name_and_by_file() -> None:
         (["Plane"], r"--mechanisms 'Plane' is unknown: choose among .*Plain.*or give a YAML fragment"),
         (["plain", "Plain"], "names Plain twice"),
         ([""], "--mechanisms names none"),
-        (["nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["nowhere.yaml"], "nowhere.yaml does not exist"),
         (["AttentionPattern"], "AttentionPattern needs arguments"),
     ],
 )

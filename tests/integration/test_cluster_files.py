@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from anlit.cli import COMMANDS
+from anlit.shipped import FOLDER
 
 REPOSITORY = Path(__file__).parents[2]
 DOCKER = REPOSITORY / "docker"
@@ -112,18 +113,18 @@ def test_cpu_image_is_the_same_file_with_other_arguments() -> None:
         docker_argument(name)
 
 
-def test_last_stage_runs_as_a_user_by_number_and_copies_no_context_but_the_configurations() -> None:
+def test_last_stage_runs_as_a_user_by_number_and_copies_no_context() -> None:
     last = DOCKERFILE.split("AS final")[1]
     assert re.findall(r"^USER (.*)$", last, re.MULTILINE) == ["${UID}"]
     assert int(docker_argument("UID")) > 0
-    assert re.findall(r"^COPY (?!--from)(.*)$", last, re.MULTILINE) == ["configs /workspace/configs"]
+    assert re.findall(r"^COPY (?!--from)(.*)$", last, re.MULTILINE) == []
 
 
 def test_build_context_leaves_out_all_that_is_not_named() -> None:
     patterns = [line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert patterns[0] == "*"
     assert {line[1:] for line in patterns if line.startswith("!")} == {
-        "anlit", "configs", "docker/constraints.txt", "pyproject.toml", "README.md",
+        "anlit", "configs", "docker/constraints.txt", "pyproject.toml", "README.md", "LICENSE",
     }  # fmt: skip
 
 
@@ -155,7 +156,7 @@ def test_pods_command_is_anlits_and_its_files_exist(name: str) -> None:
     assert "--ckpt_path=last" in options
     files = [option.split("=", 1)[1] for option in options if option.startswith("--config=")]
     assert files
-    assert all((REPOSITORY / file).is_file() for file in files)
+    assert all((FOLDER / file).is_file() for file in files)
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
     assert container["image"].endswith(f":{version}")
 

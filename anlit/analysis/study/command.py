@@ -58,10 +58,10 @@ def _parser() -> argparse.ArgumentParser:
         description="Trains the runs that a study's YAML asks for (a tuning grid for each arm, then its best setting "
         "on several seeds) and writes report.html and report.md. Started again, it goes on: finished runs are kept, "
         "cut ones continue from their last checkpoint, failed ones stay failed.",
-        epilog="Example: anlit study --config configs/study/convergence.yaml --budget cpu --jobs 2",
+        epilog="Example: anlit study --config study/convergence.yaml --budget cpu --jobs 2",
     )
     add = parser.add_argument
-    add("--config", required=True, metavar="FILE", help="the study, such as configs/study/convergence.yaml")
+    add("--config", required=True, metavar="FILE", help="the study, such as study/convergence.yaml")
     add("--budget", metavar="NAME", help="one of the file's budgets: cpu, 1gpu …")
     add("--output", metavar="DIR", help="folder of the run folders and the report (default: runs/<study>-<budget>)")
     add("--dry-run", action="store_true", help="print the runs, their tokens and the estimated hours, start nothing")

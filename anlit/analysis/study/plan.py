@@ -25,6 +25,7 @@ import yaml
 
 from anlit.analysis.study.grids import NOTHING, Choice, expand, plain
 from anlit.errors import UserError
+from anlit.shipped import configuration_file
 
 KEYS = frozenset(
     {"title", "question", "shared", "arms", "seeds", "tuning_seeds", "equal_tuning", "budgets", "baseline"}
@@ -152,14 +153,12 @@ class Study:
 
 
 def read_study(path: str, budget: str | None) -> Study:
-    """The study in the file `path` under a budget; None only where the file lists no budgets.
+    """The study in the file `path`, local or shipped, under a budget; None only where the file lists no budgets.
 
     Raises:
         UserError: The file, a configuration file or the budget does not exist, a key is not known, the arms' tuning
             budgets differ without `equal_tuning: false`, or nothing would be run.
     """
-    if not Path(path).is_file():
-        raise UserError(f"the study file {path} does not exist: give one such as configs/study/convergence.yaml")
     content = _with_budget(read_yaml(path), budget, path)
     if unknown := set(content) - KEYS:
         raise UserError(f"{path} has the unknown key '{min(unknown)}': the known ones are {', '.join(sorted(KEYS))}")
@@ -204,12 +203,9 @@ def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]
             raise UserError(f"{where} of {path} must be a mapping with keys of {', '.join(sorted(ARM_KEYS))}")
     configs = (*spec.get("configs", ()), *shared.get("configs", ()))
     if not configs:
-        raise UserError(
-            f"arm '{name}' of {path} names no configuration files: give `configs: [configs/model/gpt.yaml]`"
-        )
+        raise UserError(f"arm '{name}' of {path} names no configuration files: give `configs: [model/gpt.yaml]`")
     for config in configs:
-        if not Path(config).is_file():
-            raise UserError(f"arm '{name}' of {path} names {config}, which does not exist: run anlit where it does")
+        configuration_file(config, f"configs of arm '{name}' in {path}:")
     fixed = (shared.get("settings") or {}) | (spec.get("settings") or {})
     points = tuple(expand(spec.get("tune", shared.get("tune")), f"tune of arm '{name}' in {path}"))
     found = []
@@ -255,7 +251,13 @@ def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> l
     return found
 
 
-def read_yaml(path: str) -> Any:
+def read_yaml(name: str) -> Any:
+    """The content of a configuration file, local or shipped.
+
+    Raises:
+        UserError: The file does not exist, or is no YAML.
+    """
+    path = configuration_file(name)
     try:
         return _parsed(path, Path(path).stat().st_mtime_ns)
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -159,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mechanisms",
         metavar="NAME,NAME…",
-        help="with --gaussian: classes, such as Plain, or YAML fragments, such as configs/attention/log_n.yaml",
+        help="with --gaussian: classes, such as Plain, or YAML fragments, such as attention/log_n.yaml",
     )
     parser.add_argument("--draws", type=int, default=256, help="with --gaussian: queries per length (default: 256)")
     parser.add_argument("--seed", type=int, default=1, help="with --gaussian: of the random numbers (default: 1)")

@@ -10,6 +10,7 @@ import yaml
 from anlit.attention import mechanisms
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
+from anlit.shipped import configuration_file
 
 D_HEAD = 64
 """[SI]'s head width; BetaScaling's exponent depends on it."""
@@ -19,7 +20,7 @@ def named(names: Iterable[str]) -> dict[str, Mechanism]:
     """The mechanisms, made for one head, by label: the class's name, or the name of a YAML file.
 
     Args:
-        names: Class names in any case, made with default arguments, or paths of YAML fragments that set
+        names: Class names in any case, made with default arguments, or YAML fragments (paths or shipped names) that set
             `model.init_args.attention`.
 
     Raises:
@@ -52,7 +53,9 @@ def _of_class(name: str) -> tuple[str, Mechanism]:
 
 def _of_file(path: str) -> Mechanism:
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.safe_load(Path(configuration_file(path, "--mechanisms")).read_text(encoding="utf-8"))
+    except UserError:
+        raise
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(
             f"--mechanisms {path} cannot be read ({str(error).splitlines()[0]}): give a YAML file"
@@ -62,7 +65,7 @@ def _of_file(path: str) -> Mechanism:
     except (KeyError, TypeError, AttributeError, ImportError, ValueError) as error:
         raise UserError(
             f"--mechanisms {path} does not describe an attention mechanism ({error}): set model.init_args.attention "
-            "to its class_path and init_args, as the files in configs/attention/ do"
+            "to its class_path and init_args, as attention/log_n.yaml does"
         ) from error
     if not isinstance(made, Mechanism):
         raise UserError(f"--mechanisms {path} makes a {type(made).__name__}, which is no attention mechanism")

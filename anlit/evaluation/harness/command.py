@@ -5,6 +5,7 @@ import shlex
 from typing import Any
 
 from anlit.evaluation.harness.run import Settings
+from anlit.shipped import configuration_file
 
 
 def evaluate(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
@@ -37,6 +38,10 @@ def evaluate(checkpoints: list[str], output: str, settings: Settings, command: s
     return record
 
 
+def _task(name: str) -> str:
+    return configuration_file(name, "--tasks") if name.endswith((".yaml", ".yml")) else name
+
+
 def main(argv: list[str]) -> int:
     """`anlit evaluate`; returns the exit status and raises UserError for the user's mistakes."""
     parser = argparse.ArgumentParser(
@@ -45,7 +50,7 @@ def main(argv: list[str]) -> int:
         'their continuations. Needs lm_eval: pip install "anlit[eval]". Tasks fetch their data from the hub; without a '
         "network, give task files whose data are local (dataset_path: json) by --include_path.",
         epilog="Writes evaluate.json and evaluate.md. Example: "
-        "anlit evaluate runs/gpt runs/angpt --tasks configs/evaluation/six_tasks.yaml --output reports/tasks",
+        "anlit evaluate runs/gpt runs/angpt --tasks evaluation/six_tasks.yaml --output reports/tasks",
     )
     add = parser.add_argument
     add("checkpoints", nargs="+", metavar="CHECKPOINT", help="run folder, .ckpt file or exported folder")
@@ -60,7 +65,7 @@ def main(argv: list[str]) -> int:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     given = parser.parse_args(argv)
     settings = Settings(
-        tasks=tuple(name.strip() for name in given.tasks.split(",") if name.strip()),
+        tasks=tuple(_task(name.strip()) for name in given.tasks.split(",") if name.strip()),
         include_path=tuple(given.include_path),
         shots=given.shots,
         limit=given.limit,

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
         description="Needle in a haystack: hides 'The special magic <city> number is <7 digits>.' in text of the "
         "validation split, asks for the number at its end, and counts how often the model gives it exactly. Runs that "
         "differ only in their seed are averaged. Fine-tune the models on the task first, with "
-        "configs/experiment/needle.yaml.",
+        "experiment/needle.yaml.",
         epilog="Writes needle.png, needle.md and needle.json. Example: "
         "anlit needle runs/gpt-needle runs/angpt-needle --output reports/needle",
     )

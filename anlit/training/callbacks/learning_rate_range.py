@@ -20,7 +20,7 @@ LOST = 0.5
 class LearningRateRange(L.Callback):
     """Raises the rate exponentially from `low` to `high` and writes the loss over it (Smith 2017, arXiv 1506.01186).
 
-    For `anlit fit` with configs/trainer/lr_range.yaml, a short run that is good for nothing else. In the run folder it
+    For `anlit fit` with trainer/lr_range.yaml, a short run that is good for nothing else. In the run folder it
     leaves lr_range.json and lr_range.png: the smoothed loss, the rate of the steepest descent and that of the lowest
     loss. A good peak rate lies between them; the test has no cosine and no weight decay's time, so tune around it.
     Groups with rates of their own (Muon) keep their proportions to the first. Lightning's LearningRateFinder wants a

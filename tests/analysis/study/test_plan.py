@@ -82,7 +82,7 @@ def test_unequal_tuning_is_refused_unless_it_is_said(folder: Path) -> None:
     [
         ({"arms": None}, "lists no arms"),
         ({"arm": {}}, "unknown key 'arm'"),
-        ({"arms": {"gpt": {"configs": ["no.yaml"]}}}, "names no.yaml, which does not exist"),
+        ({"arms": {"gpt": {"configs": ["no.yaml"]}}}, "configs of arm .gpt. in .*: no.yaml does not exist"),
         ({"arms": {"gpt": {"config": "gpt.yaml"}}}, "arm 'gpt'.* must be a mapping with keys of"),
         ({"arms": {"gpt": {"configs": ["gpt.yaml"], "tune": 3}}}, "tune of arm 'gpt'"),
         ({"baseline": "lstm"}, "baseline 'lstm', which is none of its arms"),

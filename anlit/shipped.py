@@ -1,0 +1,51 @@
+"""The configuration files that anlit ships, found by their name in `configs/`: `model/angpt.yaml`, from any folder."""
+
+import difflib
+from pathlib import Path
+
+from anlit.errors import UserError
+
+_PACKAGE = Path(__file__).parent
+FOLDER = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir())
+"""`configs/`: a wheel has it inside the package, a clone beside it."""
+
+
+def configuration_file(name: str, option: str = "--config") -> str:
+    """The path of a configuration file: the local file of that name, else the shipped one.
+
+    Args:
+        name: A path, or the name of a shipped file such as `model/angpt.yaml`; `configs/model/angpt.yaml` is the same.
+        option: What the user gave the name to, for the message.
+
+    Raises:
+        UserError: There is neither.
+    """
+    if Path(name).is_file():
+        return name
+    inner = Path(name).as_posix().removeprefix("configs/")
+    # An absolute path, or one with "..", would lead out of the folder.
+    if not Path(name).is_absolute() and ".." not in Path(name).parts and (FOLDER / inner).is_file():
+        return str(FOLDER / inner)
+    if Path(name).is_dir():
+        raise UserError(f"{option} {name} is a folder: give a YAML file")
+    known = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.yaml"))
+    close = difflib.get_close_matches(inner, known, n=1, cutoff=0.75)
+    advice = f"did you mean {close[0]}?" if close else "check the path, or give a shipped one such as model/angpt.yaml"
+    raise UserError(f"{option} {name} does not exist, here or among the files that anlit ships: {advice}")
+
+
+def with_configuration_files(arguments: list[str]) -> list[str]:
+    """The arguments of `anlit fit`, with the path of the file that each `--config` means.
+
+    Raises:
+        UserError: One of the files does not exist.
+    """
+    found: list[str] = []
+    for argument in arguments:
+        flag, equals, name = argument.partition("=")
+        if found and found[-1] in ("-c", "--config") and not argument.startswith("-"):
+            argument = configuration_file(argument)
+        elif flag == "--config" and equals:
+            argument = f"--config={configuration_file(name)}"
+        found.append(argument)
+    return found

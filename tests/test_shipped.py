@@ -1,0 +1,116 @@
+"""Shipped configurations are found by name, in a clone and from a wheel, from any folder; local files come first."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from anlit.analysis.study.plan import read_study
+from anlit.cli import main
+from anlit.errors import UserError
+from anlit.evaluation.diagnose.mechanisms import named
+from anlit.shipped import FOLDER, configuration_file, with_configuration_files
+
+ROOT = Path(__file__).parents[1]
+STUDIES = sorted((ROOT / "configs" / "study").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def references(content: object) -> Iterator[str]:
+    """Every configuration file that a study names."""
+    if isinstance(content, dict):
+        yield from content.get("configs", ())
+        for value in content.values():
+            yield from references(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from references(value)
+
+
+def test_local_file_comes_first() -> None:
+    assert configuration_file("model/gpt.yaml") == str(FOLDER / "model" / "gpt.yaml")
+    Path("model").mkdir()
+    Path("model/gpt.yaml").write_text("model: {class_path: anlit.GPT}\n")
+    assert configuration_file("model/gpt.yaml") == "model/gpt.yaml"
+
+
+def test_name_as_in_the_repository_is_the_same_file() -> None:
+    assert configuration_file("configs/model/gpt.yaml") == configuration_file("model/gpt.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("model/angtp.yaml", "--config model/angtp.yaml does not exist.*did you mean model/angpt.yaml?"),
+        ("mine.yaml", "--config mine.yaml does not exist, here or among the files that anlit ships: check the path"),
+        ("../configs/model/gpt.yaml", "does not exist"),
+        (".", "--config . is a folder: give a YAML file"),
+    ],
+)
+def test_unknown_name_is_refused_with_the_fix(name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        configuration_file(name)
+
+
+def test_every_form_of_the_option_is_understood() -> None:
+    path = str(FOLDER / "model" / "gpt.yaml")
+    given = ["fit", "--config", "model/gpt.yaml", "-c", "model/gpt.yaml", "--config=model/gpt.yaml", "--model", "GPT"]
+    assert with_configuration_files(given) == [
+        "fit", "--config", path, "-c", path, f"--config={path}", "--model", "GPT"
+    ]  # fmt: skip
+
+
+def test_fit_takes_shipped_names_from_any_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "--config", "model/angpt.yaml", "--config", "data/python.yaml", "--print_config"])
+    assert end.value.code == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["model"]["class_path"].endswith("AnGPT")
+    assert config["data"]["init_args"]["path"] == "data/python"
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_study_names_shipped_files_and_reads_from_any_folder(path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    names = set(references(content))
+    assert names
+    for name in names:
+        assert not name.startswith("configs/")
+        assert Path(configuration_file(name)).is_file()
+    budget = next(iter(content.get("budgets") or {}), None)
+    assert read_study(f"study/{path.name}", budget).arms
+
+
+def test_mechanisms_of_diagnose_take_shipped_names() -> None:
+    assert list(named(["attention/log_n.yaml"])) == ["log_n"]
+
+
+@pytest.mark.slow
+def test_a_wheel_brings_the_configurations_along(tmp_path: Path) -> None:
+    wheels, unpacked = tmp_path / "wheels", tmp_path / "unpacked"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", str(ROOT), "-w", str(wheels)], check=True)
+    (wheel,) = wheels.glob("anlit-*.whl")
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(unpacked)], check=True)
+    assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"anlit"}
+    shipped = {path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*") if path.is_file()}
+    carried = unpacked / "anlit" / "configs"
+    assert {path.relative_to(carried) for path in carried.rglob("*") if path.is_file()} == shipped
+    environment = os.environ | {"PYTHONPATH": str(unpacked)}
+    for arguments, expected in (
+        (["fit", "--config", "model/angpt.yaml", "--data=PythonSources", "--print_config"], "anlit.AnGPT"),
+        (["study", "--config", "study/convergence.yaml", "--budget", "cpu", "--dry-run"], "estimate:"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "anlit", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stdout
