@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -13,12 +12,14 @@ from anlit.analysis.page import html
 from anlit.analysis.results import Report, Result
 from anlit.analysis.runs import Run
 from anlit.analysis.speedup import Summary
+from anlit.reporting.files import write_json, write_text
+from anlit.reporting.table import NONE, markdown_table
 
-NONE = "–"
 COLUMNS = (
     "architecture", "attention", "seeds", "parameters", "validation loss", "bits per byte", "tokens",
     "seconds", "speed-up, tokens", "% of tokens", "speed-up, wall-clock",
 )  # fmt: skip
+TEXT = ("configuration", "architecture", "attention")
 # What fits into a terminal of 80 columns.
 PRINTED = ("seeds", "validation loss", "speed-up, tokens", "% of tokens", "speed-up, wall-clock")
 DEFINITION = """\
@@ -36,10 +37,10 @@ LEAST_P = 0.05
 
 def write(report: Report) -> None:
     """Writes report.html, report.md and convergence.json to the report's folder; the pictures are there already."""
-    report.json.write_text(json.dumps(report.raw(), indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+    write_json(report.json, report.raw())
     text = markdown(report)
-    report.markdown.write_text(text, encoding="utf-8")
-    report.page.write_text(html(text, report.output), encoding="utf-8")
+    write_text(report.markdown, text)
+    write_text(report.page, html(text, report.output))
 
 
 def markdown(report: Report) -> str:
@@ -63,7 +64,11 @@ def comparison(report: Report, columns: Sequence[str] = COLUMNS, explained: bool
     parts = [
         findings(report),
         f"![validation loss over tokens and time]({report.plot.name})",
-        table(["configuration", *columns], rows),
+        markdown_table(
+            ["configuration", *columns],
+            rows,
+            left=[i for i, name in enumerate(["configuration", *columns]) if name in TEXT],
+        ),
         *([] if explained else [DEFINITION.format(target=report.baseline.mean.loss[-1])]),
     ]
     if len(report.results) > 1:
@@ -160,7 +165,7 @@ def _fractions(report: Report) -> str:
         cells = [speedup(value) for value in (*found.by_fraction.values(), *averages)]
         rows.append([result.label, *cells, *[NONE] * (2 - len(averages))])
     head = ["speed-up, tokens", *(f"{100 * f:.0f} %" for f in fractions), "averaged", "averaged, wall-clock"]
-    return table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _tests(report: Report) -> str:
@@ -175,7 +180,7 @@ def _tests(report: Report) -> str:
                   for t in (claim.tokens, claim.seconds)]  # fmt: skip
         rows.append([claim.result.label, *cells, *speeds])
     head = ["against the baseline", "n", "difference in loss", "95 % interval", "test", "p", "p, Holm"]
-    return table([*head, "speed-up, tokens (95 %)", "speed-up, wall-clock (95 %)"], rows)
+    return markdown_table([*head, "speed-up, tokens (95 %)", "speed-up, wall-clock (95 %)"], rows)
 
 
 def runs_table(runs: list[Run], label_of: Callable[[Run], str | None]) -> str:
@@ -188,7 +193,9 @@ def runs_table(runs: list[Run], label_of: Callable[[Run], str | None]) -> str:
         seed = NONE if run.seed is None else str(run.seed)
         counted = label_of(run) or f"(not counted) {run.architecture}, {run.attention}"
         rows.append([counted, seed, loss, state, run.commit or NONE, f"`{run.folder}`"])
-    return table(["configuration", "seed", "validation loss", "status", "commit", "folder"], rows)
+    return markdown_table(
+        ["configuration", "seed", "validation loss", "status", "commit", "folder"], rows, left=(0, 3, 4, 5)
+    )
 
 
 def provenance(counted: list[Run], first: list[str]) -> str:
@@ -215,9 +222,3 @@ def _p(value: float | None) -> str:
 
 def _listed(values: object) -> str:
     return ", ".join(dict.fromkeys(str(value or "not recorded") for value in values))  # type: ignore[attr-defined]
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

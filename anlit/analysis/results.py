@@ -128,8 +128,8 @@ class Report:
         return [replace(claim, p_holm=p) for claim, p in zip(found, corrected, strict=True)]
 
     def raw(self) -> dict[str, Any]:
-        """Everything as JSON types; numbers that are not finite become null."""
-        content = {
+        """Everything that the report says, and the runs, for the JSON beside it."""
+        return {
             "command": self.command,
             "baseline": self.baseline.label,
             "target_loss": float(self.baseline.mean.loss[-1]),
@@ -147,7 +147,6 @@ class Report:
             ],
             "runs": [_run(run, self.label_of(run)) for run in self.runs],
         }
-        return jsonable(content)
 
 
 def results_against(groups: list[Group], baseline: Group) -> list[Result]:
@@ -244,14 +243,3 @@ def _curve(curve: Curve) -> dict[str, list[float]]:
 
 def _summary(summary: Summary) -> dict[str, Any]:
     return {"mean": summary.mean, "sd": summary.sd, "values": list(summary.values)}
-
-
-def jsonable(value: Any) -> Any:
-    """`value` as JSON types; numbers that are not finite become null."""
-    if isinstance(value, dict):
-        return {str(key): jsonable(below) for key, below in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(below) for below in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -20,8 +20,8 @@ from typing import Any
 from anlit.benchmarks.data_material import Settings
 from anlit.benchmarks.data_rounds import PARTS, check_peer
 from anlit.benchmarks.data_table import show, targets
-from anlit.benchmarks.record import environment
 from anlit.errors import UserError
+from anlit.reporting.provenance import environment
 
 RESULT = "data.json"
 

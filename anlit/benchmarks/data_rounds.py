@@ -13,8 +13,9 @@ from typing import Any
 
 from anlit.benchmarks import data_material as material
 from anlit.benchmarks.data_material import Say, Settings
-from anlit.benchmarks.record import cores, run_trial, spread, this_python
+from anlit.benchmarks.record import run_trial, spread, this_python
 from anlit.errors import UserError
+from anlit.reporting.provenance import cores
 
 OURS = this_python("anlit.benchmarks.data_trials")
 SHAPE = {"batch_size": 8, "context_length": 2048}

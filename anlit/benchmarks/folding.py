@@ -12,10 +12,12 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from anlit import GPT, NGPT, AnGPT
-from anlit.benchmarks.record import environment, spread
+from anlit.benchmarks.record import spread
 from anlit.checkpoints.loading import find_device
-from anlit.evaluation.report import device_name, output_folder, write_json
+from anlit.evaluation.report import device_name
 from anlit.models.fold import fold
+from anlit.reporting.files import output_folder, write_json
+from anlit.reporting.provenance import environment
 from anlit.training.execution import Execution
 
 BASE = "GPT+"
@@ -103,5 +105,5 @@ def main(argv: list[str]) -> int:
         table.add_row(name, f"{1e3 * one['median']:.2f}", f"{1e3 * one['min']:.2f}", f"{one['relative']:.3f}")
     Console().print(table)
     if arguments.output:
-        write_json(output_folder(arguments.output), "folding.json", record)
+        write_json(output_folder(arguments.output) / "folding.json", record)
     return 0

@@ -20,7 +20,6 @@ from scipy.stats import linregress
 from scipy.stats import t as student
 
 from anlit.benchmarks.growth_plot import plot
-from anlit.benchmarks.record import environment
 from anlit.benchmarks.step_options import (
     add_size_options,
     changed_size,
@@ -36,7 +35,9 @@ from anlit.benchmarks.step_size import Size
 from anlit.benchmarks.step_table import WIDTH, print_table
 from anlit.benchmarks.step_worker import Timed
 from anlit.errors import UserError
-from anlit.evaluation.report import device_name, output_folder, write_json
+from anlit.evaluation.report import device_name
+from anlit.reporting.files import output_folder, write_json
+from anlit.reporting.provenance import environment
 from anlit.training.execution import Execution
 
 AXES = {"T": "length", "d": "d_model", "L": "n_layers"}
@@ -151,7 +152,7 @@ def benchmark(given: argparse.Namespace, preset: str, command: str) -> dict[str,
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     record["fits"] = fits(record["points"])
-    write_json(folder, "growth.json", record)
+    write_json(folder / "growth.json", record)
     plot(record, folder / "growth.png")
     lines = [
         [fit["model"], fit["axis"], *(_text(fit[kind]) for kind in ("seconds", "flops", "bytes"))]

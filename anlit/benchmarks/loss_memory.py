@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from anlit.benchmarks.record import environment, run_trial, this_python
+from anlit.benchmarks.record import run_trial, this_python
 from anlit.benchmarks.step_options import DTYPES, names, say
 from anlit.benchmarks.step_table import TARGET_HEADINGS, WIDTH, print_table
 from anlit.errors import UserError
-from anlit.evaluation.report import device_name, output_folder, write_json
+from anlit.evaluation.report import device_name
+from anlit.reporting.files import output_folder, write_json
+from anlit.reporting.provenance import environment
 
 PART_OF_FULL = 0.25
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -62,7 +64,7 @@ def benchmark(given: argparse.Namespace, command: str) -> dict[str, Any]:
             results[way] = {"reason": str(error).splitlines()[-1]}
     record |= {"settings": setting, "rows": compare(results, dtype)}
     record["targets"] = targets(record["rows"])
-    write_json(folder, "loss.json", record)
+    write_json(folder / "loss.json", record)
     columns = ("way", "memory, MB", "of the full logits'", "seconds", "loss", "gradients' error")
     print_table(Console(width=WIDTH), f"{shape}, {dtype}, {device}", columns, map(_line, record["rows"]))
     if record["targets"]:

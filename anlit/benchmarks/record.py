@@ -1,20 +1,15 @@
-"""What every benchmark needs: trials in fresh processes, medians with their spread, and what they were measured on."""
+"""What every benchmark needs: trials in fresh processes, and medians with their spread."""
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from anlit.errors import UserError
 
-PACKAGES = ("anlit", "torch", "lightning", "litdata", "tokenizers", "numpy", "pyarrow", "zstandard")
 ERROR_LINES = 15
 
 
@@ -53,40 +48,3 @@ def this_python(module: str) -> list[str]:
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Median, least and greatest of the repetitions."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": list(values)}
-
-
-def environment() -> dict[str, Any]:
-    """Versions, commit and hardware behind a result, and how busy the machine was before it began."""
-    from anlit.training.callbacks.run_record import git_state
-
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": git_state(),
-        "versions": versions,
-        "hardware": {
-            "cpu": _processor(),
-            "cores": cores(),
-            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-            "system": f"{platform.system()} {platform.release()}",
-        },
-        "load_before": os.getloadavg()[0],
-    }
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -18,7 +18,6 @@ import torch
 
 from anlit.attention.backends import BACKENDS
 from anlit.benchmarks.attention_cases import MECHANISMS
-from anlit.benchmarks.record import environment
 from anlit.benchmarks.step_entrants import can_have, check_peers
 from anlit.benchmarks.step_options import (
     add_size_options,
@@ -36,7 +35,9 @@ from anlit.benchmarks.step_table import markdown, plot, show
 from anlit.benchmarks.step_trials import measure
 from anlit.benchmarks.step_worker import COMPILED, PEERS
 from anlit.errors import UserError
-from anlit.evaluation.report import device_name, output_folder, write_json
+from anlit.evaluation.report import device_name
+from anlit.reporting.files import output_folder, write_json
+from anlit.reporting.provenance import environment
 
 
 def benchmark(plan: Plan, name: str, given: argparse.Namespace, command: str) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def benchmark(plan: Plan, name: str, given: argparse.Namespace, command: str) ->
     finish(record["rows"], plan.size.tokens, record["peak_flops_per_second"])
     record["targets"] = targets(record["rows"], "" if given.documents else plan.aims, plan.size.label)
     record["environment"]["load_after"] = os.getloadavg()[0]
-    write_json(folder, f"step-{name}.json", record)
+    write_json(folder / f"step-{name}.json", record)
     (folder / f"step-{name}.md").write_text(markdown(record))
     plot(record, folder / f"step-{name}.png")
     show(record)

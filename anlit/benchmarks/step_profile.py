@@ -36,7 +36,6 @@ from anlit.benchmarks.profile_groups import (
     marked,
     seconds_by_group,
 )
-from anlit.benchmarks.record import environment
 from anlit.benchmarks.step_options import (
     add_size_options,
     changed_size,
@@ -50,7 +49,9 @@ from anlit.benchmarks.step_ours import MODELS, OurStep
 from anlit.benchmarks.step_size import PRESETS, Size
 from anlit.benchmarks.step_table import WIDTH, print_table
 from anlit.benchmarks.step_worker import seconds_of
-from anlit.evaluation.report import device_name, output_folder, write_json
+from anlit.evaluation.report import device_name
+from anlit.reporting.files import output_folder, write_json
+from anlit.reporting.provenance import environment
 from anlit.training.execution import Execution
 
 COPIED = {"cpu": 2**26, "cuda": 2**30}
@@ -133,7 +134,7 @@ def benchmark(given: argparse.Namespace, preset: str, command: str) -> dict[str,
         for architecture in given.models:
             say(f"{architecture}, compiled: {how}")
             record["rows"].append(measure(architecture, size, device, how != "no", given.steps, (peak, rate)))
-    write_json(folder, f"profile-{preset}.json", record)
+    write_json(folder / f"profile-{preset}.json", record)
     heading = f"ms of a step by part (share); {size.label}, {peak / 1e12:.3g} TFLOP/s, {rate / 1e9:.3g} GB/s"
     print_table(Console(width=WIDTH), heading, ("model", "step", *GROUPS), [_line(row) for row in record["rows"]])
     last = [row for row in record["rows"] if row["how"] == record["rows"][-1]["how"]]  # alike in every mode

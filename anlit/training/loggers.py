@@ -1,7 +1,6 @@
 """Which steps are logged, and metrics.csv, which a resumed run continues: Lightning's own writer deletes its rows."""
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,8 @@ import lightning as L
 from lightning.pytorch.loggers import CSVLogger as LightningCSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
+
+from anlit.reporting.files import replacing
 
 
 def is_logged(trainer: L.Trainer, step: int) -> bool:
@@ -36,12 +37,10 @@ class _AppendingWriter(ExperimentWriter):
         path = Path(self.metrics_file_path)
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        partial = path.with_name(".partial-" + path.name)
-        with partial.open("w", newline="") as file:
+        with replacing(path) as partial, partial.open("w", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=fieldnames)
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(partial, path)
 
 
 class CSVLogger(LightningCSVLogger):

@@ -116,7 +116,7 @@ def test_what_flex_refuses() -> None:
 
 
 def test_what_auto_took_is_said_once_with_the_reasons(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(backends, "_said", set())
+    backends.say_once.cache_clear()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     with caplog.at_level(logging.INFO, logger="anlit.attention"):
         for _ in range(2):

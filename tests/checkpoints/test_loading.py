@@ -1,6 +1,5 @@
 """From folders and files to models, and every file that is refused."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from anlit import GPT, AnGPT, LogN, PRoPE
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
-from anlit.evaluation.report import describe, write_json
+from anlit.evaluation.report import describe
 from tests.evaluation.saved import LENGTH, VOCABULARY, make_run, prepare, save, small
 from tests.models.tiny import random_tokens
 
@@ -132,10 +131,3 @@ def test_data_that_do_not_fit_the_model_are_refused(run: Path, tmp_path: Path) -
             data_of(given, path)
         assert sentence in str(error.value)
         assert "--data.path" not in str(error.value)
-
-
-def test_records_have_null_where_a_number_is_not_finite(tmp_path: Path) -> None:
-    file = write_json(tmp_path, "a.json", {"a": [float("nan"), 1.5], "b": {"c": float("inf")}})
-    assert json.loads(file.read_text()) == {"a": [None, 1.5], "b": {"c": None}}
-    with pytest.raises(UserError, match="cannot be written"):
-        write_json(file, "b.json", {})

@@ -18,7 +18,7 @@ from anlit.evaluation.data import data_of
 from anlit.evaluation.diagnose import command as module
 from anlit.evaluation.diagnose.command import diagnose, main, sequences
 from anlit.evaluation.diagnose.plot import last_bin, layer_colours, reliable
-from anlit.evaluation.diagnose.report import cell, plain, rows
+from anlit.evaluation.diagnose.report import cell, rows
 from anlit.evaluation.options import parse_lengths
 from tests.data.prepared import END
 from tests.evaluation.saved import VAL_TOKENS, make_run, prepare, random_text
@@ -200,10 +200,6 @@ def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:
     assert last_bin(found | {"queries": [0, 0, 0, 1]}) == (8, 15)
     assert rows(found) == [["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–", "0.300"]]
     assert cell(np.array([1.0, 2.0]), 1) == "1.5 [1.0, 2.0]"
-
-
-def test_json_has_no_nan_and_keys_of_text() -> None:
-    assert plain({256: [math.nan, 0.123456789, 3, True, "x"]}) == {"256": [None, 0.1234568, 3, True, "x"]}
 
 
 def test_many_layers_have_colours_of_a_scale() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anlit.analysis.report import NONE, spread, table
+from anlit.analysis.report import spread
 from anlit.analysis.runs import Run
 from anlit.analysis.significance import difference
 from anlit.analysis.speedup import Summary
@@ -14,6 +14,7 @@ from anlit.analysis.study import plots
 from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.plan import Arm
 from anlit.errors import UserError
+from anlit.reporting.table import NONE, markdown_table
 
 MARGIN = 0.005
 """A share of the loss: what counts as no change, where a claim gives no other."""
@@ -50,7 +51,13 @@ def ablation(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     head = ["arm", "n", "failed", "final loss (nats/token)", "improvement", "95 % interval", "p"]
     told = f"Against {baseline.title}, {spread(Summary(tuple(base.values())), 4)} (n = {len(base)}); paired by seed, "
     told += "on the seeds that both have."
-    return ["## Ablation", told, f"![change of the loss]({path.name})", table(head, rows), *_claims(outcome, options)]
+    return [
+        "## Ablation",
+        told,
+        f"![change of the loss]({path.name})",
+        markdown_table(head, rows),
+        *_claims(outcome, options),
+    ]
 
 
 def losses_by_seed(runs: tuple[Run, ...]) -> dict[Any, float]:
@@ -73,7 +80,7 @@ def _claims(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         failed = _failed(outcome, arm)
         found = verdict(expected, ours, theirs, failed, margin)
         rows.append([f"{arm.title} against {against.title}", _words(expected, margin), found])
-    return ["### Claims", table(["claim about", "expected", "found"], rows)] if rows else []
+    return ["### Claims", markdown_table(["claim about", "expected", "found"], rows, left=(0, 1, 2))] if rows else []
 
 
 def verdict(expected: str, ours: dict[Any, float], theirs: dict[Any, float], failed: int, margin: float) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from anlit.analysis.page import html
-from anlit.analysis.report import provenance, runs_table, table
-from anlit.analysis.results import jsonable
+from anlit.analysis.report import provenance, runs_table
 from anlit.analysis.runs import Run
 from anlit.analysis.study.outcome import Outcome, outcome_of
 from anlit.analysis.study.plan import Study
 from anlit.analysis.study.sections import comparison_of, render
+from anlit.reporting.files import write_json, write_text
+from anlit.reporting.table import markdown_table
 
 
 def write(study: Study, output: Path, command: str) -> Path:
@@ -20,10 +20,10 @@ def write(study: Study, output: Path, command: str) -> Path:
     output.mkdir(parents=True, exist_ok=True)
     outcome = outcome_of(study, output, command)
     text = markdown(outcome)
-    (output / "report.md").write_text(text, encoding="utf-8")
-    (output / "report.json").write_text(json.dumps(raw(outcome), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(output / "report.md", text)
+    write_json(output / "report.json", raw(outcome))
     page = output / "report.html"
-    page.write_text(html(text, output), encoding="utf-8")
+    write_text(page, html(text, output))
     return page
 
 
@@ -47,10 +47,10 @@ def markdown(outcome: Outcome) -> str:
 
 
 def raw(outcome: Outcome) -> dict[str, Any]:
-    """The numbers behind the report as JSON types."""
+    """The numbers behind the report."""
     study = outcome.study
     reports = [comparison_of(outcome, one, f"{number}-") for number, one in enumerate(study.comparisons, 1)]
-    return jsonable({
+    return {
         "title": study.title, "path": study.path, "budget": study.budget, "command": outcome.command,
         "selected": {name: choice.shown for name, choice in outcome.selected.items()},
         "tuning": {one.arm.name: [{"setting": tried.point.shown, "loss": tried.loss} for tried in one.tried]
@@ -59,7 +59,7 @@ def raw(outcome: Outcome) -> dict[str, Any]:
                    for point in outcome.points()],
         "comparisons": [report.raw() for report in reports if report is not None],
         "runs": [{"name": run.name, "status": state.status, "reason": state.reason} for run, state, _ in outcome.runs],
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 def _progress(outcome: Outcome) -> str:
@@ -89,4 +89,4 @@ def _failures(outcome: Outcome) -> str:
     failed = [(run, state) for run, state, _ in outcome.runs if state.status == "failed"]
     if not failed:
         return "No run failed."
-    return table(["run", "why"], [[f"`{run.name}`", state.reason] for run, state in failed])
+    return markdown_table(["run", "why"], [[f"`{run.name}`", state.reason] for run, state in failed], left=(0, 1))

@@ -9,9 +9,9 @@ import matplotlib
 import numpy as np
 
 from anlit.analysis.plots import COLOURS
-from anlit.analysis.report import NONE, table
 from anlit.analysis.scaling import Fit, fit
 from anlit.analysis.study.outcome import Outcome, Point
+from anlit.reporting.table import NONE, markdown_table
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -50,9 +50,11 @@ def scaling(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         f"![loss over compute]({path.name})",
         "Dots are runs, lines the laws' compute-optimal loss; **dotted beyond the largest run: extrapolated**, as is "
         "where no run is near the best split of N and D.",
-        table(["", *EXPONENTS.values(), "runs"], [_row(title, found, arms[title]) for title, found in fits.items()]),
+        markdown_table(
+            ["", *EXPONENTS.values(), "runs"], [_row(title, found, arms[title]) for title, found in fits.items()]
+        ),
         f"Compute-optimal predictions; those beyond {largest:.2g} FLOPs are extrapolated:",
-        table(["", "FLOPs", "N*", "D*", "L(C)", "95 % interval", ""], _predictions(fits, largest)),
+        markdown_table(["", "FLOPs", "N*", "D*", "L(C)", "95 % interval", ""], _predictions(fits, largest)),
     ]
     return parts
 

@@ -23,7 +23,7 @@ import numpy as np
 from scipy import stats
 
 from anlit.analysis import plots as pictures
-from anlit.analysis.report import COLUMNS, NONE, comparison, table
+from anlit.analysis.report import COLUMNS, comparison
 from anlit.analysis.results import Report, pairing_note, results_against
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots
@@ -32,6 +32,7 @@ from anlit.analysis.study.outcome import Outcome, Point
 from anlit.analysis.study.plan import Comparison
 from anlit.analysis.study.scaling_section import scaling
 from anlit.errors import UserError
+from anlit.reporting.table import NONE, markdown_table
 
 IN_STUDY = tuple(name for name in COLUMNS if name not in ("architecture", "attention"))
 """The columns of a comparison's table; the arms' titles tell the rest."""
@@ -113,9 +114,9 @@ def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         f"Tuning budget: {budget}, each trained on {seeds} seed{'s' * (seeds > 1)} ({seed_names}) that the measurement "
         "does not use, in full length. The best by final validation loss (nats per token) is measured. A best value at "
         "the edge of its grid means that a wider grid might find a better one.",
-        table(head, rows),
+        markdown_table(head, rows),
         "## Tuning, all settings",
-        table(["arm", "setting", "validation loss", "state"], everything),
+        markdown_table(["arm", "setting", "validation loss", "state"], everything, left=(0, 1, 3)),
     ]
 
 
@@ -154,7 +155,7 @@ def sensitivity(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         f"## Sensitivity to the {plots.named(over)}",
         f"Where the final loss is within {100 * within:g} % of the best, interpolated over the logarithm; "
         "of settings that differ in something else too, the best counts.",
-        table(head, rows) if rows else "Fewer than two values have finished.",
+        markdown_table(head, rows) if rows else "Fewer than two values have finished.",
     ]
 
 
@@ -202,14 +203,14 @@ def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     if value == "loss":
         rows = [[label, plots.short_number(x), f"{y:.4f}" + (f" ± {sd:.4f}" if sd else "")]
                 for label, found in series.items() for x, y, sd in sorted(found)]  # fmt: skip
-        return [*parts, table(["arm", plots.named(over), "validation loss (nats/token)"], rows)]
+        return [*parts, markdown_table(["arm", plots.named(over), "validation loss (nats/token)"], rows)]
     rows = [
         [label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
         for label, (_, b, low, high) in fits.items()
     ]
     law = f"{plots.named(value).capitalize()} = a · {plots.named(over)}^b, fitted over the logarithms."
     law += " A grid's best value is known no finer than its steps."
-    return [*parts, law, table(["arm", "points", "exponent b", "95 % interval"], rows)]
+    return [*parts, law, markdown_table(["arm", "points", "exponent b", "95 % interval"], rows)]
 
 
 def power_law(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from anlit.analysis.runs import RECORD, load_run
 from anlit.configuration import mapping
+from anlit.reporting.files import write_json
+from anlit.reporting.provenance import now
 
 LAUNCHES = "launches.json"
 LOG = "fit.log"
@@ -59,20 +59,20 @@ def final_loss(folder: Path) -> float:
 def note_start(folder: Path, how: str) -> None:
     """Before a run is started or submitted: `how` says where to."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder, [*read_launches(folder), {"started": _now(), "how": how}])
+    write_json(folder / LAUNCHES, [*read_launches(folder), {"started": now(), "how": how}])
 
 
 def note_end(folder: Path, code: int) -> None:
     """After it ended with an exit code, negative for a signal."""
     *before, last = read_launches(folder)
-    _write(folder, [*before, last | {"ended": _now(), "exit_code": code}])
+    write_json(folder / LAUNCHES, [*before, last | {"ended": now(), "exit_code": code}])
 
 
 def forget_failure(folder: Path) -> None:
     """Let a failed run be tried again, from its last checkpoint where it has one."""
     (folder / LAUNCHES).unlink(missing_ok=True)
     if (record := _record(folder)).get("status") == "failed":
-        _replace(folder / RECORD, record | {"status": "interrupted"})
+        write_json(folder / RECORD, record | {"status": "interrupted"})
 
 
 def read_launches(folder: Path) -> list[dict[str, Any]]:
@@ -99,20 +99,5 @@ def _record(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _write(folder: Path, launches: list[dict[str, Any]]) -> None:
-    _replace(folder / LAUNCHES, launches)
-
-
-def _replace(path: Path, content: Any) -> None:
-    """Beside the file and renamed, so that a kill leaves the old or the new."""
-    partial = path.with_name(f".partial-{path.name}")
-    partial.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(partial, path)
-
-
 def _first_line(text: Any) -> str:
     return next(iter(str(text or "").splitlines()), "")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

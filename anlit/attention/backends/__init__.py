@@ -23,6 +23,7 @@ from torch import Tensor
 from anlit.attention.backends import blockwise, eager, flash, flex, sdpa, triton
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
+from anlit.reporting.once import say_once
 
 BACKENDS: dict[str, ModuleType] = {
     "flash": flash,
@@ -48,7 +49,6 @@ LONG = 1024
 ELSEWHERE = ("sdpa", "eager")
 
 _log = logging.getLogger("anlit.attention")
-_said: set[str] = set()
 
 
 def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:
@@ -80,7 +80,7 @@ def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> 
     candidate, reasons = _first_possible(q.device.type, mechanism, q, dropout)
     where = f"{q.device.type}, {str(q.dtype).removeprefix('torch.')}"
     why = f" ({'; '.join(reasons)})" if reasons else ""
-    _say_once(f"attention {type(mechanism).__name__} runs on the back end '{candidate}' ({where}){why}")
+    say_once(_log, f"attention {type(mechanism).__name__} runs on the back end '{candidate}' ({where}){why}")
     return candidate
 
 
@@ -112,9 +112,3 @@ def _refusal(name: str, mechanism: Mechanism, reason: str, q: Tensor | None, dro
     able = [key for key in BACKENDS if _reason_against(key, mechanism, q, dropout) is None]
     label = type(mechanism).__name__
     return f"backend={name!r} cannot do attention {label}: {reason}; choose auto or {', '.join(able)}"
-
-
-def _say_once(message: str) -> None:
-    if message not in _said:
-        _said.add(message)
-        _log.info(message)

@@ -10,8 +10,9 @@ import numpy as np
 
 from anlit.data.preparation.encode import Job
 from anlit.data.preparation.splits import TRAIN, VAL
-from anlit.data.preparation.workspace import read_json, replacing, write_json
+from anlit.data.preparation.workspace import read_json
 from anlit.errors import UserError
+from anlit.reporting.files import replacing, write_json
 
 HEADER = np.dtype("<u4")
 READ_BYTES = 1 << 24

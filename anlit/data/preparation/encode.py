@@ -19,8 +19,9 @@ from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.formats import Columns, Record, format_of, read_bin_tokens
 from anlit.data.preparation.plan import Piece, Task
 from anlit.data.preparation.splits import VAL, Splits
-from anlit.data.preparation.workspace import Workspace, replacing, write_json
+from anlit.data.preparation.workspace import Workspace
 from anlit.errors import UserError
+from anlit.reporting.files import replacing, write_json
 
 BATCH_BYTES = 1 << 20  # text given to the tokenizer at once
 SKIPPED_LISTED = 1000  # of one task

@@ -12,9 +12,10 @@ import numpy as np
 from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.publish import INDEX, SOURCES, index_text, join_streams
 from anlit.data.preparation.recipe import Recipe
-from anlit.data.preparation.workspace import Workspace, replacing, write_json
+from anlit.data.preparation.workspace import Workspace
 from anlit.data.shards import MANIFEST, TOKENIZER, read_manifest
 from anlit.errors import UserError
+from anlit.reporting.files import replacing, write_json
 
 
 @dataclass(frozen=True)

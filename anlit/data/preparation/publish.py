@@ -14,9 +14,10 @@ from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.encode import SKIPPED_LISTED, Job
 from anlit.data.preparation.plan import Plan
 from anlit.data.preparation.splits import TEST, TRAIN, VAL
-from anlit.data.preparation.workspace import read_json, replacing, write_json, write_text
+from anlit.data.preparation.workspace import read_json
 from anlit.data.shards import FORMAT_VERSION, MANIFEST, TOKENIZER
 from anlit.errors import UserError
+from anlit.reporting.files import replacing, write_json, write_text
 
 SOURCES = "sources.jsonl"
 INDEX = "index.json"
@@ -49,9 +50,8 @@ def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> d
     if workspace.tokenizer.is_file():
         with replacing(workspace.target / TOKENIZER) as temporary:
             shutil.copyfile(workspace.tokenizer, temporary)
-    with replacing(workspace.target / SOURCES) as temporary:
-        lines = [json.dumps(group, ensure_ascii=False) for group in groups]
-        write_text(temporary, "\n".join(lines) + "\n")
+    lines = [json.dumps(group, ensure_ascii=False) for group in groups]
+    write_text(workspace.target / SOURCES, "\n".join(lines) + "\n")
     manifest = {
         "format_version": FORMAT_VERSION,
         "corpus": corpus,

@@ -21,8 +21,9 @@ from anlit.data.preparation.encode import Job, encode_task
 from anlit.data.preparation.plan import Plan, Task, tasks_of
 from anlit.data.preparation.progress import Progress
 from anlit.data.preparation.recipe import Recipe
-from anlit.data.preparation.workspace import read_json, write_json
+from anlit.data.preparation.workspace import read_json
 from anlit.errors import UserError
+from anlit.reporting.files import write_json
 
 GROUPS_AT_ONCE = 3
 HASH_BYTES = 1 << 20

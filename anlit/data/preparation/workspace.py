@@ -9,8 +9,6 @@
 """
 
 import json
-import os
-import secrets
 import shutil
 import sys
 import time
@@ -21,9 +19,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from anlit.reporting.files import TEMPORARY
+
 WORK = ".work"
 LOCK = ".prepare-"
-TEMPORARY = ".tmp-"
 
 
 class Workspace:
@@ -85,34 +84,8 @@ class Workspace:
             lock.release()
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Replace `path` in one step; after a crash it holds the old content or the new."""
-    with replacing(path) as temporary:
-        write_text(temporary, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
-
-
-def write_text(path: Path, json_text: str) -> None:
-    """Bytes of file names that are not UTF-8 (lone surrogates in Python) become JSON's own escapes."""
-    path.write_text(json_text, encoding="utf-8", errors="backslashreplace", newline="\n")
-
-
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes `path`'s place at the end, and disappears after an exception."""
-    # Machines that share the folder may have processes of the same number.
-    temporary = path.with_name(f"{path.name}{TEMPORARY}{secrets.token_hex(8)}")
-    try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def say(text: str) -> None:

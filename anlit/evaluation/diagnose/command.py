@@ -20,7 +20,8 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import available_targets, data_of, spread
 from anlit.evaluation.options import parse_lengths
-from anlit.evaluation.report import header, output_folder
+from anlit.evaluation.report import header
+from anlit.reporting.files import output_folder
 
 LENGTHS = (256, 1024, 4096)
 TOKENS = 16_384

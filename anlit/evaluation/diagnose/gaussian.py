@@ -23,7 +23,9 @@ from anlit.attention.statistics import Range, log_total, ranges, statistics, wit
 from anlit.errors import UserError
 from anlit.evaluation.diagnose.mechanisms import named
 from anlit.evaluation.options import parse_lengths
-from anlit.evaluation.report import header, markdown_table, output_folder, provenance, write_json, write_text
+from anlit.evaluation.report import header, provenance
+from anlit.reporting.files import jsonable, output_folder, write_json, write_text, writing
+from anlit.reporting.table import markdown_table
 
 MECHANISMS = "Plain,LogN,SqrtLogN,ScaleInvariant"
 LENGTHS = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
@@ -127,11 +129,12 @@ def publish(folder: Path, record: dict[str, Any]) -> None:
         UserError: The folder cannot be written.
     """
     from anlit.evaluation.diagnose import gaussian_plot
-    from anlit.evaluation.diagnose.report import plain
+    from anlit.evaluation.diagnose.report import DIGITS
 
     found = record["mechanisms"]
-    figures = gaussian_plot.draw(folder, found)
-    write_json(folder, "gaussian.json", plain(record))
+    with writing(folder):
+        figures = gaussian_plot.draw(folder, found)
+        write_json(folder / "gaussian.json", jsonable(record, DIGITS))
     longest = max(next(iter(found.values())))
     head = ["mechanism", *(title for title, _ in COLUMNS.values())]
     parts = [
@@ -142,7 +145,8 @@ def publish(folder: Path, record: dict[str, Any]) -> None:
         *(f"## {title}\n\n![{title}]({file.name})" for title, file in figures.items()),
         "## Where the numbers come from\n\n" + provenance(record),
     ]
-    write_text(folder, "report.md", "\n\n".join(parts) + "\n")
+    with writing(folder):
+        write_text(folder / "report.md", "\n\n".join(parts) + "\n")
     console = Console()
     table = Table(title=f"Independent normal scores, n = {longest:,} keys", title_justify="left")
     for place, title in enumerate(head):

@@ -23,11 +23,7 @@ EXACT = "by integration"
 
 
 def draw(folder: Path, found: dict[str, Any]) -> dict[str, Path]:
-    """Write the figures into `folder`; gives their files by title.
-
-    Raises:
-        UserError: The folder cannot be written.
-    """
+    """Write the figures into `folder`; gives their files by title."""
     longest = max(next(iter(found.values())))
     files = {f"Ranges of distances, a query with {longest:,} keys": (folder / "ranges.png", ranges_figure)}
     if len(next(iter(found.values()))) > 1:

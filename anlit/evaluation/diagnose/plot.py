@@ -11,7 +11,6 @@ import matplotlib
 import numpy as np
 
 from anlit.analysis.plots import BASELINE_COLOUR, COLOURS
-from anlit.errors import UserError
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -48,11 +47,7 @@ def last_bin(found: dict[str, Any]) -> tuple[int, int]:
 
 
 def draw(folder: Path, label: str, found: dict[str, Any]) -> dict[str, Path]:
-    """Write the figures of one length into `folder`; gives their files by title.
-
-    Raises:
-        UserError: The folder cannot be written.
-    """
+    """Write the figures of one length into `folder`; gives their files by title."""
     files = {
         "Statistics over the context length": (folder / "statistics.png", statistics_figure),
         "Weight and entropy in ranges of distances": (folder / "ranges.png", ranges_figure),
@@ -68,17 +63,9 @@ def draw(folder: Path, label: str, found: dict[str, Any]) -> dict[str, Path]:
 
 
 def save(figure: Figure, file: Path) -> None:
-    """Write a figure as PNG and close it.
-
-    Raises:
-        UserError: The folder cannot be written.
-    """
+    """Write a figure as PNG and close it."""
     try:
         figure.savefig(file, dpi=130)
-    except OSError as error:
-        raise UserError(
-            f"--output {file.parent} cannot be written ({error.strerror}): give a writable folder"
-        ) from error
     finally:
         plt.close(figure)
 

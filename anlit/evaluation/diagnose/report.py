@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from anlit.evaluation.diagnose.plot import draw, last_bin, reliable
-from anlit.evaluation.report import NONE, markdown_table, provenance, write_json, write_text
+from anlit.evaluation.report import provenance
+from anlit.reporting.files import jsonable, write_json, write_text, writing
+from anlit.reporting.table import NONE, markdown_table
 
 COLUMNS = {
     "entropy": ("entropy (nats)", 2),
@@ -23,6 +24,8 @@ COLUMNS = {
     "orthogonal": ("√Σw²", 3),
     "prediction": ("√Σw², normal", 3),
 }
+DIGITS = 7
+"""Significant digits of the raw numbers."""
 PRINTED = [name for name in COLUMNS if name != "participation"]  # its root is there: 80 columns
 DEFINITIONS = """\
 Means over heads, with the least and the greatest head in brackets, over queries at
@@ -42,8 +45,9 @@ def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
     """
     lengths = record["lengths"]
     longest = lengths[max(lengths)]
-    figures = draw(folder, label, longest)
-    write_json(folder, "diagnose.json", plain(record))
+    with writing(folder):
+        figures = draw(folder, label, longest)
+        write_json(folder / "diagnose.json", jsonable(record, DIGITS))
     parts = [f"# Attention statistics\n\n{label}, document masking {'on' if record['masking'] else 'off'}"]
     for length, found in sorted(lengths.items(), reverse=True):
         low, high = last_bin(found)
@@ -55,7 +59,8 @@ def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
     parts += [f"## Figures, for sequences of {max(lengths):,} tokens"]
     parts += [f"![{title}]({file.name})" for title, file in figures.items()]
     parts += ["## Where the numbers come from\n\n" + provenance(record)]
-    write_text(folder, "report.md", "\n\n".join(parts) + "\n")
+    with writing(folder):
+        write_text(folder / "report.md", "\n\n".join(parts) + "\n")
     _show(label, longest, folder)
 
 
@@ -86,17 +91,6 @@ def cell(heads: np.ndarray, digits: int) -> str:
         return NONE
     mean, low, high = (f"{value:.{digits}f}" for value in (heads.mean(), heads.min(), heads.max()))
     return mean if low == high else f"{mean} [{low}, {high}]"
-
-
-def plain(value: Any) -> Any:
-    """The same for JSON: None for NaN, numbers to seven digits."""
-    if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [plain(part) for part in value]
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
-    return value
 
 
 def _show(label: str, found: dict[str, Any], folder: Path) -> None:

@@ -27,14 +27,15 @@ def evaluate(checkpoints: list[str], output: str, settings: Settings, command: s
 
     from anlit.evaluation.harness import report
     from anlit.evaluation.harness.run import run
-    from anlit.evaluation.report import output_folder, write_json, write_text
+    from anlit.reporting.files import output_folder, write_json, write_text, writing
 
     folder = output_folder(output)
     metrics, record = run(checkpoints, settings, command)
     head, body = report.rows(report.labels(record["checkpoints"]), metrics)
     report.show(head, body, Console())
-    write_json(folder, "evaluate.json", record)
-    write_text(folder, "evaluate.md", report.markdown(head, body, record))
+    with writing(folder):
+        write_json(folder / "evaluate.json", record)
+        write_text(folder / "evaluate.md", report.markdown(head, body, record))
     return record
 
 

@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from anlit.evaluation.harness.run import Metric
-from anlit.evaluation.report import NONE, markdown_table, provenance
+from anlit.evaluation.report import provenance
+from anlit.reporting.table import NONE, markdown_table
 
 
 def labels(checkpoints: Sequence[dict[str, Any]]) -> list[str]:

@@ -4,7 +4,6 @@ import argparse
 import shlex
 from typing import Any
 
-from anlit.errors import UserError
 from anlit.evaluation.lengths.settings import BATCH_TOKENS, MOST_TOKENS, Settings, parse_masking
 from anlit.evaluation.options import parse_lengths
 
@@ -29,20 +28,18 @@ def lengths(checkpoints: list[str], output: str, settings: Settings, command: st
     from anlit.evaluation.lengths import plot as lengths_plot
     from anlit.evaluation.lengths import report as lengths_report
     from anlit.evaluation.lengths.run import run
-    from anlit.evaluation.report import output_folder, write_json, write_text
+    from anlit.reporting.files import output_folder, write_json, write_text, writing
 
     folder, console = output_folder(output), Console()
     results, record, notes = run(checkpoints, settings, command)
     lengths_report.show(results, console)
     for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False)
-    write_json(folder, "lengths.json", record)
-    write_text(folder, "lengths.md", lengths_report.markdown(results, record, notes))
     picture = folder / lengths_report.PLOT
-    try:
+    with writing(folder):
+        write_json(folder / "lengths.json", record)
+        write_text(folder / "lengths.md", lengths_report.markdown(results, record, notes))
         lengths_plot.plot(results, sorted({one["training_length"] for one in record["checkpoints"]}), picture)
-    except OSError as error:
-        raise UserError(f"--output {folder} cannot be written ({error.strerror}): give a writable folder") from error
     console.print(f"Plot: {picture}", markup=False, highlight=False, soft_wrap=True)
     return record
 

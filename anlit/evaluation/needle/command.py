@@ -4,7 +4,6 @@ import argparse
 import shlex
 from typing import Any
 
-from anlit.errors import UserError
 from anlit.evaluation.needle.settings import Settings
 from anlit.evaluation.options import parse_lengths
 
@@ -29,18 +28,16 @@ def needle(checkpoints: list[str], output: str, settings: Settings, command: str
     from anlit.evaluation.needle import report as needle_report
     from anlit.evaluation.needle.plot import plot_heat_maps
     from anlit.evaluation.needle.run import run
-    from anlit.evaluation.report import output_folder, write_json, write_text
+    from anlit.reporting.files import output_folder, write_json, write_text, writing
 
     folder, console = output_folder(output), Console()
     results, record = run(checkpoints, settings, command)
     needle_report.show(results, console)
-    write_json(folder, "needle.json", record)
-    write_text(folder, "needle.md", needle_report.markdown(results, record))
     picture = folder / needle_report.PLOT
-    try:
+    with writing(folder):
+        write_json(folder / "needle.json", record)
+        write_text(folder / "needle.md", needle_report.markdown(results, record))
         plot_heat_maps(results, picture)
-    except OSError as error:
-        raise UserError(f"--output {folder} cannot be written ({error.strerror}): give a writable folder") from error
     console.print(f"Plot: {picture}", markup=False, highlight=False, soft_wrap=True)
     return record
 

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from anlit.evaluation.needle.score import Scores
-from anlit.evaluation.report import markdown_table, provenance
+from anlit.evaluation.report import provenance
+from anlit.reporting.table import markdown_table
 
 Z = 1.959964
 """Quantile of the normal distribution for 95 %."""

@@ -1,4 +1,4 @@
-"""What a run says of itself."""
+"""What a result says of the code behind it."""
 
 import subprocess
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import anlit
-from anlit.training.callbacks.run_record import git_state, versions
+from anlit.reporting.provenance import git_state, versions
 
 
 def repository(folder: Path) -> None:

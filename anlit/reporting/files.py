@@ -1,0 +1,94 @@
+"""Files that are there whole or not at all, and numbers as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from anlit.errors import UserError
+
+TEMPORARY = ".tmp-"
+"""In the names of files that are being written."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to. It takes `path`'s place at the end, and disappears after an exception.
+
+    After a crash or a power cut `path` has its old content or the new one.
+    """
+    # Machines that share the folder may have processes of the same number. The dot hides it from patterns like *.json.
+    temporary = path.with_name(f".{path.name}{TEMPORARY}{secrets.token_hex(8)}")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` in one step, as UTF-8 with Unix line ends.
+
+    Bytes of file names that are not UTF-8 (lone surrogates in Python) become escapes.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace `path` in one step by `content` as `jsonable` gives it."""
+    write_text(path, json.dumps(jsonable(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+
+
+def jsonable(value: Any, digits: int | None = None) -> Any:
+    """`value` as JSON types: null for a number that is not finite, a string for what JSON does not know.
+
+    Args:
+        value: Any value; keys of dictionaries become strings.
+        digits: Significant digits that numbers keep (default: all).
+    """
+    if isinstance(value, dict):
+        return {str(key): jsonable(below, digits) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(below, digits) for below in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return value if digits is None else float(f"{value:.{digits}g}")
+    return value if isinstance(value, str | int | bool | None) else str(value)
+
+
+def output_folder(output: str) -> Path:
+    """The folder that --output names, made where it is missing.
+
+    Raises:
+        UserError: It cannot be made.
+    """
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {output} cannot be made ({error.strerror}): give a writable folder") from error
+    return folder
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Around all that writes into --output.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--output {folder} cannot be written ({error.strerror}): give a writable folder") from error

@@ -1,0 +1,12 @@
+"""Messages that are said once in a process, however often their reason comes up."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+
+@cache
+def say_once(logger: logging.Logger, message: str, level: int = logging.INFO) -> None:
+    """Log `message`, if `logger` has not had it before."""
+    logger.log(level, message)

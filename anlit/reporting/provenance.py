@@ -1,0 +1,96 @@
+"""Where numbers come from: command, commit, versions and hardware, for the record beside every result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import anlit
+
+PACKAGES = (
+    "anlit", "torch", "lightning", "litdata", "jsonargparse", "torchmetrics", "tokenizers", "numpy", "scipy", "pyarrow",
+    "zstandard", "flash-attn", "triton",
+)  # fmt: skip
+"""Packages that decide a result or its speed."""
+
+
+def environment() -> dict[str, Any]:
+    """What every record begins with: {when, git, versions, hardware, load_before}.
+
+    Call it before measuring: it notes how busy the machine is.
+    """
+    return {
+        "when": now(),
+        "git": git_state(),
+        "versions": versions(),
+        "hardware": machine(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Python's version and those of the installed packages that decide a result."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit of the code that runs and whether a tracked file differs from it; None where neither is known.
+
+    Outside anlit's checkout it is what an image says of itself in ANLIT_COMMIT (docker/Dockerfile).
+    """
+    where = Path(anlit.__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=True).stdout
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # not some other project's checkout around site-packages
+        return {
+            "commit": git("rev-parse", "HEAD").strip(),
+            "dirty": bool(git("status", "--porcelain", "--untracked-files=no").strip()),
+        }
+    except (OSError, subprocess.CalledProcessError):
+        commit = os.environ.get("ANLIT_COMMIT")
+        return {"commit": commit, "dirty": commit.endswith("-dirty")} if commit else None
+
+
+def machine() -> dict[str, Any]:
+    """{cpu, cores, memory_gb, system} of this machine; cores are those that this process may use."""
+    return {
+        "cpu": processor_name(),
+        "cores": cores(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def processor_name() -> str:
+    """The processor's model as the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
