@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from anlit.layers.linear import ScaledLinear
 
 Gate = Literal["none", "per_head", "per_element"]
-OutputScaling = Literal["none", "gaussian"]
 
 
 @dataclass(frozen=True)
@@ -27,22 +26,19 @@ class AroundAttention:
         qk_clip: After each optimizer step, shrink queries and keys where a head's largest score q·k/√D since the last
             step was over this (arXiv 2507.20534); null for never. It costs a second product q·kᵀ.
         v_norm: Normalise values per head too (QKV-norm, arXiv 2410.16682).
-        output_scaling: `gaussian` multiplies each head's average by ν_att(n), which brings an average of orthogonal
-            values back to their norm if scores are normal; see `anlit.attention.gaussian`.
-        output_norm: Normalise each head's average instead.
+        output_norm: Normalise each head's average.
         gate: Multiply the averages by 2σ(W_g x), W_g starting at 0: one factor per head, or one per element
             (arXiv 2505.06708).
         post_norm: Normalise what W_o and W_d put out (peri-LN, arXiv 2502.02732); nGPT does so in any case.
 
     Raises:
-        ValueError: A setting is out of range, or two exclude each other.
+        ValueError: A setting is out of range.
     """
 
     qk_gain: bool | None = None
     qk_norm_eps: float | None = None
     qk_clip: float | None = None
     v_norm: bool = False
-    output_scaling: OutputScaling = "none"
     output_norm: bool = False
     gate: Gate = "none"
     post_norm: bool = False
@@ -53,10 +49,6 @@ class AroundAttention:
         if self.qk_clip is not None and self.qk_clip <= 0:
             raise ValueError(
                 f"around.qk_clip must be positive, but is {self.qk_clip}: give a score, such as 100, or null"
-            )
-        if self.output_norm and self.output_scaling != "none":
-            raise ValueError(
-                "around.output_norm divides out what around.output_scaling multiplies with: choose one of them"
             )
 
 

@@ -9,7 +9,6 @@ from anlit.attention import cache
 from anlit.attention.around import AroundAttention, QKClip
 from anlit.attention.backends import BACKENDS, LONG, check, choose
 from anlit.attention.documents import Documents
-from anlit.attention.gaussian import nu_att
 from anlit.attention.mechanism import Mechanism
 
 Backend = Literal["auto", "eager", "sdpa", "blockwise", "flash", "flex", "triton"]
@@ -24,7 +23,7 @@ class Attention(nn.Module):
         mechanism: The functions g, a, m of this layer, and its window.
         backend: Which kernel computes it; see `anlit.attention.backends`.
         dropout: Share of attention weights dropped in training.
-        around: Whether to watch the scores (`qk_clip`) and to scale the averages (`output_scaling`).
+        around: Whether to watch the scores (`qk_clip`).
 
     Raises:
         ValueError: No back end of this name, or it cannot do the mechanism on any device. What depends on the device
@@ -36,7 +35,6 @@ class Attention(nn.Module):
         check(backend, mechanism, dropout)
         self.mechanism, self.backend = mechanism, backend
         self.dropout = dropout
-        self.scales_output = around.output_scaling == "gaussian"
         self.clip = QKClip(around.qk_clip, mechanism.n_heads) if around.qk_clip is not None else None
         self._chosen: dict[tuple[str, torch.dtype, bool, bool], str] = {}
 
@@ -45,12 +43,7 @@ class Attention(nn.Module):
         if self.clip is not None and self.training:
             self._watch(self.clip, q, k, documents)
         dtype = computing_dtype(q)
-        attended = self.attend(q.to(dtype), k.to(dtype), v.to(dtype), documents)
-        if not self.scales_output:
-            return attended
-        wide = torch.promote_types(q.dtype, torch.float32)
-        n = documents.n_visible(wide, self.mechanism.window)[:, None]
-        return attended * nu_att(self.mechanism, n, documents.horizon)[..., None].to(attended.dtype)
+        return self.attend(q.to(dtype), k.to(dtype), v.to(dtype), documents)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """The kernel alone: (B, H, T, D), in the precision in which it is to compute."""

@@ -28,8 +28,8 @@ class KeyValueCache:
 
     Args:
         horizon: Tokens of the longest row in the end, those to come included. Positions that follow the length of a
-            sequence (`DynamicNTK`) and the tables of ν_att are made for so many from the beginning: the result is that
-            of a sequence of this length, read at once.
+            sequence (`DynamicNTK`) are those of so many from the beginning: the result is that of a sequence of this
+            length, read at once.
         padding: (B,) integers, how many slots at the beginning of each row are not its text; none if not given.
     """
 

@@ -202,7 +202,7 @@ class AnGPT(LanguageModel):
         norms: Rows bounded by norm 1 after each step, or set to it (an ablation).
         approximation: Deviations of the factors, for ablations.
         norm_eps: ε of the QK-norm.
-        around: Gates and further norms around attention, ν_att, QK-clip.
+        around: Gates and further norms around attention, QK-clip.
         dropout: Share dropped of the attention weights and of each block's two updates.
         alpha_init: Initial step size α of both residual updates; 1/n_layers if not given.
         alpha_scale: How fast α learns relative to the matrices; 1/√d_model if not given.

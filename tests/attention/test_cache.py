@@ -74,9 +74,9 @@ def test_every_kind_of_positions_in_pieces(architecture, positions: Positions) -
     "around",
     [
         AroundAttention(gate="per_head", v_norm=True, output_norm=True, post_norm=True),
-        AroundAttention(gate="per_element", output_scaling="gaussian", qk_norm_eps=0.1),
+        AroundAttention(gate="per_element", qk_norm_eps=0.1),
     ],
-    ids=["norms", "nu_att"],
+    ids=["norms", "epsilon"],
 )
 @pytest.mark.parametrize("attention", [ScaleInvariant(), SlidingWindow(5, LogN())], ids=["scale-invariant", "window"])
 @architectures

@@ -55,7 +55,6 @@ def test_scale_invariant_functions() -> None:
         (lambda: PositionsPattern([]), "PositionsPattern's layers must name at least one"),
         (lambda: AroundAttention(qk_clip=0.0), "around.qk_clip must be positive, but is 0.0"),
         (lambda: AroundAttention(qk_norm_eps=-1.0), "around.qk_norm_eps must not be negative"),
-        (lambda: AroundAttention(output_norm=True, output_scaling="gaussian"), "around.output_norm .* choose one"),
     ],
 )
 def test_a_setting_without_meaning_is_refused(make, message) -> None:

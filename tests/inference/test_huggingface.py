@@ -133,9 +133,8 @@ def test_the_code_needs_torch_and_transformers_alone() -> None:
     [
         ({"positions": DynamicNTK()}, "positions DynamicNTK"),
         ({"attention": LogNWithSlopes()}, "attention LogNWithSlopes"),
-        ({"around": AroundAttention(output_scaling="gaussian")}, r"around.output_scaling"),
     ],
-    ids=["positions", "attention", "around"],
+    ids=["positions", "attention"],
 )
 def test_what_the_code_has_no_form_for_is_refused(settings, what, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"--format huggingface cannot hold {what}"):

@@ -28,7 +28,6 @@ AROUND = [
     {"gate": "per_head"},
     {"gate": "per_element", "post_norm": True},
     {"v_norm": True, "output_norm": True},
-    {"output_scaling": "gaussian"},
     {"qk_gain": True, "post_norm": True},
     {"qk_gain": False},
     {"qk_norm_eps": 0.5},

@@ -44,7 +44,6 @@ class Settings:
     qk_gain: bool | None = None
     qk_norm_eps: float | None = None
     v_norm: bool = False
-    output_factor: Callable[[int], float] | None = None
     """Number of visible keys → factor of the heads' averages."""
     output_norm: bool = False
     gated: bool = False
@@ -237,8 +236,6 @@ def attend(
             total = sum(weights)
             values = [norm(v[j][h], "norm_v") if s.v_norm else v[j][h] for j in keys]
             average = sum(weight / total * value for weight, value in zip(weights, values, strict=True))
-            if s.output_factor is not None:
-                average = s.output_factor(len(keys)) * average
             if s.output_norm:
                 average = norm(average, "output.norm")
             averages.append(average)

@@ -1,29 +1,9 @@
 """What stands around the kernel, each setting alone and all that go together, against the formulas of `naive.py`."""
 
-import math
-
-import numpy as np
 import pytest
-from scipy import integrate
 
 from anlit import GPT, NGPT, AnGPT, AroundAttention
 from tests.parity.test_architectures import architectures, check
-
-
-def nu_att_of_normal_scores(n: int) -> float:
-    """1/√E[Σ w²] for w the softmax of n standard normal numbers: n ∫ s E[e^{2x − s e^x}] E[e^{−s e^x}]^{n−1} ds."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
-    weights = weights / weights.sum()
-
-    def density(log_s: float) -> float:
-        s = math.exp(log_s)
-        decay = np.exp(-s * np.exp(nodes))
-        return n * s * s * (weights * np.exp(2 * nodes) * decay).sum() * (weights * decay).sum() ** (n - 1)
-
-    return integrate.quad(density, -40, 20, points=[-5.0, 0.0, 3.0], limit=400)[0] ** -0.5
-
-
-FACTOR = {n: nu_att_of_normal_scores(n) for n in range(1, 7)}
 
 
 @pytest.mark.parametrize("mechanism", ["plain", "scale-invariant", "window, log n"])
@@ -49,18 +29,6 @@ def test_a_finite_epsilon_lets_queries_keep_some_norm(architecture, qk_norm) -> 
 @pytest.mark.parametrize(("architecture", "gain"), [(GPT, False), (NGPT, False), (AnGPT, True)])
 def test_the_gain_of_the_qk_norm_can_be_left_out_or_added(architecture, gain) -> None:
     check(architecture, around=AroundAttention(qk_gain=gain), qk_gain=gain)
-
-
-@pytest.mark.parametrize("masked", [True, False])
-@architectures
-def test_the_gaussian_factor_of_the_average(architecture, masked) -> None:
-    check(
-        architecture,
-        masked=masked,
-        around=AroundAttention(output_scaling="gaussian"),
-        output_factor=FACTOR.__getitem__,
-        tolerance=1e-7,  # of the quadrature
-    )
 
 
 @architectures

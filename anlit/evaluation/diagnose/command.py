@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from anlit.attention.gaussian import participation
+from anlit.attention.gaussian import expected_participation
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.observation import attention_layers, bin_edges, observed
 from anlit.attention.statistics import ranges
@@ -100,7 +100,7 @@ def _predicted(mechanism: Mechanism, n: torch.Tensor) -> list[list[float]]:
     there = n[0].isfinite()
     values = torch.full_like(n, torch.nan)
     below = n[0, there].floor()
-    P, next_P = participation(mechanism, torch.stack((below, below + 1))).to(n).unbind(1)
+    P, next_P = (expected_participation(mechanism, counts).to(n).expand(len(n), -1) for counts in (below, below + 1))
     values[:, there] = torch.lerp(P, next_P, n[0, there] - below)
     return values.tolist()
 

@@ -8,7 +8,6 @@ far out in the tail of e^L as [SI]'s a(t) reaches, a mean over draws would not s
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from anlit.attention.gaussian import participation
+from anlit.attention.gaussian import distance_functions, logits_of
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range, log_total, ranges, statistics, within
 from anlit.errors import UserError
@@ -36,7 +35,6 @@ COLUMNS = {
     "entropy": ("entropy (nats)", ".2f"),
     "inverse_largest_weight": ("1/w_max", ".1f"),
     "participation": ("Σw²", ".3g"),
-    "participation_integral": ("Σw², integral", ".3g"),
     "weight_latest_100": ("last 100", ".3f"),
 }
 
@@ -72,7 +70,7 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
     Returns:
         By name `mean` and `standard_error`, of what `anlit.attention.statistics.statistics` gives, and
         `total_1_to_10`, the sum of e^L in [1, 10); only ranges that lie within the n keys. With a mean alone:
-        `expected_total_1_to_10` and `participation_integral`, from `anlit.attention.gaussian`.
+        `expected_total_1_to_10`.
     """
     spans = [span for span in ranges(n - 1) if span.end <= n]
     generator = torch.Generator().manual_seed(seed)
@@ -89,33 +87,14 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
     found: dict[str, Any] = {name: _summary(torch.cat(parts)) for name, parts in samples.items()}
     for span in spans:
         found[f"expected_total_{span}"] = {"mean": expected_total(mechanism, n, span)}
-    keys = torch.tensor([n if mechanism.window is None else min(n, mechanism.window)])
-    found["participation_integral"] = {"mean": participation(mechanism, keys).item()}
     return found
-
-
-def logits_of(mechanism: Mechanism, scores: Tensor) -> Tensor:
-    """L of the last query for scores (B, 1, 1, n), key by key as they stand in the text; −inf outside the window."""
-    n = scores.shape[-1]
-    scale, m = _functions(mechanism, n, scores.dtype)
-    return torch.addcmul(m.flip(-1), scores, scale.flip(-1))
 
 
 def expected_total(mechanism: Mechanism, n: int, span: Range) -> float:
     """E Σ e^L over the distances in `span`, for a query with n keys: Σ e^{m + (a g)²/2}; NaN where it sees none."""
-    scale, m = (part[span.first : span.end] for part in _functions(mechanism, n, torch.float64))
+    functions = distance_functions(mechanism, n, torch.empty(0, dtype=torch.float64))
+    scale, m = (part[0, span.first : span.end] for part in functions)
     return log_total(m + scale.square() / 2).exp().item()
-
-
-def _functions(mechanism: Mechanism, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """a(t)·g(n) and m(t) at t = 0 … n − 1, each (n,); m is −inf outside the window."""
-    t = torch.arange(n, dtype=dtype)
-    keys = n if mechanism.window is None else min(n, mechanism.window)
-    a, m = mechanism.distance_gain(t), mechanism.distance_bias(t)
-    g = mechanism.gain(torch.full((1, 1, 1), float(keys), dtype=dtype))
-    scale = (1.0 if g is None else g.item()) * (torch.ones_like(t) if a is None else a)
-    bias = torch.zeros_like(t) if m is None else m
-    return scale.expand(1, n)[0], bias.expand(1, n)[0].masked_fill(t >= keys, -math.inf)
 
 
 def _summary(values: Tensor) -> dict[str, float]:
@@ -139,8 +118,8 @@ def publish(folder: Path, record: dict[str, Any]) -> None:
     head = ["mechanism", *(title for title, _ in COLUMNS.values())]
     parts = [
         "# Attention over independent normal scores",
-        f"One query with n keys, {record['draws']:,} draws, seed {record['seed']}. Means ± standard errors; *integral* "
-        "is E Σw² by quadrature. Where e^L has a heavy tail, as with a large a(t)·g(n), standard errors are too small.",
+        f"One query with n keys, {record['draws']:,} draws, seed {record['seed']}. Means ± standard errors. "
+        "Where e^L has a heavy tail, as with a large a(t)·g(n), standard errors are too small.",
         *(f"n = {n:,}\n\n{markdown_table(head, _rows(found, n))}" for n in (longest, *_shorter(found))),
         *(f"## {title}\n\n![{title}]({file.name})" for title, file in figures.items()),
         "## Where the numbers come from\n\n" + provenance(record),

@@ -19,7 +19,6 @@ OVER_N = {
     "participation": "Σw²",
     "weight_latest_100": "weight on the last 100 tokens",
 }
-EXACT = "by integration"
 
 
 def draw(folder: Path, found: dict[str, Any]) -> dict[str, Path]:
@@ -61,14 +60,11 @@ def ranges_figure(found: dict[str, Any]) -> Figure:
 
 
 def statistics_figure(found: dict[str, Any]) -> Figure:
-    """Each statistic over n, a line per mechanism; the integral for Σw² as a thin grey line."""
+    """Each statistic over n, a line per mechanism."""
     figure, axes = panels(len(OVER_N), len(OVER_N), 3.2, 3.0)
     for ax, (column, title) in zip(axes, OVER_N.items(), strict=True):
         for (name, lengths), style in zip(found.items(), styles(len(found)), strict=True):
             _line(ax, list(lengths), [at[column]["mean"] for at in lengths.values()], style, name)
-            if column == "participation":
-                exact = [at["participation_integral"]["mean"] for at in lengths.values()]
-                ax.plot(list(lengths), exact, color="0.5", linewidth=0.8, zorder=3, label=EXACT)
         ax.set_title(title, loc="left", fontsize=9)
         ax.set_xlabel("keys n")
         if column in ("inverse_largest_weight", "participation"):
@@ -101,6 +97,4 @@ def _decades(at: dict[str, Any]) -> list[int]:
 def _legend(figure: Figure, ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
     found = dict(zip(labels, handles, strict=True))
-    if EXACT in found:
-        found[EXACT] = found.pop(EXACT)  # behind the mechanisms
     figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(6, len(found)), frameon=False)

@@ -66,8 +66,6 @@ def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:
     norm = getattr(block, "norm_qk", None) or getattr(block, "norm_q", None)
     post_norm = getattr(block, "post_norm", None) or getattr(block, "post_norm_A", nn.Identity())
     gate = block.output.W_g
-    if block.attention.scales_output:
-        raise _refusal("around.output_scaling")
     vocab_size, d_model = decoder.embedding.weight.shape
     return {
         "vocab_size": vocab_size,

@@ -63,8 +63,6 @@ def reason_against(decoder: Decoder) -> str | None:
         around = (block.norm_v, block.output.norm, block.post_norm_A)
         if block.output.W_g is not None or not all(isinstance(module, nn.Identity) for module in around):
             return "what is set around attention"
-        if block.attention.scales_output:
-            return "around.output_scaling"
         if isinstance(block.norm_q, RMSNorm) and block.norm_q.eps != block.norm_1.eps:
             return "around.qk_norm_eps"
     return None
