@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import yaml
 from lightning.pytorch.callbacks import ProgressBar
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -24,6 +25,7 @@ from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.command.complaints import one_sentence
 from anlit.command.quiet import quiet
 from anlit.data import TokenShards
+from anlit.data.checks import padded_vocabulary
 from anlit.errors import UserError
 from anlit.shipped import with_configuration_files
 from anlit.training.callbacks import (
@@ -102,12 +104,25 @@ class AnlitCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         try:
+            self._take_the_datas_vocabulary()
             super().instantiate_classes()
         except ValueError as error:
             origin = _origin(error)
             if isinstance(origin, TypeError):  # a mistake in the code, not in the configuration
                 raise
             raise UserError(str(origin)) from error
+
+    def _take_the_datas_vocabulary(self) -> None:
+        """Where the configuration gives no vocab_size: that of the data, which are prepared for it if need be."""
+        config = self.config[self.subcommand]
+        settings = config.model.get("init_args", {})
+        if "vocab_size" not in settings or settings.vocab_size is not None:
+            return
+        parser = ArgumentParser()  # one of its own: Lightning's would keep the configuration as it is now
+        parser.add_subclass_arguments(TokenShards, "data")
+        data = parser.instantiate_classes(Namespace(data=config.data)).data
+        data.prepare_data()
+        settings.vocab_size = padded_vocabulary(data.vocab_size)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """The Trainer with what every run has, beside the callbacks and loggers of the configuration."""

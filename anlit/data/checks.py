@@ -7,13 +7,17 @@ from anlit.errors import UserError
 VOCABULARY_PADDING = 128  # a model's vocabulary may be rounded up to a multiple of this, for faster kernels
 
 
+def padded_vocabulary(size: int) -> int:
+    """The size that a model has for a vocabulary of `size` tokens, where the user says none."""
+    return -(-size // VOCABULARY_PADDING) * VOCABULARY_PADDING
+
+
 def check_vocabulary(model_size: int | None, shards_size: int, path: str) -> None:
     """Raise UserError unless the model's vocabulary is the shards', or that rounded up; None: there is no model."""
-    padded = -(-shards_size // VOCABULARY_PADDING) * VOCABULARY_PADDING
-    if model_size is not None and not shards_size <= model_size <= padded:
+    if model_size is not None and not shards_size <= model_size <= padded_vocabulary(shards_size):
         raise UserError(
             f"The model has a vocabulary of {model_size} tokens and the shards in {path} have "
-            f"{shards_size}: set --model.vocab_size {shards_size} (or up to {padded})."
+            f"{shards_size}: set --model.vocab_size {shards_size}, or leave it out."
         )
 
 

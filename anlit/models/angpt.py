@@ -188,7 +188,7 @@ class AnGPT(LanguageModel):
     """anGPT with its training settings.
 
     Args:
-        vocab_size: V, the number of tokens; that of the data's tokenizer.
+        vocab_size: V, the number of tokens; `anlit fit` takes that of its data if not given, as a multiple of 128.
         context_length: T, tokens in a training sequence.
         n_layers: L, the number of blocks.
         n_heads: H, attention heads; must divide d_model.
@@ -216,7 +216,7 @@ class AnGPT(LanguageModel):
 
     def __init__(
         self,
-        vocab_size: int = 50_304,
+        vocab_size: int | None = None,
         context_length: int = 2048,
         n_layers: int = 12,
         n_heads: int = 12,
@@ -268,4 +268,4 @@ class AnGPT(LanguageModel):
                 )
                 for layer in layers
             ]
-            self.model = AnGPTDecoder(vocab_size, d_model, blocks, document_masking, s_z_init, s_z_scale, norms)
+            self.model = AnGPTDecoder(self.vocab_size, d_model, blocks, document_masking, s_z_init, s_z_scale, norms)

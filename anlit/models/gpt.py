@@ -115,7 +115,7 @@ class GPT(LanguageModel):
     """GPT+ with its training settings.
 
     Args:
-        vocab_size: V, the number of tokens; that of the data's tokenizer.
+        vocab_size: V, the number of tokens; `anlit fit` takes that of its data if not given, as a multiple of 128.
         context_length: T, tokens in a training sequence.
         n_layers: L, the number of blocks.
         n_heads: H, attention heads; must divide d_model.
@@ -138,7 +138,7 @@ class GPT(LanguageModel):
 
     def __init__(
         self,
-        vocab_size: int = 50_304,
+        vocab_size: int | None = None,
         context_length: int = 2048,
         n_layers: int = 12,
         n_heads: int = 12,
@@ -167,4 +167,4 @@ class GPT(LanguageModel):
         with execution.device():
             layers = attention_layers(attention, positions, backend, dropout, around, d_model, n_heads, n_layers)
             blocks = [GPTBlock(d_model, d_ff, n_heads, *layer, qk_norm, norm_eps, dropout, around) for layer in layers]
-            self.model = GPTDecoder(vocab_size, d_model, blocks, document_masking, norm_eps, init_std)
+            self.model = GPTDecoder(self.vocab_size, d_model, blocks, document_masking, norm_eps, init_std)

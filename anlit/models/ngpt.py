@@ -151,7 +151,7 @@ class NGPT(LanguageModel):
     """nGPT with its training settings.
 
     Args:
-        vocab_size: V, the number of tokens; that of the data's tokenizer.
+        vocab_size: V, the number of tokens; `anlit fit` takes that of its data if not given, as a multiple of 128.
         context_length: T, tokens in a training sequence.
         n_layers: L, the number of blocks.
         n_heads: H, attention heads; must divide d_model.
@@ -181,7 +181,7 @@ class NGPT(LanguageModel):
 
     def __init__(
         self,
-        vocab_size: int = 50_304,
+        vocab_size: int | None = None,
         context_length: int = 2048,
         n_layers: int = 12,
         n_heads: int = 12,
@@ -224,4 +224,4 @@ class NGPT(LanguageModel):
                 NGPTBlock(d_model, d_ff, n_heads, *layer, qk_norm, dropout, alpha, s_qk, s_uv, around)
                 for layer in layers
             ]
-            self.model = NGPTDecoder(vocab_size, d_model, blocks, document_masking, *s_z, norms)
+            self.model = NGPTDecoder(self.vocab_size, d_model, blocks, document_masking, *s_z, norms)

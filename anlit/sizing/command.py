@@ -17,6 +17,7 @@ from anlit.command import lightning
 from anlit.command.complaints import one_sentence
 from anlit.command.lightning import AnlitCLI
 from anlit.data import TokenShards
+from anlit.data.checks import padded_vocabulary
 from anlit.errors import UserError
 from anlit.shipped import with_configuration_files
 from anlit.sizing.estimate import DENSE_BF16, Plan, estimate
@@ -24,6 +25,8 @@ from anlit.sizing.report import show, show_table
 from anlit.sizing.table import sizing_table
 from anlit.training.language_model import LanguageModel
 
+USUAL_VOCABULARY = 50_257
+"""GPT-2's, where the configuration names neither a vocabulary nor data that are to make one."""
 CHECKPOINTING = {"none": None, "full": 1}
 
 
@@ -40,6 +43,9 @@ class SizingCLI(AnlitCLI):
 
     def instantiate_classes(self) -> None:
         settings = self.config["fit"]
+        model = settings.model.get("init_args", {})
+        if "vocab_size" in model and model.vocab_size is None:
+            model.vocab_size = padded_vocabulary(settings.data.get("init_args.vocab_size") or USUAL_VOCABULARY)
         with torch.device("meta"):
             self.model = self._parser("fit").instantiate_classes(Namespace(model=settings.model)).model
 

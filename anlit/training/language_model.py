@@ -62,12 +62,15 @@ class LanguageModel(L.LightningModule):
     """Trains `self.model`, a decoder that a subclass builds. All parameters live in that inner module.
 
     Args:
-        vocab_size: V.
+        vocab_size: V. None is for `anlit fit`, which puts the data's in its place.
         context_length: T, tokens in a training sequence.
         z_loss: See `anlit.layers.cross_entropy.next_token_loss`.
         optimizer: Called with `parameter_groups(self.model)`.
         schedule: Learning rate over the run's optimizer steps.
         execution: How the blocks are run; the subclass builds the decoder under `execution.device()`.
+
+    Raises:
+        UserError: `vocab_size` is None.
     """
 
     model: Any  # a Decoder; built by the subclass
@@ -76,7 +79,7 @@ class LanguageModel(L.LightningModule):
 
     def __init__(
         self,
-        vocab_size: int,
+        vocab_size: int | None,
         context_length: int,
         z_loss: float,
         optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
@@ -84,6 +87,8 @@ class LanguageModel(L.LightningModule):
         execution: Execution,
     ) -> None:
         super().__init__()
+        if vocab_size is None:
+            raise UserError("vocab_size is not given: set it to the number of tokens of the data's vocabulary")
         self.vocab_size, self.context_length = vocab_size, context_length
         self.z_loss, self.make_optimizer, self.schedule = z_loss, optimizer, schedule
         # NaN stays NaN. By default it is left out of the mean; with "disable" torchmetrics 1.9 forgets the weights.

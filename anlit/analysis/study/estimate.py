@@ -9,7 +9,7 @@ from anlit.analysis.study.plan import PlannedRun, Study, merged, read_yaml
 from anlit.configuration import mapping
 
 DEFAULTS = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
-"""Of the three architectures, where a configuration leaves them out."""
+"""Of the three architectures, where a configuration leaves them out; the vocabulary is GPT-2's."""
 SECONDS_TO_START = 10.0
 """Imports, opening the data and the first step."""
 
@@ -27,7 +27,12 @@ def cost_of(run: PlannedRun) -> Cost:
     """What the run's configuration asks for; sequences are taken as one document each, an upper bound."""
     config = configuration_of(run)
     model, data, trainer = (mapping(config.get(name)) for name in ("model", "data", "trainer"))
-    sizes = DEFAULTS | {key: value for key, value in mapping(model.get("init_args")).items() if value is not None}
+    vocabulary_of_data = {"vocab_size": mapping(data.get("init_args")).get("vocab_size", DEFAULTS["vocab_size"])}
+    sizes = (
+        DEFAULTS
+        | vocabulary_of_data
+        | {key: value for key, value in mapping(model.get("init_args")).items() if value is not None}
+    )
     d, layers, vocabulary, length = (sizes[key] for key in ("d_model", "n_layers", "vocab_size", "context_length"))
     linear = layers * (4 * d * d + 3 * d * (sizes.get("d_ff") or 4 * d)) + vocabulary * d
     per_step = mapping(data.get("init_args")).get("batch_size", 8) * length * trainer.get("accumulate_grad_batches", 1)
