@@ -9,8 +9,8 @@ from typing import Any
 
 import lightning as L
 import yaml
-from lightning.pytorch.callbacks import ProgressBar
 from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
