@@ -40,6 +40,7 @@ from anlit.training.callbacks import (
     RunRecord,
     StopOnNonFinite,
     Throughput,
+    WholeSteps,
 )
 from anlit.training.execution import flush_denormals
 from anlit.training.interruption import TRY_AGAIN, Preempted
@@ -51,7 +52,7 @@ TRAINER_DEFAULTS = {
     "max_steps": 1000,
     "gradient_clip_val": 1.0,
     "val_check_interval": 100,
-    "check_val_every_n_epoch": None,  # val_check_interval counts steps across epochs
+    "check_val_every_n_epoch": None,  # val_check_interval counts optimizer steps, across epochs; see WholeSteps
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 10,
     "enable_model_summary": False,  # RunProgress says how many parameters there are
@@ -155,6 +156,7 @@ class AnlitCLI(LightningCLI):
                 HyperParameters(),
                 BestCheckpoint(run_dir),
                 LastCheckpoint(run_dir, every),
+                WholeSteps(),
             ],
             **kwargs,
         )

@@ -73,28 +73,37 @@ class EvaluationLoader(Loader):
 class ResumableLoader(Loader):
     """Training batches whose place in the stream can be saved and restored.
 
-    The stream has no end and no epochs. An iteration gives as many batches as the sources fill once, and the next one
-    goes on from there, with the workers that are already running; so nothing is left out at an epoch's end.
+    The stream has no end and no epochs. An iteration gives about as many batches as the sources fill once, and the next
+    one goes on from there, with the workers that are already running; so nothing is left out at an epoch's end.
 
     Args:
         stream: the stream.
         make_batch: what makes its blocks batches.
         num_workers: processes; the batches do not depend on it.
+        micro_batches: of an optimizer step; an epoch has whole steps only.
         identity: what the meaning of a place depends on, by the name of the setting: texts, seed, …
     """
 
     stream: TokenStream
 
-    def __init__(self, stream: TokenStream, make_batch: BatchMaker, num_workers: int, identity: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        stream: TokenStream,
+        make_batch: BatchMaker,
+        num_workers: int,
+        identity: dict[str, Any],
+        micro_batches: int = 1,
+    ) -> None:
         super().__init__(stream, make_batch, num_workers)
-        self.identity = identity
+        self.identity, self.micro_batches = identity, micro_batches
         self.drawn = 0
         """Sequences that all devices together have been given."""
         self._running: Iterator[Batch] | None = None
 
     def __len__(self) -> int:
-        """Batches in an epoch: what the sources fill once."""
-        return self.stream.order.n_blocks // self.stream.share.sequences
+        """Batches in an epoch: what the sources fill once, less what would be only a part of an optimizer step."""
+        batches = self.stream.order.n_blocks // self.stream.share.sequences
+        return max(1, batches // self.micro_batches) * self.micro_batches
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(len(self)):

@@ -195,7 +195,12 @@ class TokenShards(L.LightningDataModule):
             "--data.weights": self.weights,
             "--model.context_length": self.context_length,
         }
-        loader = ResumableLoader(stream, self._batch_maker(), self.num_workers, identity)
+        return self._training_loader(stream, identity)
+
+    def _training_loader(self, stream: TokenStream, identity: dict[str, Any]) -> ResumableLoader:
+        """Batches of a stream, from the place of the checkpoint or of this run's last loader on."""
+        micro_batches = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
+        loader = ResumableLoader(stream, self._batch_maker(), self.num_workers, identity, micro_batches)
         if place := self.state_dict():
             loader.load_state_dict(place)
         self._loader = loader

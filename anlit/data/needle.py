@@ -158,11 +158,7 @@ class NeedleInHaystack(TokenShards):
             "--data.seed": self.seed,
             "--model.context_length": self.context_length,
         }
-        loader = ResumableLoader(stream, self._batch_maker(), self.num_workers, identity)
-        if place := self.state_dict():
-            loader.load_state_dict(place)
-        self._loader = loader
-        return loader
+        return self._training_loader(stream, identity)
 
     def _evaluation_loader(self, split: str) -> EvaluationLoader:
         stream = NeedleEvaluation(self._samples(split), self._share(self.val_batch_size), self.val_samples)

@@ -12,6 +12,7 @@ from anlit.training.callbacks.progress import RunProgress
 from anlit.training.callbacks.random_state import RandomState
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.callbacks.throughput import Throughput
+from anlit.training.callbacks.whole_steps import WholeSteps
 
 __all__ = [
     "AttentionStatistics",
@@ -27,4 +28,5 @@ __all__ = [
     "RunRecord",
     "StopOnNonFinite",
     "Throughput",
+    "WholeSteps",
 ]

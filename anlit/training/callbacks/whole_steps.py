@@ -1,0 +1,100 @@
+"""Validation, checkpoints and the end of a run between optimizer steps: Lightning counts and stops by micro-batches."""
+
+import math
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+
+from anlit.errors import UserError
+
+
+class WholeSteps(Checkpoint):
+    """Counts `val_check_interval` in optimizer steps, and lets nothing come between the micro-batches of a step.
+
+    A checkpoint holds no gradients, so one that is written within a step loses what its micro-batches gave. With an
+    integer `val_check_interval` validation comes after every so many optimizer steps: of the run, or of each epoch if
+    `check_val_every_n_epoch` is set. A float is a share of an epoch's steps. A time is looked at after each step. What
+    asks for the run's end within a step (`max_time`) gets it after that step. The `step` in the logs is the number of
+    the optimizer step, from 0, that what is logged belongs to.
+
+    Lightning calls checkpoint callbacks after all others; this is one so that it sees what they asked for.
+    """
+
+    def __init__(self) -> None:
+        self._stop_after_step = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        loop: Any = trainer.fit_loop.epoch_loop
+        _align_progress(trainer)
+        kind, every = type(loop), _steps_between_validations(trainer)
+
+        def is_due(data_fetcher: Any) -> bool:
+            if loop._should_accumulate():
+                return False
+            is_stopping = trainer.should_stop and trainer.fit_loop._can_stop_early
+            if every is None or is_stopping:
+                return kind._should_check_val_fx(loop, data_fetcher)
+            steps = trainer.global_step
+            if trainer.check_val_every_n_epoch is not None:
+                steps = math.ceil(loop.batch_progress.current.ready / trainer.accumulate_grad_batches)
+            return loop._should_check_val_epoch() and steps % every == 0
+
+        loop._should_check_val_fx = is_due
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # What is logged until the step is over has this number; Lightning's own count goes wrong by one where a run is
+        # continued that had ended, or with another interval.
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        asked = trainer.should_stop or self._stop_after_step
+        within = trainer.fit_loop._should_accumulate()
+        trainer.should_stop, self._stop_after_step = asked and not within, asked and within
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        vars(trainer.fit_loop.epoch_loop).pop("_should_check_val_fx", None)
+
+
+def _steps_between_validations(trainer: L.Trainer) -> int | None:
+    """Optimizer steps from one validation to the next; None where Lightning's own rule holds, by time for instance."""
+    if trainer._val_check_time_interval is not None:  # type: ignore[attr-defined]
+        return None
+    interval, steps = trainer.val_check_interval, _steps_per_epoch(trainer)
+    if isinstance(interval, float):
+        return None if steps == math.inf else max(1, int(steps * interval))
+    if trainer.check_val_every_n_epoch is not None and interval > steps and trainer.enable_validation:
+        raise UserError(
+            f"trainer.val_check_interval={interval} is more than the {steps} optimizer steps of an epoch: choose a "
+            "smaller one, or set trainer.check_val_every_n_epoch to null to count across epochs"
+        )
+    return interval
+
+
+def _steps_per_epoch(trainer: L.Trainer) -> float:
+    """Optimizer steps; Lightning makes one of an epoch's last micro-batches, however few they are."""
+    batches = trainer.num_training_batches
+    return batches if batches == math.inf else math.ceil(batches / trainer.accumulate_grad_batches)
+
+
+def _align_progress(trainer: L.Trainer) -> None:
+    """Let a continued run count its micro-batches as if it had always had this accumulation and these batches.
+
+    Lightning steps where the number of micro-batches in the epoch is a multiple of `accumulate_grad_batches`. The
+    checkpoint's number is that of the run before, so after a change the first step would come early, with less data.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    progress: Any = loop.batch_progress.current
+    steps = loop.automatic_optimization.optim_progress.optimizer.step.current.completed
+    expected = steps * trainer.accumulate_grad_batches
+    per_epoch = _steps_per_epoch(trainer)
+    if steps and per_epoch != math.inf:
+        steps = (steps - 1) % int(per_epoch) + 1
+        expected = min(steps * trainer.accumulate_grad_batches, int(trainer.num_training_batches))
+    shift = expected - progress.ready
+    progress.ready, progress.started = progress.ready + shift, progress.started + shift
+    progress.processed, progress.completed = progress.processed + shift, progress.completed + shift

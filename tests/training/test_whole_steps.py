@@ -1,0 +1,65 @@
+"""When validation comes, in optimizer steps, and that a run ends after a whole one."""
+
+from typing import Any
+
+import lightning as L
+import pytest
+
+from anlit import GPT
+from anlit.errors import UserError
+from anlit.training.callbacks import WholeSteps
+from tests.models.tiny import batches, tiny
+
+QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+
+
+class Seen(L.Callback):
+    """After how many optimizer steps validation came; asks for the run's end after micro-batch `stop_after`."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.validated: list[int] = []
+        self.stop_after, self.n_batches = stop_after, 0
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.n_batches += 1
+        trainer.should_stop |= self.n_batches == self.stop_after
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.validated.append(trainer.global_step)
+
+
+def validated(seen: Seen, **settings: Any) -> L.Trainer:
+    """Epochs of 10 batches of one sequence, three to an optimizer step: four steps, the last of one batch."""
+    loader = batches(10, 16, batch_size=1)
+    whole = {"accelerator": "cpu", "devices": 1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 3, **QUIET}
+    trainer = L.Trainer(**{**whole, "callbacks": [WholeSteps(), seen], "limit_val_batches": 1, **settings})
+    trainer.fit(tiny(GPT), loader, loader)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"val_check_interval": 5, "check_val_every_n_epoch": None, "max_steps": 11}, [5, 10]),
+        ({"val_check_interval": 3, "max_epochs": 2}, [3, 7]),
+        ({"val_check_interval": 0.5, "max_epochs": 2}, [2, 4, 6, 8]),
+        ({"max_epochs": 2, "check_val_every_n_epoch": 2}, [8]),
+        ({"val_check_interval": "00:00:00:00", "check_val_every_n_epoch": None, "max_steps": 3}, [1, 2, 3]),
+    ],
+    ids=["of the run", "of each epoch", "a share", "every second epoch", "a time"],
+)
+def test_the_interval_counts_optimizer_steps(settings: dict[str, Any], expected: list[int]) -> None:
+    seen = Seen()
+    validated(seen, **settings)
+    assert seen.validated == expected
+
+
+def test_a_stop_asked_for_within_a_step_comes_after_it() -> None:
+    seen = Seen(stop_after=4)
+    trainer = validated(seen, max_steps=20, val_check_interval=5, check_val_every_n_epoch=None)
+    assert (trainer.global_step, seen.n_batches, seen.validated) == (2, 6, [2])
+
+
+def test_an_interval_longer_than_an_epoch_is_refused() -> None:
+    with pytest.raises(UserError, match=r"val_check_interval=5 is more than the 4 optimizer steps of an epoch"):
+        validated(Seen(), max_epochs=2, val_check_interval=5)
