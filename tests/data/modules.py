@@ -24,6 +24,7 @@ def with_trainer(path: str, rank: int = 0, ranks: int = 1, model: Any = None, **
     data.trainer = SimpleNamespace(
         lightning_module=model,
         distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks},
+        accumulate_grad_batches=1,
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
     )
     data.setup()
