@@ -177,12 +177,12 @@ class _MappedBlocks:
     def __init__(self, path: str, batch_size: int, context_length: int) -> None:
         import numpy as np
 
-        from anlit.data.shards import CHUNK_HEADER_BYTES, chunks_of
+        from anlit.data.shards import CHUNK_HEADER_BYTES, read_manifest, sources_of
 
         self.batch_size, self.length = batch_size, context_length
         self.arrays = [
-            np.memmap(Path(path, "train", chunk["filename"]), dtype="<u2", mode="r", offset=CHUNK_HEADER_BYTES)
-            for chunk in chunks_of(path, "train")
+            np.memmap(Path(path, "train", chunk.filename), dtype="<u2", mode="r", offset=CHUNK_HEADER_BYTES)
+            for chunk in sources_of(path, read_manifest(path), "train")[0].chunks
         ]
         self.places = np.concatenate(
             [

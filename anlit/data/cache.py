@@ -95,7 +95,7 @@ class ChunkCache:
         for last in (False, True):
             partial.unlink(missing_ok=True)  # a fetch that was given up may still write to the old one
             try:
-                remote.fetch(f"{self.source.folder}/{chunk.filename}", partial)
+                remote.fetch(f"{self.source.folder}/{chunk.filename}", partial, chunk.size)
             except FileNotFoundError as error:
                 raise self.source.damaged(chunk, "it is missing") from error
             with partial.open("rb") as file:

@@ -13,7 +13,7 @@ from anlit.data.loader import BatchMaker, EvaluationLoader, ResumableLoader
 from anlit.data.mixing import training_order
 from anlit.data.store import TokenStore
 from anlit.data.streams import DrawOrder, EvaluationStream, Share, TokenStream
-from anlit.data.tokenizer import as_plain_text
+from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -115,16 +115,10 @@ class TokenShards(L.LightningDataModule):
         """The tokenizer that made the shards.
 
         Raises:
-            UserError: they came as tokens, without one.
+            UserError: they came as tokens, without one; it is another one; or it cannot be read.
         """
-        try:
-            content = shards.read_bytes(f"{self._folders()[0]}/{shards.TOKENIZER}")
-        except FileNotFoundError as error:
-            raise UserError(
-                f"{self.path} has no {shards.TOKENIZER}, so its tokens cannot be turned into text: put the tokenizer's "
-                "file there under that name."
-            ) from error
-        return as_plain_text(Tokenizer.from_buffer(content))
+        folder = self._folders()[0]
+        return parse_tokenizer(shards.read_tokenizer(folder, self.manifest), f"{folder}/{shards.TOKENIZER}")
 
     def bytes_per_token(self, split: str = "val") -> float | None:
         """Bytes of text per token, end-of-document tokens counted: turns nats per token into bits per byte.
@@ -146,6 +140,8 @@ class TokenShards(L.LightningDataModule):
             self.context_length = getattr(model, "context_length", None)
         if self.context_length is None:
             raise UserError("The data have no context length and the model tells none: set --data.context_length.")
+        for folder in self._folders():
+            shards.check_tokenizer(folder, self.manifest)
         checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, self.path)
         checks.check_seed(self.seed)
         checks.check_val_blocks(self.val_blocks)

@@ -5,6 +5,7 @@ progress is given up.
 """
 
 import errno
+import io
 import logging
 import os
 import tempfile
@@ -22,6 +23,8 @@ BLIND_STALL_SECONDS = 600.0
 """The same where what has come so far cannot be seen (hf://)."""
 SMALL_FILE_SECONDS = 12.0
 """The same for manifest and index, which come at once or not at all."""
+SMALL_FILE_BYTES = 256 << 20
+"""What a manifest, an index or a tokenizer has at most."""
 
 
 def is_remote(path: str) -> bool:
@@ -37,19 +40,36 @@ def fetch_bytes(address: str) -> bytes:
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         target = Path(folder, "file")
-        fetch(address, target, SMALL_FILE_SECONDS)
+        fetch(address, target, SMALL_FILE_BYTES, SMALL_FILE_SECONDS)
         return target.read_bytes()
 
 
-def fetch(address: str, target: Path, patience: float | None = None) -> None:
+class _Bounded(io.FileIO):
+    """A new file that takes so many bytes and no more."""
+
+    def __init__(self, path: Path, limit: int, address: str) -> None:
+        super().__init__(path, "wb")
+        self.limit, self.address = limit, address
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self.limit:
+            raise UserError(
+                f"{self.address} is longer than {self.limit:,} bytes, which is not what was announced: check that the "
+                "address is that of a prepared folder."
+            )
+        return super().write(data)
+
+
+def fetch(address: str, target: Path, limit: int, patience: float | None = None) -> None:
     """Fetch a file to `target`, which is there whole only when this has returned.
 
     Args:
+        limit: bytes that it may have; not heeded for hf://.
         patience: seconds without progress after which to give up.
 
     Raises:
         FileNotFoundError: there is no such file.
-        UserError: the place cannot be reached, or refuses, or answers no more.
+        UserError: the place cannot be reached, or refuses, or answers no more, or does not end.
     """
     downloader = _downloader(address.partition("://")[0] + "://", os.getpid())
     if patience is None:
@@ -59,7 +79,7 @@ def fetch(address: str, target: Path, patience: float | None = None) -> None:
     def work() -> None:
         try:
             if _streams(downloader):
-                with target.open("wb") as file:
+                with _Bounded(target, limit, address) as file:
                     downloader.download_fileobj(address, file)
             else:
                 downloader.download_file(address, str(target))
@@ -131,6 +151,8 @@ def _streams(downloader: Any) -> bool:
 
 
 def _explained(error: BaseException, address: str) -> Exception:
+    if isinstance(error, UserError):
+        return error
     if _is_missing(error):
         return FileNotFoundError(address)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:

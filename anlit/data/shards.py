@@ -7,6 +7,7 @@
 Paths are local or an address that litdata fetches from (s3://, gs://, hf://).
 """
 
+import hashlib
 import json
 import os
 import zlib
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from anlit.data.names import checked_name, checked_path, checked_sha256
 from anlit.data.remote import fetch_bytes, is_remote
 from anlit.errors import UserError
 
@@ -24,6 +26,9 @@ INDEX = "index.json"
 WORK = ".work"  # of an unfinished preparation
 CHUNK_HEADER_BYTES = 12
 CHECKED_AT_ONCE = 1 << 20  # bytes
+SPLITS = ("train", "val", "test")
+DTYPES = {"uint16": 2, "int32": 4}
+"""Types of tokens, little-endian, and their bytes."""
 REQUIRED = (
     "format_version",
     "corpus",
@@ -101,7 +106,7 @@ def read_manifest(path: str) -> dict[str, Any]:
         manifest = json.loads(read_bytes(f"{path}/{MANIFEST}"))
     except FileNotFoundError as error:
         raise UserError(_without_manifest(path)) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(f"{path}/{MANIFEST}", str(error)) from error
     version = manifest.get("format_version") if isinstance(manifest, dict) else None
     if isinstance(version, int) and version != FORMAT_VERSION:
@@ -112,7 +117,74 @@ def read_manifest(path: str) -> dict[str, Any]:
     missing = [key for key in REQUIRED if key not in manifest] if isinstance(manifest, dict) else list(REQUIRED)
     if missing:
         raise _damaged(f"{path}/{MANIFEST}", f"without {', '.join(missing)}")
+    _check_manifest(manifest, f"{path}/{MANIFEST}")
     return manifest
+
+
+def _check_manifest(manifest: dict[str, Any], where: str) -> None:
+    """Check what becomes a path, a type or a size.
+
+    Raises:
+        UserError: a value cannot be what `anlit prepare` writes.
+    """
+    checked_sha256(manifest["content_sha256"], where)
+    if manifest["tokenizer_sha256"] is not None:
+        checked_sha256(manifest["tokenizer_sha256"], where)
+    size, end = manifest["vocab_size"], manifest["end_of_document"]
+    splits = manifest["splits"]
+    checks = {
+        "splits": isinstance(splits, list) and all(split in SPLITS and split in manifest for split in splits),
+        "dtype": manifest["dtype"] in list(DTYPES),
+        "vocab_size": type(size) is int and 0 < size <= 1 << 31,
+        "end_of_document": type(size) is type(end) is int and 0 <= end < size,
+        "document_token_at": manifest["document_token_at"] in ("end", "start"),
+        "command": isinstance(manifest["command"], str),
+    }
+    for split in splits if checks["splits"] else ():
+        parts = (manifest[split].get("subsets") or {}) if isinstance(manifest[split], dict) else {}
+        checks[split] = isinstance(parts, dict) and all(map(_is_count, [manifest[split], *parts.values()]))
+        for name in parts:
+            checked_name(name, where)
+    if wrong := [key for key, is_right in checks.items() if not is_right]:
+        raise _damaged(where, f"{wrong[0]} is {manifest[wrong[0]]!r:.80}")
+
+
+def _is_count(part: Any) -> bool:
+    return isinstance(part, dict) and all(
+        type(part.get(key)) is int and part[key] >= 0 for key in ("documents", "tokens")
+    )
+
+
+def read_tokenizer(path: str, manifest: dict[str, Any]) -> bytes:
+    """The content of a prepared folder's tokenizer.json, which is the one that its tokens were made with.
+
+    Raises:
+        UserError: there is none, or another one has taken its place.
+    """
+    try:
+        content = read_bytes(f"{path}/{TOKENIZER}")
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path} has no {TOKENIZER}, so its tokens cannot be turned into text: put the tokenizer's file there "
+            "under that name."
+        ) from error
+    then, now = manifest["tokenizer_sha256"], hashlib.sha256(content).hexdigest()
+    if then is not None and then != now:
+        raise UserError(
+            f"{path}/{TOKENIZER} is not the tokenizer that made the tokens (its SHA-256 begins with {now[:12]}, and "
+            f"{MANIFEST} has {then[:12]}): put that one back."
+        )
+    return content
+
+
+def check_tokenizer(path: str, manifest: dict[str, Any]) -> None:
+    """Compare the tokenizer.json of a local folder, if it has one, with the manifest.
+
+    Raises:
+        UserError: it is another one.
+    """
+    if not is_remote(path) and Path(path, TOKENIZER).is_file():
+        read_tokenizer(path, manifest)
 
 
 def _without_manifest(path: str) -> str:
@@ -148,14 +220,36 @@ def sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
 def _read_index(folder: str, command: str) -> tuple[Chunk, ...]:
     index = f"{folder}/{INDEX}"
     try:
-        return tuple(
-            Chunk(chunk["filename"], chunk["chunk_bytes"], chunk["dim"], chunk["crc32"])
-            for chunk in json.loads(read_bytes(index))["chunks"]
-        )
+        return tuple(checked_chunk(chunk, index) for chunk in json.loads(read_bytes(index))["chunks"])
     except FileNotFoundError as error:
         raise _damaged(index, "it is missing", command) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
         raise _damaged(index, str(error), command) from error
+
+
+def checked_chunk(record: dict[str, Any], where: str) -> Chunk:
+    """A chunk as an index.json or a sources.jsonl has it.
+
+    Raises:
+        UserError: its name is not that of a file in the same folder.
+        KeyError, TypeError: something else is missing or of another type.
+    """
+    chunk = Chunk(checked_name(record["filename"], where), record["chunk_bytes"], record["dim"], record["crc32"])
+    if any(type(number) is not int or number < 0 for number in chunk[1:]):
+        raise TypeError(f"{chunk.filename} has a size, a number of tokens or a checksum that is none")
+    return chunk
+
+
+def checked_stream(name: Any, where: str) -> str:
+    """Folder of a split or of a subset of one: "val", "train/RedPajamaC4".
+
+    Raises:
+        UserError: it is another folder.
+    """
+    split, *subset = checked_path(name, where).split("/")
+    if split not in SPLITS or len(subset) > 1:
+        raise _damaged(where, f"{name!r} is not a split")
+    return str(name)
 
 
 def check_sizes(source: Source) -> None:
@@ -190,8 +284,3 @@ def problem_with(descriptor: int, chunk: Chunk) -> str | None:
 def _damaged(what: str, how: str, command: str | None = None) -> UserError:
     remake = f"with `{command}`" if command else "by preparing it again"
     return UserError(f"{what} is damaged ({how}): copy the folder again, or remove it and remake it {remake}.")
-
-
-def chunks_of(path: str, split: str) -> list[dict[str, Any]]:
-    """litdata's record of each chunk of a split without subsets: `filename`, `chunk_bytes`, `dim` (tokens)."""
-    return json.loads(read_bytes(f"{path}/{split}/{INDEX}"))["chunks"]

@@ -4,8 +4,10 @@ Byte level means that every text can be encoded and decodes to itself, whatever 
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -14,6 +16,10 @@ from anlit.errors import UserError
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # the 256 bytes and the end-of-document token
+LARGEST_VOCABULARY = 1 << 31
+LARGEST_FILE = 128 << 20  # of a tokenizer.json; vocabularies of 250,000 tokens take up to 35 MB
+MOST_GROWTH = 100  # Llama's makes a text of one character twice as long
+MOST_STEPS = 1000
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -46,11 +52,14 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def as_plain_text(tokenizer: Tokenizer) -> Tokenizer:
-    """Encode "<|endoftext|>" inside a text as those letters: only we place the real token.
+    """Encode "<|endoftext|>" inside a text as those letters, and a text by itself: neither cut nor filled up.
 
-    tokenizer.json does not store this setting, so it is set again after every load.
+    Only we place the real token. tokenizer.json does not store the first of these settings, so it is set again after
+    every load; its own truncation and padding are not ours (a padding of 10⁹ tokens takes all memory).
     """
     tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return tokenizer
 
 
@@ -58,14 +67,67 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer.json.
 
     Raises:
-        UserError: there is no such file, or it is not a tokenizer.
+        UserError: there is no such file, or it is not a tokenizer, see `parse_tokenizer`.
     """
     if not Path(path).is_file():
         raise UserError(f"There is no tokenizer at {path}: give the path of a tokenizer.json.")
+    if (size := Path(path).stat().st_size) > LARGEST_FILE:
+        raise _too_large(size, str(path))
+    return parse_tokenizer(Path(path).read_bytes(), str(path))
+
+
+def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
+    """The tokenizer in the content of a tokenizer.json, whoever has written it.
+
+    Args:
+        content: of the file.
+        where: its path or address, for errors.
+
+    Raises:
+        UserError: it is no tokenizer, or one made to take all memory: too large, or a text of it grows without bound.
+    """
+    if len(content) > LARGEST_FILE:
+        raise _too_large(len(content), where)
     try:
-        return as_plain_text(Tokenizer.from_file(str(path)))
+        growth, steps = _growth_and_steps(json.loads(content))
+        if growth > MOST_GROWTH or steps > MOST_STEPS:
+            raise UserError(
+                f"{where} is not used: its {steps:,} normalisation steps could make a text {growth:,.0f} times as long "
+                f"(at most {MOST_GROWTH}, and {MOST_STEPS:,} steps): take another tokenizer.json."
+            )
+        return as_plain_text(Tokenizer.from_buffer(content))
+    except UserError:
+        raise
     except Exception as error:  # the library raises bare Exception for whatever it cannot read
-        raise UserError(f"{path} is not a tokenizer.json that the tokenizers library can read: {error}.") from error
+        raise UserError(f"{where} is not a tokenizer.json that the tokenizers library can read: {error}.") from error
+
+
+def _too_large(size: int, where: str) -> UserError:
+    return UserError(
+        f"{where} has {size:,} bytes, and a tokenizer.json has {LARGEST_FILE:,} at most: give another one."
+    )
+
+
+def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:
+    """How many times longer a text may become by what a tokenizer.json replaces in it, and in how many steps.
+
+    The library ends the whole process where it finds no memory, so this has to be known before.
+    """
+    growth, steps = 1.0, 0
+    waiting: list[Any] = [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            steps += "type" in part
+            if part.get("type") == "Replace":
+                replaced = part["pattern"].get("String", " ")  # an expression may stand for one character
+                growth *= max(1.0, len(part["content"]) / max(1, len(replaced)))
+            elif part.get("type") == "Prepend":
+                growth *= 1 + len(part["prepend"])
+            waiting += part.values()
+    return growth, steps
 
 
 def file_sha256(path: str | Path) -> str:
@@ -77,14 +139,34 @@ def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> in
     """Id of the token that ends a document.
 
     Raises:
-        UserError: the vocabulary does not have it.
+        UserError: the vocabulary does not have it, or a text that contains its letters would be cut by it.
     """
     found = tokenizer.token_to_id(token)
     if found is None:
         raise UserError(
             f'The tokenizer has no token "{token}" to end documents with: set --data.end_of_document to the one it has.'
         )
+    if found in tokenizer.encode(token, add_special_tokens=False).ids:
+        raise UserError(
+            f'The tokenizer takes "{token}" inside of a text for the end of a document: write "special": true beside '
+            "that token in the added_tokens of its tokenizer.json, or choose another --end-of-document."
+        )
     return found
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """One more than the largest id: what an embedding needs. Ids that no token has count too.
+
+    Raises:
+        UserError: an id does not fit into four bytes.
+    """
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if size > LARGEST_VOCABULARY:
+        raise UserError(
+            f"The tokenizer has a token with the id {size - 1:,}, and shards hold ids below {LARGEST_VOCABULARY:,}: "
+            "number its tokens without gaps."
+        )
+    return size
 
 
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger] | type[np.signedinteger]:
@@ -92,13 +174,14 @@ def token_dtype(vocab_size: int) -> type[np.unsignedinteger] | type[np.signedint
     return np.uint16 if vocab_size <= 1 << 16 else np.int32
 
 
-def encode_documents(tokenizer: Tokenizer, texts: list[str], end_of_document: int) -> Iterator[np.ndarray]:
+def encode_documents(
+    tokenizer: Tokenizer, texts: list[str], end_of_document: int, dtype: np.dtype | type
+) -> Iterator[np.ndarray]:
     """Encode each text and end it with the end-of-document token.
 
     Yields:
-        (n + 1,) uint16 or int32, by the size of the vocabulary.
+        (n + 1,) of `dtype`, which holds all ids of the vocabulary.
     """
-    dtype = token_dtype(tokenizer.get_vocab_size())
     # "fast": without the characters that each token comes from, which nobody asks for here.
     for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
         yield np.array([*encoding.ids, end_of_document], dtype=dtype)

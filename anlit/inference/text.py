@@ -13,7 +13,7 @@ from anlit.checkpoints.exported import SEPARATORS, is_exported, read_settings
 from anlit.checkpoints.loading import Checkpoint
 from anlit.data.batch import TokenAt
 from anlit.data.shards import MANIFEST, TOKENIZER, read_bytes
-from anlit.data.tokenizer import END_OF_DOCUMENT, as_plain_text, load_tokenizer
+from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, parse_tokenizer, vocabulary_size
 from anlit.errors import UserError
 from anlit.inference.generation import Ending
 
@@ -35,7 +35,7 @@ class Text:
     @property
     def size(self) -> int:
         """Tokens that have a text or a meaning."""
-        return self.tokenizer.get_vocab_size()
+        return vocabulary_size(self.tokenizer)
 
     def ending(self, stops: bool) -> Ending:
         return Ending(self.end_of_document, self.token_at, stops)
@@ -79,7 +79,7 @@ def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> Text:
         manifest = _manifest(str(path.parent))
     else:
         content, folder = _find(checkpoint)
-        found, manifest = _parse(content, folder), _manifest(folder)
+        found, manifest = parse_tokenizer(content, f"{folder}/{TOKENIZER}"), _manifest(folder)
     manifest = manifest or _exported(checkpoint) or _manifest((checkpoint.trained_on or {}).get("path") or "")
     _check(checkpoint, content, found)
     known = manifest.get("end_of_document")
@@ -107,13 +107,6 @@ def _find(checkpoint: Checkpoint) -> tuple[bytes, str]:
     )
 
 
-def _parse(content: bytes, folder: str) -> Tokenizer:
-    try:
-        return as_plain_text(Tokenizer.from_buffer(content))
-    except Exception as error:  # the library raises bare Exception for whatever it cannot read
-        raise UserError(f"{folder}/{TOKENIZER} cannot be read ({error}): set --tokenizer to another file") from error
-
-
 def _manifest(folder: str) -> dict[str, Any]:
     """What a prepared folder says of its separators; empty where this is none, or one of an older format."""
     try:
@@ -138,8 +131,8 @@ def _check(checkpoint: Checkpoint, content: bytes, tokenizer: Tokenizer) -> None
             "set --tokenizer to the tokenizer.json of its data"
         )
     size = checkpoint.model.vocab_size
-    if tokenizer.get_vocab_size() > size:
+    if vocabulary_size(tokenizer) > size:
         raise UserError(
-            f"the tokenizer has {tokenizer.get_vocab_size():,} tokens, but the model knows {size:,}: "
+            f"the tokenizer has {vocabulary_size(tokenizer):,} tokens, but the model knows {size:,}: "
             "set --tokenizer to the one that it was trained with"
         )

@@ -37,6 +37,8 @@ class HubServer:
     """A download that is to be dropped stands still until this is set."""
     damaged: int = 0
     """So many downloads have a wrong first byte."""
+    names: list[str] = field(default_factory=list)
+    """Names that every listing has besides."""
     parts: bool = True
     """Whether a Range is heeded."""
     asked: list[tuple[str, str | None]] = field(default_factory=list)
@@ -125,6 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self.refuse(404, "EntryNotFound")
         first = int(parse_qs(urlsplit(self.path).query).get("cursor", ["0"])[0])
         entries = [self.entry(root, path) for path in sorted((root / (below or ".")).rglob("*"), reverse=True)]
+        entries += [{"type": "file", "oid": "0" * 40, "size": 5, "path": name} for name in self.hub.names]
         headers = {}
         if first + PAGE_ENTRIES < len(entries):
             following = f"{self.hub.endpoint}{urlsplit(self.path).path}?recursive=true&cursor={first + PAGE_ENTRIES}"

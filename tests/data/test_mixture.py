@@ -160,7 +160,7 @@ def test_folders_without_weights_and_the_order_of_their_names(
     assert alone.manifest["content_sha256"] != one.manifest["content_sha256"]
 
 
-@pytest.mark.parametrize(("key", "value"), [("tokenizer_sha256", "abc"), ("dtype", "int32"), ("end_of_document", 1)])
+@pytest.mark.parametrize(("key", "value"), [("tokenizer_sha256", 64 * "a"), ("dtype", "int32"), ("end_of_document", 1)])
 def test_folders_that_do_not_fit_together(
     folders: tuple[dict[str, str], dict[str, np.ndarray]], key: str, value: object
 ) -> None:

@@ -1,6 +1,7 @@
 """Reading prepared shards: the stream, and what the module tells about them."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,20 @@ def test_what_the_module_tells(prepared: str, tiny_shards: str) -> None:
     with_one = TokenShards(tiny_shards)
     assert with_one.tokenizer.get_vocab_size() == 320
     assert with_one.tokenizer.encode("<|endoftext|>").ids != [with_one.manifest["end_of_document"]]
+
+
+def test_another_tokenizer_in_the_folder(tiny_shards: str, tmp_path: Path) -> None:
+    shutil.copytree(tiny_shards, tmp_path / "own")
+    file = tmp_path / "own" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"special": true', '"special": false'))
+    data = TokenShards(str(tmp_path / "own"), context_length=LENGTH)
+    said = r"^.*own/tokenizer\.json is not the tokenizer that made the tokens .*: put that one back\.$"
+    with pytest.raises(UserError, match=said):
+        _ = data.tokenizer
+    with pytest.raises(UserError, match=said):
+        data.setup("fit")
+    file.unlink()
+    data.setup("fit")
 
 
 def test_unknown_bytes_log_no_bits_per_byte(tmp_path: Path, streams: dict[str, np.ndarray]) -> None:

@@ -93,6 +93,25 @@ def test_a_source_file_that_changes_meanwhile(own_hub: Recipe, finished: Path, t
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
+def test_a_source_file_that_changes_while_it_is_read(own_hub: Recipe, finished: Path, tmp_path: Path) -> None:
+    """Its hash was taken before, and the shards would hold something else."""
+    file = tmp_path / "hub" / "plain_text" / "train-00001-of-00080.parquet"
+    before = file.read_bytes()
+
+    def encode(job: Any, task: Any) -> dict[str, Any]:
+        if any(piece.path == file for piece in task.pieces):
+            file.write_bytes(before.replace(b"document", b"DOCUMENT"))
+        return encode_task(job, task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "encode_task", encode)
+        with pytest.raises(UserError, match=r"train-00001-of-00080\.parquet was changed while it was read: repeat"):
+            make(tmp_path / "out", own_hub)
+    file.write_bytes(before)
+    make(tmp_path / "out", own_hub)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
 def test_a_source_file_of_another_length(own_hub: Recipe, finished: Path, tmp_path: Path) -> None:
     interrupted(tmp_path / "out", own_hub)
     file = tmp_path / "hub" / "plain_text" / "train-00003-of-00080.parquet"

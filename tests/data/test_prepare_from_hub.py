@@ -1,5 +1,6 @@
 """The corpora from the hub (a server on this machine): the same shards as from a copy, whatever comes between."""
 
+import json
 import os
 import signal
 import threading
@@ -181,6 +182,33 @@ def test_a_file_that_arrives_damaged_is_not_used(server: HubServer, tmp_path: Pa
     make(tmp_path / "out", from_hub("FineWebBin"))
     assert server.damaged == 0
     assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("name", ["fineweb_train_../../../../precious.bin", "/precious.bin", "a\\b.bin"])
+def test_a_listing_that_leads_out_of_the_folder(name: str, server: HubServer, tmp_path: Path) -> None:
+    """Each file of the listing is written, and removed when it has been read."""
+    server.names = [name]
+    (tmp_path / "precious.bin").write_text("keep")
+    with pytest.raises(UserError, match=r"^The hub's listing of kjj0/fineweb10B-gpt2 names a file .*not inside"):
+        make(tmp_path / "a" / "out", from_hub("FineWebBin"))
+    assert (tmp_path / "precious.bin").read_text() == "keep"
+    assert not [path for path in tmp_path.rglob("*.bin") if path.name != "precious.bin"]
+
+
+def test_a_plan_that_leads_out_of_the_folder(server: HubServer, tmp_path: Path) -> None:
+    """An unfinished folder of someone else names the files to fetch and to remove."""
+    folder = tmp_path / "a" / "out"
+    make(folder, from_hub("FineWebBin"))
+    plan = {"settings": {}, "pinned": {"commit": server.commit}, "held_out": {}, "skipped": {}}
+    files = [{"name": "../../../precious.bin", "size": 4, "sha256": None, "split": "train"}]
+    settings = read_json(folder / "manifest.json")["settings"]
+    (folder / "manifest.json").unlink()
+    (folder / ".work").mkdir()
+    (folder / ".work" / "plan.json").write_text(json.dumps({**plan, "settings": settings, "files": files}))
+    (tmp_path / "precious.bin").write_text("keep")
+    with pytest.raises(UserError, match=r"^The plan names a file '\.\./\.\./\.\./precious\.bin'"):
+        make(folder, from_hub("FineWebBin"))
+    assert (tmp_path / "precious.bin").read_text() == "keep"
 
 
 def test_control_c_does_not_wait_for_a_download(server: HubServer, tmp_path: Path) -> None:

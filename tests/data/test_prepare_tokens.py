@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from anlit.cli import main
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import END_OF_DOCUMENT, SET_NAMES, documents
@@ -124,3 +125,54 @@ def test_our_end_of_document_is_never_in_a_text(tokenizer: str, tmp_path: Path) 
     make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_documents=1))
     tokens = [token for split in ("train", "val") for token in read_stream(tmp_path / "out", split).tolist()]
     assert tokens.count(799) == 3
+
+
+def test_a_tokenizer_whose_end_of_document_texts_can_name(
+    tokenizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A text with "<|endoftext|>" in it would become two documents."""
+    content = json.loads(Path(tokenizer).read_text())
+    content["added_tokens"][0]["special"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    write_texts(tmp_path / "text", [f"one {END_OF_DOCUMENT} two", "three", "four", "five"])
+    words = ["prepare", "TextFiles", "--source", str(tmp_path / "text"), "--output", str(tmp_path / "out")]
+    assert main([*words, "--tokenizer", str(tmp_path / "tokenizer.json")]) == 2
+    assert f'The tokenizer takes "{END_OF_DOCUMENT}" inside of a text' in capsys.readouterr().err
+    assert main([*words, "--tokenizer", tokenizer]) == 0
+    tokens = [token for split in ("train", "val") for token in read_stream(tmp_path / "out", split).tolist()]
+    assert tokens.count(799) == 4
+
+
+def test_a_text_that_is_encoded_to_the_end_of_document(tmp_path: Path) -> None:
+    """As where a tokenizer has the same token for unknown words."""
+    vocabulary = {word: number for number, word in enumerate([END_OF_DOCUMENT, "one", "two", "<|", "endoftext", "|>"])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token=END_OF_DOCUMENT))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens([END_OF_DOCUMENT])
+    words.save(str(tmp_path / "words.json"))
+    layouts.openwebtext(tmp_path / "hub", ["one", "two", "one three two", "two one", "two two"], n_files=1)
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=str(tmp_path / "words.json"), val_documents=1)
+    with pytest.raises(UserError, match=r"row 3: the tokenizer makes the end-of-document token out of its text"):
+        make(tmp_path / "out", recipe)
+    manifest = make(tmp_path / "out", recipe, skip_bad=True)
+    assert manifest is not None
+    assert (manifest["documents"], manifest["skipped"]["separator"]["count"]) == (4, 1)
+    tokens = [token for split in ("train", "val") for token in read_stream(tmp_path / "out", split).tolist()]
+    assert tokens.count(0) == 4
+
+
+@pytest.mark.parametrize(("last", "dtype"), [(1000, "uint16"), (70_000, "int32")])
+def test_ids_with_a_gap(tmp_path: Path, last: int, dtype: str) -> None:
+    content = json.loads(train_tokenizer(tmp_path / "tokenizer.json", 300).read_text())
+    content["added_tokens"][0]["id"] = last
+    content["model"]["vocab"] = {word: number for word, number in content["model"]["vocab"].items() if number < 299}
+    content["model"]["vocab"][END_OF_DOCUMENT] = last
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    some = list(documents(25, seed=5))[10:]
+    layouts.openwebtext(tmp_path / "hub", some)
+    options = {"tokenizer": str(tmp_path / "tokenizer.json"), "val_documents": 5}
+    manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", **options))
+    assert manifest is not None
+    assert (manifest["vocab_size"], manifest["dtype"], manifest["end_of_document"]) == (last + 1, dtype, last)
+    assert read_stream(tmp_path / "out", "train").max() == last
+    assert sorted(read_texts(tmp_path / "out", "train") + read_texts(tmp_path / "out", "val")) == sorted(some)

@@ -1,5 +1,8 @@
 """Workers, shards, processes at once and the size of tasks: not a byte depends on them."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +28,7 @@ from tests.data.preparing import (
     text_file_source,
     train_tokenizer,
     wait_for,
+    write_texts,
 )
 
 
@@ -162,3 +166,18 @@ def test_a_finished_folder_is_left_as_it_is(
     monkeypatch.setattr("anlit.data.preparation.prepare.Runner", None)  # making it again would fail
     assert make(tmp_path / "out", small_corpus) == read_json(tmp_path / "out" / "manifest.json")
     assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+
+
+def test_workers_do_not_wait_for_the_tokenizer_s_threads(tmp_path: Path) -> None:
+    """They are forked from a process that has trained a tokenizer, with the threads of its library."""
+    write_texts(tmp_path / "text", list(documents(60, seed=4))[10:])
+    code = f"""
+from pathlib import Path
+from tests.data.preparing import make, recipe_of
+folder = Path({str(tmp_path)!r})
+make(folder / "out", recipe_of("TextFiles", folder / "text", vocab_size=600), workers=2)
+"""
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert read_json(tmp_path / "out" / "manifest.json")["documents"] == 50

@@ -1,6 +1,7 @@
 """Shards in object storage: the same batches as from the disk, one fetch per chunk, and short words when it fails."""
 
 import errno
+import json
 import multiprocessing
 import os
 import shutil
@@ -124,6 +125,36 @@ def test_the_cache_keeps_what_was_used_last(
     assert np.array_equal(store_of(45_000).read(7001 * 4, 10), streams["train"][7001 * 4 : 7001 * 4 + 10])
     store_of(45_000).read(0, 10)
     assert {path.name for path in cache_folder.rglob("*.bin")} == {f"chunk-0-{number}.bin" for number in (0, 4, 6)}
+
+
+@pytest.mark.parametrize("name", ["../../../out", "/tmp/out", ".."])
+def test_an_index_that_leads_out_of_the_cache(
+    name: str, store: ObjectStore, tmp_path: Path, cache_folder: Path
+) -> None:
+    index = store.root / "bucket" / "corpus" / "train" / "index.json"
+    content = json.loads(index.read_text())
+    content["chunks"][0]["filename"] = name
+    index.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"^s3://bucket/corpus/train/index\.json names a file .*not inside"):
+        next(iter(ready().train_dataloader()))
+    assert not cache_folder.exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hash_that_leads_out_of_the_cache(store: ObjectStore, cache_folder: Path) -> None:
+    manifest = store.root / "bucket" / "corpus" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "content_sha256": "../../.."}))
+    with pytest.raises(UserError, match="where a SHA-256 belongs"):
+        ready()
+    assert not cache_folder.exists()
+
+
+def test_a_chunk_that_does_not_end(store: ObjectStore, cache_folder: Path) -> None:
+    chunk = store.root / "bucket" / "corpus" / "train" / "chunk-0-0.bin"
+    chunk.write_bytes(chunk.read_bytes() * 400)
+    with pytest.raises(UserError, match=r"chunk-0-0\.bin is longer than 14,014 bytes"):
+        store_of().read(0, 10)
+    assert max(path.stat().st_size for path in cache_folder.rglob("*.partial")) <= 14_014
 
 
 def test_a_chunk_that_was_removed_is_fetched_again(store: ObjectStore, streams: dict[str, np.ndarray]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from anlit.data.preparation.encode import Job
 from anlit.data.preparation.splits import TRAIN, VAL
 from anlit.data.preparation.workspace import read_json
+from anlit.data.shards import checked_stream
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 
@@ -45,6 +46,7 @@ def _streams(job: Job, group: int, records: list[dict[str, Any]]) -> dict[str, d
     streams: dict[str, dict[str, Any]] = {}
     for record in records:
         for name, counts in record["streams"].items():
+            checked_stream(name, str(job.workspace.tasks))
             stream = streams.setdefault(name, {"source": name, "skip": 0, "documents": 0, "bytes": 0, "tokens": 0})
             for key, value in counts.items():
                 stream[key] += value

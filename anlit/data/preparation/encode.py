@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.formats import Columns, Record, format_of, read_bin_tokens
-from anlit.data.preparation.plan import Piece, Task
+from anlit.data.preparation.plan import Piece, Task, state_of
 from anlit.data.preparation.splits import VAL, Splits
 from anlit.data.preparation.workspace import Workspace
 from anlit.errors import UserError
@@ -25,6 +25,7 @@ from anlit.reporting.files import replacing, write_json
 
 BATCH_BYTES = 1 << 20  # text given to the tokenizer at once
 SKIPPED_LISTED = 1000  # of one task
+SEPARATOR_INSIDE = "the tokenizer makes the end-of-document token out of its text, which would cut it in two"
 WRONG_FOR_A_FOLDER = re.compile(r"[^\w.-]|^\.")  # "." and ".." would lead elsewhere
 
 
@@ -111,9 +112,20 @@ def encode_task(job: Job, task: Task) -> dict[str, Any]:
                 _copy_tokens(job, piece, output, files)
             else:
                 _encode_piece(job, _tokenizer(job.tokenizer), piece, output, files)
+        _refuse_changed_files(task)  # before the tokens take their place
     record = output.record()
     write_json(job.workspace.task_record(task.group, task.number), record)
     return record
+
+
+def _refuse_changed_files(task: Task) -> None:
+    """The hashes that were taken before have to be those of what has been read."""
+    for piece in task.pieces:
+        if state_of(piece.path) != piece.state:
+            raise UserError(
+                f"{piece.path} was changed while it was read: repeat the command when nothing writes to it any more; "
+                "what is done so far is kept."
+            )
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -123,19 +135,19 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 @lru_cache(maxsize=1)
 def _load_tokenizer(path: Path, written: int) -> Tokenizer:
-    tokenizer = tokenizers.load_tokenizer(path)
-    tokenizer.no_truncation()  # some tokenizer.json files cut every text
-    tokenizer.no_padding()
-    return tokenizer
+    return tokenizers.load_tokenizer(path)
 
 
 def _encode_piece(job: Job, tokenizer: Tokenizer, piece: Piece, output: _Output, files: _StreamFiles) -> None:
     counts, skipped = Counts(), _Skipped(job, piece)
     for records in _batches(format_of(piece.name).read(piece.path, piece.span, job.columns), skipped):
         texts = [record.text or "" for record in records]
-        arrays = tokenizers.encode_documents(tokenizer, texts, job.end_of_document)
+        arrays = tokenizers.encode_documents(tokenizer, texts, job.end_of_document, job.dtype)
         written: dict[str, list[np.ndarray]] = defaultdict(list)
         for record, tokens in zip(records, arrays, strict=True):
+            if (tokens[:-1] == job.end_of_document).any():
+                skipped.add(replace(record, problem="separator", detail=SEPARATOR_INSIDE))
+                continue
             stream = _stream(job.splits, piece, record)
             written[stream].append(tokens)
             counts.add(record.size, len(tokens))
@@ -143,7 +155,7 @@ def _encode_piece(job: Job, tokenizer: Tokenizer, piece: Piece, output: _Output,
             if job.list_documents:
                 output.documents[stream].append((len(tokens), record.size))
         for stream, parts in written.items():
-            files.write(stream, np.concatenate(parts).astype(job.dtype, copy=False))
+            files.write(stream, np.concatenate(parts))
     output.files.append({"name": piece.name, **vars(counts), **skipped.record()})
 
 

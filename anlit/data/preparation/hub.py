@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from huggingface_hub import cached_assets_path, constants, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 
+from anlit.data.names import checked_path, path_inside
 from anlit.data.preparation.hub_requests import HubRepository
 from anlit.errors import UserError
 
@@ -72,6 +73,7 @@ class HubSource(HubRepository):
         found = {}
         for folder in sorted({_fixed_folder(pattern) for pattern in self.patterns}):
             for entry in self._tree(folder):
+                checked_path(entry["path"], f"The hub's listing of {self.repo_id}")
                 if entry["type"] == "file" and matches(entry["path"], self.patterns):
                     sha256 = (entry.get("lfs") or {}).get("oid")
                     found[entry["path"]] = HubFile(entry["path"], entry["size"], sha256)
@@ -95,8 +97,9 @@ class HubSource(HubRepository):
             UserError: the hub cannot be reached, the file is not there, or it keeps arriving damaged.
             OSError: `folder` cannot be written to.
         """
+        target = path_inside(folder, checked_path(name, "The plan"))
         try:
-            return self.fetch_file(self.file_url(name, self.commit), folder / name, size, sha256)
+            return self.fetch_file(self.file_url(name, self.commit), target, size, sha256)
         except EntryNotFoundError as error:
             raise self._no_file(name) from error
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from anlit.data import tokenizer as tokenizers
-from anlit.data.preparation.publish import INDEX, SOURCES, index_text, join_streams
+from anlit.data.preparation.publish import SOURCES, index_text, join_streams
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.preparation.workspace import Workspace
-from anlit.data.shards import MANIFEST, TOKENIZER, read_manifest
+from anlit.data.shards import INDEX, MANIFEST, TOKENIZER, read_manifest
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 
@@ -37,8 +37,7 @@ def find_damage(target: Path, manifest: dict[str, Any], whole: bool) -> Damage |
     Raises:
         UserError: the records are damaged themselves.
     """
-    groups = _read_sources(target)
-    streams = join_streams(groups)
+    groups, streams = _read_sources(target)
     if sum(stream["tokens"] for stream in streams.values()) != manifest["tokens"]:
         raise UserError(_unknown_sources(target))
     damage = Damage([], set())
@@ -80,7 +79,7 @@ def begin_mending(workspace: Workspace, recipe: Recipe, damage: Damage) -> None:
     workspace.remove()
     workspace.make()
     recipe.source.pin(manifest["pinned"])
-    for group in _read_sources(workspace.target):
+    for group in _read_sources(workspace.target)[0]:
         if group["group"] in damage.groups:
             hashes = {file["name"]: file["sha256"] for file in group["files"]}
             write_json(workspace.source_hashes(group["group"]), hashes)
@@ -107,11 +106,18 @@ def reopen(workspace: Workspace) -> None:
     (workspace.target / MANIFEST).unlink()
 
 
-def _read_sources(target: Path) -> list[dict[str, Any]]:
+def _read_sources(target: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The records of all groups, and the streams that they make."""
     try:
         # Not splitlines(): it also cuts at line separators inside of names.
-        return [json.loads(line) for line in (target / SOURCES).read_text(encoding="utf-8").split("\n") if line]
-    except (FileNotFoundError, ValueError) as error:
+        lines = (target / SOURCES).read_text(encoding="utf-8").split("\n")
+        groups = [json.loads(line) for line in lines if line]
+        if [group["group"] for group in groups] != list(range(len(groups))):
+            raise KeyError("group")
+        return groups, join_streams(groups, str(target / SOURCES))
+    except UserError:
+        raise
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(_unknown_sources(target)) from error
 
 

@@ -6,7 +6,7 @@ The cut depends on the files alone, not on workers, nodes or interruptions: so n
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anlit.data.preparation.formats import Span, format_of, read_bin_header
 from anlit.data.preparation.recipe import Recipe
@@ -19,12 +19,32 @@ from anlit.reporting.files import write_json
 TOKENS_AT_ONCE = 1 << 22  # of a .bin file
 
 
+FileState = tuple[int, int, int, int]
+"""Inode, bytes, and the times of the last change of content and of attributes, in ns."""
+
+
+def state_of(path: Path) -> FileState:
+    """What tells cheaply that a file is still the same."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+class FoundFile(NamedTuple):
+    """A source file on this machine."""
+
+    path: Path
+    state: FileState
+    """Before its hash was taken."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """A stretch of one source file."""
 
     name: str
     path: Path
+    state: FileState
+    """Of the file, which has to be the same after the stretch has been read."""
     span: Span
     split: str
     held_out: frozenset[int] = frozenset()
@@ -139,16 +159,16 @@ def refuse_differences(target: Path, then: dict[str, Any], now: dict[str, Any]) 
         raise UserError(f"{target} was prepared {what} or --data.path), or read it as it is with --data TokenShards.")
 
 
-def tasks_of(plan: Plan, recipe: Recipe, group: int, paths: dict[str, Path]) -> list[Task]:
+def tasks_of(plan: Plan, recipe: Recipe, group: int, found: dict[str, FoundFile]) -> list[Task]:
     """The group's tasks.
 
     Args:
-        paths: where each of the group's files lies on this machine.
+        found: the group's files on this machine, by their names.
     """
     tasks: list[Task] = []
     pieces: list[Piece] = []
     size = 0
-    for piece, share in _pieces(plan, recipe, group, paths):
+    for piece, share in _pieces(plan, recipe, group, found):
         pieces.append(piece)
         size += share
         if size >= recipe.task_bytes:
@@ -159,15 +179,15 @@ def tasks_of(plan: Plan, recipe: Recipe, group: int, paths: dict[str, Path]) -> 
     return tasks
 
 
-def _pieces(plan: Plan, recipe: Recipe, group: int, paths: dict[str, Path]) -> Iterator[tuple[Piece, int]]:
+def _pieces(plan: Plan, recipe: Recipe, group: int, found: dict[str, FoundFile]) -> Iterator[tuple[Piece, int]]:
     """Each piece with its share of its file's bytes."""
     for file in (plan.files[number] for number in plan.groups[group]):
-        path = paths[file.name]
+        path, state = found[file.name]
         split = file.split or recipe.splits.of_file(file.name)
         held_out = frozenset(plan.held_out.get(file.name, ()))
         spans = token_spans(path) if recipe.tokenized else format_of(file.name).spans(path, recipe.task_bytes)
         for span in spans:
-            yield Piece(file.name, path, span, split, held_out), file.size // len(spans)
+            yield Piece(file.name, path, state, span, split, held_out), file.size // len(spans)
 
 
 def token_spans(path: Path) -> list[Span]:

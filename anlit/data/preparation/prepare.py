@@ -156,7 +156,7 @@ def _job(workspace: Workspace, recipe: Recipe, plan: Plan, way: Way) -> Job:
     else:
         provide_tokenizer(workspace, recipe, plan)
         tokenizer = tokenizers.load_tokenizer(workspace.tokenizer)
-        vocab_size = tokenizer.get_vocab_size()
+        vocab_size = tokenizers.vocabulary_size(tokenizer)
         end_of_document = tokenizers.end_of_document_id(tokenizer, recipe.end_of_document)
     return Job(
         workspace=workspace,

@@ -15,12 +15,11 @@ from anlit.data.preparation.encode import SKIPPED_LISTED, Job
 from anlit.data.preparation.plan import Plan
 from anlit.data.preparation.splits import TEST, TRAIN, VAL
 from anlit.data.preparation.workspace import read_json
-from anlit.data.shards import FORMAT_VERSION, MANIFEST, TOKENIZER
+from anlit.data.shards import FORMAT_VERSION, INDEX, MANIFEST, TOKENIZER, checked_chunk, checked_stream
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json, write_text
 
 SOURCES = "sources.jsonl"
-INDEX = "index.json"
 LITDATA_NUMPY_NUMBER = {"uint16": 5, "int32": 2}
 """litdata's numbers for the types of tokens, `litdata.constants._NUMPY_DTYPES_MAPPING`."""
 
@@ -36,7 +35,7 @@ def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> d
     """
     workspace = job.workspace
     groups = [read_json(workspace.group_record(group)) for group in range(len(plan.groups))]
-    streams = join_streams(groups)
+    streams = join_streams(groups, str(workspace.groups))
     splits = [split for split in (TRAIN, VAL, TEST) if any(_split_of(name) == split for name in streams)]
     for split in (TRAIN, VAL):
         if split not in splits:
@@ -78,12 +77,23 @@ def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> d
     return manifest
 
 
-def join_streams(groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The streams of all groups, one after the other."""
+def join_streams(groups: list[dict[str, Any]], where: str) -> dict[str, dict[str, Any]]:
+    """The streams of all groups, one after the other.
+
+    Args:
+        where: the groups were read from, for errors.
+
+    Raises:
+        UserError: a stream or a chunk has a name that leads elsewhere.
+        KeyError, TypeError: a record is damaged in another way.
+    """
     joined: dict[str, dict[str, Any]] = {}
     for group in groups:
         for name, stream in group["streams"].items():
-            whole = joined.setdefault(name, {"documents": 0, "bytes": 0, "tokens": 0, "chunks": []})
+            for chunk in stream["chunks"]:
+                checked_chunk(chunk, where)
+            empty = {"documents": 0, "bytes": 0, "tokens": 0, "chunks": []}
+            whole = joined.setdefault(checked_stream(name, where), empty)
             for key in ("documents", "bytes", "tokens", "chunks"):
                 whole[key] += stream[key]
     return dict(sorted(joined.items()))

@@ -18,7 +18,7 @@ from typing import Any
 
 from anlit.data.preparation.assemble import assemble_group
 from anlit.data.preparation.encode import Job, encode_task
-from anlit.data.preparation.plan import Plan, Task, tasks_of
+from anlit.data.preparation.plan import FoundFile, Plan, Task, state_of, tasks_of
 from anlit.data.preparation.progress import Progress
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.preparation.workspace import read_json
@@ -97,15 +97,16 @@ class Runner:
 
     def _fetch(self, number: int) -> _Group:
         """Runs in a thread: the group's files on this machine, their hashes, and its tasks."""
-        paths, sha256 = {}, {}
+        found: dict[str, FoundFile] = {}
+        sha256: dict[str, str] = {}
         for file in (self.plan.files[index] for index in self.plan.groups[number]):
             path = self.recipe.source.provide(file, self.job.workspace.source)
-            paths[file.name] = path
+            found[file.name] = FoundFile(path, state_of(path))  # its state before its hash, and again when it is read
             sha256[file.name] = file.sha256 or _file_sha256(path)
-        self._refuse_changes(number, paths, sha256)
-        return _Group(number, tasks_of(self.plan, self.recipe, number, paths), sha256)
+        self._refuse_changes(number, found, sha256)
+        return _Group(number, tasks_of(self.plan, self.recipe, number, found), sha256)
 
-    def _refuse_changes(self, number: int, paths: dict[str, Path], sha256: dict[str, str]) -> None:
+    def _refuse_changes(self, number: int, found: dict[str, FoundFile], sha256: dict[str, str]) -> None:
         """A group is made of the files that it was begun with: some of its tasks may be done."""
         begun_with = self.job.workspace.source_hashes(number)
         if not begun_with.is_file():
@@ -113,8 +114,9 @@ class Runner:
         then = read_json(begun_with)
         changed = [name for name in sorted({*then, *sha256}) if then.get(name) != sha256.get(name)]
         if changed:
+            name = found[changed[0]].path if changed[0] in found else changed[0]
             raise UserError(
-                f"{paths.get(changed[0], changed[0])} is not what {self.job.workspace.target} was begun with: put the "
+                f"{name} is not what {self.job.workspace.target} was begun with: put the "
                 "old file back, or remove that folder and repeat the command."
             )
 
@@ -177,6 +179,9 @@ def _in_thread(work: Callable[..., Any], *args: Any) -> Future[Any]:
 
 def _begin_worker(parent: int) -> None:
     """A worker leaves Ctrl-C to its parent, and ends when its parent is gone, which no one else would tell it."""
+    # One thread each: the tokenizers library hangs in a forked process whose parent has used its threads, and
+    # else every worker starts as many as there are cores.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a training process that prepares its data has its own handler
 

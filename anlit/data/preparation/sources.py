@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anlit.data.names import checked_path, path_inside
 from anlit.data.preparation.hub import HubSource
 from anlit.errors import UserError
 
@@ -125,7 +126,7 @@ class HubFiles(Source):
         return self.repository.fetch(file.name, folder, file.size, file.sha256)
 
     def release(self, file: SourceFile, folder: Path) -> None:
-        (folder / file.name).unlink(missing_ok=True)
+        path_inside(folder, checked_path(file.name, "The plan")).unlink(missing_ok=True)
 
     def count(self, file: SourceFile) -> int:
         return self.repository.parquet_rows(file.name)

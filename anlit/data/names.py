@@ -1,0 +1,75 @@
+"""Names that someone else has written and that become paths: of chunks, subsets, and the hub's files.
+
+Every reader of a manifest, an index, a sources.jsonl, a plan or a listing of the hub asks here first, so that no
+name leads out of the folder that it belongs in.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from anlit.errors import UserError
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+DRIVE = re.compile(r"[A-Za-z]:")
+UNSAFE_CHARACTERS = {"\\", "\0"}
+UNSAFE_PARTS = {"", ".", ".."}
+
+
+def checked_path(name: Any, where: str) -> str:
+    """A relative path with slashes, such as "data/train-0.parquet".
+
+    Args:
+        name: what stands in the file or the listing.
+        where: that file or listing, for the error.
+
+    Raises:
+        UserError: it is no text, is empty or absolute, or has an empty part, "." or "..", a backslash, a NUL or a
+            drive letter.
+    """
+    if (
+        not isinstance(name, str)
+        or not UNSAFE_CHARACTERS.isdisjoint(name)
+        or not UNSAFE_PARTS.isdisjoint(name.split("/"))
+        or DRIVE.match(name)
+    ):
+        raise _outside(name, where)
+    return name
+
+
+def checked_name(name: Any, where: str) -> str:
+    """One part of a path, such as "chunk-000000-0000.bin".
+
+    Raises:
+        UserError: it is not one, see `checked_path`.
+    """
+    if "/" in checked_path(name, where):
+        raise _outside(name, where)
+    return str(name)
+
+
+def _outside(name: Any, where: str) -> UserError:
+    return UserError(f"{where} names a file {name!r}, which is not inside of its folder: take the data from elsewhere.")
+
+
+def checked_sha256(text: Any, where: str) -> str:
+    """64 hex digits.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if not (isinstance(text, str) and SHA256.fullmatch(text)):
+        raise UserError(f"{where} has {text!r} where a SHA-256 belongs: take the data from elsewhere.")
+    return text
+
+
+def path_inside(folder: Path, name: str) -> Path:
+    """`folder`/`name`, to be written or removed.
+
+    Raises:
+        UserError: a symbolic link on the way leads out of the folder.
+    """
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{path} leads out of {folder} by a symbolic link: remove that link.")
+    return path

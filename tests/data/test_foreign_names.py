@@ -1,0 +1,128 @@
+"""Prepared folders and listings by someone else: no name in them leads out of its folder, none is written there."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anlit.cli import main
+from anlit.data.module import TokenShards
+from anlit.data.names import checked_name, checked_path, checked_sha256, path_inside
+from anlit.data.preparation.recipe import Recipe
+from anlit.errors import UserError
+from tests.data import layouts
+from tests.data.layouts import documents
+from tests.data.preparing import hashes, make, recipe_of, train_tokenizer
+
+WRONG = ["../out", "/etc/passwd", "a/../../out", "a\\b", "a\0b", "", ".", "..", "C:x", "a//b", None, 3, ["a"]]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_names_that_lead_elsewhere(name: Any) -> None:
+    with pytest.raises(UserError, match=r"^The list names a file .*not inside of its folder"):
+        checked_path(name, "The list")
+
+
+def test_names_that_stay_inside() -> None:
+    for name in ("a", "data/2024-01-01T00:00.parquet", "größe/..a", "a b"):
+        assert checked_path(name, "The list") == name
+    assert checked_name("chunk-0.bin", "The list") == "chunk-0.bin"
+    for name in ("a/b", "..", "/"):
+        with pytest.raises(UserError, match="not inside"):
+            checked_name(name, "The list")
+    for text in ("../../x", "a" * 63, "A" * 64, "a" * 64 + "\n", None):
+        with pytest.raises(UserError, match="where a SHA-256 belongs"):
+            checked_sha256(text, "The list")
+
+
+def test_a_link_on_the_way(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "link").symlink_to(tmp_path)
+    assert path_inside(tmp_path / "inside", "a/b") == tmp_path / "inside" / "a" / "b"
+    with pytest.raises(UserError, match="by a symbolic link: remove that link"):
+        path_inside(tmp_path / "inside", "link/b")
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def rename_chunk(index: dict[str, Any]) -> None:
+    index["chunks"][0]["filename"] = "../../secret"
+
+
+MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a hash that is a path": lambda manifest: manifest.update(content_sha256="../../../../out"),
+    "a subset that is a path": lambda manifest: manifest["train"].update(subsets={"../../out": manifest["val"]}),
+    "a split that is a path": lambda manifest: manifest.update(splits=["train", "val", "../out"]),
+    "a type that is none": lambda manifest: manifest.update(dtype="object"),
+    "no number of tokens": lambda manifest: manifest["val"].update(tokens="many"),
+    "a separator out of the vocabulary": lambda manifest: manifest.update(end_of_document=10**9),
+}
+
+
+@pytest.mark.parametrize("kind", list(MANIFESTS))
+def test_a_manifest_that_leads_elsewhere(kind: str, prepared: str, tmp_path: Path) -> None:
+    shutil.copytree(prepared, tmp_path / "own")
+    edit(tmp_path / "own" / "manifest.json", MANIFESTS[kind])
+    with pytest.raises(UserError, match=r"manifest\.json "):
+        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+
+
+def test_an_index_that_leads_elsewhere(prepared: str, tmp_path: Path) -> None:
+    shutil.copytree(prepared, tmp_path / "own")
+    shutil.copy(tmp_path / "own" / "train" / "chunk-0-0.bin", tmp_path / "secret")
+    edit(tmp_path / "own" / "train" / "index.json", rename_chunk)
+    with pytest.raises(UserError, match=r"index\.json names a file '\.\./\.\./secret'"):
+        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    place = tmp_path_factory.mktemp("names")
+    layouts.openwebtext(place / "hub", list(documents(30, seed=1))[10:], n_files=2, row_group_size=4)
+    tokenizer = str(train_tokenizer(place / "tokenizer.json", 500))
+    sizes = {"task_bytes": 6_000, "group_bytes": 6_000, "chunk_bytes": 10_001}
+    return recipe_of("OpenWebText", place / "hub", sizes, tokenizer=tokenizer, val_documents=4)
+
+
+def move_stream(group: dict[str, Any]) -> None:
+    group["streams"]["../../out"] = group["streams"].pop("train")
+
+
+def move_chunk(group: dict[str, Any]) -> None:
+    group["streams"]["train"]["chunks"][0]["filename"] = "../../out"
+
+
+@pytest.mark.parametrize("change", [move_stream, move_chunk])
+def test_sources_that_lead_elsewhere_are_not_mended(
+    change: Callable[[dict[str, Any]], None], recipe: Recipe, tmp_path: Path
+) -> None:
+    """A lost chunk makes `prepare` write what sources.jsonl names."""
+    folder = tmp_path / "a" / "out"
+    make(folder, recipe)
+    groups = [json.loads(line) for line in (folder / "sources.jsonl").read_text().splitlines()]
+    change(groups[0])
+    (folder / "sources.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
+    next((folder / "train").glob("chunk-000001*")).unlink()
+    before = hashes(tmp_path)
+    with pytest.raises(UserError, match=r"sources\.jsonl names a file '\.\./\.\./out'"):
+        make(folder, recipe)
+    assert hashes(tmp_path) == before
+
+
+def test_the_command_line_says_it_in_one_sentence(
+    prepared: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(prepared, tmp_path / "own")
+    edit(tmp_path / "own" / "manifest.json", MANIFESTS["a hash that is a path"])
+    arguments = ["--data", "TokenShards", "--data.path", str(tmp_path / "own"), "--model", "GPT", "--model.n_layers=1"]
+    arguments += ["--model.d_model=8", "--model.n_heads=1", "--model.context_length=16", "--model.vocab_size=320"]
+    assert main(["fit", *arguments, "--run_dir", str(tmp_path / "run"), "--trainer.max_steps=1"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert "has '../../../../out' where a SHA-256 belongs: take the data from elsewhere." in line
