@@ -21,14 +21,17 @@ def main(argv: list[str]) -> int:
     add("--host", default="127.0.0.1", help="address to serve at; 0.0.0.0 for other machines (default: 127.0.0.1)")
     add("--port", type=int, default=7860, help="(default: 7860)")
     add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of each checkpoint's data)")
+    add("--most_tokens", type=int, default=4096, metavar="N", help="prompt and continuation together (default: 4096)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     given = parser.parse_args(argv)
+    if given.most_tokens < 1:
+        raise UserError(f"--most_tokens must be at least 1, not {given.most_tokens}")
     logging.basicConfig(format="%(message)s")
 
     from anlit.inference.explore.session import Session, find_runs
 
     runs = [run for run in find_runs(given.runs) if run not in given.checkpoints]
-    session = Session([*given.checkpoints, *runs], given.device, given.tokenizer)
+    session = Session([*given.checkpoints, *runs], given.device, given.tokenizer, given.most_tokens)
     chosen = list(session.paths)[: len(given.checkpoints)]
     for name in chosen:
         session.load(name)

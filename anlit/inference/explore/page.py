@@ -6,11 +6,13 @@ from typing import Any
 
 from anlit.errors import UserError
 from anlit.evaluation.diagnose.plot import TITLES, head_maps
-from anlit.inference.explore.session import Piece, Session, View
+from anlit.inference.explore.guard import Guard
+from anlit.inference.explore.session import Piece, Session, Stopped, View
 from anlit.inference.sampling import Sampling
 
 try:
     import gradio as gr
+    from starlette.middleware import Middleware
 except ImportError as error:
     raise UserError('anlit explore needs gradio: pip install "anlit[explore]"') from error
 
@@ -41,10 +43,13 @@ def build(session: Session, chosen: list[str]) -> gr.Blocks:
     with gr.Blocks(title="anlit explore", analytics_enabled=False) as page:
         gr.Markdown(INTRODUCTION)
         names = gr.Dropdown(list(session.paths), value=chosen, multiselect=True, label="Models")
-        prompt = gr.Textbox(PROMPT, lines=4, max_lines=12, label="Prompt", info="One document; the model continues it.")
+        info = f"One document; the model continues it. At most {session.most_tokens:,} tokens with what comes."
+        prompt = gr.Textbox(PROMPT, lines=4, max_lines=12, label="Prompt", info=info)
         with gr.Row():
-            settings = _settings()
-        button = gr.Button("Continue", variant="primary")
+            settings = _settings(session.most_tokens)
+        with gr.Row():
+            button = gr.Button("Continue", variant="primary")
+            stop = gr.Button("Stop", variant="stop")
         views = gr.State([])
         _texts(views)
         titles = [(title, name) for name, title in TITLES.items()]
@@ -55,13 +60,14 @@ def build(session: Session, chosen: list[str]) -> gr.Blocks:
             return _look(session, names, prompt, *numbers)
 
         button.click(look, [names, prompt, *settings], views, api_name="look").then(_plot, [views, statistic], plot)
+        stop.click(session.stop, api_name="stop", queue=False)
         statistic.change(_plot, [views, statistic], plot)
     return page
 
 
-def _settings() -> list[Any]:
+def _settings(most_tokens: int) -> list[Any]:
     return [
-        gr.Number(100, label="Tokens", precision=0, minimum=0, info="0: only measure the prompt"),
+        gr.Number(100, label="Tokens", precision=0, minimum=0, maximum=most_tokens, info="0: only measure the prompt"),
         gr.Slider(0, 2, 0.8, step=0.05, label="Temperature", info="0: the most probable token"),
         gr.Number(0, label="Top k", precision=0, minimum=0, info="0: all tokens"),
         gr.Slider(0.05, 1, 0.95, step=0.05, label="Top p", info="1: all tokens"),
@@ -79,11 +85,17 @@ def _look(
     top_p: float,
     seed: float,
 ) -> list[View]:
+    found: list[View] = []
     try:
         if not names:
             raise UserError("no model is chosen: choose one or several under Models")
         sampling = Sampling(temperature, int(top_k) or None, top_p if top_p < 1 else None, int(seed))
-        return [session.look(name, prompt, int(n), sampling) for name in names]
+        session.begin()
+        for name in names:
+            found.append(session.look(name, prompt, int(n), sampling))
+        return found
+    except Stopped:
+        return found  # the models that were done before
     except UserError as error:
         _log.info(str(error))
         raise gr.Error(str(error), print_exception=False) from error
@@ -131,7 +143,29 @@ def serve(session: Session, chosen: list[str], host: str, port: int) -> None:
     Raises:
         OSError: The port is taken.
     """
-    theme = gr.themes.Default(**FONTS)
-    build(session, chosen).launch(
-        server_name=host, server_port=port, theme=theme, css=STYLE, footer_links=[], quiet=True
+    launch(session, chosen, host, port).block_thread()
+
+
+def launch(session: Session, chosen: list[str], host: str, port: int) -> gr.Blocks:
+    """Serve the page in threads of this process, behind the `Guard`; nothing is shared beyond this server.
+
+    Raises:
+        OSError: The port is taken.
+    """
+    page = build(session, chosen)
+    page.launch(
+        server_name=host,
+        server_port=port,
+        prevent_thread_lock=True,
+        quiet=True,
+        theme=gr.themes.Default(**FONTS),
+        css=STYLE,
+        footer_links=[],
+        # Gradio would take these from environment variables.
+        share=False,
+        ssr_mode=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        app_kwargs={"middleware": [Middleware(Guard, host=host)]},
     )
+    return page

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,15 @@ from anlit.inference.generation import Ending, Request, generate
 from anlit.inference.sampling import Sampling
 from anlit.inference.scoring import Scores, score
 from anlit.inference.text import Text, text_of
+
+MOST_TOKENS = 4096
+"""Of a prompt and its continuation together."""
+LONGEST_TOKEN = 64
+"""Characters; a prompt with more of them for each token that is allowed is not even encoded."""
+
+
+class Stopped(Exception):  # noqa: N818 (nothing went wrong)
+    """The user stopped a continuation."""
 
 
 class Piece(NamedTuple):
@@ -56,17 +66,37 @@ class Session:
         paths: Run folders, checkpoints or exported folders.
         device: As in `load_checkpoint`.
         tokenizer: As in `text_of`, for all of them.
+        most_tokens: Of a prompt and its continuation together.
 
     Raises:
         UserError: There is none, or one of them is missing.
     """
 
-    def __init__(self, paths: Sequence[str], device: str = "auto", tokenizer: str | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        device: str = "auto",
+        tokenizer: str | None = None,
+        most_tokens: int = MOST_TOKENS,
+    ) -> None:
         if not paths:
             raise UserError("there is no model to show: name checkpoints, or a folder that has run folders by --runs")
         self.paths = dict(zip(distinct_names(paths), paths, strict=True))
-        self.device, self.tokenizer = device, tokenizer
+        self.device, self.tokenizer, self.most_tokens = device, tokenizer, most_tokens
         self._loaded: dict[str, tuple[Checkpoint, Text]] = {}
+        self._stop = Event()
+
+    def begin(self) -> None:
+        """Forget an earlier `stop`."""
+        self._stop.clear()
+
+    def stop(self) -> None:
+        """Let a `look` that is under way in another thread end at its next token."""
+        self._stop.set()
+
+    def _go_on(self, *_: Any) -> None:
+        if self._stop.is_set():
+            raise Stopped
 
     def load(self, name: str) -> tuple[Checkpoint, Text]:
         """A model and its tokenizer.
@@ -83,14 +113,19 @@ class Session:
         """Continue a prompt with one model and measure the result; `max_tokens` of 0 measures the prompt alone.
 
         Raises:
-            UserError: The prompt is empty, or the model cannot be loaded.
+            UserError: The prompt is empty, it is too long with its continuation, or the model cannot be loaded.
+            Stopped: `stop` was called.
         """
+        self._go_on()
         checkpoint, text = self.load(name)
         decoder, ending = checkpoint.model.model, text.ending(stops=True)
-        own, continued, ended = text.encode(prompt), [], False
+        own, continued, ended = self._encode(prompt, max_tokens, text), [], False
         inputs = text.prompt(prompt, checkpoint)
         if max_tokens:
-            (found,) = generate(decoder, [Request(inputs)], max_tokens, sampling, ending, n_allowed=text.size)
+            request = [Request(inputs)]
+            (found,) = generate(
+                decoder, request, max_tokens, sampling, ending, n_allowed=text.size, on_token=self._go_on
+            )
             continued, ended = found.tokens, found.finish == "end_of_document"
         tokens = np.array([*own, *continued])
         (scores,) = score(decoder, [tokens], length=len(tokens) + 1, ending=ending)
@@ -107,6 +142,18 @@ class Session:
             guess=math.log(text.size),
             attention=attention_of(decoder, [*inputs, *continued], ending),
         )
+
+    def _encode(self, prompt: str, max_tokens: int, text: Text) -> list[int]:
+        """The prompt's tokens, if they are not too many; nobody waits for the encoding of a prompt that is."""
+        short = len(prompt) <= LONGEST_TOKEN * self.most_tokens
+        tokens = text.encode(prompt) if short else []
+        if not short or len(tokens) + max_tokens > self.most_tokens:
+            length = f"{len(tokens):,} tokens" if short else f"{len(prompt):,} characters"
+            raise UserError(
+                f"a prompt of {length} and {max_tokens:,} tokens to come are more than the {self.most_tokens:,} tokens "
+                "that the page takes: shorten the prompt, or start it with a larger --most_tokens"
+            )
+        return tokens
 
 
 def find_runs(folder: str) -> list[str]:
