@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import anlit
 from anlit.errors import UserError
+from anlit.reporting.text import visible
 
 COMMANDS = {
     "prepare": "a corpus into token shards: anlit prepare FineWeb --output data/fineweb",
@@ -102,7 +103,7 @@ def _is_stdout_closed() -> bool:
 
 
 def _fail(sentence: str) -> int:
-    print(f"anlit: error: {sentence}", file=sys.stderr)
+    print(f"anlit: error: {visible(sentence, keep=chr(10))}", file=sys.stderr)
     return 2
 
 

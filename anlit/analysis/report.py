@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from anlit.analysis.groups import records
-from anlit.analysis.page import html
 from anlit.analysis.results import Report, Result
 from anlit.analysis.runs import Run
 from anlit.analysis.speedup import Summary
 from anlit.reporting.files import write_json, write_text
-from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.page import html
+from anlit.reporting.table import NONE, markdown_table, terminal_table
+from anlit.reporting.text import code, literal, visible
 
 COLUMNS = (
     "architecture", "attention", "seeds", "parameters", "validation loss", "bits per byte", "tokens",
@@ -47,12 +48,12 @@ def markdown(report: Report) -> str:
     counted = [run for result in report.results for run in result.group.counted]
     parts = [
         "# Convergence",
-        f"Baseline: **{report.baseline.label}**",
+        f"Baseline: **{literal(report.baseline.label)}**",
         "## Comparison",
         *comparison(report),
-        "## Notes and warnings\n\n" + ("\n".join(f"- {note}" for note in report.notes) or "None."),
+        "## Notes and warnings\n\n" + (listed(report.notes) or "None."),
         "## Runs\n\n" + runs_table(list(report.runs), report.label_of),
-        "## Where the numbers come from\n\n" + provenance(counted, [f"compared with: `{report.command}`"]),
+        "## Where the numbers come from\n\n" + provenance(counted, [f"compared with: {code(report.command)}"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -60,7 +61,7 @@ def markdown(report: Report) -> str:
 def comparison(report: Report, columns: Sequence[str] = COLUMNS, explained: bool = False) -> list[str]:
     """The parts of a comparison in Markdown: findings, curves, losses, speed-ups, tests; `explained`: not once more."""
     places = [COLUMNS.index(name) for name in columns]
-    rows = [[_name(result, report), *(_cells(result)[i] for i in places)] for result in report.results]
+    rows = [[literal(_name(result, report)), *(_cells(result)[i] for i in places)] for result in report.results]
     parts = [
         findings(report),
         f"![validation loss over tokens and time]({report.plot.name})",
@@ -83,7 +84,7 @@ def findings(report: Report) -> str:
     for claim in report.claims:
         result, speed = claim.result, claim.result.speedup
         n = len(result.group.counted)
-        told = f"**{result.label}** ends at {spread(result.final_loss, 4)} nats per token (n = {n})"
+        told = f"**{literal(result.label)}** ends at {spread(result.final_loss, 4)} nats per token (n = {n})"
         if claim.loss is not None:
             verdict = "lower" if claim.loss.difference < 0 else "higher"
             sure = claim.p_holm is not None and claim.p_holm < LEAST_P
@@ -100,18 +101,18 @@ def findings(report: Report) -> str:
 def show(report: Report, console: Console | None = None) -> None:
     """Prints the main columns, the notes and the path of the plot."""
     console = console or Console()
-    table = Table(title=f"Convergence against {report.baseline.label}", title_justify="left")
     shown = [COLUMNS.index(name) for name in PRINTED]
-    table.add_column("configuration", overflow="fold")
-    for name in PRINTED:
-        table.add_column(name.replace(", ", ",\n").replace("% of ", "% of\n"), justify="right", no_wrap=True)
+    head = [name.replace(", ", ",\n").replace("% of ", "% of\n") for name in PRINTED]
+    rows = []
     for result in report.results:
         cells = _cells(result)
-        table.add_row(_name(result, report), *(cells[i] for i in shown))
-    console.print(table)
+        rows.append([_name(result, report), *(cells[i] for i in shown)])
+    title = f"Convergence against {report.baseline.label}"
+    console.print(terminal_table(title, ["configuration", *head], rows))
     for note in report.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    console.print(f"Plot: {report.plot}, page: {report.page}", markup=False, highlight=False, soft_wrap=True)
+        console.print(visible(f"note: {note}"), markup=False, highlight=False)
+    paths = visible(f"Plot: {report.plot}, page: {report.page}")
+    console.print(paths, markup=False, highlight=False, soft_wrap=True)
 
 
 def spread(summary: Summary, digits: int) -> str:
@@ -134,8 +135,8 @@ def _cells(result: Result) -> list[str]:
     timed = result.seconds.mean is not None
     share = found.tokens_share
     return [
-        group.architecture,
-        group.attention,
+        literal(group.architecture),
+        literal(group.attention),
         str(len(group.counted)),
         f"{group.counted[0].parameters:,}" if group.counted[0].parameters else NONE,
         spread(result.final_loss, 4),
@@ -163,7 +164,7 @@ def _fractions(report: Report) -> str:
             *([found.averaged_seconds] if result.seconds.mean is not None else []),
         ]
         cells = [speedup(value) for value in (*found.by_fraction.values(), *averages)]
-        rows.append([result.label, *cells, *[NONE] * (2 - len(averages))])
+        rows.append([literal(result.label), *cells, *[NONE] * (2 - len(averages))])
     head = ["speed-up, tokens", *(f"{100 * f:.0f} %" for f in fractions), "averaged", "averaged, wall-clock"]
     return markdown_table(head, rows)
 
@@ -178,7 +179,7 @@ def _tests(report: Report) -> str:
             cells = [n, f"{test.difference:+.4f}", interval, test.method, _p(test.p), _p(claim.p_holm)]
         speeds = [f"{t.difference:.2f} ({t.low:.2f} … {t.high:.2f}), {_p(t.p)}" if t else NONE
                   for t in (claim.tokens, claim.seconds)]  # fmt: skip
-        rows.append([claim.result.label, *cells, *speeds])
+        rows.append([literal(claim.result.label), *cells, *speeds])
     head = ["against the baseline", "n", "difference in loss", "95 % interval", "test", "p", "p, Holm"]
     return markdown_table([*head, "speed-up, tokens (95 %)", "speed-up, wall-clock (95 %)"], rows)
 
@@ -192,7 +193,8 @@ def runs_table(runs: list[Run], label_of: Callable[[Run], str | None]) -> str:
         state = f"{run.state}: {error[0]}" if error else run.state
         seed = NONE if run.seed is None else str(run.seed)
         counted = label_of(run) or f"(not counted) {run.architecture}, {run.attention}"
-        rows.append([counted, seed, loss, state, run.commit or NONE, f"`{run.folder}`"])
+        shown = [literal(text) for text in (state, run.commit or NONE)]
+        rows.append([literal(counted), seed, loss, *shown, code(str(run.folder))])
     return markdown_table(
         ["configuration", "seed", "validation loss", "status", "commit", "folder"], rows, left=(0, 3, 4, 5)
     )
@@ -201,12 +203,12 @@ def runs_table(runs: list[Run], label_of: Callable[[Run], str | None]) -> str:
 def provenance(counted: list[Run], first: list[str]) -> str:
     """Commands, commits, hardware, versions and data fingerprints behind the counted runs, as a list."""
     commands = dict.fromkeys(str(run.record["command"]) for run in counted if run.record.get("command"))
-    lines = [*(f"- {line}" for line in first), *(f"- trained with: `{command}`" for command in commands)]
+    lines = [*(f"- {line}" for line in first), *(f"- trained with: {code(command)}" for command in commands)]
     lines.append("- commits: " + _listed(run.commit for run in counted))
     lines.append("- hardware: " + _listed(run.hardware for run in counted))
     for name in ("versions", "data"):
         for record in records(tuple(counted), name):
-            lines.append(f"- {name}: " + ", ".join(f"{k} {v}" for k, v in record.items() if not isinstance(v, dict)))
+            lines.append(f"- {name}: " + literal(_pairs(record)))
     return "\n".join(lines)
 
 
@@ -220,5 +222,14 @@ def _p(value: float | None) -> str:
     return "p < 0.0001" if value < 1e-4 else f"p = {value:.4f}" if value < 0.01 else f"p = {value:.2f}"
 
 
-def _listed(values: object) -> str:
-    return ", ".join(dict.fromkeys(str(value or "not recorded") for value in values))  # type: ignore[attr-defined]
+def listed(notes: Iterable[str]) -> str:
+    """Sentences as a list in Markdown."""
+    return "\n".join(f"- {literal(note)}" for note in notes)
+
+
+def _pairs(record: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in record.items() if not isinstance(value, dict))
+
+
+def _listed(values: Iterable[str | None]) -> str:
+    return literal(", ".join(dict.fromkeys(value or "not recorded" for value in values)))

@@ -8,7 +8,7 @@ import torch
 from anlit.checkpoints.loading import Checkpoint
 from anlit.data.module import TokenShards
 from anlit.reporting.provenance import environment
-from anlit.reporting.text import code
+from anlit.reporting.text import code, literal
 
 
 def header(command: str, checkpoints: Sequence[Checkpoint], data: TokenShards | None = None) -> dict[str, Any]:
@@ -44,15 +44,17 @@ def provenance(record: dict[str, Any]) -> str:
     git = record["git"]
     commit = (git["commit"] + (" (with changes)" if git["dirty"] else "")) if git else "not recorded"
     data = record["data"] or {}
+    machine = f"{record['hardware']['cpu']}, {record['hardware']['cores']} cores; device {record['device']}"
     lines = [
         f"- command: {code(record['command'])}",
         f"- commit: {commit}, {record['when']}",
-        f"- hardware: {record['hardware']['cpu']}, {record['hardware']['cores']} cores; device {record['device']}",
+        f"- hardware: {literal(machine)}",
         "- versions: " + ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
     ]
     if data:
-        lines.append(f"- data: {data['corpus']}, {code(str(data['path']))}, content {str(data['content_sha256'])[:12]}")
-    lines += [f"- {one['label']}: {code(one['file'])}, step {one['step']:,}" for one in record["checkpoints"]]
+        content = str(data["content_sha256"])[:12]
+        lines.append(f"- data: {literal(str(data['corpus']))}, {code(str(data['path']))}, content {content}")
+    lines += [f"- {literal(one['label'])}: {code(one['file'])}, step {one['step']:,}" for one in record["checkpoints"]]
     return "\n".join(lines)
 
 

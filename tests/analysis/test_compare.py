@@ -1,11 +1,14 @@
 """The whole comparison: files, numbers, baseline, warnings, refusals."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+from markdown_it import MarkdownIt
 
+from anlit import cli
 from anlit.analysis import plots
 from anlit.analysis.compare import compare, main
 from anlit.errors import UserError
@@ -193,6 +196,45 @@ def test_command_line(runs, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main([runs])
     assert ended.value.code == 2
+
+
+EVIL = "x\x1b[2J ![p](http://evil/p.png) ![q](../secret.png) <img src=http://evil/r.png> [l](http://evil) `"
+
+
+@pytest.mark.parametrize("place", ["model", "settings", "record", "folder"])
+def test_foreign_text_of_a_run_is_shown_and_not_obeyed(make_run, tmp_path, capsys, place):
+    make_run("a")
+    (tmp_path / "secret.png").write_bytes((b"\x89PNG" + bytes(16)) * 2)
+    if place == "folder":
+        make_run("b\x1b[2J ![p](http:evil.png) `", model=ANGPT)
+    elif place == "model":
+        make_run("b", model=f"anlit.{EVIL}")
+    elif place == "settings":
+        make_run("b", FASTER, settings={"model.init_args.note": EVIL, "data.init_args.name": EVIL})
+    else:
+        git, hardware = {"commit": EVIL, "dirty": False}, {"devices": [EVIL]}
+        told = {"command": EVIL, "git": git, "hardware": hardware, "status": "failed", "error": EVIL}
+        make_run("b", model=ANGPT, record={**told, "versions": {"torch": EVIL}})
+        make_run("c", model=ANGPT, record={**told, "status": "finished"}, seed=2)
+    assert cli.main(["compare", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert "\x1b[2J" not in printed.out + printed.err
+    page, text = ((tmp_path / "out" / f"report.{kind}").read_text() for kind in ("html", "md"))
+    sources = re.findall(r"<img[^>]* src=\"([^\"]{0,30})", page) + re.findall(r"<img src=\"([^\"]{0,30})", page)
+    assert sources
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert '<a href="http' not in page
+    assert "default-src 'none'" in page
+    rendered = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+    assert set(re.findall(r"<img src=\"([^\"]*)", rendered)) == {"convergence.png", "speedups.png"}
+    assert not re.search(r"<a |<img src=http", rendered)
+
+
+def test_a_message_about_a_run_has_no_terminal_codes(make_run, tmp_path, capsys):
+    folder = make_run("a\x1b[2J")
+    (folder / "config.yaml").write_text("{")
+    assert cli.main(["compare", str(folder), "--output", str(tmp_path / "o")]) == 2
+    assert r"a\x1b[2J/config.yaml cannot be read" in capsys.readouterr().err
 
 
 def test_units_follow_the_size():

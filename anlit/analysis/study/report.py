@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.page import html
 from anlit.analysis.report import provenance, runs_table
 from anlit.analysis.runs import Run
 from anlit.analysis.study.outcome import Outcome, outcome_of
 from anlit.analysis.study.plan import Study
 from anlit.analysis.study.sections import comparison_of, render
 from anlit.reporting.files import write_json, write_text
+from anlit.reporting.page import html
 from anlit.reporting.table import markdown_table
+from anlit.reporting.text import code, literal
 
 
 def write(study: Study, output: Path, command: str) -> Path:
@@ -41,7 +42,10 @@ def markdown(outcome: Outcome) -> str:
         "## Runs",
         runs_table(read, lambda run: labels.get(run.folder)),
         "## Where the numbers come from",
-        provenance(read, [f"made by: `{outcome.command}`", f"study: `{study.path}`, budget {study.budget or 'none'}"]),
+        provenance(
+            read,
+            [f"made by: {code(outcome.command)}", f"study: {code(str(study.path))}, budget {study.budget or 'none'}"],
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -89,4 +93,6 @@ def _failures(outcome: Outcome) -> str:
     failed = [(run, state) for run, state, _ in outcome.runs if state.status == "failed"]
     if not failed:
         return "No run failed."
-    return markdown_table(["run", "why"], [[f"`{run.name}`", state.reason] for run, state in failed], left=(0, 1))
+    return markdown_table(
+        ["run", "why"], [[code(run.name), literal(state.reason)] for run, state in failed], left=(0, 1)
+    )

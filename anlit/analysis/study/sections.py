@@ -23,7 +23,7 @@ import numpy as np
 from scipy import stats
 
 from anlit.analysis import plots as pictures
-from anlit.analysis.report import COLUMNS, comparison
+from anlit.analysis.report import COLUMNS, comparison, listed
 from anlit.analysis.results import Report, pairing_note, results_against
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots
@@ -33,6 +33,7 @@ from anlit.analysis.study.plan import Comparison
 from anlit.analysis.study.scaling_section import scaling
 from anlit.errors import UserError
 from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.text import literal
 
 IN_STUDY = tuple(name for name in COLUMNS if name not in ("architecture", "attention"))
 """The columns of a comparison's table; the arms' titles tell the rest."""
@@ -71,7 +72,7 @@ def convergence(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         explained = True
         missing = [arm.title for arm in one.arms if outcome.group(arm) is None]
         notes = [*report.notes, *(f"{title}: no run can be compared, see Failures." for title in missing)]
-        parts.append("\n".join(f"- {note}" for note in notes))
+        parts.append(listed(notes))
     return parts
 
 
@@ -105,7 +106,7 @@ def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         warning = "; ".join(one.edges) or ("inside the grid" if one.best.loss < math.inf else NONE)
         rows.append([one.arm.title, f"{done} of {len(one.tried) * seeds}", str(failed), best, *losses, warning])
         for tried in one.tried:
-            states = ", ".join(" ".join(filter(None, [state.status, state.reason])) for state in tried.states)
+            states = ", ".join(literal(" ".join(filter(None, [state.status, state.reason]))) for state in tried.states)
             everything.append([one.arm.title, tried.point.words, _loss(tried.loss), states])
     head = ["arm", "runs done", "failed", "best setting", "its loss", "second best", "edge of the grid"]
     seed_names = ", ".join(seed.name for seed in outcome.study.tuning_seeds)

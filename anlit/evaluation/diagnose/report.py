@@ -13,6 +13,7 @@ from anlit.evaluation.diagnose.plot import draw, last_bin, reliable
 from anlit.evaluation.report import provenance
 from anlit.reporting.files import jsonable, write_json, write_text, writing
 from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.text import literal
 
 COLUMNS = {
     "entropy": ("entropy (nats)", 2),
@@ -48,7 +49,7 @@ def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
     with writing(folder):
         figures = draw(folder, label, longest)
         write_json(folder / "diagnose.json", jsonable(record, DIGITS))
-    parts = [f"# Attention statistics\n\n{label}, document masking {'on' if record['masking'] else 'off'}"]
+    parts = [f"# Attention statistics\n\n{literal(label)}, document masking {'on' if record['masking'] else 'off'}"]
     for length, found in sorted(lengths.items(), reverse=True):
         low, high = last_bin(found)
         parts += [

@@ -9,6 +9,7 @@ from rich.table import Table
 from anlit.evaluation.harness.run import Metric
 from anlit.evaluation.report import provenance
 from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.text import literal
 
 
 def labels(checkpoints: Sequence[dict[str, Any]]) -> list[str]:
@@ -48,5 +49,5 @@ def markdown(head: list[str], body: list[list[str]], record: dict[str, Any]) -> 
     return (
         "# Downstream tasks\n\n"
         f"lm_eval {record['lm_eval']}, examples before a question: {shots}{limit}; ± is the standard error over "
-        f"questions.\n\n{markdown_table(head, body)}\n\n{provenance(record)}\n"
+        f"questions.\n\n{markdown_table([literal(name) for name in head], body)}\n\n{provenance(record)}\n"
     )

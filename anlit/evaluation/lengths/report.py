@@ -12,6 +12,7 @@ from anlit.evaluation.lengths.measure import Measurement
 from anlit.evaluation.lengths.tally import Estimate, RangeLoss
 from anlit.evaluation.report import provenance
 from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.text import literal
 
 PLOT = "lengths.png"
 HEAD = (
@@ -73,7 +74,7 @@ def rows(results: Results) -> list[list[str]]:
 def _row(arm: Arm, masked: bool, length: int, seeds: list[Measurement]) -> list[str]:
     changes = [one.change for one in seeds]
     return [
-        arm.label,
+        literal(arm.label),
         "yes" if masked else "no",
         f"{length:,}",
         str(len(seeds)),
@@ -118,7 +119,7 @@ def markdown(results: Results, record: dict[str, Any], notes: Sequence[str]) -> 
         "## By position",
         RANGES.format(length=results.lengths[-1]),
         *_range_tables(results),
-        *(["## Notes\n\n" + "\n".join(f"- {note}" for note in notes)] if notes else []),
+        *(["## Notes\n\n" + "\n".join(f"- {literal(note)}" for note in notes)] if notes else []),
         "## Where the numbers come from\n\n" + provenance(record),
     ]
     return "\n\n".join(parts) + "\n"
@@ -145,7 +146,7 @@ def _range_table(results: Results, masked: bool, kind: Callable[[Measurement], l
             loss = spread([one.loss for one in estimates])
             cells.append(loss + (f" (s.e. {error})" if error != NONE else ""))
         lines.append([f"{part.first:,} – {part.end - 1:,}", f"{part.estimate.tokens:,}", *cells])
-    return markdown_table(["positions", "tokens", *(arm.label for arm in results.arms)], lines)
+    return markdown_table(["positions", "tokens", *(literal(arm.label) for arm in results.arms)], lines)
 
 
 def by_position(measurement: Measurement) -> list[RangeLoss]:

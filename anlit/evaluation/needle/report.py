@@ -13,6 +13,7 @@ from rich.table import Table
 from anlit.evaluation.needle.score import Scores
 from anlit.evaluation.report import provenance
 from anlit.reporting.table import markdown_table
+from anlit.reporting.text import literal
 
 Z = 1.959964
 """Quantile of the normal distribution for 95 %."""
@@ -99,9 +100,9 @@ def markdown(results: Results, record: dict[str, Any]) -> str:
         "# Needle in a haystack",
         f"![accuracy by depth and length]({PLOT})",
         "Exact-match accuracy:",
-        markdown_table(head, _rows(results, _accuracy)),
+        markdown_table(head, _literal(_rows(results, _accuracy))),
         "Log-likelihood of the answer, nats per token:",
-        markdown_table(head, _rows(results, _nats)),
+        markdown_table(head, _literal(_rows(results, _nats))),
         told,
         "## Where the numbers come from",
         provenance(record),
@@ -124,6 +125,10 @@ def show(results: Results, console: Console) -> None:
 
 def _rows(results: Results, cell: Callable[[ArmScores, int], str]) -> list[list[str]]:
     return [[arm.label, str(arm.n_seeds), *(cell(arm, length) for length in results.lengths)] for arm in results.arms]
+
+
+def _literal(rows: list[list[str]]) -> list[list[str]]:
+    return [[literal(label), *cells] for label, *cells in rows]
 
 
 def _accuracy(arm: ArmScores, length: int) -> str:

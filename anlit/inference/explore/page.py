@@ -9,6 +9,7 @@ from anlit.evaluation.diagnose.plot import TITLES, head_maps
 from anlit.inference.explore.guard import Guard
 from anlit.inference.explore.session import Piece, Session, Stopped, View
 from anlit.inference.sampling import Sampling
+from anlit.reporting.text import literal
 
 try:
     import gradio as gr
@@ -109,7 +110,7 @@ def _texts(views: gr.State) -> None:
         with gr.Row():
             for view in found:
                 with gr.Column(min_width=280):
-                    gr.Markdown(f"### {view.label}\n{view.name}, step {view.step:,}")
+                    gr.Markdown(f"### {literal(view.label)}\n{literal(view.name)}, step {view.step:,}")
                     _coloured(view.prompt, "Prompt", view.losses[0], view.n_tokens[0], view.guess)
                     if view.n_tokens[1]:
                         name = "Continuation, ended by the model" if view.ended else "Continuation"
