@@ -206,7 +206,7 @@ def test_foreign_text_of_a_run_is_shown_and_not_obeyed(make_run, tmp_path, capsy
     make_run("a")
     (tmp_path / "secret.png").write_bytes((b"\x89PNG" + bytes(16)) * 2)
     if place == "folder":
-        make_run("b\x1b[2J ![p](http:evil.png) `", model=ANGPT)
+        make_run("b\x1b[2J` ![p](http:evil.png)", model=ANGPT)
     elif place == "model":
         make_run("b", model=f"anlit.{EVIL}")
     elif place == "settings":
