@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import yaml
 from jsonargparse import ArgumentParser, Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -20,10 +21,12 @@ import anlit.data.corpora
 import anlit.data.mixture
 import anlit.data.needle
 import anlit.models  # noqa: F401  short class names in YAML are those of imported classes
-from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
+from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, is_sharded
 from anlit.checkpoints.initial_weights import load_initial_weights
+from anlit.command.bounds import check_bounds, make_run_dir, refused_by_lightning
 from anlit.command.complaints import one_sentence
 from anlit.command.quiet import quiet
+from anlit.command.trained_model import checkpoint_to_evaluate
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
 from anlit.errors import UserError
@@ -82,15 +85,23 @@ class AnlitCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
+        check_bounds(config)
+        given_run_dir = config.run_dir
         if config.run_dir is None:
             config.run_dir = f"runs/{config.model.class_path.rsplit('.', 1)[-1].lower()}-seed{config.seed_everything}"
         if self.subcommand == "predict":
             config.return_predictions = False  # they go into a file; together they may not fit into memory
-        if self.subcommand == "fit" and config.ckpt_path is None:
+        if self.subcommand != "fit":
+            files = [str(path) for path in config.config or []]
+            config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, given_run_dir, files, self.subcommand)
+            rank_zero_only(print)(f"{self.subcommand}: {config.ckpt_path}", flush=True)
+            return
+        make_run_dir(config.run_dir)
+        if config.ckpt_path is None:
             _refuse_existing_run(config.run_dir)
         if config.ckpt_path not in (None, "last", "best", "hpc", "registry") and "://" not in config.ckpt_path:
             _require_checkpoint(config.ckpt_path)
-        if self.subcommand == "fit" and config.initial_weights is not None and config.ckpt_path not in (None, "last"):
+        if config.initial_weights is not None and config.ckpt_path not in (None, "last"):
             raise UserError(
                 f"initial_weights={config.initial_weights} and ckpt_path={config.ckpt_path} both name weights: give "
                 "initial_weights to start a run from them, or ckpt_path to continue one"
@@ -112,6 +123,8 @@ class AnlitCLI(LightningCLI):
             if isinstance(origin, TypeError):  # a mistake in the code, not in the configuration
                 raise
             raise UserError(str(origin)) from error
+        except MisconfigurationException as error:
+            raise refused_by_lightning(error) from error
 
     def _take_the_datas_vocabulary(self) -> None:
         """Where the configuration gives no vocab_size: that of the data, which are prepared for it if need be."""
@@ -198,6 +211,8 @@ def _refuse_existing_run(run_dir: str) -> None:
 def _require_checkpoint(path: str) -> None:
     if not Path(path).exists():
         raise UserError(f"ckpt_path={path} does not exist: give a file such as RUN/checkpoints/last.ckpt, or last")
+    if Path(path).is_dir() and not is_sharded(path):
+        raise UserError(f"ckpt_path={path} is a folder and no checkpoint: give RUN/checkpoints/last.ckpt, or last")
 
 
 def _require_yaml(arguments: list[str]) -> None:

@@ -21,6 +21,7 @@ MESSAGES = (
     "`Trainer.fit` stopped",
     "\nDetected KeyboardInterrupt",  # LastCheckpoint says what was saved and how to go on
     "Restoring states from the checkpoint",
+    "Loaded model weights from the checkpoint",  # the command says which, before
     "Restored all states from the checkpoint",
 )
 

@@ -123,7 +123,7 @@ class TokenShards(L.LightningDataModule):
     def bytes_per_token(self, split: str = "val") -> float | None:
         """Bytes of text per token, end-of-document tokens counted: turns nats per token into bits per byte.
 
-        None where the text is not known. Where there is no test split, "test" is "val".
+        None where the text is not known.
         """
         counts = self.manifest.get(split, self.manifest["val"])
         return counts["bytes"] / counts["tokens"] if counts["bytes"] else None
@@ -207,8 +207,14 @@ class TokenShards(L.LightningDataModule):
         return self._evaluation_loader("val")
 
     def test_dataloader(self) -> EvaluationLoader:
-        """The test split where the corpus has one, else what validation uses."""
-        return self._evaluation_loader("test" if "test" in self.manifest["splits"] else "val")
+        """The test split.
+
+        Raises:
+            UserError: The corpus has none: its validation loss is no test loss.
+        """
+        if "test" not in self.manifest["splits"]:
+            raise UserError(f"{self.path} has no test split: use `anlit validate` for the loss on its validation split")
+        return self._evaluation_loader("test")
 
     def predict_dataloader(self) -> EvaluationLoader:
         """What validation uses."""

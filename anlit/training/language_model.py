@@ -177,7 +177,10 @@ class LanguageModel(L.LightningModule):
         return {"tokens": batch.tokens, "targets": batch.targets, "log_likelihood": -loss}
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer(parameter_groups(self.model))
+        try:
+            optimizer = self.make_optimizer(parameter_groups(self.model))
+        except ValueError as error:
+            raise UserError(f"model.optimizer: {error}") from error
         n_steps = self.trainer.max_steps if self.trainer.max_steps > 0 else int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, n_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -118,6 +118,15 @@ def test_later_config_and_flag_win(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model.context_length=10000000"], ["10000000", "--model.context_length"]),
         (["--ckpt_path=nope.ckpt"], ["ckpt_path=nope.ckpt", "does not exist"]),
         (["--trainer.precision=17"], ["trainer.precision=17"]),
+        (["--ckpt_path=/tmp"], ["ckpt_path=/tmp", "folder"]),
+        (["--trainer.accelerator=gpu"], ["trainer.accelerator", "GPU", "cpu"]),
+        (["--trainer.devices=0"], ["devices"]),
+        (["--trainer.max_steps=-5"], ["trainer.max_steps=-5", "0 or more"]),
+        (["--trainer.gradient_clip_val=-1"], ["trainer.gradient_clip_val=-1", "0 or more"]),
+        (["--model.optimizer=anlit.AdamW", "--model.optimizer.lr=-1"], ["model.optimizer.lr=-1", "0 or more"]),
+        (["--model.optimizer=anlit.AdamW", "--model.optimizer.eps=-1"], ["model.optimizer", "epsilon"]),
+        (["--model.n_layers=0"], ["model.n_layers=0", "1 or more"]),
+        (["--run_dir=/proc/nowhere/run"], ["run_dir=/proc/nowhere/run", "cannot be written"]),
     ],
 )
 def test_user_error_is_one_sentence(
@@ -201,14 +210,35 @@ def test_validate_and_predict_read_a_run_folder(
     with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
         logged = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
     capfd.readouterr()
-    for command in ("validate", "test", "predict"):
-        limited = ["--trainer.limit_predict_batches=2"] if command == "predict" else []  # as validation is
-        assert run([command, f"--config={tmp_path}/run/config.yaml", f"--ckpt_path={best}", *limited]) == 0
-        if command == "validate":
-            assert f"{logged[-1]:.4f}"[:5] in capfd.readouterr().out
+    config = f"--config={tmp_path}/run/config.yaml"
+    for checkpoint in ([], ["--ckpt_path=best"], [f"--ckpt_path={tmp_path}/run"]):  # all are the run's best
+        assert run(["validate", config, *checkpoint]) == 0
+        said = capfd.readouterr()
+        assert f"{logged[-1]:.4f}"[:5] in said.out
+        assert f"validate: {best}" in said.out
+    assert run(["predict", config, "--trainer.limit_predict_batches=2"]) == 0  # as validation is
     table = pq.read_table(tmp_path / "run" / "predictions.parquet")
     assert -pc.mean(table["log_likelihood"]).as_py() == pytest.approx(logged[-1], rel=1e-4)
     assert set(table["text"].to_pylist()) > {"e", " "}
+
+
+def test_only_a_trained_model_is_evaluated(shards: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = fit_arguments(shards, tmp_path / "untrained")[1:]
+    for command, checkpoint in (("validate", []), ("test", []), ("predict", []), ("validate", ["--ckpt_path=last"])):
+        given = [option for option in options if not option.startswith("--checkpoint_every")]
+        assert run([command, *given, *checkpoint]) == 2
+        assert "give --config RUN/config.yaml of a trained run" in capfd.readouterr().err
+
+
+def test_a_moved_run_is_found_by_its_configuration_and_has_no_test_split(
+    shards: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(fit_arguments(shards, tmp_path / "run", "--trainer.max_steps=2", "--trainer.val_check_interval=2")) == 0
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    assert run(["validate", f"--config={tmp_path}/moved/config.yaml"]) == 0
+    assert f"validate: {tmp_path}/moved/checkpoints/best.ckpt" in capfd.readouterr().out
+    assert run(["test", f"--config={tmp_path}/moved/config.yaml"]) == 2
+    assert "has no test split" in capfd.readouterr().err
 
 
 def test_nan_loss_stops_with_step_and_checkpoint(

@@ -1,0 +1,41 @@
+"""Which checkpoint `anlit validate`, `test` and `predict` evaluate: never a model that was not trained."""
+
+from pathlib import Path
+
+from anlit.checkpoints.exported import is_exported
+from anlit.checkpoints.loading import find_file
+from anlit.errors import UserError
+
+FOLDER = "checkpoints"
+
+
+def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: list[str], command: str) -> str:
+    """The checkpoint that `ckpt_path` means; without one, or with `best` or `last`, that of the configuration's run.
+
+    Args:
+        ckpt_path: As given: a checkpoint, a run folder, best, last, or None for the best there is.
+        run_dir: The configuration's run folder.
+        configs: The configuration files, the folder of each of which may be the run's, too: a run that was moved.
+        command: What is to be done with it, for the message.
+
+    Raises:
+        UserError: There is none.
+    """
+    if ckpt_path not in (None, "best", "last"):
+        if is_exported(ckpt_path):
+            raise UserError(
+                f"ckpt_path={ckpt_path} is an exported model, which anlit {command} does not read: give the run's "
+                "checkpoint, or use anlit lengths"
+            )
+        return str(find_file(ckpt_path))
+    names = ["last.ckpt"] if ckpt_path == "last" else ["best.ckpt", "last.ckpt"] if ckpt_path is None else ["best.ckpt"]
+    folders = [Path(config).parent for config in configs] + ([Path(run_dir)] if run_dir else [])
+    for folder in folders:
+        for name in names:
+            if (found := folder / FOLDER / name).exists():
+                return str(found)
+    wanted = f"ckpt_path={ckpt_path}" if ckpt_path else f"anlit {command} without --ckpt_path"
+    raise UserError(
+        f"{wanted} finds no {' or '.join(names)} in {' or '.join(str(f / FOLDER) for f in folders) or 'any run'}: give "
+        "--config RUN/config.yaml of a trained run, or --ckpt_path RUN/checkpoints/best.ckpt"
+    )
