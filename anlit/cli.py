@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _entry(arguments[0])(arguments[1:]) or 0
     except UserError as error:
-        return _fail(str(error))
+        return _fail(str(error), error.exit_code)
     except BrokenPipeError:
         if not _is_stdout_closed():
             raise
@@ -102,9 +102,9 @@ def _is_stdout_closed() -> bool:
     return closed
 
 
-def _fail(sentence: str) -> int:
+def _fail(sentence: str, exit_code: int = UserError.exit_code) -> int:
     print(f"anlit: error: {visible(sentence, keep=chr(10))}", file=sys.stderr)
-    return 2
+    return exit_code
 
 
 if __name__ == "__main__":

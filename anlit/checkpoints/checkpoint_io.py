@@ -2,20 +2,18 @@
 
 import os
 import shutil
-import time
 import uuid
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.load import _load_distributed_checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from torch import distributed
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from anlit.checkpoints.exported import is_exported, read_exported
 from anlit.checkpoints.untrusted import check_plain
+from anlit.errors import RunError
 
 FOLDERS = ".sharded"
 """Beside the checkpoints: what their names, which are links, stand for."""
@@ -33,10 +31,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(".partial-" + target.name)  # "last" must not be the start of its name
-        write_durably(checkpoint, partial)
-        replaced = _make_way(target)
-        os.replace(partial, target)
-        _remove_unnamed(replaced)
+        try:
+            write_durably(checkpoint, partial)
+            replaced = make_way(target)
+            os.replace(partial, target)
+        except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
+            partial.unlink(missing_ok=True)  # on a full disk run.json needs the room
+            raise write_failed(target, reason_of(error)) from error
+        remove_unnamed(replaced)
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """One file as it is; a folder of parts put together as if it were one."""
@@ -50,7 +52,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return
         folder = _folder_behind(Path(path))
         Path(path).unlink()
-        _remove_unnamed(folder)
+        remove_unnamed(folder)
 
 
 def write_durably(content: Any, path: Path) -> None:
@@ -59,6 +61,26 @@ def write_durably(content: Any, path: Path) -> None:
         torch.save(content, file)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_failed(path: Path, reason: str) -> RunError:
+    """The error that ends a run which cannot save."""
+    last = path.with_name("last.ckpt")
+    goes_on = f"{last} is whole, continue with --ckpt_path last" if last.exists() else "start the run again"
+    return RunError(f"{path} could not be written ({reason}): make room or mend the disk; then {goes_on}")
+
+
+def reason_of(error: BaseException) -> str:
+    """What lay at the root of it, in a few words: of a chain of errors the operating system's, of ranks the first."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (inner, _) = min(error.failures.items())
+        return f"rank {rank}: {reason_of(inner)}"
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError) and link.strerror:
+            return link.strerror
+        link = link.__cause__ or link.__context__
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def is_sharded(path: str | Path) -> bool:
@@ -121,99 +143,7 @@ def by_number(state: dict[str, Any]) -> dict[str, Any]:
     return {"state": {numbers[name]: entry for name, entry in state.get("state", {}).items()}, "param_groups": groups}
 
 
-class ShardedCheckpoints:
-    """Writes sharded checkpoints into folders of their own; a name such as last.ckpt is a link to the newest whole one.
-
-    The link changes only when all ranks have written, so a kill at any moment leaves what it named before.
-
-    Args:
-        asynchronous: Write in the background, from a copy of the state in host memory.
-    """
-
-    def __init__(self, asynchronous: bool) -> None:
-        self.asynchronous = asynchronous
-        self._started = time.time()
-        self._cleaned: set[Path] = set()
-        self._group: distributed.ProcessGroup | None = None
-        self._pending: Future | None = None
-
-    def save(self, states: dict[str, Any], rest: dict[str, Any], path: Path) -> None:
-        """Write on all ranks: `states` of sharded tensors, and `rest` by rank 0, as the checkpoint `path`.
-
-        In the background: waits for the one before, and returns when the state is copied.
-        """
-        self.wait()
-        if self._group is None:
-            self._group = distributed.new_group(backend="gloo")
-        names = [uuid.uuid4().hex[:12]]
-        distributed.broadcast_object_list(names, group=self._group)
-        folder = path.parent / FOLDERS / f"{path.stem}-{names[0]}"
-        if distributed.get_rank() == 0:
-            self._remove_leftovers(path.parent)
-            folder.mkdir(parents=True)
-            write_durably(rest, folder / REST)
-        distributed.barrier(self._group)
-        if not self.asynchronous:
-            dcp.save(states, checkpoint_id=folder, process_group=self._group)
-            _publish(folder, path)
-            distributed.barrier(self._group)
-            return
-        writing: Any = dcp.async_save(states, checkpoint_id=folder, process_group=self._group)
-        self._pending = _published(writing, folder, path)
-
-    def _remove_leftovers(self, folder: Path) -> None:
-        """Remove what killed runs left half-written in `folder`: older than this process, and no name stands for it."""
-        if folder in self._cleaned:
-            return
-        self._cleaned.add(folder)
-        for link in folder.glob(".link-*"):  # to a whole checkpoint that was not named yet
-            link.unlink()
-        for leftover in (folder / FOLDERS).glob("*"):
-            if leftover.stat().st_mtime < self._started:
-                _remove_unnamed(leftover)
-
-    def wait(self) -> None:
-        """Until what is being written is whole on all ranks.
-
-        Raises:
-            Exception: What went wrong in the background.
-        """
-        if self._pending is None:
-            return
-        pending, self._pending = self._pending, None
-        pending.result()
-        distributed.barrier(self._group)
-
-
-def _published(writing: Future, folder: Path, path: Path) -> Future:
-    """Done when `writing` is and the name `path` stands for what was written."""
-    published: Future = Future()
-
-    def publish(done: Future) -> None:
-        try:
-            done.result()
-            _publish(folder, path)
-            published.set_result(None)
-        except Exception as error:  # for whoever waits
-            published.set_exception(error)
-
-    writing.add_done_callback(publish)
-    return published
-
-
-def _publish(folder: Path, path: Path) -> None:
-    """Let the name `path` stand for `folder`, in one step, and remove what it stood for. Rank 0 does it."""
-    if distributed.get_rank() != 0:
-        return
-    link = path.with_name(".link-" + path.name)
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder.relative_to(path.parent), target_is_directory=True)
-    replaced = _make_way(path)
-    os.replace(link, path)
-    _remove_unnamed(replaced)
-
-
-def _make_way(path: Path) -> Path | None:
+def make_way(path: Path) -> Path | None:
     """The folder that the name `path` stands for until it is replaced; None for a file or nothing.
 
     A copy of a run may have a folder in place of the link. A rename does not replace that, so it is moved.
@@ -232,7 +162,7 @@ def _folder_behind(path: Path) -> Path | None:
     return folder if path.is_symlink() and folder.parent == path.parent.resolve() / FOLDERS else None
 
 
-def _remove_unnamed(folder: Path | None) -> None:
+def remove_unnamed(folder: Path | None) -> None:
     """Remove a folder that no link stands for any more."""
     if folder is not None and all(_folder_behind(name) != folder.resolve() for name in folder.parent.parent.iterdir()):
         shutil.rmtree(folder, ignore_errors=True)

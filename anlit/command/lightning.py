@@ -1,5 +1,6 @@
 """`anlit fit | validate | test | predict`: LightningCLI with anlit's run folder, callbacks and loggers."""
 
+import errno
 import inspect
 import logging
 import os
@@ -29,7 +30,7 @@ from anlit.command.quiet import quiet
 from anlit.command.trained_model import checkpoint_to_evaluate
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
-from anlit.errors import UserError
+from anlit.errors import RunError, UserError
 from anlit.shipped import with_configuration_files
 from anlit.training.callbacks import (
     BestCheckpoint,
@@ -51,6 +52,8 @@ from anlit.training.language_model import LanguageModel
 from anlit.training.loggers import CSVLogger
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the operating system says where a disk, a quota or the limit of a file's size is used up."""
 TRAINER_DEFAULTS = {
     "max_steps": 1000,
     "gradient_clip_val": 1.0,
@@ -252,6 +255,11 @@ def main(arguments: list[str]) -> int:
         )
     except ArgumentError as error:
         raise UserError(one_sentence(str(error), _known_keys())) from error
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        what = f"{error.filename or 'the run folder'} could not be written ({error.strerror})"
+        raise RunError(f"{what}: make room, then continue with --ckpt_path last") from error
     except SystemExit as end:  # Lightning's answer to an interruption
         if isinstance(end.__context__, Preempted):
             return TRY_AGAIN

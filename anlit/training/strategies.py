@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from anlit.checkpoints.checkpoint_io import ShardedCheckpoints, by_name, by_number, is_sharded, read_rest
+from anlit.checkpoints.checkpoint_io import by_name, by_number, is_sharded, read_rest
+from anlit.checkpoints.sharded import ShardedCheckpoints
 from anlit.errors import UserError
 
 GATHERED = {"float32": None, "bfloat16": torch.bfloat16}
@@ -40,7 +41,8 @@ class FullySharded(ModelParallelStrategy):
         sharded_checkpoints: Each rank writes its own part, into a folder; else rank 0 writes one file.
         async_checkpoints: Write the parts in the background, from a copy in host memory.
         process_group_backend: nccl or gloo; by default what suits the device.
-        timeout_minutes: How long a collective operation waits for a rank that may be dead.
+        timeout_minutes: How long a collective operation waits for a rank that may be dead, and a checkpoint for its
+            parts.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class FullySharded(ModelParallelStrategy):
         self.replicas = replicas
         self.policy = MixedPrecisionPolicy(param_dtype=GATHERED[gather_dtype], cast_forward_inputs=False)
         self.reshard_after_forward = reshard_after_forward
-        self._checkpoints = ShardedCheckpoints(async_checkpoints)
+        self._checkpoints = ShardedCheckpoints(async_checkpoints, timedelta(minutes=timeout_minutes))
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
@@ -155,6 +157,10 @@ class FullySharded(ModelParallelStrategy):
     def wait_for_checkpoints(self) -> None:
         """Until what is being written in the background is whole."""
         self._checkpoints.wait()
+
+    def on_exception(self, exception: BaseException) -> None:
+        self._checkpoints.abandon()
+        super().on_exception(exception)
 
     def teardown(self) -> None:
         self.wait_for_checkpoints()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from anlit.checkpoints import checkpoint_io
+from anlit.checkpoints import checkpoint_io, sharded
 from anlit.checkpoints.checkpoint_io import FOLDERS, read_checkpoint
 from tests.integration.conftest import assert_same_training_state, fit_arguments
 from tests.integration.ranks import FSDP, run_ranks, start_ranks
@@ -55,7 +55,7 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["_make_way", pytest.param("write_durably", marks=slow), pytest.param("_publish", marks=slow)]
+    "name", ["make_way", pytest.param("write_durably", marks=slow), pytest.param("_publish", marks=slow)]
 )
 def test_killed_at_each_stage_of_writing(
     shards: Path, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -63,7 +63,7 @@ def test_killed_at_each_stage_of_writing(
     """Before the rest is written, before the name changes, and between the link and its renaming."""
     run_dir, steps = tmp_path / "run", 6
     with monkeypatch.context() as patch:
-        die_at(patch, checkpoint_io, name, 4)
+        die_at(patch, sharded, name, 4)
         codes = run_ranks(arguments(shards, run_dir, steps, *FSDP), 2)
     assert codes[0] == -signal.SIGKILL
     assert codes[1] != 0
@@ -83,7 +83,7 @@ def test_a_folder_that_has_a_name_is_no_leftover(tmp_path: Path) -> None:
     (tmp_path / "run" / "best.ckpt").symlink_to(Path(FOLDERS) / "last-1")
     (tmp_path / "run" / "last.ckpt").symlink_to(others)
     checkpoint_io.AtomicCheckpointIO().save_checkpoint({"step": 1}, tmp_path / "run" / "last.ckpt")
-    checkpoint_io._remove_unnamed(ours)
+    checkpoint_io.remove_unnamed(ours)
     assert ours.is_dir()
     assert others.is_dir()
     assert torch.load(tmp_path / "run" / "last.ckpt") == {"step": 1}
@@ -168,7 +168,7 @@ def test_two_ranks_killed_at_random_moments(
     assert run_ranks(arguments(shards, whole, 30, *strategy), 2) == [0, 0]
     chance = random.Random(6)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_io, "write_durably", slowly)
+        patch.setattr(sharded, "write_durably", slowly)
         for number, step in enumerate(sorted(chance.sample(range(2, 26), 6))):
             run = arguments(shards, cut, 30, *strategy, "--ckpt_path=last")
             writing = partial(unfinished, time.time())

@@ -83,6 +83,14 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._last_global_step_saved != trainer.global_step:
             self._save(trainer)
+        finish_writing(trainer)  # while a failure is still the run's
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Leave no rank behind that waits for this one, and none that does not hear SIGTERM."""
+        super().on_exception(trainer, pl_module, exception)
+        self.interruption.restore()
+        if not isinstance(exception, KeyboardInterrupt):  # then Lightning ends them
+            _end_launched_ranks(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
         self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))

@@ -1,6 +1,7 @@
 """`run.json` in the run folder: what ran, on what, with which data, and how it ended."""
 
 import json
+import logging
 import shlex
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from lightning.pytorch.utilities import rank_zero_only
 import anlit
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import git_state, machine, now, versions
+
+_log = logging.getLogger(__name__)
 
 
 class RunRecord(L.Callback):
@@ -63,7 +66,10 @@ class RunRecord(L.Callback):
             "ended": now(),
             "error": f"{type(exception).__name__}: {exception}",
         }
-        self._write()
+        try:
+            self._write()
+        except OSError as error:  # a full disk, of which the exception tells
+            _log.warning(f"{self.path} still says 'running': it could not be written ({error.strerror})")
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

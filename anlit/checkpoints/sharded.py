@@ -1,0 +1,150 @@
+"""Checkpoints that every rank writes its part of, now or in the background; all ranks learn how it went."""
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch import distributed
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from anlit.checkpoints.checkpoint_io import (
+    FOLDERS,
+    REST,
+    make_way,
+    reason_of,
+    remove_unnamed,
+    write_durably,
+    write_failed,
+)
+
+
+class ShardedCheckpoints:
+    """Writes sharded checkpoints into folders of their own; a name such as last.ckpt is a link to the newest whole one.
+
+    The link changes only when all ranks have written, so a kill at any moment leaves what it named before. What fails
+    on one rank, a full disk for instance, is told to all, which then raise the same error. No wait is longer than
+    `timeout`, which a write must therefore not take either.
+
+    Args:
+        asynchronous: Write in the background, from a copy of the state in host memory.
+        timeout: How long a rank waits for the others and for a write in the background.
+    """
+
+    def __init__(self, asynchronous: bool, timeout: timedelta) -> None:
+        self.asynchronous, self.timeout = asynchronous, timeout
+        self._started = time.time()
+        self._cleaned: set[Path] = set()
+        self._group: distributed.ProcessGroup | None = None
+        self._pending: tuple[Future[None], Path, Path] | None = None
+
+    def save(self, states: dict[str, Any], rest: dict[str, Any], path: Path) -> None:
+        """Write on all ranks: `states` of sharded tensors, and `rest` by rank 0, as the checkpoint `path`.
+
+        In the background: waits for the one before, and returns when the state is copied.
+
+        Raises:
+            RunError: On all ranks, if this checkpoint or the one before could not be written.
+        """
+        self.wait()
+        if self._group is None:
+            self._group = distributed.new_group(backend="gloo", timeout=self.timeout)
+        names = [uuid.uuid4().hex[:12]]
+        distributed.broadcast_object_list(names, group=self._group)
+        folder = path.parent / FOLDERS / f"{path.stem}-{names[0]}"
+        self._agree(_error_of(lambda: self._prepare(folder, rest)), folder, path)
+        if self.asynchronous:
+            writing: Any = dcp.async_save(states, checkpoint_id=folder, process_group=self._group)
+            self._pending = _published(writing, folder, path), folder, path
+            return
+
+        def write() -> None:
+            dcp.save(states, checkpoint_id=folder, process_group=self._group)
+            _publish(folder, path)
+
+        self._agree(_error_of(write), folder, path)
+
+    def _prepare(self, folder: Path, rest: dict[str, Any]) -> None:
+        if distributed.get_rank() == 0:
+            self._remove_leftovers(folder.parent.parent)
+            folder.mkdir(parents=True)
+            write_durably(rest, folder / REST)
+
+    def _agree(self, error: BaseException | None, folder: Path, path: Path) -> None:
+        """Return when every rank came here without an error; else raise on all, and remove what was begun."""
+        reasons: list[Any] = [None] * distributed.get_world_size(self._group)
+        distributed.all_gather_object(reasons, None if error is None else reason_of(error), group=self._group)
+        if not any(reasons):
+            return
+        if distributed.get_rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise write_failed(path, next(filter(None, reasons))) from error
+
+    def _remove_leftovers(self, folder: Path) -> None:
+        """Remove what killed runs left half-written in `folder`: older than this process, and no name stands for it."""
+        if folder in self._cleaned:
+            return
+        self._cleaned.add(folder)
+        for link in folder.glob(".link-*"):  # to a whole checkpoint that was not named yet
+            link.unlink()
+        for leftover in (folder / FOLDERS).glob("*"):
+            if leftover.stat().st_mtime < self._started:
+                remove_unnamed(leftover)
+
+    def wait(self) -> None:
+        """Until what is being written is whole on all ranks.
+
+        Raises:
+            RunError: On all ranks, if it could not be written.
+        """
+        if self._pending is not None:
+            (pending, folder, path), self._pending = self._pending, None
+            self._agree(_error_of(lambda: pending.result(self.timeout.total_seconds())), folder, path)
+
+    def abandon(self) -> None:
+        """Wait for this rank's write only, whatever becomes of it: the run has failed, and other ranks may be gone."""
+        if self._pending is not None:
+            (pending, *_), self._pending = self._pending, None
+            _error_of(lambda: pending.result(self.timeout.total_seconds()))
+
+
+def _error_of(action: Callable[[], Any]) -> BaseException | None:
+    """What went wrong, to be told to the other ranks; torch's own error of a checkpoint is no `Exception`."""
+    try:
+        action()
+    except (Exception, CheckpointException) as error:
+        return error
+    return None
+
+
+def _published(writing: Future, folder: Path, path: Path) -> Future[None]:
+    """Done when `writing` is and the name `path` stands for what was written."""
+    published: Future[None] = Future()
+
+    def publish(done: Future) -> None:
+        error = _error_of(done.result) or _error_of(lambda: _publish(folder, path))
+        if error is None:
+            published.set_result(None)
+        else:
+            published.set_exception(error)
+
+    writing.add_done_callback(publish)
+    return published
+
+
+def _publish(folder: Path, path: Path) -> None:
+    """Let the name `path` stand for `folder`, in one step, and remove what it stood for. Rank 0 does it."""
+    if distributed.get_rank() != 0:
+        return
+    link = path.with_name(".link-" + path.name)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.relative_to(path.parent), target_is_directory=True)
+    replaced = make_way(path)
+    os.replace(link, path)
+    remove_unnamed(replaced)
