@@ -15,10 +15,10 @@ _HOME = {
     "NoPE": "anlit.layers.positions",
     "PositionsPattern": "anlit.layers.positions",
     "AroundAttention": "anlit.attention.around",
-    "Execution": "anlit.training.execution",
+    "Runtime": "anlit.models.runtime",
     "FullySharded": "anlit.training.strategies",
-    "AdamW": "anlit.training.optimizers",
-    "MuonAdamW": "anlit.training.optimizers",
+    "AdamW": "anlit.optim.optimizers",
+    "MuonAdamW": "anlit.optim.optimizers",
     **dict.fromkeys(
         ("SlimPajama", "OpenWebText", "FineWeb", "FineWebBin", "PythonSources", "TextFiles", "Mixture", "TokenShards"),
         "anlit.data",

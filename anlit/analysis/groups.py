@@ -21,7 +21,7 @@ UNLEARNED = (
     "data.init_args.seed", "data.init_args.num_workers", "trainer.logger", "trainer.callbacks",
     "trainer.default_root_dir", "trainer.profiler", "trainer.enable_checkpointing", "trainer.enable_progress_bar",
     "trainer.enable_model_summary", "trainer.log_every_n_steps", "trainer.num_sanity_val_steps",
-    "model.init_args.execution", "model.init_args.backend", "trainer.strategy",
+    "model.init_args.runtime", "model.init_args.backend", "trainer.strategy",
 )  # fmt: skip
 PATHS = ("path", "paths", "folder", "root", "dir")
 SECTIONS = ("model", "data", "trainer")

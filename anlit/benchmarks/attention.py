@@ -23,8 +23,8 @@ from anlit.benchmarks.attention_plot import plot
 from anlit.benchmarks.attention_table import markdown, show, targets
 from anlit.benchmarks.attention_trials import matrix_peak, measure
 from anlit.errors import UserError
+from anlit.models.runtime import flush_denormals
 from anlit.reporting.provenance import environment
-from anlit.training.execution import flush_denormals
 
 NAME = "attention"
 

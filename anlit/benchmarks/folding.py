@@ -16,9 +16,9 @@ from anlit.benchmarks.record import spread
 from anlit.checkpoints.loading import find_device
 from anlit.evaluation.report import device_name
 from anlit.models.fold import fold
+from anlit.models.runtime import Runtime
 from anlit.reporting.files import output_folder, write_json
 from anlit.reporting.provenance import environment
-from anlit.training.execution import Execution
 
 BASE = "GPT+"
 WARM_UP = 3
@@ -60,7 +60,7 @@ def decoders(size: dict[str, int], device: torch.device, dtype: torch.dtype, com
     for model in models.values():
         model.to(device, dtype).eval().requires_grad_(False)
         if compiled:
-            Execution(compile=True).apply(model, device.type)
+            Runtime(compile=True).apply(model, device.type)
     return models
 
 

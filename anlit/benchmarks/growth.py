@@ -36,9 +36,9 @@ from anlit.benchmarks.step_table import WIDTH, print_table
 from anlit.benchmarks.step_worker import Timed
 from anlit.errors import UserError
 from anlit.evaluation.report import device_name
+from anlit.models.runtime import Runtime
 from anlit.reporting.files import output_folder, write_json
 from anlit.reporting.provenance import environment
-from anlit.training.execution import Execution
 
 AXES = {"T": "length", "d": "d_model", "L": "n_layers"}
 HEADWIDTH = 64
@@ -77,7 +77,7 @@ def measure(
         row: dict[str, Any] = {"model": model, "size": size.as_json(), "reason": None}
         rows.append(row)
         try:
-            step = OurStep(model, size, device, Execution(compile=compiled))
+            step = OurStep(model, size, device, Runtime(compile=compiled))
             timed = Timed(step, device)
             timed.answer({"do": "time", "kind": "train", "repeats": WARM_UP})
             row |= {

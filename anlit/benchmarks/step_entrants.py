@@ -15,7 +15,7 @@ from anlit.benchmarks.step_ours import OurStep
 from anlit.benchmarks.step_size import Size, Variant
 from anlit.benchmarks.step_worker import PEERS, Timed
 from anlit.errors import UserError
-from anlit.training.execution import Execution
+from anlit.models.runtime import Runtime
 
 
 class Entrant(Protocol):
@@ -35,11 +35,11 @@ class Here:
     """A model of ours, in this process."""
 
     def __init__(self, variant: Variant, size: Size, device: torch.device, documents: bool) -> None:
-        execution = Execution(
+        runtime = Runtime(
             compile=variant.compiled != "no", float8="tensorwise" if variant.compiled == "float8" else None
         )
         mechanism = MECHANISMS[variant.mechanism]
-        step = OurStep(variant.model, size, device, execution, mechanism, variant.backend, documents)
+        step = OurStep(variant.model, size, device, runtime, mechanism, variant.backend, documents)
         self.described = step_worker.described(step)
         self._timed = Timed(step, device)
 

@@ -25,7 +25,7 @@ from anlit.data.batch import Batch, batch_from_blocks
 from anlit.models import GPT, NGPT, AnGPT
 from anlit.models.decoder import Decoder
 from anlit.models.fold import fold
-from anlit.training.execution import Execution
+from anlit.models.runtime import Runtime
 from anlit.training.language_model import LanguageModel
 
 MODELS: dict[str, Any] = {"GPT": GPT, "nGPT": NGPT, "anGPT": AnGPT}
@@ -40,7 +40,7 @@ class OurStep:
         architecture: A key of `MODELS`.
         size: Its shape and the batch's.
         device: Where.
-        execution: Compiled or not, in float8 or not.
+        runtime: Compiled or not, in float8 or not.
         mechanism: Attention's.
         backend: Attention's kernel.
         documents: Let the batch hold packed documents, and mask them; else each row is one.
@@ -51,12 +51,12 @@ class OurStep:
         architecture: str,
         size: Size,
         device: torch.device,
-        execution: Execution = Execution(compile=False),
+        runtime: Runtime = Runtime(compile=False),
         mechanism: Mechanism | None = None,
         backend: str = "auto",
         documents: bool = False,
     ) -> None:
-        self._execution, self._dtype = execution, size.dtype
+        self._runtime, self._dtype = runtime, size.dtype
         build: Any = partial(
             MODELS[architecture],
             vocab_size=size.vocab_size,
@@ -72,7 +72,7 @@ class OurStep:
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of modules among the hyperparameters
-            self.model: LanguageModel = build(execution=self._execution)
+            self.model: LanguageModel = build(runtime=self._runtime)
         self.trainer = trainer_of(self.model, device, size.dtype)
         self.batch = _batch(size, documents, device)
         self._done = 0
@@ -111,7 +111,7 @@ class OurStep:
         if not isinstance(self.model, GPT):
             decoder = fold(decoder)
         decoder.to(self.batch.tokens.device, self._dtype).eval().requires_grad_(False)
-        self._execution.apply(decoder, self.batch.tokens.device.type)
+        self._runtime.apply(decoder, self.batch.tokens.device.type)
         return decoder
 
     def parameters(self) -> int:

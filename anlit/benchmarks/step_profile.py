@@ -50,9 +50,9 @@ from anlit.benchmarks.step_size import PRESETS, Size
 from anlit.benchmarks.step_table import WIDTH, print_table
 from anlit.benchmarks.step_worker import seconds_of
 from anlit.evaluation.report import device_name
+from anlit.models.runtime import Runtime
 from anlit.reporting.files import output_folder, write_json
 from anlit.reporting.provenance import environment
-from anlit.training.execution import Execution
 
 COPIED = {"cpu": 2**26, "cuda": 2**30}
 """Bytes, well above any cache."""
@@ -109,7 +109,7 @@ def measure(
     architecture: str, size: Size, device: torch.device, compiled: bool, steps: int, rates: tuple[float, float]
 ) -> dict[str, Any]:
     """One architecture's row: seconds of a step without the profiler, by group with it, the floors."""
-    step = OurStep(architecture, size, device, Execution(compile=compiled))
+    step = OurStep(architecture, size, device, Runtime(compile=compiled))
     run: Callable[[], Any] = step.train
     seconds_of(run, device, WARM_UP)
     plain = min(seconds_of(run, device, 1) for _ in range(steps))

@@ -16,7 +16,7 @@ from anlit.checkpoints.exported import is_exported
 from anlit.configuration import ARCHITECTURES, CONFIG, attention_label
 from anlit.errors import UserError
 from anlit.models.fold import FOLDED
-from anlit.training.execution import flush_denormals, keep_freed_memory
+from anlit.models.runtime import flush_denormals, keep_freed_memory
 from anlit.training.language_model import LanguageModel, as_configuration
 
 FOLDER = "checkpoints"

@@ -31,6 +31,7 @@ from anlit.command.trained_model import checkpoint_to_evaluate
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
 from anlit.errors import RunError, UserError
+from anlit.models.runtime import flush_denormals
 from anlit.shipped import with_configuration_files
 from anlit.training.callbacks import (
     BestCheckpoint,
@@ -46,7 +47,6 @@ from anlit.training.callbacks import (
     Throughput,
     WholeSteps,
 )
-from anlit.training.execution import flush_denormals
 from anlit.training.interruption import TRY_AGAIN, Preempted
 from anlit.training.language_model import LanguageModel
 from anlit.training.loggers import CSVLogger

@@ -39,7 +39,7 @@ class Float8Product:
             from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
         except ImportError as error:
             raise UserError(
-                f'execution.float8={recipe} needs torchao ({error}): pip install "anlit[float8]", or leave float8 out'
+                f'runtime.float8={recipe} needs torchao ({error}): pip install "anlit[float8]", or leave float8 out'
             ) from error
         self.config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
         with torch.device("meta"):  # only for the settings of the three products that it derives
@@ -66,7 +66,7 @@ def use_float8(module: nn.Module, recipe: Recipe, device_type: str) -> None:
         if capability < CAPABILITY[recipe]:
             needed = ".".join(map(str, CAPABILITY[recipe]))
             raise UserError(
-                f"execution.float8={recipe} needs a GPU of compute capability {needed}, and this one has "
+                f"runtime.float8={recipe} needs a GPU of compute capability {needed}, and this one has "
                 f"{capability[0]}.{capability[1]}: leave float8 out"
             )
     product = Float8Product(recipe, emulated=device_type != "cuda")
@@ -74,7 +74,7 @@ def use_float8(module: nn.Module, recipe: Recipe, device_type: str) -> None:
         if isinstance(linear, ScaledLinear):
             if linear.in_features % MULTIPLE or linear.out_features % MULTIPLE:
                 raise UserError(
-                    f"execution.float8 needs matrices whose sides are multiples of {MULTIPLE}, and {name} is "
+                    f"runtime.float8 needs matrices whose sides are multiples of {MULTIPLE}, and {name} is "
                     f"{linear.out_features} × {linear.in_features}: choose another d_model or d_ff, or leave float8 out"
                 )
             linear.product = product

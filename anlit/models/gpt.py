@@ -26,10 +26,10 @@ from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import Positions, RoPE, Rotation, rotate
 from anlit.layers.swiglu import swiglu
 from anlit.models.decoder import Decoder, attention_layers, split_heads
-from anlit.training.execution import Execution
+from anlit.models.runtime import Runtime
+from anlit.optim.optimizers import AdamW
+from anlit.optim.schedule import Schedule
 from anlit.training.language_model import LanguageModel
-from anlit.training.optimizers import AdamW
-from anlit.training.schedule import Schedule
 
 
 class GPTBlock(nn.Module):
@@ -133,7 +133,7 @@ class GPT(LanguageModel):
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
-        execution: Compiled blocks, activation checkpointing, late initial values.
+        runtime: Compiled blocks, activation checkpointing, late initial values.
     """
 
     def __init__(
@@ -158,13 +158,13 @@ class GPT(LanguageModel):
             groups, lr=1e-3, weight_decay=0.1
         ),
         schedule: Schedule = Schedule(warmup=0.2),
-        execution: Execution = Execution(),
+        runtime: Runtime = Runtime(),
     ) -> None:
-        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule, execution)
+        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule, runtime)
         self.save_hyperparameters(logger=False)
         d_ff = d_ff or 4 * d_model
         positions = positions.for_context(context_length)
-        with execution.device():
+        with runtime.device():
             layers = attention_layers(attention, positions, backend, dropout, around, d_model, n_heads, n_layers)
             blocks = [GPTBlock(d_model, d_ff, n_heads, *layer, qk_norm, norm_eps, dropout, around) for layer in layers]
             self.model = GPTDecoder(self.vocab_size, d_model, blocks, document_masking, norm_eps, init_std)

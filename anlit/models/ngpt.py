@@ -31,10 +31,10 @@ from anlit.layers.positions import Positions, RoPE, Rotation, rotate
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.swiglu import swiglu
 from anlit.models.decoder import Decoder, attention_layers, draw_unit_vectors, split_heads
-from anlit.training.execution import Execution
+from anlit.models.runtime import Runtime
+from anlit.optim.optimizers import AdamW
+from anlit.optim.schedule import Schedule
 from anlit.training.language_model import LanguageModel
-from anlit.training.optimizers import AdamW
-from anlit.training.schedule import Schedule
 
 
 class NGPTBlock(nn.Module):
@@ -176,7 +176,7 @@ class NGPT(LanguageModel):
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
-        execution: Compiled blocks, activation checkpointing, late initial values.
+        runtime: Compiled blocks, activation checkpointing, late initial values.
     """
 
     def __init__(
@@ -208,9 +208,9 @@ class NGPT(LanguageModel):
             groups, lr=1e-3, weight_decay=0.0
         ),
         schedule: Schedule = Schedule(warmup=0.0),
-        execution: Execution = Execution(),
+        runtime: Runtime = Runtime(),
     ) -> None:
-        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule, execution)
+        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule, runtime)
         self.save_hyperparameters(logger=False)
         d_ff = d_ff or 4 * d_model
         slow = 1 / math.sqrt(d_model)
@@ -218,7 +218,7 @@ class NGPT(LanguageModel):
         s_qk = (s_qk_init, slow if s_qk_scale is None else s_qk_scale)
         s_uv, s_z = (s_uv_init, s_uv_scale), (s_z_init, slow if s_z_scale is None else s_z_scale)
         positions = positions.for_context(context_length)
-        with execution.device():
+        with runtime.device():
             layers = attention_layers(attention, positions, backend, dropout, around, d_model, n_heads, n_layers)
             blocks = [
                 NGPTBlock(d_model, d_ff, n_heads, *layer, qk_norm, dropout, alpha, s_qk, s_uv, around)

@@ -175,7 +175,7 @@ def _gather_dtype(strategy: Any) -> Any:
 
 def _checkpointing(text: str | None, model: Any) -> int | None:
     if text is None:
-        return model.get("execution.recompute_every") or None
+        return model.get("runtime.recompute_every") or None
     if text in CHECKPOINTING:
         return CHECKPOINTING[text]
     number = text.removeprefix("every-")

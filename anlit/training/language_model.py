@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -17,10 +17,12 @@ import anlit
 from anlit.errors import UserError
 from anlit.layers.cross_entropy import IGNORED
 from anlit.layers.sharded import whole
-from anlit.training.execution import Execution
+from anlit.optim.optimizers import parameter_groups
+from anlit.optim.schedule import Schedule
 from anlit.training.loggers import is_logged
-from anlit.training.optimizers import parameter_groups
-from anlit.training.schedule import Schedule
+
+if TYPE_CHECKING:
+    from anlit.models.runtime import Runtime
 
 
 def as_configuration(settings: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class LanguageModel(L.LightningModule):
         z_loss: See `anlit.layers.cross_entropy.next_token_loss`.
         optimizer: Called with `parameter_groups(self.model)`.
         schedule: Learning rate over the run's optimizer steps.
-        execution: How the blocks are run; the subclass builds the decoder under `execution.device()`.
+        runtime: How the blocks are run; the subclass builds the decoder under `runtime.device()`.
 
     Raises:
         UserError: `vocab_size` is None.
@@ -84,7 +86,7 @@ class LanguageModel(L.LightningModule):
         z_loss: float,
         optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
         schedule: Schedule,
-        execution: Execution,
+        runtime: "Runtime",
     ) -> None:
         super().__init__()
         if vocab_size is None:
@@ -93,10 +95,10 @@ class LanguageModel(L.LightningModule):
         self.z_loss, self.make_optimizer, self.schedule = z_loss, optimizer, schedule
         # NaN stays NaN. By default it is left out of the mean; with "disable" torchmetrics 1.9 forgets the weights.
         self.mean_loss = MeanMetric(nan_strategy=math.nan)
-        self.execution, self._is_configured = execution, False
+        self.runtime, self._is_configured = runtime, False
 
     def configure_model(self) -> None:
-        """Prepare the decoder for its execution; a strategy that shards does so after this.
+        """Prepare the decoder for its runtime; a strategy that shards does so after this.
 
         Loading a checkpoint without a Trainer calls it too: then it runs as it is.
         """
@@ -106,7 +108,7 @@ class LanguageModel(L.LightningModule):
         device = self.trainer.strategy.root_device
         is_sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
         if not self._is_configured:
-            self.execution.apply(self.model, device.type, is_sharded)
+            self.runtime.apply(self.model, device.type, is_sharded)
             self._is_configured = True
         if not is_sharded:
             self.model.draw_missing(device)

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anlit import ALiBi, DynamicNTK, LogN, MuonAdamW, NoPE, Plain, PositionsPattern, RoPE, ScaleInvariant, SlidingWindow
 from anlit.attention.around import AroundAttention
-from anlit.training.execution import Execution
-from anlit.training.optimizers import parameter_groups
+from anlit.models.runtime import Runtime
+from anlit.optim.optimizers import parameter_groups
 from tests.accelerator.device import NAME, on_device, register
 from tests.models.tiny import ARCHITECTURES, tiny
 
@@ -34,7 +34,7 @@ def cases() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:
                     name = f"{architecture.__name__}, {packed}, {type(mechanism).__name__} by {backend}"
                     yield name, partial(step, architecture, documents, attention=mechanism, backend=backend)
         around = AroundAttention(v_norm=True, output_norm=True, gate="per_head", post_norm=True)
-        compiled = Execution(compile=True)
+        compiled = Runtime(compile=True)
         settings: dict[str, dict[str, Any]] = {
             "LogN": {"attention": LogN()},
             "ALiBi": {"attention": ALiBi()},
@@ -45,8 +45,8 @@ def cases() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:
             "QK-clip": {"qk_norm": False, "around": AroundAttention(qk_clip=10.0)},
             "Muon": {"optimizer": MuonAdamW},
             "dropout": {"dropout": 0.1, "backend": "eager"},
-            "recomputed": {"execution": Execution(recompute_every=1)},
-            "compiled over Triton": {"execution": compiled, "attention": ScaleInvariant(), "backend": "triton"},
+            "recomputed": {"runtime": Runtime(recompute_every=1)},
+            "compiled over Triton": {"runtime": compiled, "attention": ScaleInvariant(), "backend": "triton"},
         }  # fmt: skip
         for name, changes in settings.items():
             yield f"{architecture.__name__}, packed, {name}", partial(step, architecture, True, **changes)
@@ -57,7 +57,7 @@ def step(architecture: Any, documents: bool, mode: FakeTensorMode, **changes: An
     torch.compiler.reset()
     model = tiny(architecture, n_layers=1, vocab_size=VOCAB, document_masking=documents, **changes)
     decoder = model.model
-    model.execution.apply(decoder, NAME)
+    model.runtime.apply(decoder, NAME)
     decoder.compiles_loss = False
     with mode:
         on_device(decoder)

@@ -21,7 +21,7 @@ from anlit import (
 )
 from anlit.attention.coefficient import Coefficient, Reference
 from anlit.attention.mechanism import Mechanism
-from anlit.training.optimizers import parameter_groups
+from anlit.optim.optimizers import parameter_groups
 from tests.attention.examples import LEARNED, LogNWithSlopes
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, fit, random_tokens, tiny
 

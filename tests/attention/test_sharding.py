@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from anlit import AdamW, AnGPT
-from anlit.training.optimizers import parameter_groups
+from anlit.optim.optimizers import parameter_groups
 from tests.attention.examples import SHIPPED
 from tests.models.tiny import jolt, random_tokens, tiny
 

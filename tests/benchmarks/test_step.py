@@ -21,7 +21,7 @@ from anlit.benchmarks.step_table import markdown, plot
 from anlit.benchmarks.step_worker import PeerStep, Timed, described, peak_bytes
 from anlit.errors import UserError
 from anlit.models.flops import flops_per_token
-from anlit.training.schedule import Schedule
+from anlit.optim.schedule import Schedule
 
 CPU = torch.device("cpu")
 TINY = Size("tiny", 16, 2, 2, 64, 8, 2, torch.float32)

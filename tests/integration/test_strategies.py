@@ -123,7 +123,7 @@ def test_what_steps_do_to_sharded_weights(train: Train, variant: str) -> None:
 
 @pytest.mark.parametrize("model", ["NGPT", *(pytest.param(model, marks=slow) for model in ("GPT", "AnGPT"))])
 def test_weights_drawn_late_are_the_same(train: Train, model: str) -> None:
-    late = train(model, 2, FSDP, "--model.execution.meta_init=true")
+    late = train(model, 2, FSDP, "--model.runtime.meta_init=true")
     early = train(model, 2, FSDP)
     assert column(late, "train/loss") == column(early, "train/loss")
     assert largest_difference(weights(late), weights(early)) == 0
@@ -131,7 +131,7 @@ def test_weights_drawn_late_are_the_same(train: Train, model: str) -> None:
 
 @slow
 def test_recomputed_blocks_change_nothing(train: Train) -> None:
-    recomputed = train("AnGPT", 2, FSDP, "--model.execution.recompute_every=1")
+    recomputed = train("AnGPT", 2, FSDP, "--model.runtime.recompute_every=1")
     assert column(recomputed, "train/loss") == column(train("AnGPT", 2, FSDP), "train/loss")
     assert largest_difference(weights(recomputed), weights(train("AnGPT", 2, FSDP))) == 0
 
@@ -155,7 +155,7 @@ def test_two_copies_of_two_shards(train: Train, model: str) -> None:
 @pytest.mark.parametrize(("n_ranks", "strategy"), [(1, []), (2, DDP), (2, FSDP)], ids=["one", "ddp2", "fsdp2"])
 def test_compiled_blocks_train_alike(train: Train, n_ranks: int, strategy: list[str]) -> None:
     """Fused kernels round differently, by more than another order of summation."""
-    compiled = train("AnGPT", n_ranks, strategy, "--model.execution.compile=true")
+    compiled = train("AnGPT", n_ranks, strategy, "--model.runtime.compile=true")
     assert weights(compiled).keys() == weights(train("AnGPT")).keys()
     assert_same_training(compiled, train("AnGPT"), factor=10)
     assert_norms_hold(compiled, "AnGPT")

@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity
 from anlit.errors import UserError
 from anlit.layers.float8 import Float8Product, use_float8
 from anlit.layers.linear import ScaledLinear, joined
-from anlit.training.execution import Execution
+from anlit.models.runtime import Runtime
 from tests.models.tiny import ARCHITECTURES, fit, jolt, random_tokens, tiny
 
 if sys.platform != "linux":  # the test extra has it there
@@ -54,7 +54,7 @@ def test_products_and_gradients_are_those_of_rounded_numbers(recipe: str) -> Non
 def test_all_matrices_of_the_blocks_and_no_others(architecture, monkeypatch) -> None:
     """And what rounding does to the gradients is small beside them."""
     plain, rounding = (jolt(tiny(architecture)).model for _ in range(2))
-    Execution(float8="tensorwise").apply(rounding, "cpu")
+    Runtime(float8="tensorwise").apply(rounding, "cpu")
     multiply, sides = Float8Product.__call__, []
     monkeypatch.setattr(Float8Product, "__call__", lambda self, x, w: sides.append(w.numel()) or multiply(self, x, w))
     tokens, targets = random_tokens(4, 16), random_tokens(4, 16, seed=1)
@@ -75,7 +75,7 @@ def test_all_matrices_of_the_blocks_and_no_others(architecture, monkeypatch) -> 
 def test_training_keeps_weights_in_full_precision(architecture) -> None:
     losses = {}
     for recipe in (None, "rowwise"):
-        model = fit(tiny(architecture, execution=Execution(float8=recipe)), 3)
+        model = fit(tiny(architecture, runtime=Runtime(float8=recipe)), 3)
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
         losses[recipe] = float(model.trainer.callback_metrics["train/loss"])
     assert losses[None] != losses["rowwise"] == pytest.approx(losses[None], rel=0.02)
@@ -95,7 +95,7 @@ def test_few_tokens_and_joined_maps() -> None:
 
 def test_refusals(monkeypatch) -> None:
     with pytest.raises(UserError, match=r"multiples of 16, and 0\.W_q is 24 × 24: choose another d_model"):
-        Execution(float8="rowwise").apply(tiny(ARCHITECTURES[0], d_model=24).model, "cpu")
+        Runtime(float8="rowwise").apply(tiny(ARCHITECTURES[0], d_model=24).model, "cpu")
     model = tiny(ARCHITECTURES[0]).model
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))

@@ -7,7 +7,7 @@ from torch import nn
 from anlit import GPT, NGPT, AnGPT, AroundAttention, AttentionPattern, LogN, NoPE, PositionsPattern, RoPE, SlidingWindow
 from anlit.attention.around import QKClip
 from anlit.errors import UserError
-from anlit.training.optimizers import parameter_groups
+from anlit.optim.optimizers import parameter_groups
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, batches, fit, random_tokens, tiny
 
 TOKENS = random_tokens(2, 12)

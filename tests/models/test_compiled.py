@@ -24,7 +24,7 @@ from anlit import (
 from anlit.attention.backends import blockwise
 from anlit.attention.mechanism import Mechanism
 from anlit.data.batch import Batch, batch_from_blocks
-from anlit.training.execution import Execution
+from anlit.models.runtime import Runtime
 from anlit.training.language_model import LanguageModel
 from tests.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
 
@@ -51,8 +51,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModul
 
 def compiled(architecture: type[LanguageModel], n_layers: int = 3, **settings: object) -> LanguageModel:
     model = tiny(architecture, n_layers=n_layers, **settings)
-    model.execution = Execution(compile=True)
-    model.execution.apply(model.model, "cpu")
+    model.runtime = Runtime(compile=True)
+    model.runtime.apply(model.model, "cpu")
     return model
 
 

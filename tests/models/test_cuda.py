@@ -8,9 +8,9 @@ import torch
 
 from anlit import Plain, ScaleInvariant
 from anlit.layers.float8 import CAPABILITY, Float8Product
+from anlit.models.runtime import Runtime
+from anlit.optim.optimizers import parameter_groups
 from anlit.training.callbacks import NormMonitor, StopOnNonFinite, Throughput
-from anlit.training.execution import Execution
-from anlit.training.optimizers import parameter_groups
 from tests.models.tiny import ARCHITECTURES, SIZE, fit, random_tokens, tiny
 
 pytestmark = pytest.mark.gpu
@@ -50,7 +50,7 @@ def test_a_compiled_step_never_waits_and_gives_the_same(architecture) -> None:
     for compiles in (False, True):
         model = tiny(architecture, n_layers=2, vocab_size=512).cuda()
         decoder = model.model
-        Execution(compile=compiles).apply(decoder, "cuda")
+        Runtime(compile=compiles).apply(decoder, "cuda")
         optimizer = model.make_optimizer(parameter_groups(decoder))
         tokens, targets = (random_tokens(4, 64, seed=seed, vocab_size=512).cuda() for seed in (0, 1))
         seen = []

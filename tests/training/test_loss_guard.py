@@ -15,9 +15,9 @@ from anlit import GPT, NGPT, AnGPT
 from anlit.attention.around import AroundAttention
 from anlit.data.batch import BlockCollate
 from anlit.errors import UserError
+from anlit.optim.optimizers import MuonAdamW
 from anlit.training.callbacks import LossGuard
 from anlit.training.language_model import LanguageModel
-from anlit.training.optimizers import MuonAdamW
 from tests.models.tiny import CONSTANT, adamw, random_tokens, tiny
 from tests.training.poison import Poison
 

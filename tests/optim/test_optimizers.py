@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from anlit import GPT, AdamW, AnGPT, LogN, MuonAdamW
+from anlit.optim.optimizers import parameter_groups
+from anlit.optim.schedule import Schedule
 from anlit.training.language_model import LanguageModel
-from anlit.training.optimizers import parameter_groups
-from anlit.training.schedule import Schedule
 from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)

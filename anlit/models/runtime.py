@@ -20,7 +20,7 @@ LARGEST_INT, KEPT_BLOCK = 2**31 - 1, 2**30
 
 
 @dataclass(frozen=True)
-class Execution:
+class Runtime:
     """Settings of how a model is run.
 
     Args:
@@ -43,7 +43,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         if self.recompute_every < 0:
-            raise ValueError(f"execution.recompute_every must not be negative, but is {self.recompute_every}")
+            raise ValueError(f"runtime.recompute_every must not be negative, but is {self.recompute_every}")
 
     def device(self) -> AbstractContextManager[Any]:
         """Where the network is built."""

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from anlit.training.schedule import Schedule
+from anlit.optim.schedule import Schedule
 
 
 def test_warm_up_rises_linearly_to_the_peak() -> None:

@@ -9,17 +9,17 @@ import sys
 import pytest
 import torch
 
-from anlit.training.execution import Execution, keep_freed_memory
+from anlit.models.runtime import Runtime, keep_freed_memory
 from tests.models.tiny import ARCHITECTURES, fit, random_tokens, tiny
 
 
 def test_auto_compiles_where_triton_makes_kernels(monkeypatch) -> None:
     for found, expected in ((object(), True), (None, False)):
         monkeypatch.setattr(importlib.util, "find_spec", lambda _, found=found: found)
-        assert Execution().compiles_on("cuda") is expected
-        assert not Execution().compiles_on("cpu")
-    assert Execution(compile=True).compiles_on("cpu")
-    assert not Execution(compile=False).compiles_on("cuda")
+        assert Runtime().compiles_on("cuda") is expected
+        assert not Runtime().compiles_on("cpu")
+    assert Runtime(compile=True).compiles_on("cpu")
+    assert not Runtime(compile=False).compiles_on("cuda")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -28,7 +28,7 @@ def test_what_runs_compiled_on_a_gpu_gives_the_same(architecture, monkeypatch) -
     monkeypatch.setattr(torch, "compile", _traced(torch.compile))
     plain, compiled = (tiny(architecture, n_layers=1).model for _ in range(2))
     compiled.load_state_dict(plain.state_dict())
-    Execution(compile=True).apply(compiled, "cuda")
+    Runtime(compile=True).apply(compiled, "cuda")
     assert compiled.compiles_loss
     compiled.compiles_loss = False  # its compilation is tested where it is
     tokens, targets = random_tokens(2, 16), random_tokens(2, 16, seed=1)
@@ -58,7 +58,7 @@ def test_gradients_are_gone_after_a_step(architecture) -> None:
 
 FAULTS = """
 import resource, sys, torch
-from anlit.training.execution import keep_freed_memory
+from anlit.models.runtime import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
@@ -85,7 +85,7 @@ def test_freed_memory_is_kept() -> None:
 
 DENORMALS = """
 import torch
-from anlit.training.execution import flush_denormals
+from anlit.models.runtime import flush_denormals
 
 could = flush_denormals()
 x = torch.full((2**20,), 1e-30)

@@ -1,0 +1,1 @@
+"""Optimizers over named parameter groups, and the learning rate over a run."""
