@@ -9,12 +9,13 @@ COMMON := experiment/demo/common.yaml
 # CPU or CUDA build of torch: cpu where no NVIDIA driver answers.
 TORCH_BUILD ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
+EXTRAS  ?=
 VARIANT ?= cuda
 IMAGE   ?= anlit
 ENGINE  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format study sweep install image image-check slurm-check clean
+.PHONY: help demo test test-slow check format study sweep install extras image image-check slurm-check clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -59,6 +60,10 @@ slurm-check: $(VENV)/.installed  ## Really train, pre-empt and resume under Slur
 	@ANLIT="$(BIN)/anlit" docker/slurm/check.sh
 
 install: $(VENV)/.installed  ## Only make the virtual environment
+
+extras: $(VENV)/.installed  ## Optional packages, torch left as it is (EXTRAS=explore, eval, float8, gs, triton)
+	@[ -n "$(EXTRAS)" ] || { echo "give the packages' purpose: make extras EXTRAS=explore"; exit 2; }
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_BUILD="$(TORCH_BUILD)" sh docker/install.sh "$(EXTRAS)"
 
 $(VENV)/.installed: pyproject.toml docker/install.sh
 	PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_BUILD="$(TORCH_BUILD)" sh docker/install.sh

@@ -1,10 +1,12 @@
 #!/bin/sh
-# Installs anlit into $VENV: torch first, then the rest under a constraint on torch's version, because litdata asks for
-# any torchvision and pip would replace torch by the newest CUDA build to please it.
+# Installs anlit into $VENV, and again with extras: torch first, and never torchvision. litdata asks for torchvision and
+# does not need it; one that does not fit the build of torch keeps lightning from being imported, even for the moment
+# until it is removed. So pip only says what it would install, and of that everything else is installed as listed.
 # Usage: PYTHON=python3 VENV=.venv TORCH_BUILD=cpu|cuda sh docker/install.sh [extras]
 set -eu
 PYTHON=${PYTHON:-python3} VENV=${VENV:-.venv} TORCH_BUILD=${TORCH_BUILD:-cpu} TORCH=${TORCH:-2.13.0}
 extras=${1:-}
+cd "$(dirname "$0")/.."
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
     echo "anlit needs Python 3.11 or newer, and $PYTHON is $("$PYTHON" --version 2>&1): set PYTHON=/path/to/python3.11" >&2
@@ -24,14 +26,23 @@ if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
     fi
 fi
 
-constraints=$(mktemp)
-trap 'rm -f "$constraints"' EXIT
-"$VENV/bin/python" -c 'import torch; print("torch==" + torch.__version__)' > "$constraints"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+"$VENV/bin/python" -c 'import torch; print("torch==" + torch.__version__)' > "$scratch/constraints.txt"
 echo "== installing anlit${extras:+ with $extras}"
-pip install -c "$constraints" -e ".${extras:+[$extras]}"
+pip install --quiet --dry-run --report "$scratch/report.json" -c "$scratch/constraints.txt" -e ".${extras:+[$extras]}"
+"$VENV/bin/python" - "$scratch/report.json" > "$scratch/packages.txt" << 'PYTHON'
+import json, sys
+for package in json.load(open(sys.argv[1]))["install"]:
+    name, version = package["metadata"]["name"], package["metadata"]["version"]
+    if name.lower() == "torch":
+        sys.exit(f"pip would replace torch by {version}: the installation of torch does not fit the extras asked for")
+    if name.lower() not in ("anlit", "torchvision"):
+        print(f"{name}=={version}")
+PYTHON
+if [ -s "$scratch/packages.txt" ]; then pip install --no-deps -r "$scratch/packages.txt"; fi
+pip install --quiet --no-deps -e .
 
-# litdata, lightning and torchmetrics run without torchvision; one that does not fit the CPU build of torch breaks them.
-if [ "$TORCH_BUILD" = cpu ]; then pip uninstall --quiet --yes torchvision; fi
 "$VENV/bin/python" -c 'import anlit.command.lightning' || {
     echo "the installation in $VENV does not import: remove the folder $VENV and run the command again" >&2
     exit 1

@@ -39,7 +39,7 @@ class Float8Product:
             from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
         except ImportError as error:
             raise UserError(
-                f'runtime.float8={recipe} needs torchao ({error}): pip install "anlit[float8]", or leave float8 out'
+                f"runtime.float8={recipe} needs torchao ({error}): run `make extras EXTRAS=float8`, or leave float8 out"
             ) from error
         self.config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
         with torch.device("meta"):  # only for the settings of the three products that it derives

@@ -80,7 +80,7 @@ def evaluated(run: Path, folder: Path, output: Path, *options: str) -> dict[str,
 
 
 def test_accuracy_is_that_of_a_direct_count_whatever_the_batch(run: Path, questions: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval", reason='needs pip install "anlit[eval]"')
+    pytest.importorskip("lm_eval", reason="needs `make extras EXTRAS=eval`")
     expected = counted(run, questions)
     assert 0.05 < expected["acc"] < 0.6
     assert expected["acc"] != expected["acc_norm"]
@@ -97,7 +97,7 @@ def test_accuracy_is_that_of_a_direct_count_whatever_the_batch(run: Path, questi
 
 
 def test_whole_texts_and_generations(run: Path) -> None:
-    pytest.importorskip("lm_eval", reason='needs pip install "anlit[eval]"')
+    pytest.importorskip("lm_eval", reason="needs `make extras EXTRAS=eval`")
     from lm_eval.api.instance import Instance
 
     from anlit.evaluation.harness.model import HarnessModel
@@ -152,8 +152,8 @@ def test_mistakes_are_one_sentence(run: Path, questions: Path, tmp_path: Path, c
     assert "--batch_size 0 must be at least 1" in complaint("--tasks", "x", "--batch_size", "0")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "lm_eval.tasks", None)
-        assert 'pip install "anlit[eval]"' in complaint("--tasks", "cats_and_dogs")
-    pytest.importorskip("lm_eval", reason='needs pip install "anlit[eval]"')
+        assert "run `make extras EXTRAS=eval`" in complaint("--tasks", "cats_and_dogs")
+    pytest.importorskip("lm_eval", reason="needs `make extras EXTRAS=eval`")
     assert "is not a folder" in complaint("--tasks", "x", "--include_path", str(tmp_path / "none"))
     (run.parent / "data" / "tokenizer.json").rename(tmp_path / "hidden.json")
     task = ("--tasks", "cats_and_dogs", "--include_path", str(questions))

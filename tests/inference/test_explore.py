@@ -195,7 +195,7 @@ def test_mistakes_are_one_sentence(arguments, sentence: str, capsys) -> None:
 @pytest.mark.skipif(HAS_GRADIO, reason="gradio is installed")
 def test_without_gradio_the_error_names_the_extra(runs: list[str], capsys) -> None:
     assert main(["explore", runs[0]]) == 2
-    assert 'anlit explore needs gradio: pip install "anlit[explore]"' in capsys.readouterr().err
+    assert "anlit explore needs gradio: run `make extras EXTRAS=explore`" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not HAS_GRADIO, reason="needs gradio")

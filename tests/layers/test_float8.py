@@ -105,5 +105,5 @@ def test_refusals(monkeypatch) -> None:
     ):
         use_float8(model.blocks, "rowwise", "cuda")
     monkeypatch.setitem(sys.modules, "torchao.float8.config", None)
-    with pytest.raises(UserError, match=r"needs torchao .*: pip install \"anlit\[float8\]\", or leave float8 out"):
+    with pytest.raises(UserError, match=r"needs torchao .*: run `make extras EXTRAS=float8`, or leave float8 out"):
         use_float8(model.blocks, "tensorwise", "cpu")

@@ -120,7 +120,7 @@ def task_manager(settings: Settings) -> Any:
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise UserError('anlit evaluate needs lm_eval: pip install "anlit[eval]"') from error
+        raise UserError("anlit evaluate needs lm_eval: run `make extras EXTRAS=eval`") from error
     for folder in settings.include_path:
         if not Path(folder).is_dir():
             raise UserError(f"--include_path {folder} is not a folder: give one with task files of lm_eval")

@@ -11,8 +11,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="anlit explore",
         description="A page in the browser: type a prompt and see how several models continue it, the loss of each "
-        "token as colour over the text, and attention statistics by layer and head. It needs Gradio: pip install "
-        '"anlit[explore]".',
+        "token as colour over the text, and attention statistics by layer and head. It needs Gradio: make extras "
+        "EXTRAS=explore.",
         epilog="Example: anlit explore runs/gpt-seed1 runs/ngpt-seed1 runs/angpt-seed1",
     )
     add = parser.add_argument

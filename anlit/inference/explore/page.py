@@ -15,7 +15,7 @@ try:
     import gradio as gr
     from starlette.middleware import Middleware
 except ImportError as error:
-    raise UserError('anlit explore needs gradio: pip install "anlit[explore]"') from error
+    raise UserError("anlit explore needs gradio: run `make extras EXTRAS=explore`") from error
 
 INTRODUCTION = (
     "# anlit explore\n"
