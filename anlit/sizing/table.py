@@ -15,7 +15,8 @@ SHAPES: dict[str, dict[str, int]] = {
     "1B": {"n_layers": 36, "d_model": 1280, "n_heads": 20},
     "7B": {"n_layers": 24, "d_model": 4096, "n_heads": 32},
 }
-"""0.5B and 1B are [nGPT]'s, the others our choice; MLP 4·d, T = 2048, V = 50,304."""
+"""0.5B and 1B are [nGPT]'s, the others our choice; MLP 4·d, T = 2048."""
+VOCABULARY = 50_304
 GPUS = (1, 4, 8, 64)
 TOKENS_PER_PARAMETER = 20
 """Days are for so many tokens, the compute-optimal number of arXiv 2203.15556."""
@@ -43,7 +44,7 @@ def sizing_table(gpu: str, mfu: float) -> list[Row]:
     for architecture in (GPT, AnGPT):
         for size, shape in SHAPES.items():
             with torch.device("meta"):
-                model = architecture(**shape)  # type: ignore[arg-type]
+                model = architecture(vocab_size=VOCABULARY, **shape)  # type: ignore[arg-type]
             tokens = float(TOKENS_PER_PARAMETER * model.model.n_parameters())
             for gpus in GPUS:
                 plan = Plan(gpus=gpus, gpu=gpu, mfu=mfu, length=model.context_length, tokens=tokens)

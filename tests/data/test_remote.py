@@ -331,7 +331,7 @@ def test_a_full_disk(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_google_storage_without_its_package(other_client: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(litdata_downloader, "_GOOGLE_STORAGE_AVAILABLE", False)
-    with pytest.raises(UserError, match="Reading from gs:// needs a package .*: run `make extras EXTRAS=gs`"):
+    with pytest.raises(UserError, match=r"Reading from gs:// needs a package .*: run `make extras EXTRAS=gs`"):
         ready("gs://bucket/corpus")
 
 

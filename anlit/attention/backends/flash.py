@@ -38,7 +38,7 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
         if type(inner).distance_bias is not ALiBi.distance_bias:
             return "of biases m(t) flash attention has ALiBi's alone"
         if not _has_package():
-            return 'flash attention with ALiBi needs a package: pip install flash-attn --no-build-isolation'
+            return "flash attention with ALiBi needs a package: pip install flash-attn --no-build-isolation"
     if dropout:  # whose random numbers activation checkpointing would not restore for an opaque operator
         return f"here flash attention drops no attention weights, and dropout is {dropout:g}"
     if q is None:

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="anlit evaluate",
         description="Downstream tasks of the lm-evaluation-harness over checkpoints. Contexts are read once for all "
-        'their continuations. Needs lm_eval: make extras EXTRAS=eval. Tasks fetch their data from the hub; without a '
+        "their continuations. Needs lm_eval: make extras EXTRAS=eval. Tasks fetch their data from the hub; without a "
         "network, give task files whose data are local (dataset_path: json) by --include_path.",
         epilog="Writes evaluate.json and evaluate.md. Example: "
         "anlit evaluate runs/gpt runs/angpt --tasks evaluation/six_tasks.yaml --output reports/tasks",

@@ -34,7 +34,7 @@ OLDEST = (8, 0)
 def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
     """Why this back end cannot do `mechanism`, or None if it can; `q` tells device, dtype and head width."""
     if importlib.util.find_spec("triton") is None:
-        return 'triton is not installed (make extras EXTRAS=triton)'
+        return "triton is not installed (make extras EXTRAS=triton)"
     if dropout:
         return f"it drops no attention weights, and dropout is {dropout}"
     if q is None:
