@@ -39,12 +39,7 @@ class Float8Product:
             from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
         except ImportError as error:
             raise UserError(
-<<<<<<< HEAD
                 f"runtime.float8={recipe} needs torchao ({error}): run `make extras EXTRAS=float8`, or leave float8 out"
-=======
-                f"execution.float8={recipe} needs torchao ({error}): run `make extras EXTRAS=float8`, or leave float8 "
-                "out"
->>>>>>> 39a3e0c (A front door of one page, docs/ with a page for each purpose, and a test that parses every command in them)
             ) from error
         self.config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
         with torch.device("meta"):  # only for the settings of the three products that it derives

@@ -17,7 +17,7 @@ _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _OWN_PATH = re.compile(r"(?:anlit|configs|docs|tests|docker)/[\w./-]*")
 _SHIPPED = re.compile(
-    r"(?:model|attention|around|optimizer|execution|trainer|experiment|study|evaluation)/[\w/]+\.yaml"
+    r"(?:model|attention|around|optimizer|runtime|trainer|experiment|study|evaluation)/[\w/]+\.yaml"
 )
 
 
