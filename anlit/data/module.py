@@ -120,6 +120,11 @@ class TokenShards(L.LightningDataModule):
         folder = self._folders()[0]
         return parse_tokenizer(shards.read_tokenizer(folder, self.manifest), f"{folder}/{shards.TOKENIZER}")
 
+    @property
+    def counts_every_target(self) -> bool:
+        """Whether all training batches count the same number of targets, which is all they have."""
+        return self.score_first_token
+
     def bytes_per_token(self, split: str = "val") -> float | None:
         """Bytes of text per token, end-of-document tokens counted: turns nats per token into bits per byte.
 

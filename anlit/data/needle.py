@@ -141,6 +141,11 @@ class NeedleInHaystack(TokenShards):
         """What identifies the data in a run's record: the corpus of the haystacks, and the task."""
         return {**super().fingerprint, "task": type(self).__name__}
 
+    @property
+    def counts_every_target(self) -> bool:
+        """Only answers count, and they differ in length."""
+        return False
+
     def bytes_per_token(self, split: str = "val") -> float | None:
         """None: a loss over answers says nothing about the corpus's bytes."""
         return None

@@ -20,6 +20,7 @@ from anlit.layers.sharded import whole
 from anlit.optim.optimizers import parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.training.loggers import is_logged
+from anlit.training.step_loss import StepLoss
 
 if TYPE_CHECKING:
     from anlit.models.runtime import Runtime
@@ -96,6 +97,7 @@ class LanguageModel(L.LightningModule):
         # NaN stays NaN. By default it is left out of the mean; with "disable" torchmetrics 1.9 forgets the weights.
         self.mean_loss = MeanMetric(nan_strategy=math.nan)
         self.runtime, self._is_configured = runtime, False
+        self.step_loss = StepLoss()
 
     def configure_model(self) -> None:
         """Prepare the decoder for its runtime; a strategy that shards does so after this.
@@ -136,11 +138,20 @@ class LanguageModel(L.LightningModule):
             batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest, targets=batch.targets, z_loss=z_loss
         )
 
+    def on_train_start(self) -> None:
+        """Batches of a loader that nobody knows may count different numbers of tokens."""
+        counts_vary = not getattr(self._data(), "counts_every_target", False)
+        self.step_loss = StepLoss(counts_vary, self.context_length)
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Logs the loss of the whole step with its last micro-batch; before, that of the micro-batch alone."""
         loss, objective = self.loss_of(batch, self.z_loss)
         loss = loss.detach()
-        if is_logged(self.trainer, self.trainer.global_step + 1):
-            loss = self.trainer.strategy.reduce(loss.clone(), reduce_op="mean")
+        objective = self.step_loss.add(loss, objective, batch.targets)
+        if not self.trainer.fit_loop._should_accumulate():
+            loss = self.step_loss.finish(self.trainer.accumulate_grad_batches)
+            if not self.step_loss.counts_vary and is_logged(self.trainer, self.trainer.global_step + 1):
+                loss = self.trainer.strategy.reduce(loss.clone(), reduce_op="mean")
         self.log("train/loss", loss)  # with `sync_dist` or `prog_bar` every step would wait for the device
         self._loss = loss
         return objective
@@ -193,11 +204,13 @@ class LanguageModel(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip as the Trainer was told, and log the global norm before clipping, which clipping computes anyway."""
-        if gradient_clip_algorithm == "value":
+        """Clip as the Trainer was told, and log the global norm before clipping, which clipping by norm computes."""
+        self.step_loss.scale_gradients(self.model.parameters())
+        by_value = gradient_clip_algorithm == "value"
+        largest = math.inf if by_value or not gradient_clip_val else gradient_clip_val
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest))
+        if by_value:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-            return
-        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), gradient_clip_val or math.inf))
         self.log("train/grad_norm", norm)
         if self.on_gradient_norm is not None:
             self.on_gradient_norm(norm)

@@ -45,7 +45,7 @@ def train(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
             arguments = fit_arguments(
                 shards, run_dir, f"--data.batch_size={GLOBAL_BATCH // n_ranks}", f"--trainer.max_steps={steps}",
                 "--trainer.accumulate_grad_batches=2", f"--trainer.gradient_clip_val={CLIP}",
-                "--trainer.val_check_interval=24", "--checkpoint_every_n_steps=1000", *(strategy or ()), *extra,
+                "--trainer.val_check_interval=12", "--checkpoint_every_n_steps=1000", *(strategy or ()), *extra,
                 model=model,
             )  # fmt: skip
             assert run_ranks(arguments, n_ranks) == [0] * n_ranks

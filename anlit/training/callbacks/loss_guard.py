@@ -97,7 +97,7 @@ class LossGuard(L.Callback):
         self._is_current = False  # whether the snapshot is what model and optimizer hold now
         self._recent_bad: deque[bool] = deque(maxlen=window)
         self._loss: Tensor | None = None
-        self._micro_batches, self._seen_step, self._was_skipped = 0, 0, False
+        self._seen_step, self._was_skipped = 0, False
 
     def state_dict(self) -> dict[str, Any]:
         saved = self.snapshot is not None and not self.snapshot.sharded and not self._is_current
@@ -142,16 +142,16 @@ class LossGuard(L.Callback):
         model.on_gradient_norm = None
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        """Sum the micro-batches' losses, which come divided by their number."""
+        """Sum the micro-batches' losses, which come as their part of the step's; see `StepLoss`."""
         loss = loss.detach()
         self._loss = loss if self._loss is None else self._loss + loss
-        self._micro_batches += 1
 
     def _on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
         """All micro-batches are through, the gradients are whole, the optimizer has not used them."""
         assert self._loss is not None
-        loss = self._loss.float() * trainer.accumulate_grad_batches / self._micro_batches
-        self._loss, self._micro_batches = None, 0
+        model: Any = pl_module
+        loss = self._loss.float() * model.step_loss.factor
+        self._loss = None
         numbers = torch.stack([loss, norm.detach().to(loss)])
         loss_now, norm_now = trainer.strategy.reduce(numbers, reduce_op="mean").tolist()
         self._is_current = self._was_skipped = False
