@@ -27,6 +27,7 @@ from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.command.bounds import check_bounds, make_run_dir, refused_by_lightning
 from anlit.command.complaints import one_sentence
 from anlit.command.quiet import quiet
+from anlit.command.run_folder import hold, refuse_lost_checkpoint
 from anlit.command.trained_model import checkpoint_to_evaluate
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
@@ -38,6 +39,7 @@ from anlit.training.callbacks import (
     HyperParameters,
     LastCheckpoint,
     LossGuard,
+    MetricsOnResume,
     NormMonitor,
     Predictions,
     RandomState,
@@ -102,6 +104,8 @@ class AnlitCLI(LightningCLI):
         make_run_dir(config.run_dir)
         if config.ckpt_path is None:
             _refuse_existing_run(config.run_dir)
+        if config.ckpt_path == "last":
+            refuse_lost_checkpoint(config.run_dir, config.checkpoint_every_n_steps)
         if config.ckpt_path not in (None, "last", "best", "hpc", "registry") and "://" not in config.ckpt_path:
             _require_checkpoint(config.ckpt_path)
         if config.initial_weights is not None and config.ckpt_path not in (None, "last"):
@@ -113,9 +117,15 @@ class AnlitCLI(LightningCLI):
     def before_fit(self) -> None:
         path = self._get(self.config_init, "initial_weights")
         run_dir, ckpt_path = self._get(self.config_init, "run_dir"), self._get(self.config_init, "ckpt_path")
+        if self.trainer.is_global_zero:
+            self.held = hold(run_dir)
         goes_on = ckpt_path == "last" and (Path(run_dir) / "checkpoints" / "last.ckpt").exists()
         if path is not None and not goes_on:
             load_initial_weights(self.model, path)
+
+    def after_fit(self) -> None:
+        if self.trainer.is_global_zero:
+            self.held.close()
 
     def instantiate_classes(self) -> None:
         try:
@@ -168,6 +178,7 @@ class AnlitCLI(LightningCLI):
                 *_progress(trainer, own),
                 NormMonitor(),
                 RandomState(),
+                MetricsOnResume(),
                 RunRecord(run_dir),
                 HyperParameters(),
                 BestCheckpoint(run_dir),

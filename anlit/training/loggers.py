@@ -37,17 +37,18 @@ class _AppendingWriter(ExperimentWriter):
         path = Path(self.metrics_file_path)
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        with replacing(path) as partial, partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=fieldnames)
-            writer.writeheader()
-            writer.writerows(rows)
+        _write_rows(path, fieldnames, rows)
+
+
+def _write_rows(path: Path, fieldnames: list[str], rows: list[dict[str, str]]) -> None:
+    with replacing(path) as partial, partial.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=fieldnames)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 class CSVLogger(LightningCSVLogger):
-    """Writes `metrics.csv` into the run folder, row by row, appending after a resume.
-
-    Steps between the last checkpoint and an interruption appear twice then; readers take the later row.
-    """
+    """Writes `metrics.csv` into the run folder, row by row, appending after a resume."""
 
     def __init__(self, run_dir: str) -> None:
         super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1)
@@ -58,3 +59,15 @@ class CSVLogger(LightningCSVLogger):
         if self._experiment is None:
             self._experiment = _AppendingWriter(log_dir=self.log_dir)
         return self._experiment
+
+    def cut(self, step: int) -> list[dict[str, str]]:
+        """Remove the rows of step number `step` (from 0) and of all that follow; returns the rows that stay."""
+        path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
+        if not path.is_file():
+            return []
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        kept = [row for row in rows if row["step"].isdigit() and int(row["step"]) < step]
+        if len(kept) < len(rows):
+            _write_rows(path, list(rows[0]), kept)
+        return kept

@@ -6,6 +6,7 @@ from anlit.training.callbacks.finite import StopOnNonFinite
 from anlit.training.callbacks.hyperparameters import HyperParameters
 from anlit.training.callbacks.learning_rate_range import LearningRateRange
 from anlit.training.callbacks.loss_guard import LossGuard
+from anlit.training.callbacks.metrics_on_resume import MetricsOnResume
 from anlit.training.callbacks.norms import NormMonitor
 from anlit.training.callbacks.predictions import Predictions
 from anlit.training.callbacks.progress import RunProgress
@@ -21,6 +22,7 @@ __all__ = [
     "LastCheckpoint",
     "LearningRateRange",
     "LossGuard",
+    "MetricsOnResume",
     "NormMonitor",
     "Predictions",
     "RandomState",

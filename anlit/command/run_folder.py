@@ -1,0 +1,97 @@
+"""A run folder belongs to one process at a time, and a run that was there is not begun anew by mistake."""
+
+import csv
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import IO
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from anlit.errors import UserError
+from anlit.reporting.provenance import now
+
+LOCK = ".fit.lock"
+CHECKPOINTS, LAST, RECORD, METRICS = "checkpoints", "last.ckpt", "run.json", "metrics.csv"
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_log = logging.getLogger(__name__)
+
+
+def hold(run_dir: str) -> IO[str]:
+    """Take the run folder for this process, until the returned file is closed or the process is gone, however it ends.
+
+    A record lock of the kernel (`lockf`). Processes that this one forks, such as a loader's workers, do not inherit it,
+    so a run that was killed can be continued at once. Between machines it holds where the file system passes such locks
+    on: NFS (4, or 3 with lockd), GPFS, Lustre mounted with `flock`. Where it knows none, a line says that nothing
+    guards the folder. The lock of `anlit study` is another one: it covers the time before a run has this one too.
+
+    Raises:
+        UserError: Another process trains in this folder.
+    """
+    file = (Path(run_dir) / LOCK).open("a+")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in UNSUPPORTED:
+            _log.warning(
+                f"{run_dir} lies on a file system without locks: start no second run in it while this one runs"
+            )
+            return file
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise UserError(
+            f"run_dir={run_dir} is being trained in by {holder}: wait for its end, or choose another --run_dir"
+        ) from error
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}\n")
+    file.flush()
+    return file
+
+
+@rank_zero_only
+def refuse_lost_checkpoint(run_dir: str, every_n_steps: int) -> None:
+    """Let `--ckpt_path last` begin at step 0 only where no last.ckpt has been written, in a new folder for instance.
+
+    A run that was killed before its first checkpoint begins anew.
+
+    Args:
+        run_dir: The run folder.
+        every_n_steps: Optimizer steps between two checkpoints; one is whole when the next is due.
+
+    Raises:
+        UserError: last.ckpt is gone.
+    """
+    folder = Path(run_dir)
+    if os.path.lexists(folder / CHECKPOINTS / LAST):
+        return
+    others = sorted((folder / CHECKPOINTS).glob("*.ckpt"))
+    n_steps = _steps_logged(folder / METRICS)
+    if not others and n_steps <= 2 * every_n_steps and not _is_finished(folder / RECORD):
+        return
+    what = f"holds {others[0].relative_to(folder)}" if others else f"holds {n_steps} logged steps"
+    instead = f"--ckpt_path {others[0]}" if others else "another --run_dir"
+    raise UserError(
+        f"ckpt_path=last finds no {CHECKPOINTS}/{LAST} in run_dir={run_dir}, which {what}: put it back, or give "
+        f"{instead}"
+    )
+
+
+def _steps_logged(metrics: Path) -> int:
+    try:
+        with metrics.open(newline="") as file:
+            steps = [row.get("step") or "" for row in csv.DictReader(file)]
+    except FileNotFoundError:
+        return 0
+    return max((int(step) + 1 for step in steps if step.isdigit()), default=0)
+
+
+def _is_finished(record: Path) -> bool:
+    try:
+        return json.loads(record.read_text()).get("status") == "finished"
+    except (OSError, ValueError):
+        return False

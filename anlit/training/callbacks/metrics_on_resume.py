@@ -1,0 +1,66 @@
+"""Each step once in the logs, wherever a run was cut: rows after the checkpoint go, one that it just missed comes."""
+
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+from anlit.training.loggers import CSVLogger, is_logged
+
+KEY = "metrics_under_way"
+
+
+class MetricsOnResume(L.Callback):
+    """Cuts metrics.csv and TensorBoard's curves back to the step that a run begins or goes on at.
+
+    Rows of later steps are of a continuation that was killed, and come again. The row of the checkpoint's own step may
+    be missing: Lightning writes it after the checkpoint of that step, so the checkpoint carries it.
+    """
+
+    def __init__(self) -> None:
+        self._unlogged_step: int | None = None
+        self._carried: dict[str, Any] | None = None
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._unlogged_step = trainer.global_step if is_logged(trainer, trainer.global_step) else None
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._unlogged_step = None
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._unlogged_step = None
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._unlogged_step = None
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._unlogged_step == trainer.global_step:
+            metrics = convert_tensors_to_scalars(trainer._logger_connector.metrics["log"])
+            checkpoint[KEY] = {"epoch": trainer.current_epoch, **metrics}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._carried = checkpoint.get(KEY)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        step, carried = trainer.global_step, self._carried
+        self._carried = None
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                kept = logger.cut(step)
+                if any(row["step"] == str(step - 1) and row.get("train/loss") for row in kept):
+                    carried = None
+            elif isinstance(logger, TensorBoardLogger) and step:
+                writer = logger.experiment.file_writer  # as SummaryWriter does for its purge_step
+                writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+        if carried:
+            for logger in trainer.loggers:
+                logger.log_metrics(carried, step - 1)
+                logger.save()

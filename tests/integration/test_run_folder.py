@@ -1,0 +1,98 @@
+"""One run in a folder at a time, and none that begins anew over another."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from anlit.cli import main
+from anlit.command.run_folder import hold
+from anlit.errors import UserError
+from tests.integration.conftest import fit_arguments, last_checkpoint, run, start
+from tests.integration.ranks import column, start_ranks
+from tests.integration.test_resume import steps_logged
+
+
+def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path) -> None:
+    """The first goes on undisturbed; after a kill the folder is free at once, though a loader's workers live on."""
+    run_dir = tmp_path / "run"
+    arguments = fit_arguments(shards, run_dir, "--ckpt_path=last", "--data.num_workers=1", "--trainer.max_steps=2000")
+    first = start(arguments)
+    while steps_logged(run_dir) < 10:
+        assert first.is_alive()
+        time.sleep(0.01)
+    (second,) = start_ranks(arguments, 1, log=tmp_path / "log")
+    second.join(120)
+    said = (tmp_path / "log.0").read_text()
+    assert second.exitcode == 2
+    assert f"run_dir={run_dir} is being trained in by process {first.pid} on " in said
+    assert "Traceback" not in said
+    assert json.loads((run_dir / "run.json").read_text())["status"] == "running"
+    os.kill(first.pid, signal.SIGKILL)
+    first.join()
+    assert run(fit_arguments(shards, run_dir, "--ckpt_path=last", "--trainer.max_steps=12")) == 0
+
+
+def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("anlit.command.run_folder.fcntl.lockf", no_locks)
+    hold(str(tmp_path)).close()
+    assert "without locks" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 20 steps; its best.ckpt is of step 17."""
+    run_dir = tmp_path_factory.mktemp("runs") / "run"
+    assert run(fit_arguments(shards, run_dir, "--trainer.max_steps=20", "--ckpt_path=last")) == 0
+    return run_dir
+
+
+@pytest.mark.parametrize("lost", [["last.ckpt"], ["last.ckpt", "best.ckpt"]])
+def test_without_last_ckpt_a_run_is_not_begun_anew(
+    shards: Path, tmp_path: Path, trained: Path, lost: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = shutil.copytree(trained, tmp_path / "run")
+    for name in lost:
+        (run_dir / "checkpoints" / name).unlink()
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main(fit_arguments(shards, run_dir, "--trainer.max_steps=20", "--ckpt_path=last")) == 2
+    said = capsys.readouterr().err
+    assert "ckpt_path=last finds no checkpoints/last.ckpt" in said
+    assert ("best.ckpt" in said) is (len(lost) == 1)
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(shards: Path, tmp_path: Path) -> None:
+    """As a study's and the demo's do, which always say `--ckpt_path last`."""
+    rare = ("--checkpoint_every_n_steps=1000", "--trainer.val_check_interval=1000")
+    arguments = fit_arguments(shards, tmp_path / "run", "--ckpt_path=last", *rare)
+    process = start(arguments)
+    while steps_logged(tmp_path / "run") < 5:
+        assert process.is_alive()
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert run(arguments) == 0
+    assert last_checkpoint(tmp_path / "run")["global_step"] == 60
+    assert len(column(tmp_path / "run", "train/loss")) == 60
+
+
+def test_the_lock_is_one_of_processes(tmp_path: Path) -> None:
+    with hold(str(tmp_path)):
+        child = os.fork()
+        if child == 0:
+            try:
+                hold(str(tmp_path))
+            except UserError:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
