@@ -36,6 +36,7 @@ from anlit.models.runtime import flush_denormals
 from anlit.shipped import with_configuration_files
 from anlit.training.callbacks import (
     BestCheckpoint,
+    FiniteCheckpoints,
     HyperParameters,
     LastCheckpoint,
     LossGuard,
@@ -174,6 +175,7 @@ class AnlitCLI(LightningCLI):
             callbacks=[
                 *own,
                 *([] if guarded else [StopOnNonFinite()]),
+                FiniteCheckpoints(),
                 Throughput(),
                 *_progress(trainer, own),
                 NormMonitor(),

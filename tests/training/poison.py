@@ -3,6 +3,7 @@
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 
 
@@ -20,3 +21,19 @@ class Poison(L.Callback):
             return step(batch, batch_idx) * (self.factor if here else 1.0)
 
         pl_module.training_step = training_step
+
+
+class PoisonGradient(L.Callback):
+    """Puts a number into one entry of the gradient, or of the weight itself after the step, of one optimizer step."""
+
+    def __init__(self, step: int, value: float = float("nan"), spoils_weight: bool = False) -> None:
+        self.step, self.value, self.spoils_weight = step, value, spoils_weight
+
+    def on_after_backward(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if not self.spoils_weight and trainer.global_step == self.step:
+            pl_module.model.head.weight.grad[0, 0] = self.value
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+        if self.spoils_weight and trainer.global_step == self.step + 1:
+            with torch.no_grad():
+                pl_module.model.head.weight[0, 0] = self.value

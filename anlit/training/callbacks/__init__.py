@@ -2,7 +2,7 @@
 
 from anlit.training.callbacks.attention_statistics import AttentionStatistics
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
-from anlit.training.callbacks.finite import StopOnNonFinite
+from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
 from anlit.training.callbacks.hyperparameters import HyperParameters
 from anlit.training.callbacks.learning_rate_range import LearningRateRange
 from anlit.training.callbacks.loss_guard import LossGuard
@@ -18,6 +18,7 @@ from anlit.training.callbacks.whole_steps import WholeSteps
 __all__ = [
     "AttentionStatistics",
     "BestCheckpoint",
+    "FiniteCheckpoints",
     "HyperParameters",
     "LastCheckpoint",
     "LearningRateRange",

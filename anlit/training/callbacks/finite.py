@@ -1,40 +1,97 @@
-"""Stop at a loss that is not a number, before it reaches a checkpoint."""
+"""Stop at numbers that are NaN or infinite, before they reach the weights or a checkpoint."""
 
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from torch import Tensor
 
 from anlit.errors import UserError
 from anlit.training.loggers import is_logged
+from anlit.training.snapshot import n_non_finite
 
 
 class StopOnNonFinite(L.Callback):
-    """Raises UserError when the training loss is NaN or infinite; names the step and the last good checkpoint.
+    """Raises UserError when a loss or a gradient is NaN or infinite; names the step and the last good checkpoint.
 
-    On CPU every step is checked, before its weights are saved. On an accelerator, where each look waits for the
-    device, a flag is kept there and read at logging steps and before a checkpoint is written.
+    On CPU every step is checked, before the optimizer takes it. On an accelerator, where each look waits for the
+    device, flags are kept there and read at logging steps and before a checkpoint is written. With
+    `precision: 16-mixed` gradients are not looked at: its steps that overflow are skipped anyway.
     """
 
     def __init__(self) -> None:
-        self._all_finite: torch.Tensor | None = None
+        self._losses_finite: Tensor | None = None
+        self._gradients_finite: Tensor | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        model: Any = pl_module
+        if trainer.precision != "16-mixed":
+            model.on_gradient_norm = lambda norm: self._on_gradient_norm(trainer, pl_module, norm)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        model: Any = pl_module
+        model.on_gradient_norm = None
+
+    def _on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
+        """The norm is that of all ranks, so all of them stop."""
+        self._gradients_finite = _and_finite(self._gradients_finite, norm)
+        if pl_module.device.type == "cpu":
+            self._check(trainer, trainer.global_step + 1)
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+        if trainer.precision != "16-mixed":  # there it comes multiplied by a large factor
+            self._losses_finite = _and_finite(self._losses_finite, loss)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        finite = torch.isfinite(outputs["loss"].detach())
-        self._all_finite = finite if self._all_finite is None else self._all_finite & finite
+        if trainer.precision == "16-mixed":
+            self._losses_finite = _and_finite(self._losses_finite, outputs["loss"])
         if pl_module.device.type == "cpu" or is_logged(trainer, trainer.global_step):
-            self._check(trainer)
+            self._check(trainer, trainer.global_step)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._check(trainer)
+        self._check(trainer, trainer.global_step)
 
-    def _check(self, trainer: L.Trainer) -> None:
-        if self._all_finite is None or bool(self._all_finite):
-            return
-        raise diverged(trainer, f"the training loss became NaN or infinite at step {trainer.global_step}")
+    def _check(self, trainer: L.Trainer, step: int) -> None:
+        for what, finite in (("training loss", self._losses_finite), ("gradient", self._gradients_finite)):
+            if finite is not None and not bool(finite):
+                raise diverged(trainer, f"the {what} became NaN or infinite at step {step}")
+
+
+class FiniteCheckpoints(L.Callback):
+    """Refuses to write a checkpoint, whoever asks for it, whose weights or optimizer state are NaN or infinite.
+
+    The file that is there stays. Weights are looked at where training starts, too. The device is waited for then only,
+    as saving does in any case.
+    """
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if _n_non_finite_of_all_ranks(trainer, pl_module):
+            raise UserError(
+                "the weights or the optimizer state that training starts from are NaN or infinite: give another "
+                "checkpoint in ckpt_path or initial_weights"
+            )
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if n_tensors := _n_non_finite_of_all_ranks(trainer, pl_module):
+            raise diverged(
+                trainer,
+                f"weights or optimizer state became NaN or infinite by step {trainer.global_step} ({n_tensors} tensors)",
+            )
+
+
+def _and_finite(so_far: Tensor | None, number: Tensor) -> Tensor:
+    finite = torch.isfinite(number.detach())
+    return finite if so_far is None else so_far & finite
+
+
+def _n_non_finite_of_all_ranks(trainer: L.Trainer, pl_module: L.LightningModule) -> int:
+    """Tensors that are NaN or infinite on any rank; every one must ask."""
+    if not trainer.optimizers:
+        return 0
+    return int(trainer.strategy.reduce(n_non_finite(pl_module, trainer.optimizers[0]).float(), reduce_op="max"))
 
 
 def diverged(trainer: L.Trainer, what: str) -> UserError:
@@ -46,7 +103,10 @@ def diverged(trainer: L.Trainer, what: str) -> UserError:
 
 
 def last_checkpoint(trainer: L.Trainer) -> str:
-    """The newest checkpoint file that this Trainer's callbacks have written, or 'none yet'."""
+    """The newest checkpoint file that this Trainer's callbacks have written, or 'none yet'.
+
+    `FiniteCheckpoints` sees to it that what was written was finite.
+    """
     folders = {Path(c.dirpath) for c in trainer.checkpoint_callbacks if getattr(c, "dirpath", None)}  # type: ignore[attr-defined]
     files = [file for folder in folders if folder.is_dir() for file in folder.glob("*.ckpt")]
     return str(max(files, key=lambda file: file.stat().st_mtime)) if files else "none yet"
