@@ -76,10 +76,8 @@ class FiniteCheckpoints(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if n_tensors := _n_non_finite_of_all_ranks(trainer, pl_module):
-            raise diverged(
-                trainer,
-                f"weights or optimizer state became NaN or infinite by step {trainer.global_step} ({n_tensors} tensors)",
-            )
+            what = f"weights or optimizer state became NaN or infinite by step {trainer.global_step}"
+            raise diverged(trainer, f"{what} ({n_tensors} tensors)")
 
 
 def _and_finite(so_far: Tensor | None, number: Tensor) -> Tensor:
