@@ -1,50 +1,98 @@
-"""What every benchmark needs: trials in fresh processes, and medians with their spread."""
+"""What every benchmark writes: a record that grows with each item, and tables."""
 
-import json
 import os
-import statistics
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+import shlex
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from anlit.errors import UserError
+import torch
 
-ERROR_LINES = 15
+from anlit.reporting.files import output_folder, write_json, write_text
+from anlit.reporting.provenance import environment
+from anlit.reporting.table import console, markdown_table, terminal_table
+
+BUSY_LOAD = 0.25
+"""Load per core before a benchmark above which its rates are not to be relied on."""
 
 
-def run_trial(command: Sequence[str], name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Run one measurement in a fresh process, so that none finds what another left in memory.
+class Table(NamedTuple):
+    """A table for the terminal and for Markdown; columns `left` are aligned left."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Collection[int] = (0,)
+
+
+class Record:
+    """The environment and what was measured so far, in OUTPUT/STEM.json.
+
+    `keep` replaces the file as a whole, so that a run that is killed leaves what it has measured.
 
     Args:
-        command: what starts the program; it gets `name` and the arguments as JSON, and prints its result
-            as the last line of its output.
-
-    Returns:
-        The result, with `process_seconds`, the processor time of the process and of those it started.
+        name: The benchmark.
+        argv: Its arguments.
+        output: The folder, made where missing.
+        device: Where it computes.
+        stem: The name of its files (default: the benchmark's).
+        settings: What was measured, by which settings.
 
     Raises:
-        UserError: the program failed.
+        UserError: The folder cannot be written.
     """
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    before = os.times()
-    process = subprocess.run(
-        [*command, name, json.dumps(arguments)], capture_output=True, text=True, env=environment, check=False
-    )
-    after = os.times()
-    lines = process.stdout.strip().splitlines()
-    if process.returncode or not lines:
-        what = "\n".join([*lines, *process.stderr.strip().splitlines()][-ERROR_LINES:])
-        raise UserError(f"The measurement `{' '.join(command)} {name}` ended with {process.returncode}:\n{what}")
-    user, system = after.children_user - before.children_user, after.children_system - before.children_system
-    return {**json.loads(lines[-1]), "process_seconds": user + system}
+
+    def __init__(
+        self, name: str, argv: Sequence[str], output: str, device: torch.device, stem: str = "", **settings: Any
+    ) -> None:
+        self._file = output_folder(output) / (stem or name)
+        self._began = time.monotonic()
+        surroundings = environment()
+        surroundings["hardware"] |= {"device": device_name(device), "threads": torch.get_num_threads()}
+        command = shlex.join(["anlit", "benchmark", name, *argv])
+        self.values: dict[str, Any] = {"benchmark": name, "command": command, "environment": surroundings}
+        self.keep(finished=False, **settings)
+
+    def keep(self, **values: Any) -> None:
+        """Add these values and write the file."""
+        self.values |= values
+        write_json(self.path("json"), self.values)
+
+    def path(self, suffix: str) -> Path:
+        return self._file.with_name(f"{self._file.name}.{suffix}")
+
+    @property
+    def machine(self) -> str:
+        """The device, for a title."""
+        hardware = self.values["environment"]["hardware"]
+        on_cpu = hardware["device"] == "cpu"
+        return f"{hardware['cpu']}, {hardware['threads']} threads" if on_cpu else str(hardware["device"])
+
+    def finish(self, tables: Iterable[Table], notes: Sequence[str] = ()) -> None:
+        """Write the last of it and the tables as Markdown, and print them."""
+        self.values["environment"]["load_after"] = os.getloadavg()[0]
+        self.keep(finished=True, seconds=time.monotonic() - self._began)
+        shown = list(tables)
+        lines = [f"# anlit benchmark {self.values['benchmark']}: {self.machine}", f"`{self.values['command']}`"]
+        for table in shown:
+            lines += [f"## {table.title}", markdown_table(table.head, table.rows, table.left)]
+        write_text(self.path("md"), "\n\n".join([*lines, *notes]) + "\n")
+        screen = console()
+        for table in shown:
+            screen.print(terminal_table(table.title, table.head, table.rows, table.left))
+        for note in (*notes, *self._busy()):
+            screen.print(note, markup=False, highlight=False)
+        screen.print(f"Written to {self._file}.json and .md.", markup=False, highlight=False, soft_wrap=True)
+
+    def _busy(self) -> list[str]:
+        surroundings: Mapping[str, Any] = self.values["environment"]
+        load = surroundings["load_before"]
+        if load <= BUSY_LOAD * surroundings["hardware"]["cores"]:
+            return []
+        return [f"The machine was busy before this began (load {load:.1f}): rely on the ratios alone."]
 
 
-def this_python(module: str) -> list[str]:
-    """The command that runs one of our modules with the Python that runs now."""
-    return [sys.executable, "-m", module]
-
-
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median, least and greatest of the repetitions."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": list(values)}
+def device_name(device: torch.device) -> str:
+    """The GPU's model, else the device's kind."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +10,19 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from anlit.benchmarks import step_entrants, step_trials
 from anlit.benchmarks.command import main
-from anlit.benchmarks.step_entrants import Elsewhere, same_work
-from anlit.benchmarks.step_ours import MODELS, OurStep
-from anlit.benchmarks.step_report import finish, median_with_interval, paired_ratio, targets
-from anlit.benchmarks.step_size import PRESETS, Size, Variant
-from anlit.benchmarks.step_table import markdown, plot
-from anlit.benchmarks.step_worker import PeerStep, Timed, described, peak_bytes
+from anlit.benchmarks.peers.training_step import PeerStep, TimedStep
+from anlit.benchmarks.process import ProcessError
+from anlit.benchmarks.record import Record
+from anlit.benchmarks.step import entrants, measure
+from anlit.benchmarks.step.entrants import PeerEntrant, same_work
+from anlit.benchmarks.step.ours import MODELS, OurStep
+from anlit.benchmarks.step.plan import PRESETS, Variant
+from anlit.benchmarks.step.report import finish
 from anlit.errors import UserError
 from anlit.models.flops import flops_per_token
 from anlit.optim.schedule import Schedule
-
-CPU = torch.device("cpu")
-TINY = Size("tiny", 16, 2, 2, 64, 8, 2, torch.float32)
-SHAPE = ["--d-model", "16", "--n-layers", "2", "--n-heads", "2", "--vocab-size", "64", "--length", "8", "--batch", "2"]
-
-
-@pytest.fixture(autouse=True)
-def not_compiled() -> Iterator[None]:
-    """What would be compiled runs as it is: compiling takes longer than all else here, and has tests of its own."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
+from tests.benchmarks.sizes import CPU, SHAPE, TINY
 
 
 def run(output: Path, *options: str) -> dict[str, Any]:
@@ -71,32 +61,51 @@ def test_a_run_and_what_it_writes(tmp_path: Path, capsys) -> None:
     pytest.importorskip("transformers")
     record = run(tmp_path, "--peer", "transformers", "--compiled", "no", "--peers-compiled", "no")
     rows = {row["label"]: row for row in record["rows"]}
-    assert list(rows) == ["GPT eager", "nGPT eager", "anGPT eager", "transformers eager"]
+    assert list(rows) == ["GPT+ eager", "nGPT eager", "anGPT eager", "Qwen3 eager"]
     model = OurStep("GPT", TINY, CPU).model.model
     for label, row in rows.items():
         assert row["reason"] is None, row["reason"]
         assert len(row["seconds"]["train"]) == record["rounds"] == 2
-        assert ("infer" in row["seconds"]) == (label != "transformers eager")
+        assert ("infer" in row["seconds"]) == (label != "Qwen3 eager")
         assert row["flops_per_token"] == flops_per_token(model, 8)
         rate = 16 / row["spread"]["train"]["median"]
         assert row["tokens_per_second"] == pytest.approx(rate)
         assert row["mfu"] == pytest.approx(rate * row["flops_per_token"] / record["peak_flops_per_second"])
-    assert rows["GPT eager"]["beside_base"]["train"]["median"] == 1
-    assert record["targets"] == []  # another size than the preset's
+    assert rows["GPT+ eager"]["beside_base"]["train"]["median"] == 1
+    assert rows["Qwen3 eager"]["versions"].keys() == {"transformers", "torch"}
+    assert record["finished"]
     assert record["settings"]["size"]["d_model"] == 16
-    assert "transformers' Qwen3 eager" in capsys.readouterr().out
+    assert record["environment"]["git"]["commit"]
+    assert "Qwen3 eager" in capsys.readouterr().out
     assert "| GPT+ eager |" in (tmp_path / "step-cpu.md").read_text()
-    assert (tmp_path / "step-cpu.png").stat().st_size > 10_000
+
+
+def test_a_run_that_is_killed_leaves_the_rounds_that_it_did(tmp_path: Path, monkeypatch) -> None:
+    keep, kept = Record.keep, []
+
+    def killed(self: Record, **values: Any) -> None:
+        keep(self, **values)
+        kept.append(values.get("rounds"))
+        if values.get("rounds") == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Record, "keep", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "--peer", "none", "--compiled", "no", "--models", "GPT", "--rounds", "5", "--kinds", "train")
+    record = json.loads((tmp_path / "step-cpu.json").read_text())
+    assert not record["finished"]
+    assert record["rounds"] == 2
+    assert [len(row["seconds"]["train"]) for row in record["rows"]] == [2]
 
 
 def test_documents_kernels_and_mechanisms(tmp_path: Path) -> None:
-    options = ["--peer", "none", "--compiled", "no", "--models", "anGPT", "--kinds", "train,forward", "--documents"]
+    options = ["--peer", "none", "--compiled", "no", "--models", "anGPT", "--kinds", "train", "--documents"]
     record = run(tmp_path, *options, "--mechanisms", "plain,scale-invariant", "--backends", "eager,sdpa")
     labels = ["anGPT eager eager", "anGPT sdpa eager"]
     labels += ["anGPT scale-invariant eager eager", "anGPT scale-invariant sdpa eager"]
     assert [row["label"] for row in record["rows"]] == labels
     *possible, impossible = record["rows"]
-    assert all(row["reason"] is None and set(row["seconds"]) == {"train", "forward"} for row in possible)
+    assert all(row["reason"] is None and set(row["seconds"]) == {"train"} for row in possible)
     assert "cannot do attention ScaleInvariant" in impossible["reason"]
     assert possible[0]["losses"] == pytest.approx(possible[1]["losses"], rel=1e-5)
 
@@ -104,12 +113,9 @@ def test_documents_kernels_and_mechanisms(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compiled", ["no", "blocks", "whole"])
 def test_a_peer_learns_and_does_our_work(compiled: str) -> None:
     pytest.importorskip("transformers")
-    entrant = Timed(peer := PeerStep("transformers", TINY.as_json(), CPU, compiled), CPU)
-    ours = OurStep("GPT", TINY, CPU)
-    assert (
-        same_work(described(peer), {"parameters": ours.parameters(), "flops_per_token": ours.flops_per_token()}) is None
-    )
-    losses = [entrant.answer({"do": "loss"})["loss"] for _ in range(10)]
+    peer = TimedStep(PeerStep("transformers", TINY.as_json(), CPU, compiled), CPU)
+    assert same_work(peer.described, TimedStep(OurStep("GPT", TINY, CPU), CPU).described) is None
+    losses = [peer.loss() for _ in range(10)]
     assert losses[0] == pytest.approx(4.16, abs=0.2)
     assert losses[-1] < losses[0] - 0.05
 
@@ -123,17 +129,17 @@ def test_other_work_is_told() -> None:
 
 def test_a_peer_in_a_process_of_its_own() -> None:
     pytest.importorskip("transformers")
-    entrant = Elsewhere(sys.executable, Variant("transformers"), TINY, CPU)
+    entrant = PeerEntrant(sys.executable, Variant("transformers"), TINY, CPU)
     here = PeerStep("transformers", TINY.as_json(), CPU, "no")
-    assert entrant.described["versions"].keys() == {"transformers", "torch"}
     assert entrant.described["flops_per_token"] == here.flops_per_token()
     for _ in range(2):
-        assert entrant.answer({"do": "loss"})["loss"] == pytest.approx(here.train().item(), rel=1e-5)
-    assert entrant.answer({"do": "time", "kind": "train", "repeats": 2})["seconds"] > 0
-    with pytest.raises(RuntimeError, match="AttributeError"):
-        entrant.answer({"do": "time", "kind": "infer", "repeats": 1})
-    with pytest.raises(RuntimeError, match="ended"):
-        entrant.answer({"do": "loss"})
+        assert entrant.loss() == pytest.approx(here.train().item(), rel=1e-5)
+    assert entrant.seconds("train", 2) > 0
+    with pytest.raises(ProcessError, match="AttributeError"):
+        entrant.seconds("infer")
+    with pytest.raises(ProcessError, match="ended"):
+        entrant.loss()
+    entrant.close()
 
 
 def test_what_is_wrong_or_fails_is_told_and_not_timed(tmp_path: Path, monkeypatch) -> None:
@@ -148,36 +154,35 @@ def test_what_is_wrong_or_fails_is_told_and_not_timed(tmp_path: Path, monkeypatc
             loss = super().train()
             return loss * 1.001 if self.compiled else loss
 
-    monkeypatch.setattr(step_entrants, "OurStep", Wrong)
+    monkeypatch.setattr(entrants, "OurStep", Wrong)
     record = run(tmp_path, "--peer", "none", "--models", "GPT,anGPT", "--kinds", "train")
     rows = {row["label"]: row for row in record["rows"]}
-    assert rows["GPT eager"]["reason"] is None
+    assert rows["GPT+ eager"]["reason"] is None
     assert rows["anGPT eager"]["reason"] == "it fails: out of memory"
-    assert "it is wrong: its first losses are" in rows["GPT compiled"]["reason"]
-    assert not any("seconds" in row for label, row in rows.items() if label != "GPT eager")
-    assert "– (it fails: out of memory)" in (tmp_path / "step-cpu.md").read_text()
+    assert "it is wrong: its first losses are" in rows["GPT+ compiled"]["reason"]
+    assert not any("seconds" in row for label, row in rows.items() if label != "GPT+ eager")
+    assert "not timed: anGPT eager: it fails: out of memory" in (tmp_path / "step-cpu.md").read_text()
 
 
 def test_losses_that_tell_of_errors() -> None:
     plan = PRESETS["cpu"]
-    row: dict[str, Any] = {"model": "GPT", "mechanism": "plain", "peer": False, "label": "GPT eager", "reason": None}
+    row: dict[str, Any] = {"model": "GPT", "mechanism": "plain", "peer": False, "label": "GPT+ eager", "reason": None}
     row |= {"compiled": "no"}
     good = row | {"losses": [8.31, 8.3, 8.2]}
-    assert step_trials.reason_against(good, [good], plan) is None
-    assert step_trials.reason_against(row | {"losses": [8.31, None, 8.2]}, [good], plan) is not None
+    assert measure.reason_against(good, [good], plan) is None
+    assert measure.reason_against(row | {"losses": [8.31, float("nan"), 8.2]}, [good], plan) is not None
     other = row | {"losses": [8.31, 8.3, 8.21]}
-    assert step_trials.reason_against(other, [good], plan) is not None
-    assert step_trials.reason_against(other | {"compiled": "float8"}, [good], plan) is None
-    assert step_trials.reason_against(row | {"compiled": "float8", "losses": [8.31, 8.3, 8.0]}, [good], plan)
+    assert measure.reason_against(other, [good], plan) is not None
+    assert measure.reason_against(other | {"compiled": "float8"}, [good], plan) is None
+    assert measure.reason_against(row | {"compiled": "float8", "losses": [8.31, 8.3, 8.0]}, [good], plan)
     peer = row | {"model": "litgpt", "peer": True, "parameters": 1, "flops_per_token": 1.0}
-    assert "about 8.32" in step_trials.reason_against(peer | {"losses": [10.0, 9.0, 8.0]}, [good, peer], plan)
+    assert "about 8.32" in measure.reason_against(peer | {"losses": [10.0, 9.0, 8.0]}, [good, peer], plan)
 
 
 def test_no_time_left(tmp_path: Path) -> None:
     record = run(tmp_path, "--peer", "none", "--minutes", "0")
     assert all("no time was left" in row["reason"] for row in record["rows"])
     assert record["rounds"] == 0
-    assert not (tmp_path / "step-cpu.png").exists()
 
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
@@ -192,14 +197,6 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
             continue
         with pytest.raises(UserError, match=sentence):
             run(tmp_path, *options)
-
-
-def test_memory_of_a_call() -> None:
-    kept = torch.zeros(10_000_000)
-    found = peak_bytes(lambda: torch.ones(20_000_000).sum(), [kept, kept[:10]], CPU)
-    if found is None:
-        pytest.skip("this system does not tell")
-    assert found == pytest.approx(120e6, rel=0.1)
 
 
 def test_peers_are_clipped_and_free_their_gradients() -> None:
@@ -217,83 +214,35 @@ def test_peers_are_clipped_and_free_their_gradients() -> None:
 
 def made_up(model: str, compiled: str, seconds: list[float], **more: Any) -> dict[str, Any]:
     variant = Variant(model, compiled)
-    row = {**vars(variant), "label": variant.label, "peer": model in step_entrants.PEERS, "reason": None}
-    return row | {"seconds": {"train": seconds}, "flops_per_token": 1e6, "peak_bytes": 10**9, **more}
+    row = {**vars(variant), "label": variant.label, "mode": variant.mode, "reason": None}
+    return row | {"seconds": {"train": seconds}, "flops_per_token": 1e6, **more}
 
 
-def test_ratios_are_paired_and_targets_take_the_peers_best_mode(tmp_path: Path) -> None:
+def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
     rows = [
         made_up("GPT", "no", [1.0, 2.0, 4.0]),
         made_up("anGPT", "no", [1.02, 2.04, 4.08]),
-        made_up("nGPT", "no", [1.2, 2.4, 4.8]),
         made_up("GPT", "blocks", [0.5, 1.0, 2.0]),
-        made_up("litgpt", "no", [1.3, 2.6, 5.2]),
         made_up("litgpt", "whole", [0.55, 1.1, 2.2]),
-        made_up("litgpt", "blocks", [0.7, 1.4, 2.8]),
+        made_up("GPT", "float8", [0.25, 0.5, 1.0]),
         made_up("transformers", "whole", [0.6], reason="it fails: no"),
     ]
     finish(rows, 1000, 2e9)
     assert rows[1]["beside_base"]["train"] == pytest.approx({"median": 1.02, "low": 1.02, "high": 1.02})
-    assert rows[3]["beside_base"]["train"]["median"] == 1
-    assert rows[5]["beside_base"]["train"]["median"] == pytest.approx(1.1)
+    assert rows[2]["beside_base"]["train"]["median"] == 1
+    assert rows[3]["beside_base"]["train"]["median"] == pytest.approx(1.1)
+    assert rows[4]["beside_base"]["train"]["median"] == 0.5  # beside GPT+ compiled without it
     assert rows[0]["spread"]["train"]["quartiles"] == [1.5, 3.0]
     assert rows[0]["mfu"] == pytest.approx(1000 / 2 * 1e6 / 2e9)
-    found = {row["what"]: (row["measured"][:5], row["met"]) for row in targets(rows, "cpu", "d 256")}
-    assert found == {
-        "eager: time of nGPT beside GPT+": ("1.200", False),
-        "eager: time of anGPT beside GPT+": ("1.020", True),
-        "eager: GPT+'s speed beside litgpt's GPT": ("1.300", True),
-        "compiled: GPT+'s speed beside litgpt's GPT": ("1.100", False),
-    }
-    on_gpu = targets([row | {"peak_bytes": 2 * 10**9} if row["peer"] else row for row in rows], "gpu", "0.5B")
-    wanted = {
-        "eager: MFU of GPT": False,
-        "eager: time of anGPT beside GPT+": False,
-        "eager: GPT+'s memory beside litgpt's GPT": True,
-    }
-    assert {row["what"]: row["met"] for row in on_gpu}.items() >= wanted.items()
-    assert targets(rows, "", "d 256") == []
-    hardware = {"device": "cpu", "cpu": "a processor", "cores": 2}
-    size = PRESETS["cpu"].size.as_json()
-    record = {"environment": {"hardware": hardware, "load_before": 0.0}, "settings": {"size": size}, "threads": 2,
-              "peak_flops_per_second": 2e9, "command": "anlit benchmark step", "rounds": 3, "rows": rows,
-              "targets": targets(rows, "cpu", "d 256")}  # fmt: skip
-    plot(record, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").exists()
-    assert "| compiled: GPT+'s speed beside litgpt's GPT | ≥ 1.15 × | 1.100 × (1.100 – 1.100) | no |" in markdown(
-        record
-    )
-
-
-def test_a_ratio_is_of_the_same_round() -> None:
-    fast, slow = {"seconds": {"train": [1.0, 10.0, 100.0]}}, {"seconds": {"train": [2.0, 20.0, 50.0]}}
-    assert paired_ratio(slow, fast) == {"median": 2.0, "low": 0.5, "high": 2.0}
-
-
-def test_the_interval_of_a_median() -> None:
-    """Against the tables of order statistics: n = 10 gives the 2nd and 9th value, n = 15 the 4th and 12th."""
-    assert median_with_interval([float(n) for n in range(10, 0, -1)]) == {"median": 5.5, "low": 2.0, "high": 9.0}
-    assert median_with_interval([float(n) for n in range(1, 16)]) == {"median": 8.0, "low": 4.0, "high": 12.0}
-    assert median_with_interval([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
+    assert "beside_base" not in rows[5]
 
 
 def test_the_presets_compare_what_is_to_be_compared() -> None:
     labels = [variant.label for variant in PRESETS["cpu"].variants()]
-    assert labels[:6] == [f"{model} {how}" for how in ("eager", "compiled") for model in ("GPT", "nGPT", "anGPT")]
-    assert {"litgpt eager", "litgpt compiled whole", "transformers eager", "transformers compiled"} <= set(labels)
+    assert labels[:6] == [f"{model} {how}" for how in ("eager", "compiled") for model in ("GPT+", "nGPT", "anGPT")]
+    assert {"litgpt eager", "litgpt compiled whole", "Qwen3 eager", "Qwen3 compiled"} <= set(labels)
     gpu = PRESETS["h200"]
     assert (gpu.size.length, gpu.size.batch, gpu.size.vocab_size, gpu.size.dtype) == (2048, 8, 50_304, torch.bfloat16)
     assert [variant.label for variant in gpu.variants()] == [
-        "GPT compiled", "nGPT compiled", "anGPT compiled", "litgpt compiled whole", "transformers compiled whole",
+        "GPT+ compiled", "nGPT compiled", "anGPT compiled", "litgpt compiled whole", "Qwen3 compiled whole",
     ]  # fmt: skip
-
-
-def test_float8_is_put_beside_gpt_plus_compiled_without_it() -> None:
-    shared = {"mechanism": "plain", "peer": False, "reason": None, "flops_per_token": 1.0}
-    rows = [
-        {**shared, "model": "GPT", "compiled": how, "seconds": {"train": [seconds] * 6}}
-        for how, seconds in (("no", 4.0), ("blocks", 2.0), ("float8", 1.0))
-    ]
-    finish(rows, tokens=8, peak=16.0)
-    assert [row["beside_base"]["train"]["median"] for row in rows] == [1.0, 1.0, 0.5]
-    assert [target["what"] for target in targets(rows, "gpu", "0.5B")] == ["eager: MFU of GPT", "compiled: MFU of GPT"]

@@ -1,7 +1,6 @@
-"""`anlit benchmark growth`, `loss` and `profile` at tiny sizes, and the arithmetic of what they report."""
+"""`anlit benchmark growth`, `loss`, `profile` and `folding` at tiny sizes, and the arithmetic of what they report."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from anlit.benchmarks import loss_memory
 from anlit.benchmarks.command import main
-from anlit.benchmarks.growth import BASES, exponent, fits, size_at
-from anlit.benchmarks.growth_plot import plot
-from anlit.benchmarks.loss_memory import compare, targets
-from anlit.benchmarks.loss_trials import run, way_of
-from anlit.benchmarks.profile_groups import GROUPS, group_of, marked, seconds_by_group
-from anlit.benchmarks.step_ours import OurStep
-from anlit.benchmarks.step_profile import floors
-from anlit.benchmarks.step_size import Size
+from anlit.benchmarks.growth.command import BASES, exponent, fits, size_at
+from anlit.benchmarks.growth.plot import plot
+from anlit.benchmarks.loss import command as loss_command
+from anlit.benchmarks.loss import ways
+from anlit.benchmarks.loss.command import compare
+from anlit.benchmarks.process import ProcessError
+from anlit.benchmarks.step.ours import OurStep
+from anlit.benchmarks.step.profile import floors
+from anlit.benchmarks.step.profile_groups import GROUPS, group_of, marked, seconds_by_group
 from anlit.errors import UserError
-
-CPU = torch.device("cpu")
-TINY = Size("tiny", 16, 2, 2, 64, 8, 2, torch.float32)
-SHAPE = ["--d-model", "16", "--n-layers", "2", "--n-heads", "2", "--vocab-size", "64", "--length", "8", "--batch", "2"]
-
-
-@pytest.fixture(autouse=True)
-def not_compiled() -> Iterator[None]:
-    """What would be compiled runs as it is."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
+from tests.benchmarks.sizes import CPU, SHAPE, TINY
 
 
 def test_growth_over_layers(tmp_path: Path, capsys) -> None:
@@ -45,6 +34,19 @@ def test_growth_over_layers(tmp_path: Path, capsys) -> None:
     assert {fit["model"] for fit in record["fits"]} == {"GPT", "anGPT"}
     assert (tmp_path / "growth.png").stat().st_size > 10_000
     assert "FLOPs' exponent" in capsys.readouterr().out
+
+
+def test_growth_has_a_time_limit_and_another_mechanism(tmp_path: Path) -> None:
+    options = ["--preset", "cpu", *SHAPE, "--grow", "L", "--mechanism", "scale-invariant", "--output", str(tmp_path)]
+    assert main(["growth", *options, "--minutes", "0"]) == 0
+    record = json.loads((tmp_path / "growth.json").read_text())
+    assert record["points"] == []
+    assert record["left_out"] == ["L = 1", "L = 2", "L = 4", "L = 8"]
+    assert "Left out after 0 minutes: L = 1," in (tmp_path / "growth.md").read_text()
+    assert main(["growth", *options, "--values", "1", "--models", "anGPT", "--rounds", "1"]) == 0
+    record = json.loads((tmp_path / "growth.json").read_text())
+    assert record["mechanism"] == "scale-invariant"
+    assert [point["reason"] for point in record["points"]] == [None]
 
 
 def test_a_sequence_longer_than_the_batch_is_refused(tmp_path: Path) -> None:
@@ -89,42 +91,51 @@ def test_exponents_are_those_of_powers(tmp_path: Path) -> None:
     assert (tmp_path / "picture.png").exists()
 
 
-def three_times(h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A wrong way."""
-    loss = way_of("full")(h, weight, targets)
-    return loss.detach(), 3 * loss
-
-
 def test_ways_to_the_loss(tmp_path: Path, monkeypatch, capsys) -> None:
-    def here(command: list[str], name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        if arguments["way"] == "liger":
-            raise UserError("it ended with 1:\nModuleNotFoundError: No module named 'liger_kernel'")
-        return json.loads(json.dumps(run(**arguments)))
+    """In this process: that another one answers, the tests of the step and of the data show."""
 
-    monkeypatch.setattr(loss_memory, "run_trial", here)
+    def here(module: str, do: str, **arguments: Any) -> dict[str, Any]:
+        if arguments["way"] == "liger":
+            raise ProcessError("it ended:\nModuleNotFoundError: No module named 'liger_kernel'")
+        return json.loads(json.dumps(ways.measure(**arguments)))
+
+    def three_times(h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = ways.full(h, weight, targets)
+        return loss.detach(), 3 * loss
+
+    monkeypatch.setattr(loss_command, "measure_once", here)
+    monkeypatch.setitem(ways.WAYS, "torch", three_times)
     shape = ["--batch", "2", "--length", "64", "--d-model", "8", "--vocab-size", "300", "--device", "cpu"]
-    ways = f"liger,full,{__name__}:three_times"
-    assert main(["loss", *shape, "--ways", ways, "--output", str(tmp_path)]) == 0
+    assert main(["loss", *shape, "--ways", "liger,full,torch,anlit", "--output", str(tmp_path)]) == 0
     rows = {row["way"]: row for row in json.loads((tmp_path / "loss.json").read_text())["rows"]}
-    assert list(rows) == ["full", "liger", f"{__name__}:three_times"]
+    assert list(rows) == ["full", "liger", "torch", "anlit"]
     assert rows["full"]["loss"] == pytest.approx(6.2, abs=0.4)
     assert rows["full"]["error"] == 0
+    assert rows["anlit"]["right"]
     assert "liger_kernel" in rows["liger"]["reason"]
-    wrong = rows[f"{__name__}:three_times"]
-    assert wrong["error"] == pytest.approx(2, rel=1e-3)
-    assert not wrong["right"]
+    assert rows["torch"]["error"] == pytest.approx(2, rel=1e-3)
+    assert not rows["torch"]["right"]
     assert "(wrong)" in capsys.readouterr().out
 
 
-def test_the_loss_has_to_be_small_and_right() -> None:
+def test_ways_are_put_beside_the_full_logits() -> None:
     full = {"loss": 1.0, "peak_bytes": 1000, "seconds": 1.0, "gradients": [[3.0, 4.0], [1.0]]}
     good = full | {"peak_bytes": 200, "gradients": [[3.0, 4.0001], [1.0]]}
     (_, row) = compare({"full": full, "anlit": good}, "float32")
     assert row["part_of_full"] == 0.2
     assert row["error"] == pytest.approx(2e-5)
-    assert [target["met"] for target in targets([row])] == [True]
-    for bad in (good | {"peak_bytes": 300}, good | {"gradients": [[3.0, 4.0], [1.1]]}):
-        assert [t["met"] for t in targets(compare({"full": full, "anlit": bad}, "float32"))] == [False]
+    assert row["right"]
+    assert not compare({"full": full, "anlit": good | {"gradients": [[3.0, 4.0], [1.1]]}}, "float32")[1]["right"]
+
+
+def test_folded_models_beside_gpt_plus(tmp_path: Path, capsys) -> None:
+    options = ["--layers", "1", "--heads", "2", "--width", "16", "--length", "8", "--vocab", "64", "--rounds", "2"]
+    assert main(["folding", *options, "--device", "cpu", "--output", str(tmp_path)]) == 0
+    models = json.loads((tmp_path / "folding.json").read_text())["models"]
+    assert list(models) == ["GPT+", "nGPT", "nGPT, folded", "anGPT", "anGPT, folded"]
+    assert all(len(one["values"]) == 2 for one in models.values())
+    assert models["GPT+"]["beside_base"]["median"] == 1
+    assert "anGPT, folded" in capsys.readouterr().out
 
 
 def test_a_profile(tmp_path: Path, capsys) -> None:

@@ -1,6 +1,7 @@
 """Files in the hub's layouts and schemas, written without the package's own writers and readers."""
 
 import itertools
+import json
 import random
 import struct
 from array import array
@@ -9,24 +10,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import zstandard
 
-from anlit.benchmarks.texts import (
-    SET_NAMES,
-    python_sources_as_slimpajama,
-    slimpajama_path,
-    write_slimpajama_file,
+SET_NAMES = (
+    "RedPajamaCommonCrawl",
+    "RedPajamaC4",
+    "RedPajamaGithub",
+    "RedPajamaBook",
+    "RedPajamaArXiv",
+    "RedPajamaWikipedia",
+    "RedPajamaStackExchange",
 )
-
-__all__ = [
-    "SET_NAMES",
-    "documents",
-    "fineweb",
-    "fineweb_bin",
-    "openwebtext",
-    "python_sources_as_slimpajama",
-    "slimpajama",
-]
-
+CHUNKS = {"train": 10, "validation": 5, "test": 5}  # folders that the hub spreads a split's files over
+STEMS = {"train": "example_train", "validation": "example_holdout", "test": "example_holdout"}
 LONG = 1_100_000  # bytes of the long document, at least
 END_OF_DOCUMENT = "<|endoftext|>"
 GPT2_END_OF_DOCUMENT = 50256
@@ -111,9 +107,25 @@ def slimpajama(folder: Path, documents_by_split: dict[str, Sequence[str]], n_fil
     for split, texts in documents_by_split.items():
         rows = [(text, SET_NAMES[number % len(SET_NAMES)]) for number, text in enumerate(texts)]
         for number, part in enumerate(_cut(rows, n_files)):
-            written.append(slimpajama_path(folder, split, number))
-            write_slimpajama_file(written[-1], part, frames=1 + 2 * (number % 2))
+            chunk, index = number % CHUNKS[split] + 1, number // CHUNKS[split]
+            written.append(folder / split / f"chunk{chunk}" / f"{STEMS[split]}_{index}.jsonl.zst")
+            _write_slimpajama_file(written[-1], part, frames=1 + 2 * (number % 2))
     return written
+
+
+def _write_slimpajama_file(path: Path, rows: Sequence[tuple[str, str]], frames: int) -> None:
+    """(text, redpajama_set_name) as JSON lines, cut into so many zstd frames: a reader must go on after the first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        # JSON may spell a letter out or escape it: every second row has escapes.
+        json.dumps({"text": text, "meta": {"redpajama_set_name": name}}, ensure_ascii=bool(number % 2)) + "\n"
+        for number, (text, name) in enumerate(rows)
+    ]
+    cut = -(-len(lines) // frames) or 1
+    compressor = zstandard.ZstdCompressor()
+    with path.open("wb") as file:
+        for start in range(0, max(1, len(lines)), cut):
+            file.write(compressor.compress("".join(lines[start : start + cut]).encode("utf-8")))
 
 
 def openwebtext(folder: Path, texts: Sequence[str], n_files: int = 2, row_group_size: int = 10) -> list[Path]:

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from anlit.benchmarks.data.texts import write_slimpajama
 from anlit.data.preparation import run as run_module
 from anlit.data.preparation.catalogue import python_files
 from anlit.data.preparation.recipe import Recipe
 from tests.data import layouts
-from tests.data.layouts import documents, python_sources_as_slimpajama
+from tests.data.layouts import documents
 from tests.data.preparing import (
     KILLED,
     finish,
@@ -264,8 +265,7 @@ def how_far(folder: Path) -> str:
 def test_killed_at_random_moments_of_200_megabytes(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Twenty, each of a preparation of its own. Prints a line for each (pytest -s)."""
     place = tmp_path_factory.mktemp("killed")
-    counts = python_sources_as_slimpajama(place / "hub", MEGABYTES, file_megabytes=2)
-    size = sum(split["bytes"] for split in counts.values())
+    size = write_slimpajama(place / "hub", MEGABYTES, file_megabytes=2)["bytes"]
     assert size >= 200e6
     texts = (file.path.read_text(errors="replace") for file in python_files(include_site_packages=False)[:300])
     tokenizer = word_tokenizer(place / "tokenizer.json", texts)

@@ -1,14 +1,17 @@
-"""Time and memory of a call."""
+"""Time and memory of a call. Importing this does not import torch, whose import some trials time."""
+
+from __future__ import annotations
 
 import ctypes
 import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Clock:
@@ -31,6 +34,8 @@ def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) 
         for _ in range(repeats):
             call()
         return (time.perf_counter() - begin) / repeats
+    import torch
+
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize(device)
     start.record()
@@ -48,6 +53,8 @@ def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.de
     """
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
     if device.type == "cuda":
+        import torch
+
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

@@ -1,0 +1,71 @@
+"""The picture of `anlit benchmark growth`: a step's time and memory over what grew, with the fitted powers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator, ScalarFormatter
+
+from anlit.analysis.plots import BASELINE_COLOUR, COLOURS
+from anlit.benchmarks.step.plan import NAMES
+
+AXIS_LABELS = {"T": "T, tokens in a sequence (tokens in a batch stay)", "d": "d, model width", "L": "L, layers"}
+QUANTITIES = {"seconds": "step (ms)", "bytes": "peak memory (GB)"}
+STYLES = {"GPT": (BASELINE_COLOUR, "o"), "nGPT": (COLOURS[1], "s"), "anGPT": (COLOURS[0], "D")}
+
+
+def plot(record: Mapping[str, Any], path: Path) -> None:
+    """Write a column for each axis and a row for each quantity as PNG; nothing where nothing was measured."""
+    axes = list(dict.fromkeys(point["axis"] for point in record["points"]))
+    if not axes:
+        return
+    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+        figure, grid = plt.subplots(2, len(axes), figsize=(4.6 * len(axes), 8.2), squeeze=False, layout="constrained")
+        for column, axis in enumerate(axes):
+            for row, kind in enumerate(QUANTITIES):
+                ax = grid[row][column]
+                drawn = [_draw(ax, record, fit, kind) for fit in record["fits"] if fit["axis"] == axis]
+                _dress(ax, sorted({point["value"] for point in record["points"] if point["axis"] == axis}))
+                ax.set_xlabel(AXIS_LABELS[axis])
+                if any(drawn):
+                    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize=9)
+        for row, label in enumerate(QUANTITIES.values()):
+            grid[row][0].set_ylabel(label)
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def _draw(ax: Axes, record: Mapping[str, Any], fit: Mapping[str, Any], kind: str) -> bool:
+    points = [p for p in record["points"] if (p["axis"], p["model"], p["reason"]) == (fit["axis"], fit["model"], None)]
+    unit = 1e3 if kind == "seconds" else 1e-9
+    x = [point["value"] for point in points]
+    y = [(point["seconds"]["median"] if kind == "seconds" else point["bytes"] or np.nan) * unit for point in points]
+    if not points or np.isnan(y).all():
+        return False
+    label, (colour, marker) = NAMES.get(fit["model"], fit["model"]), STYLES[fit["model"]]
+    if (power := fit[kind]) is not None:
+        label += f": exponent {power['exponent']:.2f} ({power['low']:.2f} – {power['high']:.2f})"
+        if kind == "seconds":
+            label += f", FLOPs {fit['flops']['exponent']:.2f}"
+        line = unit * power["constant"] * np.asarray(x, dtype=float) ** power["exponent"]
+        ax.plot(x, line, "--", color=colour, linewidth=1)
+    ax.plot(x, y, linestyle="none", marker=marker, markersize=5.5, color=colour, label=label)
+    return True
+
+
+def _dress(ax: Axes, values: list[int]) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(values)
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 2048 else f"{x:g}"))
+    ax.yaxis.set_major_formatter(ScalarFormatter())
+    ax.grid(alpha=0.25, linewidth=0.6)

@@ -1,0 +1,19 @@
+"""How a process of its own answers what it is asked."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Answer each line of JSON on standard input, {"do": NAME, arguments…}, by the function's result as one line.
+
+    An exception ends the process; its traceback stands on standard error.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print goes to standard error
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(functions[request.pop("do")](**request)), file=answers, flush=True)

@@ -1,0 +1,39 @@
+"""What a device can do at most, measured; and the compiler's state that all benchmarks begin with."""
+
+import torch
+
+from anlit.benchmarks.peers.clock import seconds_of
+
+PEAK_SIZE = {"cuda": 8192, "cpu": 1024}
+COPIED = {"cuda": 2**30, "cpu": 2**26}
+"""Bytes, well above any cache."""
+TRIALS = 10
+FLOAT32 = 4
+
+
+def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a product of square matrices, the best of ten."""
+    size = PEAK_SIZE[device.type]
+    one, other = torch.randn(2, size, size, device=device).to(dtype)
+    best = min(seconds_of(lambda: one @ other, device) for _ in range(TRIALS))
+    return float(2 * size**3 / best)
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes per second of copying memory, read and written both counted; the best of ten."""
+    source = torch.zeros(COPIED[device.type] // FLOAT32, device=device)
+    target = torch.empty_like(source)
+    best = min(seconds_of(lambda: target.copy_(source), device) for _ in range(TRIALS))
+    return 2 * COPIED[device.type] / best
+
+
+def prepare_compiler() -> None:
+    """Make room for all compilations of a benchmark, once before it begins.
+
+    Blocks of several models share their code, and each model, shape and kind of pass is a compilation of its own. One
+    over the limit would run uncompiled, and be timed, so it fails instead.
+    """
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 256
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    torch._dynamo.config.fail_on_recompile_limit_hit = True

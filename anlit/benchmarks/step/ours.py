@@ -1,0 +1,168 @@
+"""One training step of our models as `anlit fit` runs it: Lightning's own optimization loop, called batch by batch.
+
+A real Trainer holds the model, the precision, the optimizer and the clipping, so that the model's hooks, Lightning's
+order of them and the norms' restoration are those of a run. Left out is what happens around the step: the loader, the
+callbacks, what is logged, and the loop over batches.
+"""
+
+import logging
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import cached_property, partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms.plain import Plain
+from anlit.benchmarks.step.plan import Size, blocks_of
+from anlit.data.batch import Batch, batch_from_blocks
+from anlit.models import GPT, NGPT, AnGPT
+from anlit.models.decoder import Decoder
+from anlit.models.fold import fold
+from anlit.models.runtime import Runtime
+from anlit.training.language_model import LanguageModel
+
+MODELS: dict[str, Any] = {"GPT": GPT, "nGPT": NGPT, "anGPT": AnGPT}
+PRECISIONS: dict[torch.dtype, Any] = {torch.bfloat16: "bf16-mixed", torch.float32: "32-true"}
+MANY_STEPS = 1_000_000
+
+
+class OurStep:
+    """A model of ours with its optimizer, one batch, and what can be timed on it.
+
+    Args:
+        architecture: A key of `MODELS`.
+        size: Its shape and the batch's.
+        device: Where.
+        runtime: Compiled or not, in float8 or not.
+        mechanism: Attention's.
+        backend: Attention's kernel.
+        documents: Let the batch hold packed documents, and mask them; else each row is one.
+    """
+
+    def __init__(
+        self,
+        architecture: str,
+        size: Size,
+        device: torch.device,
+        runtime: Runtime = Runtime(compile=False),
+        mechanism: Mechanism | None = None,
+        backend: str = "auto",
+        documents: bool = False,
+    ) -> None:
+        self._runtime, self._dtype = runtime, size.dtype
+        build: Any = partial(
+            MODELS[architecture],
+            vocab_size=size.vocab_size,
+            context_length=size.length,
+            n_layers=size.n_layers,
+            n_heads=size.n_heads,
+            d_model=size.d_model,
+            attention=mechanism or Plain(),
+            backend=backend,
+            document_masking=documents,
+        )
+        self._build = build
+        torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of modules among the hyperparameters
+            self.model: LanguageModel = build(runtime=self._runtime)
+        self.trainer = trainer_of(self.model, device, size.dtype)
+        self.batch = _batch(size, documents, device)
+        self._done = 0
+
+    def train(self) -> Tensor:
+        """Forward, backward, clipping, optimizer, norms; returns the loss, which the device may still compute."""
+        loop = self.trainer.fit_loop.epoch_loop
+        arguments = OrderedDict(batch=self.batch, batch_idx=self._done)
+        loss = loop.automatic_optimization.run(self.trainer.optimizers[0], self._done, arguments)["loss"]
+        schedules: Any = self.trainer.lr_scheduler_configs
+        for one in schedules:
+            one.scheduler.step()
+        self._done += 1
+        return loss.detach()
+
+    @torch.inference_mode()
+    def infer(self) -> Tensor:
+        """Logits (B, T, V) of a model for inference: folded where it has factors, weights in the products' type.
+
+        Its weights are others than those that `train` changes.
+        """
+        batch = self.batch
+        return self._finished(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
+
+    @cached_property
+    def _finished(self) -> Decoder:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            decoder = self._build().model
+        if not isinstance(self.model, GPT):
+            decoder = fold(decoder)
+        decoder.to(self.batch.tokens.device, self._dtype).eval().requires_grad_(False)
+        self._runtime.apply(decoder, self.batch.tokens.device.type)
+        return decoder
+
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def flops_per_token(self) -> float:
+        """Of a training step; see `anlit.models.flops`."""
+        return self.model.model.flops_per_token(self.batch.tokens.shape[1])
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What stays between steps: parameters, gradients, optimizer state, the batch."""
+        for parameter in self.model.parameters():
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+        for state in self.trainer.optimizers[0].state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+        yield from (value for value in self.batch if isinstance(value, Tensor))
+
+
+def trainer_of(model: LanguageModel, device: torch.device, dtype: torch.dtype) -> L.Trainer:
+    """A Trainer that has set the model up for training on `device`, and does not begin."""
+    quiet = logging.getLogger("lightning.pytorch")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = L.Trainer(
+            accelerator="gpu" if device.type == "cuda" else "cpu",
+            devices=[device.index or 0] if device.type == "cuda" else 1,
+            precision=PRECISIONS[dtype],
+            max_steps=MANY_STEPS,
+            gradient_clip_val=1.0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+    quiet.setLevel(level)
+    model.log = model.log_dict = _ignored  # type: ignore[method-assign, assignment]
+    trainer.strategy.connect(model)
+    trainer.strategy._lightning_module = model
+    model.trainer = trainer
+    trainer.state.fn = TrainerFn.FITTING
+    trainer.training = True
+    trainer.strategy.setup_environment()
+    call._call_configure_model(trainer)
+    trainer.strategy.setup(trainer)
+    model.train()
+    return trainer
+
+
+def _ignored(*arguments: Any, **more: Any) -> None:
+    """Stands for `log`, which outside of a Trainer's loop has nowhere to write."""
+
+
+def _batch(size: Size, documents: bool, device: torch.device) -> Batch:
+    blocks, end = blocks_of(size, documents)
+    batch = batch_from_blocks(blocks, end)
+    return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))  # type: ignore[arg-type]

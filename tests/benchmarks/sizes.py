@@ -1,0 +1,9 @@
+"""The smallest models that the benchmarks of training steps are tested with."""
+
+import torch
+
+from anlit.benchmarks.step.plan import Size
+
+CPU = torch.device("cpu")
+TINY = Size("tiny", 16, 2, 2, 64, 8, 2, torch.float32)
+SHAPE = ["--d-model", "16", "--n-layers", "2", "--n-heads", "2", "--vocab-size", "64", "--length", "8", "--batch", "2"]
