@@ -17,7 +17,7 @@ from anlit.benchmarks.record import Record
 from anlit.benchmarks.step import entrants, measure
 from anlit.benchmarks.step.entrants import PeerEntrant, same_work
 from anlit.benchmarks.step.ours import MODELS, OurStep
-from anlit.benchmarks.step.plan import PRESETS, Variant
+from anlit.benchmarks.step.plan import PRESETS, Size, Variant
 from anlit.benchmarks.step.report import finish
 from anlit.errors import UserError
 from anlit.models.flops import flops_per_token
@@ -46,8 +46,7 @@ def test_our_step_is_the_one_that_fit_runs(architecture: str, monkeypatch) -> No
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     seen: list[Any] = []
-    step = model.training_step
-    model.training_step = lambda batch, batch_idx: seen.append(loss := step(batch, batch_idx)) or loss
+    model.on_train_batch_end = lambda *_: seen.append(model._loss)
     trainer.fit(model, DataLoader([fitted.batch] * 3, batch_size=None))
     assert losses == pytest.approx([loss.item() for loss in seen], rel=1e-6)
     for mine, theirs in zip(ours.model.parameters(), model.parameters(), strict=True):
@@ -57,8 +56,19 @@ def test_our_step_is_the_one_that_fit_runs(architecture: str, monkeypatch) -> No
         assert norms.max() <= 1 + 1e-5
 
 
-def test_a_run_and_what_it_writes(tmp_path: Path, capsys) -> None:
+class PeerHere(TimedStep):
+    """A peer without a process of its own, whose imports take seconds."""
+
+    def __init__(self, python: str, variant: Variant, size: Size, device: torch.device) -> None:
+        super().__init__(PeerStep(variant.model, size.as_json(), device, variant.compiled), device)
+
+    def close(self) -> None:
+        del self.step
+
+
+def test_a_run_and_what_it_writes(tmp_path: Path, monkeypatch, capsys) -> None:
     pytest.importorskip("transformers")
+    monkeypatch.setattr(entrants, "PeerEntrant", PeerHere)
     record = run(tmp_path, "--peer", "transformers", "--compiled", "no", "--peers-compiled", "no")
     rows = {row["label"]: row for row in record["rows"]}
     assert list(rows) == ["GPT+ eager", "nGPT eager", "anGPT eager", "Qwen3 eager"]
@@ -72,7 +82,6 @@ def test_a_run_and_what_it_writes(tmp_path: Path, capsys) -> None:
         assert row["tokens_per_second"] == pytest.approx(rate)
         assert row["mfu"] == pytest.approx(rate * row["flops_per_token"] / record["peak_flops_per_second"])
     assert rows["GPT+ eager"]["beside_base"]["train"]["median"] == 1
-    assert rows["Qwen3 eager"]["versions"].keys() == {"transformers", "torch"}
     assert record["finished"]
     assert record["settings"]["size"]["d_model"] == 16
     assert record["environment"]["git"]["commit"]
@@ -132,6 +141,7 @@ def test_a_peer_in_a_process_of_its_own() -> None:
     entrant = PeerEntrant(sys.executable, Variant("transformers"), TINY, CPU)
     here = PeerStep("transformers", TINY.as_json(), CPU, "no")
     assert entrant.described["flops_per_token"] == here.flops_per_token()
+    assert entrant.described["versions"].keys() == {"transformers", "torch"}
     for _ in range(2):
         assert entrant.loss() == pytest.approx(here.train().item(), rel=1e-5)
     assert entrant.seconds("train", 2) > 0

@@ -88,8 +88,9 @@ def _built(
                 entrant.seconds(kind, 2)
         row["first_seconds"] = time.monotonic() - began
     except FAILURES as error:
-        text = str(error).splitlines()
-        row["reason"] = f"it fails: {text[-1 if isinstance(error, ProcessError) else 0][:200] if text else error!r}"
+        lines = str(error).splitlines() or [repr(error)]
+        first_or_last = -1 if isinstance(error, ProcessError) else 0  # of a process the end of its traceback
+        row["reason"] = f"it fails: {lines[first_or_last][:200]}"
     if row["reason"] is not None and entrant is not None:
         entrant.close()
         return None
