@@ -14,7 +14,6 @@ _HOME = {
     "DynamicNTK": "anlit.layers.positions",
     "NoPE": "anlit.layers.positions",
     "PositionsPattern": "anlit.layers.positions",
-    "AroundAttention": "anlit.attention.around",
     "Runtime": "anlit.models.runtime",
     "FullySharded": "anlit.training.strategies",
     "AdamW": "anlit.optim.optimizers",

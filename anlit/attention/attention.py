@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from anlit.attention import cache
-from anlit.attention.around import AroundAttention, QKClip
 from anlit.attention.backends import BACKENDS, LONG, check, choose
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
+from anlit.attention.qk_clip import QKClip
 
 Backend = Literal["auto", "eager", "sdpa", "blockwise", "flash", "flex", "triton"]
 
@@ -23,19 +23,19 @@ class Attention(nn.Module):
         mechanism: The functions g, a, m of this layer, and its window.
         backend: Which kernel computes it; see `anlit.attention.backends`.
         dropout: Share of attention weights dropped in training.
-        around: Whether to watch the scores (`qk_clip`).
+        qk_clip: Watch the scores for one that is over this; None for not.
 
     Raises:
         ValueError: No back end of this name, or it cannot do the mechanism on any device. What depends on the device
             and the precision is found at the first forward pass.
     """
 
-    def __init__(self, mechanism: Mechanism, backend: str, dropout: float, around: AroundAttention) -> None:
+    def __init__(self, mechanism: Mechanism, backend: str, dropout: float = 0.0, qk_clip: float | None = None) -> None:
         super().__init__()
         check(backend, mechanism, dropout)
         self.mechanism, self.backend = mechanism, backend
         self.dropout = dropout
-        self.clip = QKClip(around.qk_clip, mechanism.n_heads) if around.qk_clip is not None else None
+        self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
         self._chosen: dict[tuple[str, torch.dtype, bool, bool], str] = {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:

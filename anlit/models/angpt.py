@@ -15,18 +15,16 @@ no warm-up. Shape letters as in `anlit.models.decoder`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anlit.attention.around import AroundAttention, AttentionOutput
-from anlit.attention.attention import Attention, Backend
 from anlit.attention.documents import Documents
-from anlit.attention.mechanism import Mechanism
-from anlit.attention.mechanisms.plain import Plain
+from anlit.attention.output import AttentionOutput
+from anlit.attention.qk_clip import shrink
 from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, joined
 from anlit.layers.norms import (
@@ -40,12 +38,12 @@ from anlit.layers.norms import (
     nu_residual,
     set_unit_norm,
 )
-from anlit.layers.positions import Positions, RoPE, Rotation, rotate
+from anlit.layers.positions import Rotation, rotate
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.swiglu import swiglu
-from anlit.models.decoder import Decoder, attention_layers, draw_unit_vectors, split_heads
-from anlit.models.runtime import Runtime
-from anlit.optim.optimizers import AdamW
+from anlit.models.config import DecoderConfig
+from anlit.models.decoder import Decoder, draw_unit_vectors, split_heads
+from anlit.optim.optimizers import AdamW, OptimizerFactory
 from anlit.optim.schedule import Schedule
 from anlit.training.language_model import LanguageModel
 
@@ -67,57 +65,71 @@ class Approximation:
             raise ValueError(f"approximation.error={self.error} must be above -1, or the factors vanish")
 
 
+@dataclass(frozen=True)
+class AnGPTConfig(DecoderConfig):
+    """Settings of anGPT. Each scaling vector has an initial value and a scale: how fast it learns relative to the
+    matrices; 1/√d_model if not given.
+
+    Args:
+        norm_eps: ε of the QK-norm.
+        norms: Rows bounded by norm 1 after each step, or set to it (an ablation).
+        approximation: Deviations of the factors, for ablations.
+        alpha_init: Initial step size α of both residual updates; 1/n_layers if not given.
+        alpha_scale: The scale of α.
+        s_z_init: Initial scale of the logits.
+        s_z_scale: The scale of s_z.
+    """
+
+    norm_eps: float = 1e-6
+    norms: Norms = "bounded"
+    approximation: Approximation = Approximation()
+    alpha_init: float | None = None
+    alpha_scale: float | None = None
+    s_z_init: float = 1.0
+    s_z_scale: float | None = None
+
+    def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
+        """A scaling vector (width,) with its default scale."""
+        return ScalingVector(width, init, 1 / math.sqrt(self.d_model) if scale is None else scale)
+
+
 class AnGPTBlock(nn.Module):
     """h (B, T, d) of norm about 1 → two interpolations, towards the attention's and the MLP's suggestion."""
 
-    def __init__(
-        self,
-        d_model: int,
-        d_ff: int,
-        n_heads: int,
-        attention: Attention,
-        positions: Positions,
-        qk_norm: bool,
-        norm_eps: float,
-        dropout: float,
-        alpha_init: float,
-        alpha_scale: float,
-        around: AroundAttention,
-        approximation: Approximation = Approximation(),
-    ) -> None:
+    def __init__(self, config: AnGPTConfig, layer: int) -> None:
         super().__init__()
-        self.n_heads, self.d_head = n_heads, d_model // n_heads
-        d_head, off = self.d_head, 1 + approximation.error
-        nu_qkv, nu_p = off * nu_linear(d_model, d_head), off * nu_concatenated_heads(n_heads)
-        nu_uz, nu_d = off * nu_linear(d_model, d_ff), off * nu_linear(d_ff, d_model)
-        nu_acf = off * nu_activation(d_model, d_ff)
-        self.has_residual_factor = approximation.residual_factor
+        d, f, root_d = config.d_model, config.d_hidden, math.sqrt(config.d_model)
+        self.n_heads, self.d_head = config.n_heads, config.d_head
+        off = 1 + config.approximation.error
+        nu_qkv, nu_p = off * nu_linear(d, self.d_head), off * nu_concatenated_heads(self.n_heads)
+        nu_uz, nu_d, nu_acf = off * nu_linear(d, f), off * nu_linear(f, d), off * nu_activation(d, f)
+        self.has_residual_factor = config.approximation.residual_factor
         # Every constant stands with the map that it multiplies, or that multiplies it: scalars commute with W.
         # Without QK-norm q and k have norm about 1, so √D of them has root mean square about 1 (our choice).
-        qk_factor = nu_qkv if qk_norm else math.sqrt(d_head) * nu_qkv
-        self.W_q, self.W_k = (ScaledLinear(d_model, d_model, qk_factor) for _ in range(2))
-        self.W_v = ScaledLinear(d_model, d_model, nu_qkv)
-        self.W_o = ScaledLinear(d_model, d_model, nu_p)
-        self.W_u = ScaledLinear(d_model, d_ff, nu_uz)
-        self.W_z = ScaledLinear(d_model, d_ff, math.sqrt(d_model) * nu_uz)
-        self.W_d = ScaledLinear(d_ff, d_model, nu_d * nu_acf)
-        self.alpha_A = ScalingVector(d_model, alpha_init, alpha_scale)
-        self.alpha_M = ScalingVector(d_model, alpha_init, alpha_scale)
+        qk_factor = nu_qkv if config.qk_norm else math.sqrt(self.d_head) * nu_qkv
+        self.W_q, self.W_k = (ScaledLinear(d, d, qk_factor) for _ in range(2))
+        self.W_v, self.W_o = ScaledLinear(d, d, nu_qkv), ScaledLinear(d, d, nu_p)
+        self.W_u, self.W_z = ScaledLinear(d, f, nu_uz), ScaledLinear(d, f, root_d * nu_uz)
+        self.W_d = ScaledLinear(f, d, nu_d * nu_acf)
+        alpha_init = 1 / config.n_layers if config.alpha_init is None else config.alpha_init
+        self.alpha_A, self.alpha_M = (config.scaling(d, alpha_init, config.alpha_scale) for _ in range(2))
         # Rotations keep norms: normalised before RoPE is normalised after it, and a gain there is no gain by position.
-        qk_eps = norm_eps if around.qk_norm_eps is None else around.qk_norm_eps / d_head
+        qk_eps = config.norm_eps if config.qk_norm_eps is None else config.qk_norm_eps / self.d_head
+        has_gain = config.qk_norm_gain is True
         self.norm_q, self.norm_k = (
-            RMSNorm(d_head, qk_eps, around.qk_gain is True) if qk_norm else nn.Identity() for _ in range(2)
+            RMSNorm(self.d_head, qk_eps, has_gain) if config.qk_norm else nn.Identity() for _ in range(2)
         )
-        if around.qk_clip is not None and qk_norm and around.qk_gain is not True:
+        if config.qk_clip is not None and config.qk_norm and not has_gain:
             raise UserError(
-                "around.qk_clip has nothing to shrink in an AnGPT with QK-norm, whose scores are bounded by √d_head: "
-                "leave it out, or set qk_norm: false or around.qk_gain: true"
+                "model.qk_clip has nothing to shrink in an AnGPT with QK-norm, whose scores are bounded by √d_head: "
+                "leave it out, or set qk_norm: false or qk_norm_gain: true"
             )
-        self.norm_v = UnitNorm() if around.v_norm else nn.Identity()
-        self.output = AttentionOutput(d_model, n_heads, around, UnitNorm(), gate_factor=math.sqrt(d_model))
-        self.post_norm = UnitNorm() if around.post_norm else nn.Identity()
-        self.positions, self.attention = positions, attention
-        self.dropout = nn.Dropout(dropout)
+        self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
+        norm = UnitNorm() if config.attention_norm else None
+        self.output = AttentionOutput(d, self.n_heads, config.attention_gate, gate_factor=root_d, norm=norm)
+        self.post_norm = UnitNorm() if config.post_norm else nn.Identity()
+        self.positions, self.attention = config.positions_of(layer), config.attention_of(layer)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
         h = self.interpolate(h, self.post_norm(self.attend(h, documents, rotation)), self.alpha_A())
@@ -143,25 +155,18 @@ class AnGPTBlock(nn.Module):
     def mlp(self, h: Tensor) -> Tensor:
         return self.W_d(swiglu(joined(h, self.W_u, self.W_z)))
 
-    @torch.no_grad()
     def shrink_qk(self, factors: Tensor) -> None:
-        """Multiply each head's queries and keys with its entry of factors (H,): their rows, or the norms' gains, which
-        all heads share and so follow the smallest entry."""
-        for W, norm in ((self.W_q, self.norm_q), (self.W_k, self.norm_k)):
-            if isinstance(norm, RMSNorm) and norm.gain is not None:
-                norm.gain.mul_(factors.min())
-            else:
-                W.scale_rows(factors.repeat_interleave(W.out_features // self.n_heads))
+        """Multiply each head's queries and keys with its entry of factors (H,)."""
+        shrink([(self.W_q, self.norm_q), (self.W_k, self.norm_k)], factors)
 
 
 class AnGPTDecoder(Decoder):
     """The anGPT network. Initial values: every row of every matrix uniform on the sphere; α and s_z at `init`."""
 
-    def __init__(self, vocab_size: int, d_model: int, blocks: list[AnGPTBlock], document_masking: bool,
-                 s_z_init: float, s_z_scale: float, norms: Norms = "bounded") -> None:  # fmt: skip
-        super().__init__(vocab_size, d_model, blocks, document_masking)
-        self.norms = norms
-        self.s_z = ScalingVector(vocab_size, s_z_init, s_z_scale)
+    def __init__(self, config: AnGPTConfig) -> None:
+        super().__init__(config, AnGPTBlock)
+        self.norms = config.norms
+        self.s_z = config.scaling(self.head.out_features, config.s_z_init, config.s_z_scale)
         self.reset_parameters()
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -188,84 +193,18 @@ class AnGPT(LanguageModel):
     """anGPT with its training settings.
 
     Args:
-        vocab_size: V, the number of tokens; `anlit fit` takes that of its data if not given, as a multiple of 128.
-        context_length: T, tokens in a training sequence.
-        n_layers: L, the number of blocks.
-        n_heads: H, attention heads; must divide d_model.
-        d_model: d, the width of the hidden state.
-        d_ff: f, the width of the MLP; 4·d_model if not given.
-        attention: What happens between q·k and the weights.
-        positions: RoPE, PRoPE, DynamicNTK or NoPE.
-        document_masking: Let a token attend only within its own document.
-        backend: The attention kernel; auto takes the fastest that can do the mechanism.
-        qk_norm: Normalise queries and keys per head, without a gain.
-        norms: Rows bounded by norm 1 after each step, or set to it (an ablation).
-        approximation: Deviations of the factors, for ablations.
-        norm_eps: ε of the QK-norm.
-        around: Gates and further norms around attention, QK-clip.
-        dropout: Share dropped of the attention weights and of each block's two updates.
-        alpha_init: Initial step size α of both residual updates; 1/n_layers if not given.
-        alpha_scale: How fast α learns relative to the matrices; 1/√d_model if not given.
-        s_z_init: Initial scale of the logits.
-        s_z_scale: How fast the scale of the logits learns relative to the matrices; 1/√d_model if not given.
-        z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
-        runtime: Compiled blocks, activation checkpointing, late initial values.
+        settings: Those of `AnGPTConfig`.
     """
 
     def __init__(
         self,
-        vocab_size: int | None = None,
-        context_length: int = 2048,
-        n_layers: int = 12,
-        n_heads: int = 12,
-        d_model: int = 768,
-        d_ff: int | None = None,
-        attention: Mechanism = Plain(),
-        positions: Positions = RoPE(fraction=0.5),
-        document_masking: bool = True,
-        backend: Backend = "auto",
-        qk_norm: bool = True,
-        norm_eps: float = 1e-6,
-        around: AroundAttention = AroundAttention(),
-        norms: Norms = "bounded",
-        approximation: Approximation = Approximation(),
-        dropout: float = 0.0,
-        alpha_init: float | None = None,
-        alpha_scale: float | None = None,
-        s_z_init: float = 1.0,
-        s_z_scale: float | None = None,
-        z_loss: float = 0.0,
-        optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] = lambda groups: AdamW(
-            groups, lr=1e-3, weight_decay=0.0
-        ),
+        optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
         schedule: Schedule = Schedule(warmup=0.0),
-        runtime: Runtime = Runtime(),
+        **settings: Any,
     ) -> None:
-        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule, runtime)
-        self.save_hyperparameters(logger=False)
-        d_ff = d_ff or 4 * d_model
-        alpha_init = 1 / n_layers if alpha_init is None else alpha_init
-        alpha_scale = 1 / math.sqrt(d_model) if alpha_scale is None else alpha_scale
-        s_z_scale = 1 / math.sqrt(d_model) if s_z_scale is None else s_z_scale
-        positions = positions.for_context(context_length)
-        with runtime.device():
-            layers = attention_layers(attention, positions, backend, dropout, around, d_model, n_heads, n_layers)
-            blocks = [
-                AnGPTBlock(
-                    d_model,
-                    d_ff,
-                    n_heads,
-                    *layer,
-                    qk_norm,
-                    norm_eps,
-                    dropout,
-                    alpha_init,
-                    alpha_scale,
-                    around,
-                    approximation,
-                )
-                for layer in layers
-            ]
-            self.model = AnGPTDecoder(self.vocab_size, d_model, blocks, document_masking, s_z_init, s_z_scale, norms)
+        config = AnGPTConfig(**settings)
+        super().__init__(config, optimizer, schedule)
+        with config.runtime.device():
+            self.model = AnGPTDecoder(config)

@@ -4,40 +4,45 @@ Shape letters, used across `anlit.models`: B batch, T context length, d = d_mode
 f = d_ff, V vocabulary. A linear map is W of shape (out, in); "row" is one output's weights.
 """
 
-import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anlit.attention.around import AroundAttention, GateMap, QKClip
-from anlit.attention.attention import Attention
 from anlit.attention.cache import KeyValueCache
 from anlit.attention.coefficient import Coefficient, shared_coefficients
 from anlit.attention.documents import Documents
-from anlit.attention.mechanism import Mechanism
-from anlit.errors import UserError
+from anlit.attention.output import GateMap
+from anlit.attention.qk_clip import QKClip
 from anlit.layers.cross_entropy import linear_cross_entropy
 from anlit.layers.linear import ScaledLinear, TokenEmbedding
 from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import Positions, Rotation
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import fill
+from anlit.models.config import DecoderConfig
 from anlit.models.flops import flops_per_token
 
 
 class Decoder(nn.Module):
-    """tokens (B, T) → logits (B, T, V). Subclasses add their blocks, `output` and, if they have one, the constraint."""
+    """tokens (B, T) → logits (B, T, V). Subclasses add `output` and, if they have one, the constraint.
 
-    def __init__(self, vocab_size: int, d_model: int, blocks: Iterable[nn.Module], document_masking: bool) -> None:
+    Args:
+        config: The settings.
+        block: Makes the block of a layer from the settings and the layer's number, from 0.
+    """
+
+    def __init__(self, config: DecoderConfig, block: Callable[[Any, int], nn.Module]) -> None:
         super().__init__()
-        self.embedding = TokenEmbedding(vocab_size, d_model)
-        self.blocks = nn.ModuleList(blocks)
+        config = config.for_one_model()
+        assert config.vocab_size is not None
+        self.embedding = TokenEmbedding(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.n_layers))
         self.shared_coefficients = nn.ModuleList(shared_coefficients(self.blocks))
-        self.head = ScaledLinear(d_model, vocab_size)
-        self.document_masking = document_masking
+        self.head = ScaledLinear(config.d_model, config.vocab_size)
+        self.document_masking = config.document_masking
         self.compiles_loss = False
 
     def forward(
@@ -153,44 +158,6 @@ class Decoder(nn.Module):
     def flops_per_token(self, length: int) -> float:
         """FLOPs of one training step per token at context `length`; see `anlit.models.flops`."""
         return flops_per_token(self, length)
-
-
-def check_shape(d_model: int, n_heads: int) -> None:
-    """Raise UserError unless the model width splits evenly into heads."""
-    if d_model % n_heads:
-        raise UserError(
-            f"model.d_model={d_model} is not divisible by model.n_heads={n_heads}: "
-            f"choose a d_model that is a multiple of {n_heads}, or another n_heads"
-        )
-
-
-def attention_layers(
-    attention: Mechanism,
-    positions: Positions,
-    backend: str,
-    dropout: float,
-    around: AroundAttention,
-    d_model: int,
-    n_heads: int,
-    n_layers: int,
-) -> list[tuple[Attention, Positions]]:
-    """Attention and positions of each layer. The given mechanism stays as it is and can serve another model.
-
-    Raises:
-        UserError: The positions do not fit the head width, or the back end cannot do the mechanism.
-    """
-    check_shape(d_model, n_heads)
-    d_head = d_model // n_heads
-    attention = copy.deepcopy(attention)  # what its layers share is this model's own
-    try:
-        positions.check(d_head)
-        mechanisms = [attention.for_layer(n_heads, d_head, layer) for layer in range(n_layers)]
-        for mechanism in mechanisms:  # a user's own `for_layer` need not think of them
-            mechanism.n_heads, mechanism.d_head = n_heads, d_head
-        layers = [Attention(mechanism, backend, dropout, around) for mechanism in mechanisms]
-    except ValueError as error:
-        raise UserError(f"model: {error}") from error
-    return [(attend, positions.for_layer(layer)) for layer, attend in enumerate(layers)]
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:

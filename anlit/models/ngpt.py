@@ -13,72 +13,90 @@ absolute position, so positions restart with each masked document. Shape letters
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anlit.attention.around import AroundAttention, AttentionOutput
-from anlit.attention.attention import Attention, Backend
 from anlit.attention.documents import Documents
-from anlit.attention.mechanism import Mechanism
-from anlit.attention.mechanisms.plain import Plain
+from anlit.attention.output import AttentionOutput
 from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, joined
 from anlit.layers.norms import Norms, RMSNorm, UnitNorm, bound_norm, set_unit_norm, unit
-from anlit.layers.positions import Positions, RoPE, Rotation, rotate
+from anlit.layers.positions import Rotation, rotate
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.swiglu import swiglu
-from anlit.models.decoder import Decoder, attention_layers, draw_unit_vectors, split_heads
-from anlit.models.runtime import Runtime
-from anlit.optim.optimizers import AdamW
+from anlit.models.config import DecoderConfig
+from anlit.models.decoder import Decoder, draw_unit_vectors, split_heads
+from anlit.optim.optimizers import AdamW, OptimizerFactory
 from anlit.optim.schedule import Schedule
 from anlit.training.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class NGPTConfig(DecoderConfig):
+    """Settings of nGPT. Each scaling vector has an initial value and a scale: how fast it learns relative to the
+    matrices; 1/√d_model if not given.
+
+    Args:
+        norms: Vectors set to norm 1 after each step, or bounded by it as in anGPT (an ablation).
+        alpha_init: Initial step size α of both residual updates; of order 1/n_layers.
+        alpha_scale: The scale of α.
+        s_qk_init: Initial scale of queries and keys.
+        s_qk_scale: The scale of s_qk.
+        s_uv_init: Initial scale of the MLP's u and z.
+        s_uv_scale: The scale of s_u and s_v.
+        s_z_init: Initial scale of the logits.
+        s_z_scale: The scale of s_z.
+    """
+
+    norms: Norms = "strict"
+    alpha_init: float = 0.05
+    alpha_scale: float | None = None
+    s_qk_init: float = 1.0
+    s_qk_scale: float | None = None
+    s_uv_init: float = 1.0
+    s_uv_scale: float = 1.0
+    s_z_init: float = 1.0
+    s_z_scale: float | None = None
+
+    def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
+        """A scaling vector (width,) with its default scale."""
+        return ScalingVector(width, init, 1 / math.sqrt(self.d_model) if scale is None else scale)
 
 
 class NGPTBlock(nn.Module):
     """h (B, T, d) of norm 1 → two steps on the sphere, towards the attention's and the MLP's suggestion."""
 
-    def __init__(
-        self,
-        d_model: int,
-        d_ff: int,
-        n_heads: int,
-        attention: Attention,
-        positions: Positions,
-        qk_norm: bool,
-        dropout: float,
-        alpha: tuple[float, float],
-        s_qk: tuple[float, float],
-        s_uv: tuple[float, float],
-        around: AroundAttention,
-    ) -> None:
-        """`alpha`, `s_qk` and `s_uv` are (init, scale) of the scaling vectors."""
+    def __init__(self, config: NGPTConfig, layer: int) -> None:
         super().__init__()
-        self.n_heads, self.d_head = n_heads, d_model // n_heads
-        d_head = self.d_head
+        d, f, root_d = config.d_model, config.d_hidden, math.sqrt(config.d_model)
+        self.n_heads, self.d_head = config.n_heads, config.d_head
         # √D·unit has unit root mean square: with the 1/√D inside attention that is the softmax scale √D. √d·W h is of
         # that size too, for W's rows have norm 1: so it is without QK-norm, and what a finite ε is added to (our
         # choices; the paper always normalises).
-        self.W_q, self.W_k = (ScaledLinear(d_model, d_model, 1.0 if qk_norm else math.sqrt(d_model)) for _ in range(2))
-        self.W_v, self.W_o = ScaledLinear(d_model, d_model), ScaledLinear(d_model, d_model)
+        self.W_q, self.W_k = (ScaledLinear(d, d, 1.0 if config.qk_norm else root_d) for _ in range(2))
+        self.W_v, self.W_o = ScaledLinear(d, d), ScaledLinear(d, d)
         self.norm_qk: nn.Module = nn.Identity()
-        if qk_norm and around.qk_norm_eps:
-            self.norm_qk = RMSNorm(d_head, around.qk_norm_eps / d_model, has_gain=False)
-        elif qk_norm:
-            self.norm_qk = UnitNorm(math.sqrt(d_head))
-        self.W_u, self.W_z = ScaledLinear(d_model, d_ff), ScaledLinear(d_model, d_ff, factor=math.sqrt(d_model))
-        self.W_d = ScaledLinear(d_ff, d_model)
-        self.alpha_A, self.alpha_M = ScalingVector(d_model, *alpha), ScalingVector(d_model, *alpha)
-        self.s_qk = ScalingVector(d_model, *s_qk) if around.qk_gain is not False else None
-        if around.qk_clip is not None and self.s_qk is None:
-            raise UserError("around.qk_clip shrinks nGPT's s_qk: set around.qk_gain: true, or leave qk_clip out")
-        self.norm_v = UnitNorm() if around.v_norm else nn.Identity()
-        self.output = AttentionOutput(d_model, n_heads, around, UnitNorm(), gate_factor=math.sqrt(d_model))
-        self.s_u, self.s_v = ScalingVector(d_ff, *s_uv), ScalingVector(d_ff, *s_uv)
-        self.positions, self.attention = positions, attention
-        self.dropout = nn.Dropout(dropout)
+        if config.qk_norm and config.qk_norm_eps:
+            self.norm_qk = RMSNorm(self.d_head, config.qk_norm_eps / d, has_gain=False)
+        elif config.qk_norm:
+            self.norm_qk = UnitNorm(math.sqrt(self.d_head))
+        self.W_u, self.W_z = ScaledLinear(d, f), ScaledLinear(d, f, factor=root_d)
+        self.W_d = ScaledLinear(f, d)
+        self.alpha_A, self.alpha_M = (config.scaling(d, config.alpha_init, config.alpha_scale) for _ in range(2))
+        has_gain = config.qk_norm_gain is not False
+        self.s_qk = config.scaling(d, config.s_qk_init, config.s_qk_scale) if has_gain else None
+        if config.qk_clip is not None and not has_gain:
+            raise UserError("model.qk_clip shrinks nGPT's s_qk: set qk_norm_gain: true, or leave qk_clip out")
+        self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
+        norm = UnitNorm() if config.attention_norm else None
+        self.output = AttentionOutput(d, self.n_heads, config.attention_gate, gate_factor=root_d, norm=norm)
+        self.s_u, self.s_v = (config.scaling(f, config.s_uv_init, config.s_uv_scale) for _ in range(2))
+        self.positions, self.attention = config.positions_of(layer), config.attention_of(layer)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
         h = unit(self.step(h, unit(self.attend(h, documents, rotation)), self.alpha_A()))
@@ -110,11 +128,10 @@ class NGPTBlock(nn.Module):
 class NGPTDecoder(Decoder):
     """The nGPT network. Initial values: every vector along the embedding axis uniform on the sphere; s at `init`."""
 
-    def __init__(self, vocab_size: int, d_model: int, blocks: list[NGPTBlock], document_masking: bool,
-                 s_z_init: float, s_z_scale: float, norms: Norms = "strict") -> None:  # fmt: skip
-        super().__init__(vocab_size, d_model, blocks, document_masking)
-        self.norms = norms
-        self.s_z = ScalingVector(vocab_size, s_z_init, s_z_scale)
+    def __init__(self, config: NGPTConfig) -> None:
+        super().__init__(config, NGPTBlock)
+        self.norms = config.norms
+        self.s_z = config.scaling(self.head.out_features, config.s_z_init, config.s_z_scale)
         self.reset_parameters()
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -151,77 +168,18 @@ class NGPT(LanguageModel):
     """nGPT with its training settings.
 
     Args:
-        vocab_size: V, the number of tokens; `anlit fit` takes that of its data if not given, as a multiple of 128.
-        context_length: T, tokens in a training sequence.
-        n_layers: L, the number of blocks.
-        n_heads: H, attention heads; must divide d_model.
-        d_model: d, the width of the hidden state.
-        d_ff: f, the width of the MLP; 4·d_model if not given.
-        attention: What happens between q·k and the weights.
-        positions: RoPE, PRoPE, DynamicNTK or NoPE.
-        document_masking: Let a token attend only within its own document.
-        backend: The attention kernel; auto takes the fastest that can do the mechanism.
-        qk_norm: Normalise queries and keys per head.
-        norms: Vectors set to norm 1 after each step, or bounded by it as in anGPT (an ablation).
-        around: Gates and further norms around attention, QK-clip.
-        dropout: Share dropped of the attention weights and of each block's two updates.
-        alpha_init: Initial step size α of both residual updates; of order 1/n_layers.
-        alpha_scale: How fast α learns relative to the matrices; 1/√d_model if not given.
-        s_qk_init: Initial scale of queries and keys.
-        s_qk_scale: How fast it learns relative to the matrices; 1/√d_model if not given.
-        s_uv_init: Initial scale of the MLP's u and z.
-        s_uv_scale: How fast it learns relative to the matrices.
-        s_z_init: Initial scale of the logits.
-        s_z_scale: How fast the scale of the logits learns relative to the matrices; 1/√d_model if not given.
-        z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
-        runtime: Compiled blocks, activation checkpointing, late initial values.
+        settings: Those of `NGPTConfig`.
     """
 
     def __init__(
         self,
-        vocab_size: int | None = None,
-        context_length: int = 2048,
-        n_layers: int = 12,
-        n_heads: int = 12,
-        d_model: int = 768,
-        d_ff: int | None = None,
-        attention: Mechanism = Plain(),
-        positions: Positions = RoPE(fraction=0.5),
-        document_masking: bool = True,
-        backend: Backend = "auto",
-        qk_norm: bool = True,
-        around: AroundAttention = AroundAttention(),
-        norms: Norms = "strict",
-        dropout: float = 0.0,
-        alpha_init: float = 0.05,
-        alpha_scale: float | None = None,
-        s_qk_init: float = 1.0,
-        s_qk_scale: float | None = None,
-        s_uv_init: float = 1.0,
-        s_uv_scale: float = 1.0,
-        s_z_init: float = 1.0,
-        s_z_scale: float | None = None,
-        z_loss: float = 0.0,
-        optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] = lambda groups: AdamW(
-            groups, lr=1e-3, weight_decay=0.0
-        ),
+        optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
         schedule: Schedule = Schedule(warmup=0.0),
-        runtime: Runtime = Runtime(),
+        **settings: Any,
     ) -> None:
-        super().__init__(vocab_size, context_length, z_loss, optimizer, schedule, runtime)
-        self.save_hyperparameters(logger=False)
-        d_ff = d_ff or 4 * d_model
-        slow = 1 / math.sqrt(d_model)
-        alpha = (alpha_init, slow if alpha_scale is None else alpha_scale)
-        s_qk = (s_qk_init, slow if s_qk_scale is None else s_qk_scale)
-        s_uv, s_z = (s_uv_init, s_uv_scale), (s_z_init, slow if s_z_scale is None else s_z_scale)
-        positions = positions.for_context(context_length)
-        with runtime.device():
-            layers = attention_layers(attention, positions, backend, dropout, around, d_model, n_heads, n_layers)
-            blocks = [
-                NGPTBlock(d_model, d_ff, n_heads, *layer, qk_norm, dropout, alpha, s_qk, s_uv, around)
-                for layer in layers
-            ]
-            self.model = NGPTDecoder(self.vocab_size, d_model, blocks, document_masking, *s_z, norms)
+        config = NGPTConfig(**settings)
+        super().__init__(config, optimizer, schedule)
+        with config.runtime.device():
+            self.model = NGPTDecoder(config)

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
+OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
+"""Makes an optimizer from the groups of `parameter_groups`."""
+
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Four groups by role: `matrices`, `embedding`, `head`, and `vectors` (all else: gains,

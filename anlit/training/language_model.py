@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,13 @@ import anlit
 from anlit.errors import UserError
 from anlit.layers.cross_entropy import IGNORED
 from anlit.layers.sharded import whole
-from anlit.optim.optimizers import parameter_groups
+from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.training.loggers import is_logged
 from anlit.training.step_loss import StepLoss
 
 if TYPE_CHECKING:
-    from anlit.models.runtime import Runtime
+    from anlit.models.config import DecoderConfig
 
 
 def as_configuration(settings: dict[str, Any]) -> dict[str, Any]:
@@ -65,38 +65,26 @@ class LanguageModel(L.LightningModule):
     """Trains `self.model`, a decoder that a subclass builds. All parameters live in that inner module.
 
     Args:
-        vocab_size: V. None is for `anlit fit`, which puts the data's in its place.
-        context_length: T, tokens in a training sequence.
-        z_loss: See `anlit.layers.cross_entropy.next_token_loss`.
+        config: The settings; the subclass builds the decoder under `config.runtime.device()`.
         optimizer: Called with `parameter_groups(self.model)`.
         schedule: Learning rate over the run's optimizer steps.
-        runtime: How the blocks are run; the subclass builds the decoder under `runtime.device()`.
-
-    Raises:
-        UserError: `vocab_size` is None.
     """
 
     model: Any  # a Decoder; built by the subclass
     on_gradient_norm: Callable[[Tensor], None] | None = None
     """Told the global gradient norm of each step before the optimizer takes it; a callback sets it."""
 
-    def __init__(
-        self,
-        vocab_size: int | None,
-        context_length: int,
-        z_loss: float,
-        optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
-        schedule: Schedule,
-        runtime: "Runtime",
-    ) -> None:
+    def __init__(self, config: "DecoderConfig", optimizer: OptimizerFactory, schedule: Schedule) -> None:
         super().__init__()
-        if vocab_size is None:
-            raise UserError("vocab_size is not given: set it to the number of tokens of the data's vocabulary")
-        self.vocab_size, self.context_length = vocab_size, context_length
-        self.z_loss, self.make_optimizer, self.schedule = z_loss, optimizer, schedule
+        self.save_hyperparameters(ignore="config", logger=False)
+        if "_instantiator" not in self.hparams:  # built in Python: those that were not given are saved too
+            self.hparams.update(vars(config))
+        assert config.vocab_size is not None  # the configuration refuses it
+        self.vocab_size, self.context_length = config.vocab_size, config.context_length
+        self.z_loss, self.make_optimizer, self.schedule = config.z_loss, optimizer, schedule
         # NaN stays NaN. By default it is left out of the mean; with "disable" torchmetrics 1.9 forgets the weights.
         self.mean_loss = MeanMetric(nan_strategy=math.nan)
-        self.runtime, self._is_configured = runtime, False
+        self.runtime, self._is_configured = config.runtime, False
         self.step_loss = StepLoss()
 
     def configure_model(self) -> None:

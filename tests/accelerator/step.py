@@ -13,7 +13,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anlit import ALiBi, DynamicNTK, LogN, MuonAdamW, NoPE, Plain, PositionsPattern, RoPE, ScaleInvariant, SlidingWindow
-from anlit.attention.around import AroundAttention
 from anlit.models.runtime import Runtime
 from anlit.optim.optimizers import parameter_groups
 from tests.accelerator.device import NAME, on_device, register
@@ -33,7 +32,7 @@ def cases() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:
                 for backend in backends:
                     name = f"{architecture.__name__}, {packed}, {type(mechanism).__name__} by {backend}"
                     yield name, partial(step, architecture, documents, attention=mechanism, backend=backend)
-        around = AroundAttention(v_norm=True, output_norm=True, gate="per_head", post_norm=True)
+        norms = dict.fromkeys(("v_norm", "attention_norm", "post_norm"), True)
         compiled = Runtime(compile=True)
         settings: dict[str, dict[str, Any]] = {
             "LogN": {"attention": LogN()},
@@ -41,8 +40,8 @@ def cases() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:
             "a window": {"attention": SlidingWindow(16)},
             "DynamicNTK": {"positions": DynamicNTK()},
             "patterned positions": {"positions": PositionsPattern([RoPE(), NoPE()])},
-            "gates and norms": {"around": around},
-            "QK-clip": {"qk_norm": False, "around": AroundAttention(qk_clip=10.0)},
+            "gates and norms": {**norms, "attention_gate": "per_head"},
+            "QK-clip": {"qk_norm": False, "qk_clip": 10.0},
             "Muon": {"optimizer": MuonAdamW},
             "dropout": {"dropout": 0.1, "backend": "eager"},
             "recomputed": {"runtime": Runtime(recompute_every=1)},

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from anlit import Plain, ScaleInvariant
-from anlit.attention.around import AroundAttention
 from anlit.attention.attention import Attention
 from anlit.attention.backends import blockwise, eager
 from anlit.attention.backends.blockwise import blocks, operator, workers
@@ -175,4 +174,4 @@ def test_half_precision_is_computed_in_float32(dtype) -> None:
 
 def test_dropout_is_refused() -> None:
     with pytest.raises(ValueError, match="does not drop attention weights"):
-        Attention(Plain().for_layer(HEADS, WIDTH, 0), "blockwise", 0.1, AroundAttention())
+        Attention(Plain().for_layer(HEADS, WIDTH, 0), "blockwise", 0.1)

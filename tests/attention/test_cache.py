@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from anlit import GPT, NGPT, AnGPT, DynamicNTK, LogN, NoPE, Plain, PRoPE, RoPE, ScaleInvariant, SlidingWindow, SqrtLogN
-from anlit.attention.around import AroundAttention
 from anlit.attention.cache import KeyValueCache
 from anlit.layers.positions import Positions, PositionsPattern
 from anlit.models.decoder import Decoder
@@ -71,17 +70,17 @@ def test_every_kind_of_positions_in_pieces(architecture, positions: Positions) -
 
 
 @pytest.mark.parametrize(
-    "around",
+    "settings",
     [
-        AroundAttention(gate="per_head", v_norm=True, output_norm=True, post_norm=True),
-        AroundAttention(gate="per_element", qk_norm_eps=0.1),
+        {"attention_gate": "per_head", "v_norm": True, "attention_norm": True, "post_norm": True},
+        {"attention_gate": "per_element", "qk_norm_eps": 0.1},
     ],
     ids=["norms", "epsilon"],
 )
 @pytest.mark.parametrize("attention", [ScaleInvariant(), SlidingWindow(5, LogN())], ids=["scale-invariant", "window"])
 @architectures
-def test_what_stands_around_attention_in_pieces(architecture, attention, around: AroundAttention) -> None:
-    assert_same_in_pieces(decoder(architecture, attention=attention, around=around))
+def test_gates_and_norms_in_pieces(architecture, attention, settings: dict) -> None:
+    assert_same_in_pieces(decoder(architecture, attention=attention, **settings))
 
 
 @pytest.mark.parametrize("masking", [True, False])

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from anlit import (
+    GPT,
     AnGPT,
-    AroundAttention,
     AttentionPattern,
     BetaScaling,
     LogBias,
@@ -53,8 +53,8 @@ def test_scale_invariant_functions() -> None:
         (lambda: SlidingWindow(8, SlidingWindow(4)), "SlidingWindow's mechanism already has a window, of 4 keys"),
         (lambda: AttentionPattern([]), "AttentionPattern's layers must name at least one"),
         (lambda: PositionsPattern([]), "PositionsPattern's layers must name at least one"),
-        (lambda: AroundAttention(qk_clip=0.0), "around.qk_clip must be positive, but is 0.0"),
-        (lambda: AroundAttention(qk_norm_eps=-1.0), "around.qk_norm_eps must not be negative"),
+        (lambda: GPT(vocab_size=8, qk_clip=0.0), "model.qk_clip must be positive, but is 0.0"),
+        (lambda: GPT(vocab_size=8, qk_norm_eps=-1.0), "model.qk_norm_eps must not be negative"),
     ],
 )
 def test_a_setting_without_meaning_is_refused(make, message) -> None:

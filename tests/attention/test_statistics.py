@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from anlit import AnGPT, AttentionPattern, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention.around import AroundAttention
 from anlit.attention.attention import Attention
 from anlit.attention.documents import Documents
 from anlit.attention.observation import BinnedMeans, attention_layers, bin_edges, observe, observed
@@ -202,7 +201,7 @@ def test_a_layer_is_observed_block_by_block(mechanism, packed, monkeypatch) -> N
     n = torch.arange(length) - begins + 1
     expected.add(statistics(L, begins, spans) | {"squared_average": squared_average(L, v)}, n)
 
-    layer = Attention(mechanism.for_layer(HEADS, WIDTH, 0), "eager", 0.0, AroundAttention())
+    layer = Attention(mechanism.for_layer(HEADS, WIDTH, 0), "eager")
     for size in (512, 4):
         monkeypatch.setattr("anlit.attention.observation.QUERIES_PER_BLOCK", size)
         record = BinnedMeans(bin_edges(length))

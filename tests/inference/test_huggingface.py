@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PRoPE, RoPE
-from anlit.attention.around import AroundAttention
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_bpe
@@ -43,7 +42,7 @@ def assert_the_same(model, theirs) -> None:
     ("settings", "name"),
     [
         ({"positions": RoPE(fraction=1.0, base=5000.0), "norm_eps": 1e-3}, "Qwen3ForCausalLM"),
-        ({"positions": RoPE(fraction=1.0), "around": AroundAttention(qk_gain=False)}, "Qwen3ForCausalLM"),
+        ({"positions": RoPE(fraction=1.0), "qk_norm_gain": False}, "Qwen3ForCausalLM"),
         ({"positions": RoPE(fraction=1.0), "qk_norm": False, "d_ff": 80}, "LlamaForCausalLM"),
         ({"positions": RoPE(fraction=0.5), "norm_eps": 1e-3, "n_layers": 3}, "Glm4MoeForCausalLM"),
         ({"positions": RoPE(fraction=0.25, base=500.0), "qk_norm": False}, "Glm4MoeForCausalLM"),
@@ -72,15 +71,15 @@ def test_every_mechanism_in_code_of_its_own(mechanism, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"qk_norm": False, "around": {"gate": "per_head", "v_norm": True}},
-        {"around": {"gate": "per_element", "post_norm": True, "output_norm": True}},
-        {"around": {"qk_norm_eps": 0.5, "qk_gain": True}},
-        {"around": {"qk_norm_eps": 0.5, "qk_gain": False, "v_norm": True}},
+        {"qk_norm": False, "attention_gate": "per_head", "v_norm": True},
+        {"attention_gate": "per_element", "post_norm": True, "attention_norm": True},
+        {"qk_norm_eps": 0.5, "qk_norm_gain": True},
+        {"qk_norm_eps": 0.5, "qk_norm_gain": False, "v_norm": True},
     ],
     ids=str,
 )
-def test_every_setting_around_attention_in_code_of_its_own(architecture, settings, tmp_path: Path) -> None:
-    model = loud(architecture, **{**settings, "around": AroundAttention(**settings["around"])})
+def test_every_gate_and_norm_in_code_of_its_own(architecture, settings, tmp_path: Path) -> None:
+    model = loud(architecture, **settings)
     assert_the_same(model, read(write(model, tmp_path / "out"), trust=True))
 
 

@@ -41,7 +41,7 @@ def test_demo_arm_resolves(capsys: pytest.CaptureFixture[str], arm: str) -> None
 
 @pytest.mark.parametrize(
     "path",
-    sorted(p for f in ("attention", "around", "runtime", "optimizer") for p in (ROOT / "configs" / f).iterdir()),
+    sorted(p for f in ("attention", "block", "runtime", "optimizer") for p in (ROOT / "configs" / f).iterdir()),
 )
 @pytest.mark.parametrize("model", ["gpt", "ngpt", "angpt"])
 def test_fragments_merge_with_every_model(capsys: pytest.CaptureFixture[str], model: str, path: Path) -> None:
@@ -50,10 +50,10 @@ def test_fragments_merge_with_every_model(capsys: pytest.CaptureFixture[str], mo
     )
     for key, value in yaml.safe_load(path.read_text())["model"]["init_args"].items():
         resolved = config["model"]["init_args"][key]
-        if key in ("around", "runtime", "qk_norm"):
-            assert resolved == (value if key == "qk_norm" else {**resolved, **value})
-        else:
+        if isinstance(value, dict) and "class_path" in value:
             assert resolved["class_path"] == value["class_path"]
+        else:
+            assert resolved == ({**resolved, **value} if isinstance(value, dict) else value)
 
 
 @pytest.mark.parametrize("path", sorted(p for f in ("data", "trainer") for p in (ROOT / "configs" / f).iterdir()))

@@ -104,10 +104,10 @@ VARIANTS = {
     "muon_ngpt": ("NGPT", "--model.optimizer=anlit.MuonAdamW", "--model.optimizer.embedding_lr=0.002"),
     "learned_globally": ("GPT", "--model.attention=ScaleInvariant", "--model.attention.learned=globally"),
     "learned_per_head": ("AnGPT", "--model.attention=ScaleInvariant", "--model.attention.learned=per_head"),
-    "qk_clip": ("GPT", "--model.qk_norm=false", "--model.around.qk_clip=0.002"),
-    "qk_clip_ngpt": ("NGPT", "--model.around.qk_clip=0.002"),
-    "qk_clip_angpt": ("AnGPT", "--model.qk_norm=false", "--model.around.qk_clip=0.002"),
-    "gated": ("NGPT", "--model.around.gate=per_head"),
+    "qk_clip": ("GPT", "--model.qk_norm=false", "--model.qk_clip=0.002"),
+    "qk_clip_ngpt": ("NGPT", "--model.qk_clip=0.002"),
+    "qk_clip_angpt": ("AnGPT", "--model.qk_norm=false", "--model.qk_clip=0.002"),
+    "gated": ("NGPT", "--model.attention_gate=per_head"),
 }
 FAST = ("muon_ngpt", "qk_clip")
 

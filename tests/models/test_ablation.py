@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from anlit import NGPT, AnGPT
-from anlit.attention.around import AroundAttention
 from anlit.models.angpt import Approximation
 from anlit.models.fold import fold
 from tests.models.tiny import CONSTANT, SIZE, adamw, fit, jolt, random_tokens, tiny
@@ -37,7 +36,7 @@ def test_every_constant_factor_is_off_by_the_error_and_nothing_else(error: float
 @pytest.mark.parametrize("approximation", ABLATIONS, ids=str)
 @pytest.mark.parametrize("post_norm", [False, True])
 def test_ablated_models_fold_to_the_same_logits(approximation: Approximation, post_norm: bool) -> None:
-    model = jolt(tiny(AnGPT, approximation=approximation, around=AroundAttention(post_norm=post_norm))).double()
+    model = jolt(tiny(AnGPT, approximation=approximation, post_norm=post_norm)).double()
     tokens = random_tokens(2, 16)
     torch.testing.assert_close(fold(model.model)(tokens), model(tokens))
 
@@ -55,7 +54,7 @@ def test_norms_are_strict_or_bounded_whatever_the_architecture(architecture: typ
 
 
 def test_gates_are_bounded_under_strict_norms() -> None:
-    model = tiny(AnGPT, norms="strict", around=AroundAttention(gate="per_head"))
+    model = tiny(AnGPT, norms="strict", attention_gate="per_head")
     model.model.restore_norms()
     assert torch.isfinite(model(random_tokens(2, 16))).all()
     assert all(weight.norm() == 0 for name, weight in model.model.matrices() if name == "W_g")

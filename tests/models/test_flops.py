@@ -5,7 +5,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import anlit
-from anlit.attention.around import AroundAttention
 from anlit.models.flops import flops_per_token, mean_visible_keys
 
 SHAPE = {"vocab_size": 96, "n_layers": 3, "d_model": 32, "n_heads": 2}
@@ -24,8 +23,7 @@ def test_flops_are_those_of_the_products_that_run(name: str, attention: str) -> 
 
 
 def test_gates_are_counted() -> None:
-    around = AroundAttention(gate="per_element")
-    gated, plain = (anlit.GPT(**SHAPE, around=a).model for a in (around, type(around)()))
+    gated, plain = (anlit.GPT(**SHAPE, attention_gate=gate).model for gate in ("per_element", "none"))
     assert flops_per_token(gated, LENGTH) - flops_per_token(plain, LENGTH) == 6 * 3 * 32 * 32
 
 

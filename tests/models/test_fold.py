@@ -9,7 +9,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anlit import GPT, NGPT, AnGPT, LogN, NoPE
-from anlit.attention.around import AroundAttention
 from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
@@ -23,13 +22,13 @@ from tests.models.tiny import fit, jolt, random_tokens, tiny
 
 SIZE = {"d_model": 48, "n_heads": 2, "d_ff": 80}  # neither √d nor √d_head is a power of two
 TOKENS = random_tokens(2, 16)
-AROUND = [
+GATES_AND_NORMS = [
     {},
-    {"gate": "per_head"},
-    {"gate": "per_element", "post_norm": True},
-    {"v_norm": True, "output_norm": True},
-    {"qk_gain": True, "post_norm": True},
-    {"qk_gain": False},
+    {"attention_gate": "per_head"},
+    {"attention_gate": "per_element", "post_norm": True},
+    {"v_norm": True, "attention_norm": True},
+    {"qk_norm_gain": True, "post_norm": True},
+    {"qk_norm_gain": False},
     {"qk_norm_eps": 0.5},
 ]
 
@@ -50,12 +49,12 @@ class Multiplications(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("around", AROUND, ids=str)
+@pytest.mark.parametrize("changes", GATES_AND_NORMS, ids=str)
 @pytest.mark.parametrize("qk_norm", [True, False])
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 @torch.no_grad()
-def test_folded_and_unfolded_logits_agree(architecture, qk_norm, around) -> None:
-    settings = {**SIZE, "qk_norm": qk_norm, "around": AroundAttention(**around), "attention": LogN(learned="globally")}
+def test_folded_and_unfolded_logits_agree(architecture, qk_norm, changes) -> None:
+    settings = {**SIZE, "qk_norm": qk_norm, **changes, "attention": LogN(learned="globally")}
     decoder = jolt(tiny(architecture, **settings)).model.eval()
     before = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
     expected, folded = decoder(TOKENS), fold(decoder)
@@ -92,7 +91,7 @@ def test_a_folded_ngpt_keeps_its_norms_alpha_and_s_qk() -> None:
 
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 def test_a_folded_model_continues_with_kept_keys(architecture) -> None:
-    decoder = jolt(tiny(architecture, s_z_init=8.0, around=AroundAttention(post_norm=True))).model.eval()
+    decoder = jolt(tiny(architecture, s_z_init=8.0, post_norm=True)).model.eval()
     requests = [Request([5, 6, 7]), Request([8])]
     one, two = (generate(each, requests, 40, Sampling(temperature=0.0)) for each in (decoder, fold(decoder)))
     assert [found.tokens for found in one] == [found.tokens for found in two]

@@ -41,11 +41,11 @@ class Settings:
     """Initial value and scale of the residual step sizes."""
     s_z: tuple[float, float]
     """Initial value and scale of the logits' scaling vector."""
-    qk_gain: bool | None = None
+    qk_norm_gain: bool | None = None
     qk_norm_eps: float | None = None
     v_norm: bool = False
     """Number of visible keys → factor of the heads' averages."""
-    output_norm: bool = False
+    attention_norm: bool = False
     gated: bool = False
     post_norm: bool = False
 
@@ -236,7 +236,7 @@ def attend(
             total = sum(weights)
             values = [norm(v[j][h], "norm_v") if s.v_norm else v[j][h] for j in keys]
             average = sum(weight / total * value for weight, value in zip(weights, values, strict=True))
-            if s.output_norm:
+            if s.attention_norm:
                 average = norm(average, "output.norm")
             averages.append(average)
         side_by_side = torch.cat(averages)
@@ -274,7 +274,7 @@ def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s:
                 vectors = heads(block[f"W_{name}.weight"], x, s.n_heads)
                 if s.qk_norm:
                     vectors = [rms(vector, qk_eps) for vector in vectors]
-                    if s.qk_gain is not False:
+                    if s.qk_norm_gain is not False:
                         vectors = [vector * block[f"norm_{name}.gain"] for vector in vectors]
                 into.append([rotate(vector, place(position, ids), layer[1]) for vector in vectors])
             v.append(heads(block["W_v.weight"], x, s.n_heads))
@@ -315,7 +315,7 @@ def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s
                         vector = rms(vector * root_d, s.qk_norm_eps)
                     else:
                         vector = unit(vector) * math.sqrt(d_head)
-                    if s.qk_gain is not False:
+                    if s.qk_norm_gain is not False:
                         s_qk = block["s_qk.stored"] * root_d  # init 1, scale 1/√d
                         vector = vector * s_qk[index * d_head : (index + 1) * d_head]
                     vectors.append(vector)
@@ -358,7 +358,7 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
                         vector = rms(vector, s.norm_eps)
                     else:
                         vector = rms(vector * math.sqrt(d_head), s.qk_norm_eps)
-                    if s.qk_gain:
+                    if s.qk_norm_gain:
                         vector = vector * block[f"norm_{name}.gain"]
                     vectors.append(rotate(vector, place(position, ids), layer[1]))
                 into.append(vectors)

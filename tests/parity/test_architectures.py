@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PositionsPattern, PRoPE, RoPE, attention
-from anlit.attention.around import AroundAttention
 from anlit.attention.backends import sdpa
 from anlit.attention.mechanism import Mechanism
 from tests.attention.examples import SHIPPED, LogNWithSlopes
@@ -97,12 +96,15 @@ def layers_of(mechanism: str, positions: str) -> list[naive.Layer]:
 
 
 def by_the_formulas(
-    model: torch.nn.Module, architecture, mechanism, positions, masked, qk_norm, d_ff, **around
+    model: torch.nn.Module, architecture, mechanism, positions, masked, qk_norm, d_ff, **others
 ) -> Result:
     """The same, with the model's parameters, from `naive.py`."""
     size = {key: SIZE[key] for key in ("n_heads", "n_layers", "d_model")}
+    others["gated"] = others.pop("attention_gate", "none") != "none"
+    if architecture is NGPT:
+        others.pop("post_norm", None)  # it has that norm in any case
     settings = naive.Settings(**size, d_ff=d_ff or 4 * SIZE["d_model"], layers=layers_of(mechanism, positions),
-                              qk_norm=qk_norm, norm_eps=EPS, alpha=ALPHA, s_z=S_Z, **around)  # fmt: skip
+                              qk_norm=qk_norm, norm_eps=EPS, alpha=ALPHA, s_z=S_Z, **others)  # fmt: skip
     copies = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
     logits, embedded = naive.run(ORACLE[architecture], copies, TOKENS, DOCUMENTS if masked else None, settings)
     (logits * PROBE).sum().backward()
@@ -130,14 +132,13 @@ def check(
     masked: bool = True,
     qk_norm: bool = True,
     d_ff: int | None = None,
-    around: AroundAttention = AroundAttention(),
     tolerance: float = 1e-9,
-    **formulas,
+    **others,
 ) -> None:
-    """Each back end that can do the mechanism against `naive.py`; `formulas` are its settings for `around`."""
-    changes = {"document_masking": masked, "qk_norm": qk_norm, "d_ff": d_ff, "around": around}
+    """Each back end that can do the mechanism against `naive.py`; `others` are settings of both."""
+    changes = {"document_masking": masked, "qk_norm": qk_norm, "d_ff": d_ff, **others}
     eager = build(architecture, mechanism, positions, "eager", **changes)
-    expected = by_the_formulas(eager, architecture, mechanism, positions, masked, qk_norm, d_ff, **formulas)
+    expected = by_the_formulas(eager, architecture, mechanism, positions, masked, qk_norm, d_ff, **others)
     compare(computed(eager), expected, tolerance, "eager, float64")
     computed_blockwise = computed(build(architecture, mechanism, positions, "blockwise", **changes))
     compare(computed_blockwise, expected, tolerance, "blockwise, float64")

@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from anlit import GPT, AnGPT, ScaleInvariant
-from anlit.attention.around import AroundAttention
 from anlit.attention.observation import attention_layers
 from anlit.errors import UserError
 from anlit.training.callbacks import AttentionStatistics
@@ -50,8 +49,8 @@ def test_training_is_the_same_to_the_bit_with_and_without(architecture: Any) -> 
     runs = []
     for callbacks in ([], [AttentionStatistics(every_n_steps=1, sequences=2)]):
         trajectory, recorder = Trajectory(), Recorder()
-        around = AroundAttention(qk_clip=0.5, qk_gain=True)
-        model = tiny(architecture, dropout=0.2, attention=ScaleInvariant(learned="per_layer"), around=around)
+        settings = {"dropout": 0.2, "qk_clip": 0.5, "qk_norm_gain": True}
+        model = tiny(architecture, attention=ScaleInvariant(learned="per_layer"), **settings)
         fit(model, 4, accumulate=2, callbacks=[*callbacks, trajectory], logger=recorder, log_every_n_steps=1)
         assert bool(recorder.steps_with("attention/")) == bool(callbacks)
         runs.append((trajectory, model.state_dict()))

@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from anlit import GPT, NGPT, AnGPT
-from anlit.attention.around import AroundAttention
 from anlit.data.batch import BlockCollate
 from anlit.errors import UserError
 from anlit.optim.optimizers import MuonAdamW
@@ -171,7 +170,7 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_qk_clip_does_not_act_on_a_skipped_batch() -> None:
-    settings = {"around": AroundAttention(qk_clip=1e-3), "backend": "eager"}
+    settings = {"qk_clip": 1e-3, "backend": "eager"}
     spoilt = train(range(4), Poison([3]), LossGuard(), settings=settings)
     assert_same(spoilt, train(range(3), settings=settings))
 

@@ -60,11 +60,11 @@ def reason_against(decoder: Decoder) -> str | None:
             return f"attention {type(block.attention.mechanism).__name__}"
         if type(block.positions) is not RoPE:
             return f"positions {type(block.positions).__name__}"
-        around = (block.norm_v, block.output.norm, block.post_norm_A)
-        if block.output.W_g is not None or not all(isinstance(module, nn.Identity) for module in around):
-            return "what is set around attention"
+        norms = (block.norm_v, block.output.norm, block.post_norm_A)
+        if block.output.W_g is not None or not all(isinstance(module, nn.Identity) for module in norms):
+            return "attention_gate, v_norm, attention_norm or post_norm"
         if isinstance(block.norm_q, RMSNorm) and block.norm_q.eps != block.norm_1.eps:
-            return "around.qk_norm_eps"
+            return "qk_norm_eps"
     return None
 
 

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from anlit.attention.around import QKClip
+from anlit.attention.qk_clip import QKClip
 from anlit.errors import UserError
 from anlit.training.callbacks.finite import diverged
 from anlit.training.snapshot import Snapshot, is_sharded, n_non_finite

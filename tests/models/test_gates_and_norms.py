@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from anlit import GPT, NGPT, AnGPT, AroundAttention, AttentionPattern, LogN, NoPE, PositionsPattern, RoPE, SlidingWindow
-from anlit.attention.around import QKClip
+from anlit import GPT, NGPT, AnGPT, AttentionPattern, LogN, NoPE, PositionsPattern, RoPE, SlidingWindow
+from anlit.attention.qk_clip import QKClip
 from anlit.errors import UserError
 from anlit.optim.optimizers import parameter_groups
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, batches, fit, random_tokens, tiny
@@ -23,9 +23,7 @@ def gates(model: nn.Module) -> list[nn.Parameter]:
 @pytest.mark.parametrize("gate", GATES)
 @architectures
 def test_gates_start_at_one_and_learn_within_the_bound(architecture, gate) -> None:
-    with_gate = tiny(
-        architecture, around=AroundAttention(gate=gate), optimizer=adamw(lr=0.3, weight_decay=0.0), schedule=CONSTANT
-    )
+    with_gate = tiny(architecture, attention_gate=gate, optimizer=adamw(lr=0.3, weight_decay=0.0), schedule=CONSTANT)
     weights = gates(with_gate)
     assert [weight.shape[0] for weight in weights] == [SIZE["n_heads" if gate == "per_head" else "d_model"]] * 2
     without = tiny(architecture)
@@ -40,7 +38,7 @@ def test_gates_start_at_one_and_learn_within_the_bound(architecture, gate) -> No
 
 @architectures
 def test_gates_are_matrices_to_the_optimizer(architecture) -> None:
-    model = tiny(architecture, around=AroundAttention(gate="per_head"))
+    model = tiny(architecture, attention_gate="per_head")
     by_name = {group["name"]: group["params"] for group in parameter_groups(model.model)}
     assert all(any(weight is entry for entry in by_name["matrices"]) for weight in gates(model))
 
@@ -68,9 +66,9 @@ CLIPPABLE = [(GPT, False, None), (GPT, True, None), (NGPT, True, None), (NGPT, F
 def test_qk_clip_brings_the_largest_score_to_its_threshold(architecture, qk_norm, qk_gain) -> None:
     """A step of rate 0 changes nothing but what the clip changes."""
     settings = {"qk_norm": qk_norm, "optimizer": adamw(lr=0.0), "schedule": CONSTANT}
-    unclipped = largest_scores(tiny(architecture, **settings, around=AroundAttention(qk_gain=qk_gain)))
+    unclipped = largest_scores(tiny(architecture, **settings, qk_norm_gain=qk_gain))
     threshold = float(unclipped[0].median())  # over half of the heads of the first layer
-    model = tiny(architecture, **settings, around=AroundAttention(qk_gain=qk_gain, qk_clip=threshold))
+    model = tiny(architecture, **settings, qk_norm_gain=qk_gain, qk_clip=threshold)
     fit(model, max_steps=1)
     clipped = largest_scores(model)[0]
     shared = any("norm_q.gain" in name for name, _ in model.model.named_parameters())
@@ -96,7 +94,7 @@ def test_all_layers_clip_after_one_all_reduce(monkeypatch) -> None:
     calls = []
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, op: calls.append((x.clone(), x.fill_(8.0))))
-    model = tiny(NGPT, around=AroundAttention(qk_clip=2.0)).model
+    model = tiny(NGPT, qk_clip=2.0).model
     before = [block.s_qk().clone() for block in model.blocks]
     model(TOKENS, IDS)
     model.clip_qk()
@@ -106,7 +104,7 @@ def test_all_layers_clip_after_one_all_reduce(monkeypatch) -> None:
 
 
 def test_qk_clip_counts_visible_keys_alone() -> None:
-    model = tiny(GPT, qk_norm=False, attention=SlidingWindow(3), around=AroundAttention(qk_clip=1.0))
+    model = tiny(GPT, qk_norm=False, attention=SlidingWindow(3), qk_clip=1.0)
     block = model.model.blocks[0]
     q = torch.zeros(1, 2, 8, 16)
     k = torch.zeros(1, 2, 8, 16)
@@ -127,14 +125,14 @@ def test_qk_clip_counts_visible_keys_alone() -> None:
 @pytest.mark.parametrize(
     ("architecture", "settings", "message"),
     [
-        (AnGPT, {}, "around.qk_clip has nothing to shrink in an AnGPT with QK-norm"),
-        (GPT, {"qk_gain": False}, "around.qk_clip has nothing to shrink where QK-norm has no gain"),
-        (NGPT, {"qk_gain": False}, "around.qk_clip shrinks nGPT's s_qk"),
+        (AnGPT, {}, "model.qk_clip has nothing to shrink in an AnGPT with QK-norm"),
+        (GPT, {"qk_norm_gain": False}, "model.qk_clip has nothing to shrink where QK-norm has no gain"),
+        (NGPT, {"qk_norm_gain": False}, "model.qk_clip shrinks nGPT's s_qk"),
     ],
 )
 def test_qk_clip_is_refused_where_it_can_do_nothing(architecture, settings, message) -> None:
     with pytest.raises(UserError, match=message):
-        tiny(architecture, around=AroundAttention(qk_clip=30.0, **settings))
+        tiny(architecture, qk_clip=30.0, **settings)
 
 
 @architectures
@@ -143,9 +141,13 @@ def test_all_settings_train_and_come_back_from_a_checkpoint(architecture, tmp_pa
         architecture,
         attention=AttentionPattern([SlidingWindow(4, LogN()), LogN(s=0.7)]),
         positions=PositionsPattern([RoPE(fraction=0.5), NoPE()]),
-        around=AroundAttention(
-            qk_gain=True, qk_norm_eps=0.1, qk_clip=5.0, v_norm=True, output_norm=True, gate="per_head", post_norm=True
-        ),
+        qk_norm_gain=True,
+        qk_norm_eps=0.1,
+        qk_clip=5.0,
+        v_norm=True,
+        attention_norm=True,
+        attention_gate="per_head",
+        post_norm=True,
     )
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     fit(model, max_steps=3)

@@ -1,0 +1,64 @@
+"""QK-clip (arXiv 2507.20534): queries and keys shrink after a step in which a score was too large."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from anlit.layers.linear import ScaledLinear
+from anlit.layers.norms import RMSNorm
+
+
+class QKClip(nn.Module):
+    """Remembers each head's largest score q·k/√D since the last optimizer step.
+
+    Args:
+        threshold: The score that none should exceed.
+        n_heads: H.
+    """
+
+    def __init__(self, threshold: float, n_heads: int) -> None:
+        super().__init__()
+        self.threshold = threshold
+        self.largest: Tensor
+        self.register_buffer("largest", torch.empty(n_heads), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Forget what was observed."""
+        self.largest.fill_(float("-inf"))
+
+    @torch.no_grad()
+    def observe(self, scores: Tensor) -> None:
+        """scores: (B, H, queries, keys), −∞ where a key is not visible."""
+        self.largest.copy_(torch.maximum(self.largest, scores.amax((0, 2, 3)).to(self.largest)))
+
+    @staticmethod
+    @torch.no_grad()
+    def factors(clips: "Sequence[QKClip]") -> list[Tensor]:
+        """√min(1, threshold/largest) per head for q and for k, (H,) for each layer; and forgets what was seen.
+
+        With several ranks it is about what all of them observed, which one all-reduce tells for all layers together.
+        """
+        largest = torch.stack([clip.largest for clip in clips])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        for clip in clips:
+            clip.reset_parameters()
+        return [(mine / clip.threshold).clamp_min(1).rsqrt() for clip, mine in zip(clips, largest, strict=True)]
+
+
+@torch.no_grad()
+def shrink(maps: Iterable[tuple[ScaledLinear, nn.Module]], factors: Tensor) -> None:
+    """Multiply each head's queries and keys with its entry of `factors`.
+
+    Args:
+        maps: W_q and W_k, each with the norm that follows it. A gain of that norm takes the factor in the place of W's
+            rows. All heads share it, so it follows the smallest entry.
+        factors: (H,).
+    """
+    for W, norm in maps:
+        if isinstance(norm, RMSNorm) and norm.gain is not None:
+            norm.gain.mul_(factors.min())
+        else:
+            W.scale_rows(factors.repeat_interleave(W.out_features // len(factors)))

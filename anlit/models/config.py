@@ -1,0 +1,126 @@
+"""The settings that all three architectures have, each written once.
+
+A field here is a key of `model.init_args` in YAML and an argument of `GPT`, `NGPT` and `AnGPT`. Each architecture's own
+settings, and its optimizer and schedule, stand in its file.
+"""
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Self
+
+from anlit.attention.attention import Attention, Backend
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms.plain import Plain
+from anlit.attention.output import Gate
+from anlit.errors import UserError
+from anlit.layers.positions import Positions, RoPE
+from anlit.models.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Settings of a decoder.
+
+    Norms that are switched on here are the architecture's own kind: RMS with a learned gain in GPT+, the unit norm in
+    nGPT and anGPT, whose heads have vectors of norm 1.
+
+    Args:
+        vocab_size: V, the number of tokens; `anlit fit` takes that of its data if not given, as a multiple of 128.
+        context_length: T, tokens in a training sequence.
+        n_layers: L, the number of blocks.
+        n_heads: H, attention heads; must divide d_model.
+        d_model: d, the width of the hidden state.
+        d_ff: f, the width of the MLP; 4·d_model if not given.
+        attention: What happens between q·k and the weights.
+        positions: RoPE, PRoPE, DynamicNTK, NoPE, or a PositionsPattern.
+        document_masking: Let a token attend only within its own document.
+        backend: The attention kernel; auto takes the fastest that can do the mechanism.
+        qk_norm: Normalise queries and keys per head.
+        qk_norm_gain: Whether QK-norm has a learned gain; by default GPT+'s and nGPT's (s_qk) has, anGPT's has none.
+        qk_norm_eps: ε of the QK-norm, added to a mean square that is about 1 before it in nGPT and anGPT: one that is
+            not small lets q and k keep some of their norm. By default norm_eps, in nGPT 0.
+        qk_clip: After each optimizer step, shrink queries and keys where a head's largest score q·k/√D since the last
+            step was over this (arXiv 2507.20534); null for never. It costs a second product q·kᵀ.
+        v_norm: Normalise values per head too (QKV-norm, arXiv 2410.16682).
+        attention_norm: Normalise each head's weighted average of the values.
+        attention_gate: Multiply the averages by 2σ(W_g x), W_g starting at 0: one factor per head, or one per element
+            (arXiv 2505.06708).
+        post_norm: Normalise what W_o and W_d put out (peri-LN, arXiv 2502.02732); nGPT does so in any case.
+        dropout: Share dropped of the attention weights and of each block's two updates.
+        z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
+        runtime: Compiled blocks, activation checkpointing, late initial values, float8.
+
+    Raises:
+        UserError: A setting is missing or out of range.
+    """
+
+    vocab_size: int | None = None
+    context_length: int = 2048
+    n_layers: int = 12
+    n_heads: int = 12
+    d_model: int = 768
+    d_ff: int | None = None
+    attention: Mechanism = Plain()
+    positions: Positions = RoPE(fraction=0.5)
+    document_masking: bool = True
+    backend: Backend = "auto"
+    qk_norm: bool = True
+    qk_norm_gain: bool | None = None
+    qk_norm_eps: float | None = None
+    qk_clip: float | None = None
+    v_norm: bool = False
+    attention_norm: bool = False
+    attention_gate: Gate = "none"
+    post_norm: bool = False
+    dropout: float = 0.0
+    z_loss: float = 0.0
+    runtime: Runtime = Runtime()
+
+    def __post_init__(self) -> None:
+        if self.vocab_size is None:
+            raise UserError("vocab_size is not given: set it to the number of tokens of the data's vocabulary")
+        if self.d_model % self.n_heads:
+            raise UserError(
+                f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}: "
+                f"choose a d_model that is a multiple of {self.n_heads}, or another n_heads"
+            )
+        if self.qk_norm_eps is not None and self.qk_norm_eps < 0:
+            raise UserError(f"model.qk_norm_eps must not be negative, but is {self.qk_norm_eps}")
+        if self.qk_clip is not None and self.qk_clip <= 0:
+            raise UserError(
+                f"model.qk_clip must be positive, but is {self.qk_clip}: give a score, such as 100, or null"
+            )
+
+    @property
+    def d_head(self) -> int:
+        """D, the width of a head."""
+        return self.d_model // self.n_heads
+
+    @property
+    def d_hidden(self) -> int:
+        """f, the width of the MLP: `d_ff`, or its default."""
+        return self.d_ff or 4 * self.d_model
+
+    def for_one_model(self) -> Self:
+        """The same settings with a mechanism whose shared coefficients are one model's own, and positions that know the
+        training length."""
+        positions = self.positions.for_context(self.context_length)
+        return replace(self, attention=copy.deepcopy(self.attention), positions=positions)
+
+    def attention_of(self, layer: int) -> Attention:
+        """The attention of layer number `layer`, from 0.
+
+        Raises:
+            UserError: The positions do not fit the head width, or the back end cannot do the mechanism.
+        """
+        try:
+            self.positions.check(self.d_head)
+            mechanism = self.attention.for_layer(self.n_heads, self.d_head, layer)
+            mechanism.n_heads, mechanism.d_head = self.n_heads, self.d_head  # a user's `for_layer` need not set them
+            return Attention(mechanism, self.backend, self.dropout, self.qk_clip)
+        except ValueError as error:
+            raise UserError(f"model: {error}") from error
+
+    def positions_of(self, layer: int) -> Positions:
+        """The positions of layer number `layer`, from 0."""
+        return self.positions.for_layer(layer)
