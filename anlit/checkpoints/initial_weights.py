@@ -9,7 +9,7 @@ from torch import Tensor
 from anlit.checkpoints.checkpoint_io import is_sharded, read_checkpoint
 from anlit.checkpoints.exported import is_exported
 from anlit.errors import UserError
-from anlit.training.language_model import LanguageModel
+from anlit.models.language_model import LanguageModel
 
 
 def load_initial_weights(model: LanguageModel, path: str) -> None:

@@ -16,8 +16,8 @@ from anlit.checkpoints.exported import is_exported
 from anlit.configuration import ARCHITECTURES, CONFIG, attention_label
 from anlit.errors import UserError
 from anlit.models.fold import FOLDED
+from anlit.models.language_model import LanguageModel, as_configuration
 from anlit.models.runtime import flush_denormals, keep_freed_memory
-from anlit.training.language_model import LanguageModel, as_configuration
 
 FOLDER = "checkpoints"
 NAMES = ("best.ckpt", "last.ckpt")

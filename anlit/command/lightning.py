@@ -32,6 +32,7 @@ from anlit.command.trained_model import checkpoint_to_evaluate
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
 from anlit.errors import RunError, UserError
+from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals
 from anlit.shipped import with_configuration_files
 from anlit.training.callbacks import (
@@ -51,7 +52,6 @@ from anlit.training.callbacks import (
     WholeSteps,
 )
 from anlit.training.interruption import TRY_AGAIN, Preempted
-from anlit.training.language_model import LanguageModel
 from anlit.training.loggers import CSVLogger
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")

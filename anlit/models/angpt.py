@@ -43,9 +43,9 @@ from anlit.layers.scaling import ScalingVector
 from anlit.layers.swiglu import swiglu
 from anlit.models.config import DecoderConfig
 from anlit.models.decoder import Decoder, draw_unit_vectors, split_heads
+from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import AdamW, OptimizerFactory
 from anlit.optim.schedule import Schedule
-from anlit.training.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from anlit.layers.linear import ScaledLinear
 from anlit.layers.norms import UnitNorm
 from anlit.models.angpt import AnGPT, AnGPTBlock
 from anlit.models.decoder import Decoder
+from anlit.models.language_model import LanguageModel
 from anlit.models.ngpt import NGPT, NGPTBlock
-from anlit.training.language_model import LanguageModel
 
 
 class Stored(nn.Module):

@@ -19,11 +19,11 @@ from anlit.command.lightning import AnlitCLI
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
 from anlit.errors import UserError
+from anlit.models.language_model import LanguageModel
 from anlit.shipped import with_configuration_files
 from anlit.sizing.estimate import DENSE_BF16, Plan, estimate
 from anlit.sizing.report import show, show_table
 from anlit.sizing.table import sizing_table
-from anlit.training.language_model import LanguageModel
 
 USUAL_VOCABULARY = 50_257
 """GPT-2's, where the configuration names neither a vocabulary nor data that are to make one."""

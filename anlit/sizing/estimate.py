@@ -6,9 +6,9 @@ from typing import Any, Literal
 import torch
 
 from anlit.models.flops import flops_per_token
+from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
 from anlit.sizing.trace import Setting, step_memory
-from anlit.training.language_model import LanguageModel
 
 Strategy = Literal["1gpu", "ddp", "fsdp"]
 Precision = Literal["32-true", "bf16-mixed", "bf16-true"]

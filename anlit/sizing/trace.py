@@ -22,9 +22,9 @@ from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.layers.cross_entropy import CHUNK_NUMBERS
 from anlit.models.flops import attention_layers_of
+from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
 from anlit.sizing.live_memory import Bytes, LiveMemory, fake_parameters
-from anlit.training.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,14 @@
-"""Which steps are logged, and metrics.csv, which a resumed run continues: Lightning's own writer deletes its rows."""
+"""metrics.csv, which a resumed run continues: Lightning's own writer deletes its rows."""
 
 import csv
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 from lightning.pytorch.loggers import CSVLogger as LightningCSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
 from anlit.reporting.files import replacing
-
-
-def is_logged(trainer: L.Trainer, step: int) -> bool:
-    """Whether loggers are told of optimizer step number `step`, from 1, which the training batch under way completes.
-
-    Of several micro-batches only the last does; in all others, and in other steps, nothing is to wait for the device.
-    """
-    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    return every > 0 and step % every == 0 and not trainer.fit_loop._should_accumulate()
 
 
 class _AppendingWriter(ExperimentWriter):

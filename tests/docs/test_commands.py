@@ -16,9 +16,9 @@ from anlit.cli import COMMANDS, main
 from anlit.command import lightning
 from anlit.command.lightning import SUBCOMMANDS, AnlitCLI
 from anlit.data import TokenShards
+from anlit.models.language_model import LanguageModel
 from anlit.shipped import with_configuration_files
 from anlit.sizing import command as sizing
-from anlit.training.language_model import LanguageModel
 from tests.docs.pages import PAGES, ROOT, commands, files, name, shell_lines
 
 ALL = [(name(page), words) for page in PAGES for words in commands(page)]

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from anlit import ScaleInvariant
-from anlit.training.language_model import LanguageModel
+from anlit.models.language_model import LanguageModel
 from tests.data.prepared import END, VOCABULARY, write_prepared
 from tests.models.tiny import fit, jolt, tiny
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from anlit import GPT
 from anlit.checkpoints.loading import Checkpoint
 from anlit.inference.huggingface.write import write_huggingface
-from anlit.training.language_model import LanguageModel
+from anlit.models.language_model import LanguageModel
 from tests.models.tiny import jolt, tiny
 
 transformers = pytest.importorskip("transformers")

@@ -24,8 +24,8 @@ from anlit import (
 from anlit.attention.backends import blockwise
 from anlit.attention.mechanism import Mechanism
 from anlit.data.batch import Batch, batch_from_blocks
+from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
-from anlit.training.language_model import LanguageModel
 from tests.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
 
 STEPS = 50

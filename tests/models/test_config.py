@@ -11,8 +11,8 @@ from anlit.errors import UserError
 from anlit.models.angpt import AnGPTConfig
 from anlit.models.config import DecoderConfig
 from anlit.models.gpt import GPTConfig
+from anlit.models.language_model import LanguageModel, as_configuration
 from anlit.models.ngpt import NGPTConfig
-from anlit.training.language_model import LanguageModel, as_configuration
 from tests.models.tiny import tiny
 
 CONFIGS = {"GPT": GPTConfig, "NGPT": NGPTConfig, "AnGPT": AnGPTConfig}

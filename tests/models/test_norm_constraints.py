@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anlit import GPT, NGPT, AnGPT, MuonAdamW
-from anlit.training.language_model import LanguageModel
+from anlit.models.language_model import LanguageModel
 from tests.models.tiny import CONSTANT, adamw, fit, tiny
 
 STEPS, ACCUMULATE = 20, 2

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from anlit import GPT, AdamW, AnGPT, LogN, MuonAdamW
+from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
 from anlit.optim.schedule import Schedule
-from anlit.training.language_model import LanguageModel
 from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)

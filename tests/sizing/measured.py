@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
-from anlit.training.language_model import LanguageModel
 
 
 def peak_on_cpu(model: LanguageModel, batch_size: int, length: int, autocast: bool) -> float:

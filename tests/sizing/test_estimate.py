@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import anlit
+from anlit.models.language_model import LanguageModel
 from anlit.sizing.estimate import Plan, estimate
 from anlit.sizing.trace import Setting, step_memory, trace_step
-from anlit.training.language_model import LanguageModel
 from tests.sizing.measured import peak_on_cpu, peak_on_gpu
 
 ARCHITECTURES = ("GPT", "NGPT", "AnGPT")

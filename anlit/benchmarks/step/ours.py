@@ -25,8 +25,8 @@ from anlit.data.batch import Batch, batch_from_blocks
 from anlit.models import GPT, NGPT, AnGPT
 from anlit.models.decoder import Decoder
 from anlit.models.fold import fold
+from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
-from anlit.training.language_model import LanguageModel
 
 MODELS: dict[str, Any] = {"GPT": GPT, "nGPT": NGPT, "anGPT": AnGPT}
 PRECISIONS: dict[torch.dtype, Any] = {torch.bfloat16: "bf16-mixed", torch.float32: "32-true"}

@@ -19,7 +19,7 @@ from torch import Tensor
 from anlit.data.haystack import Haystack, Sample
 from anlit.data.order import generator
 from anlit.errors import UserError
-from anlit.training.language_model import LanguageModel
+from anlit.models.language_model import LanguageModel
 
 EVALUATION = 3
 """The stream of random numbers; those of training and validation have other names."""

@@ -107,7 +107,7 @@ def _model(record: dict[str, Any], context_length: int | None) -> tuple[dict[str
     import torch
 
     from anlit import GPT, RoPE
-    from anlit.training.language_model import as_configuration
+    from anlit.models.language_model import as_configuration
 
     rope = _rope(record)
     with torch.device("meta"):

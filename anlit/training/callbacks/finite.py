@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anlit.errors import UserError
-from anlit.training.loggers import is_logged
+from anlit.models.trainer_steps import is_logged
 from anlit.training.snapshot import n_non_finite
 
 

@@ -7,7 +7,8 @@ from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-from anlit.training.loggers import CSVLogger, is_logged
+from anlit.models.trainer_steps import is_logged
+from anlit.training.loggers import CSVLogger
 
 KEY = "metrics_under_way"
 

@@ -7,7 +7,7 @@ import torch
 
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import whole
-from anlit.training.loggers import is_logged
+from anlit.models.trainer_steps import is_logged
 
 
 class NormMonitor(L.Callback):

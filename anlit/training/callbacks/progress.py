@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from anlit.training.loggers import is_logged
+from anlit.models.trainer_steps import is_logged
 
 SECONDS_BETWEEN_LINES = 10.0
 """In a log file; what a validation found is printed in any case."""

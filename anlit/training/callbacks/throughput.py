@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
-from anlit.training.loggers import is_logged
+from anlit.models.trainer_steps import is_logged
 
 # Lightning's table gives the H200 twice its dense bf16 peak; NVIDIA's data sheet says 989 TFLOP/s without sparsity.
 DENSE_PEAK = {"h200": {torch.bfloat16: 989e12, torch.float16: 989e12}}

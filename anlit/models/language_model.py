@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
@@ -17,13 +17,11 @@ import anlit
 from anlit.errors import UserError
 from anlit.layers.cross_entropy import IGNORED
 from anlit.layers.sharded import whole
+from anlit.models.config import DecoderConfig
+from anlit.models.trainer_steps import completes_step, is_logged
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
-from anlit.training.loggers import is_logged
-from anlit.training.step_loss import StepLoss
-
-if TYPE_CHECKING:
-    from anlit.models.config import DecoderConfig
+from anlit.optim.step_loss import StepLoss
 
 
 def as_configuration(settings: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +72,7 @@ class LanguageModel(L.LightningModule):
     on_gradient_norm: Callable[[Tensor], None] | None = None
     """Told the global gradient norm of each step before the optimizer takes it; a callback sets it."""
 
-    def __init__(self, config: "DecoderConfig", optimizer: OptimizerFactory, schedule: Schedule) -> None:
+    def __init__(self, config: DecoderConfig, optimizer: OptimizerFactory, schedule: Schedule) -> None:
         super().__init__()
         self.save_hyperparameters(ignore="config", logger=False)
         if "_instantiator" not in self.hparams:  # built in Python: those that were not given are saved too
@@ -136,7 +134,7 @@ class LanguageModel(L.LightningModule):
         loss, objective = self.loss_of(batch, self.z_loss)
         loss = loss.detach()
         objective = self.step_loss.add(loss, objective, batch.targets)
-        if not self.trainer.fit_loop._should_accumulate():
+        if completes_step(self.trainer):
             loss = self.step_loss.finish(self.trainer.accumulate_grad_batches)
             if not self.step_loss.counts_vary and is_logged(self.trainer, self.trainer.global_step + 1):
                 loss = self.trainer.strategy.reduce(loss.clone(), reduce_op="mean")
