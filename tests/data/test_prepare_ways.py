@@ -28,7 +28,6 @@ from tests.data.preparing import (
     text_file_source,
     train_tokenizer,
     wait_for,
-    write_texts,
 )
 
 
@@ -170,14 +169,14 @@ def test_a_finished_folder_is_left_as_it_is(
 
 def test_workers_do_not_wait_for_the_tokenizer_s_threads(tmp_path: Path) -> None:
     """They are forked from a process that has trained a tokenizer, with the threads of its library."""
-    write_texts(tmp_path / "text", list(documents(60, seed=4))[10:])
+    pattern = text_file_source(tmp_path / "text", list(documents(260, seed=4))[10:], ".jsonl")
     code = f"""
 from pathlib import Path
 from tests.data.preparing import make, recipe_of
 folder = Path({str(tmp_path)!r})
-make(folder / "out", recipe_of("TextFiles", folder / "text", vocab_size=600), workers=2)
+make(folder / "out", recipe_of("TextFiles", folder / "text", vocab_size=600, pattern={pattern!r}, text="content"), workers=2)
 """
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert read_json(tmp_path / "out" / "manifest.json")["documents"] == 50
+    assert read_json(tmp_path / "out" / "manifest.json")["documents"] == 250
