@@ -1,6 +1,7 @@
 """Settings of a DataModule that do not fit its data, its model or each other."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from anlit.errors import UserError
 
@@ -21,16 +22,12 @@ def check_vocabulary(model_size: int | None, shards_size: int, path: str) -> Non
         )
 
 
-def check_seed(seed: int) -> None:
-    """Raise UserError for a negative seed."""
-    if seed < 0:
-        raise UserError(f"--data.seed is {seed}: set it to 0 or a positive number.")
-
-
-def check_val_blocks(count: int | None) -> None:
-    """Raise UserError for a number of validation blocks below one."""
-    if count is not None and count < 1:
-        raise UserError(f"--data.val_blocks is {count}: set it to a positive number, or to null for all blocks.")
+def check_ranges(least: Mapping[str, int], values: Mapping[str, Any]) -> None:
+    """Raise UserError for a setting below its least value; None stands for its default and is right."""
+    for name, smallest in least.items():
+        value = values[name]
+        if value is not None and value < smallest:
+            raise UserError(f"--data.{name} is {value}: set it to {smallest} or more.")
 
 
 def check_context_schedule(schedule: Mapping[int, int] | None, context_length: int) -> None:

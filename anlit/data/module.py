@@ -17,6 +17,12 @@ from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
 
 _log = logging.getLogger(__name__)
+LEAST = {
+    **dict.fromkeys(("batch_size", "context_length", "val_batch_size", "val_context_length"), 1),
+    **dict.fromkeys(("val_tokens", "val_blocks"), 1),
+    **dict.fromkeys(("num_workers", "seed", "cache_gb"), 0),
+}
+"""The smallest values of the numbers among a DataModule's settings."""
 
 
 class TokenShards(L.LightningDataModule):
@@ -52,6 +58,9 @@ class TokenShards(L.LightningDataModule):
             keeps its tokens, cut into more sequences.
         cache_gb: size of the cache for remote shards, in 10⁹ bytes (it lies under LITDATA_CACHE_DIR, by default
             ~/.lightning/chunks, and is shared by all runs).
+
+    Raises:
+        UserError: a number is out of its range.
     """
 
     def __init__(
@@ -71,6 +80,7 @@ class TokenShards(L.LightningDataModule):
         context_schedule: dict[int, int] | None = None,
         cache_gb: float = 100.0,
     ) -> None:
+        checks.check_ranges(LEAST, locals())
         super().__init__()
         self.path = path.rstrip("/")
         self.batch_size = batch_size
@@ -148,8 +158,6 @@ class TokenShards(L.LightningDataModule):
         for folder in self._folders():
             shards.check_tokenizer(folder, self.manifest)
         checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, self.path)
-        checks.check_seed(self.seed)
-        checks.check_val_blocks(self.val_blocks)
         checks.check_context_schedule(self.context_schedule, self.context_length)
         for split in self.manifest["splits"]:
             for group in self._sources(split).values():

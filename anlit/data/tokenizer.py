@@ -3,7 +3,6 @@
 Byte level means that every text can be encoded and decodes to itself, whatever it contains.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -128,11 +127,6 @@ def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:
                 growth *= 1 + len(part["prepend"])
             waiting += part.values()
     return growth, steps
-
-
-def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hex; of tokenizer.json it names the tokenizer in checkpoints."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> int:

@@ -31,6 +31,10 @@ class HubServer:
     """Status and X-Error-Code of every answer."""
     failing: int = 0
     """So many requests are answered with `refusal`, then all is well; 0: all."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Of every answer with `refusal`."""
+    store_refusals: int = 0
+    """So many downloads are refused, as with a link that has expired."""
     drops: list[int] = field(default_factory=list)
     """The next downloads end after so many bytes."""
     held: threading.Event | None = None
@@ -159,6 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def blob(self, relative: str) -> None:
         content = (self.hub.folder / relative).read_bytes()
+        if self.hub.store_refusals and not self.hub.drops:
+            self.hub.store_refusals -= 1
+            return self.refuse(403, None)
         if self.hub.damaged:
             self.hub.damaged -= 1
             content = b"?" + content[1:]
@@ -186,4 +193,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def refuse(self, status: int, code: str | None) -> None:
-        self.answer(b"{}", {"X-Error-Code": code} if code else {}, status)
+        self.answer(b"{}", {**self.hub.headers, **({"X-Error-Code": code} if code else {})}, status)

@@ -1,8 +1,7 @@
-"""The hub: listing, counting, fetching with interruptions, and refusals in one sentence."""
+"""The hub: listing, fetching with interruptions, and refusals in one sentence."""
 
 import hashlib
 import multiprocessing
-import os
 import pickle
 import signal
 import socket
@@ -11,8 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import close_session, constants
 
@@ -167,8 +164,6 @@ def test_a_server_that_sends_no_parts(server: HubServer, tmp_path: Path) -> None
     server.parts, server.drops = False, [2 << 20]
     assert corpus(server).fetch(BIG, tmp_path, len(CONTENT)).read_bytes() == CONTENT
     assert len(server.ranges()) == 2
-    with pytest.raises(UserError, match="sends no parts of files: prepare from a local copy"):
-        corpus(server).parquet_rows(BIG)
 
 
 @pytest.mark.parametrize("left", [CONTENT + b"more", CONTENT])
@@ -199,22 +194,6 @@ def test_what_arrives_damaged_is_fetched_once_more(server: HubServer, tmp_path: 
 def test_a_file_of_another_size_is_fetched_again(server: HubServer, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_bytes(b"read")
     assert corpus(server).fetch("README.md", tmp_path, 7).read_bytes() == b"read me"
-
-
-@pytest.mark.parametrize("footer", [100, 64 << 10])
-def test_rows_of_a_parquet_file_from_its_footer(
-    server: HubServer, monkeypatch: pytest.MonkeyPatch, footer: int
-) -> None:
-    monkeypatch.setattr("anlit.data.preparation.hub.FOOTER_BYTES", footer)
-    path = server.folder / "datasets" / REPO / "data.parquet"
-    pq.write_table(pa.table({"text": [os.urandom(100).hex() for _ in range(1234)]}), path, row_group_size=100)
-    assert corpus(server, "*.parquet").parquet_rows("data.parquet") == 1234
-    asked = [part.removeprefix("bytes=").split("-") for part in server.ranges()]
-    assert sum(int(last) + 1 - int(first) for first, last in asked) < path.stat().st_size / 2
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert corpus(server, "*.parquet").parquet_rows("data.parquet") == 0
-    with pytest.raises(UserError, match=r"has no file other\.parquet"):
-        corpus(server, "*.parquet").parquet_rows("other.parquet")
 
 
 def test_a_token_goes_to_the_hub_and_not_to_where_it_sends_us(
@@ -248,13 +227,12 @@ def test_a_refusal_is_one_sentence(
     for request in (
         lambda: corpus(server).files(),
         lambda: corpus(server).fetch("README.md", tmp_path),
-        lambda: corpus(server).parquet_rows("data.parquet"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             request()
         assert "\n" not in str(caught.value)
-    passing = refusal[0] in (429, 503)
-    assert len(server.asked) == (6 if passing else 3)
+    attempts = {503: 2, 429: 4}.get(refusal[0], 1)
+    assert len(server.asked) == 2 * attempts
 
 
 def test_patience_grows_once_the_hub_has_answered(server: HubServer, tmp_path: Path) -> None:
@@ -268,6 +246,37 @@ def test_patience_grows_once_the_hub_has_answered(server: HubServer, tmp_path: P
     server.refusal, server.failing = (503, None), 0
     with pytest.raises(UserError, match="status 503"):
         source.fetch(BIG, tmp_path)
+
+
+def test_a_busy_hub_is_asked_again_after_the_time_it_names(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at first contact: several machines of one preparation begin together."""
+    waited: list[float] = []
+    monkeypatch.setattr(hub_requests.time, "sleep", waited.append)
+    server.refusal, server.failing = (429, None), 3
+    server.headers = {"Retry-After": "37"}
+    assert corpus(server).files()
+    assert waited == [37.0, 37.0, 37.0]
+    waited.clear()
+    server.refusal, server.failing, server.headers = (429, None), 1, {"Retry-After": "1000000000"}
+    assert corpus(server).files()
+    server.refusal, server.failing, server.headers = (429, None), 1, {"RateLimit": '"api";r=0;t=55'}
+    assert corpus(server).files()
+    server.refusal, server.failing, server.headers = (429, None), 1, {"Retry-After": "soon"}
+    assert corpus(server).files()
+    assert waited == [600.0, 55.0, 0.0]
+
+
+def test_a_store_that_refuses_a_link_is_asked_by_a_fresh_one(server: HubServer, tmp_path: Path) -> None:
+    """Its signature may have expired."""
+    source = corpus(server)
+    server.drops, server.store_refusals = [1 << 20], 2
+    assert source.fetch(BIG, tmp_path / "a", len(CONTENT)).read_bytes() == CONTENT
+    assert len([path for path, _ in server.asked if "/resolve/" in path]) == 4
+    server.store_refusals = 4
+    with pytest.raises(
+        UserError, match=r"^The store of the dataset owner/corpus refuses the hub's links \(status 403\)"
+    ):
+        source.fetch(BIG, tmp_path / "b", len(CONTENT))
 
 
 def test_what_does_not_exist(server: HubServer, tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from anlit.cli import main
+from anlit.data.mixture import Mixture
+from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from tests.data.modules import ready, with_trainer
 from tests.data.prepared import write_prepared
@@ -102,11 +105,32 @@ def test_nothing_to_validate_on(tmp_path: Path, streams: dict[str, np.ndarray]) 
         ready(str(tmp_path / "own"))
 
 
-def test_no_validation_blocks(prepared: str) -> None:
-    with pytest.raises(UserError, match=r"--data.val_blocks is 0: set it to a positive number, or to null"):
-        ready(prepared, val_blocks=0)
+@pytest.mark.parametrize(
+    ("setting", "value", "least"),
+    [
+        ("batch_size", 0, 1),
+        ("batch_size", -3, 1),
+        ("num_workers", -1, 0),
+        ("context_length", 0, 1),
+        ("val_context_length", -5, 1),
+        ("val_batch_size", -2, 1),
+        ("val_batch_size", 0, 1),
+        ("val_tokens", 0, 1),
+        ("val_blocks", 0, 1),
+        ("seed", -1, 0),
+        ("cache_gb", -0.5, 0),
+    ],
+)
+def test_a_number_out_of_its_range(prepared: str, setting: str, value: float, least: int) -> None:
+    for make in (TokenShards, lambda path, **settings: Mixture({"a": path}, **settings)):
+        with pytest.raises(UserError, match=rf"^--data\.{setting} is {value}: set it to {least} or more\.$"):
+            make(prepared, **{setting: value})
 
 
-def test_a_negative_seed(prepared: str) -> None:
-    with pytest.raises(UserError, match=r"--data.seed is -1: set it to 0 or a positive number"):
-        ready(prepared, seed=-1)
+def test_a_number_out_of_its_range_on_the_command_line(
+    prepared: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["fit", "--data", "TokenShards", "--data.path", prepared, "--data.batch_size", "0", "--model", "GPT"]
+    assert main([*arguments, "--run_dir", str(tmp_path / "run")]) == 2
+    *_, last = capsys.readouterr().err.strip().splitlines()
+    assert last == "anlit: error: --data.batch_size is 0: set it to 1 or more."

@@ -10,6 +10,7 @@ import pytest
 from anlit.data.preparation import run as run_module
 from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.run import Runner
 from anlit.data.preparation.workspace import Workspace
 from anlit.errors import UserError
 from tests.data import layouts
@@ -21,6 +22,7 @@ from tests.data.preparing import (
     read_sources,
     recipe_of,
     scratch,
+    text_file_source,
     train_tokenizer,
 )
 
@@ -73,6 +75,20 @@ def interrupted(folder: Path, recipe: Recipe, tasks: int = 3) -> None:
     assert (folder / ".work" / "plan.json").is_file()
 
 
+def interrupted_after_a_group(folder: Path, recipe: Recipe) -> None:
+    """Begin a preparation and leave it when its first group is done: that is worth keeping."""
+
+    def finish_group(runner: Any, group: Any, original: Any = Runner._finish) -> None:
+        if group.number == 0:
+            raise KeyboardInterrupt
+        original(runner, group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "_finish", finish_group)
+        with pytest.raises(KeyboardInterrupt):
+            make(folder, recipe)
+
+
 @pytest.fixture
 def own_hub(recipe: Recipe, place: Path, tmp_path: Path, tokenizer: str) -> Recipe:
     """The same corpus in a place where it can be changed."""
@@ -113,7 +129,7 @@ def test_a_source_file_that_changes_while_it_is_read(own_hub: Recipe, finished: 
 
 
 def test_a_source_file_of_another_length(own_hub: Recipe, finished: Path, tmp_path: Path) -> None:
-    interrupted(tmp_path / "out", own_hub)
+    interrupted_after_a_group(tmp_path / "out", own_hub)
     file = tmp_path / "hub" / "plain_text" / "train-00003-of-00080.parquet"
     before = file.read_bytes()
     for change in (lambda: file.write_bytes(before + b"x"), file.unlink):
@@ -166,7 +182,7 @@ def test_other_settings_are_refused(
     with pytest.raises(UserError, match=f"finished was prepared with other settings or files .*{differs}.*: remove"):
         make(finished, other)
     assert hashes(finished) == before
-    interrupted(tmp_path / "out", recipe)
+    interrupted_after_a_group(tmp_path / "out", recipe)
     before = hashes(tmp_path / "out")
     with pytest.raises(UserError, match=f"out was begun with other settings or files .*{differs}.*: remove"):
         make(tmp_path / "out", other)
@@ -315,6 +331,49 @@ def test_what_is_something_else_is_not_touched(recipe: Recipe, tmp_path: Path) -
     with pytest.raises(UserError, match="file is a file: choose a folder with --output"):
         make(tmp_path / "file", recipe)
     assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_document_bytes": 10}, r"row 1: its text has .* more than --max-document-bytes 10"),
+        ({"text": "txt"}, r'the file: there is no column "txt"'),
+    ],
+)
+def test_a_wrong_option_that_a_document_shows(
+    options: dict[str, Any], says: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str, tmp_path: Path
+) -> None:
+    """The first group cannot be made with it, so nothing is lost by beginning anew."""
+    wrong = recipe_of("TextFiles", place / "hub", SIZES, pattern="**/*.parquet", tokenizer=tokenizer, **options)
+    with pytest.raises(UserError, match=says):
+        make(tmp_path / "out", wrong)
+    make(tmp_path / "out", recipe)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def test_options_that_leave_a_split_empty(recipe: Recipe, finished: Path, place: Path, tmp_path: Path) -> None:
+    layouts.fineweb(tmp_path / "hub", ["a few words", "and some more"] * 3, n_files=1)
+    options = {"tokenizer": "bpe", "vocab_size": 300}
+    with pytest.raises(UserError, match=r"too few to hold out the first 10,485,760 .*: set --val-tokens"):
+        make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", **options))
+    manifest = make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", val_tokens=5, **options))
+    assert manifest is not None
+    options |= {"pattern": "*.jsonl", "text": "content"}
+    text_file_source(tmp_path / "text", [f"text {number}" for number in range(40)], ".jsonl")
+    with pytest.raises(UserError, match=r"leaves no document for val, .*\(--val-fraction\)"):
+        make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=1e-9, **options))
+    assert make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=0.5, **options))
+
+
+def test_what_is_at_work_is_not_begun_anew(recipe: Recipe, place: Path, tokenizer: str, tmp_path: Path) -> None:
+    interrupted(tmp_path / "out", recipe, tasks=1)
+    other = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_documents=8)
+    with (
+        Workspace(tmp_path / "out").shard_lock(1, 2),
+        pytest.raises(UserError, match="was begun with other settings or files"),
+    ):
+        make(tmp_path / "out", other, shard=0, shards=2)
+    assert make(tmp_path / "out", other) is not None
 
 
 @pytest.mark.parametrize(

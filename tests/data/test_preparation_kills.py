@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from anlit.benchmarks.data.texts import write_slimpajama
-from anlit.data.preparation import run as run_module
+from anlit.data.preparation import workers
 from anlit.data.preparation.catalogue import python_files
 from anlit.data.preparation.recipe import Recipe
 from tests.data import layouts
@@ -184,12 +184,12 @@ def test_workers_whose_parent_is_killed_do_no_harm(
 ) -> None:
     """A worker kills the command and works on, while the same command is started again at once."""
 
-    def begin_worker(parent: int, begin: Callable[[int], None] = run_module._begin_worker) -> None:
+    def begin_worker(parent: int, begin: Callable[[int], None] = workers._begin_worker) -> None:
         begin(parent)
         at_step(step, lambda: os.kill(parent, signal.SIGKILL))
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "_begin_worker", begin_worker)
+        patch.setattr(workers, "_begin_worker", begin_worker)
         process = start(lambda: make(tmp_path / "out", recipe, workers=2))
         assert finish(process) == -signal.SIGKILL
     make(tmp_path / "out", recipe, workers=2)

@@ -4,7 +4,7 @@ import functools
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -70,12 +70,16 @@ def slimpajama_streams(texts_by_folder: dict[str, list[str]]) -> dict[str, list[
     return streams
 
 
-def assert_lists_sources(folder: Path, root: Path, texts_by_name: dict[str, list[str]]) -> None:
-    """sources.jsonl has every source file with its hash and its own counts."""
+def assert_lists_sources(
+    folder: Path, root: Path, texts_by_name: dict[str, list[str]], chosen: Sequence[str] = ()
+) -> None:
+    """sources.jsonl has every source file with its hash, its own counts, and which texts were chosen from it."""
     tokenizer = plain_tokenizer(folder / "tokenizer.json")
     files = {file["name"]: file for group in read_sources(folder) for file in group["files"]}
     assert set(files) == set(texts_by_name)
     for name, texts in texts_by_name.items():
+        by_number = [texts[number] for number in files[name].pop("held_out", [])]
+        assert by_number == [text for text in texts if text in chosen]
         assert files[name] == {
             "name": name,
             "sha256": sha256((root / name).read_bytes()).hexdigest(),
@@ -144,7 +148,7 @@ def test_openwebtext(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
     assert val == [text for text in texts if text in set(val)]
     assert_holds(tmp_path / "out", {"train": [text for text in texts if text not in set(val)], "val": val})
     names = [file.relative_to(tmp_path / "hub").as_posix() for file in files]
-    assert_lists_sources(tmp_path / "out", tmp_path / "hub", dict(zip(names, cut(texts, 3), strict=True)))
+    assert_lists_sources(tmp_path / "out", tmp_path / "hub", dict(zip(names, cut(texts, 3), strict=True)), val)
 
 
 def test_openwebtext_s_held_out_documents_are_the_seed_s(tokenizer: str, tmp_path: Path) -> None:
@@ -161,6 +165,37 @@ def test_openwebtext_s_held_out_documents_are_the_seed_s(tokenizer: str, tmp_pat
     layouts.openwebtext(tmp_path / "hub", some, n_files=5, row_group_size=3)
     assert held_out("cut otherwise", 1, task_bytes=1000, group_bytes=5000) == one
     assert set(one) != set(other)
+
+
+def test_no_text_is_trained_on_and_held_out(tokenizer: str, tmp_path: Path) -> None:
+    """Every text three times, in other files: a held-out one is in validation once and nowhere else."""
+    some = list(documents(50, seed=3))[10:]
+    layouts.openwebtext(tmp_path / "hub", some * 3, n_files=5, row_group_size=7)
+    options = {"tokenizer": tokenizer, "val_documents": 9}
+    manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", **options), workers=2)
+    assert manifest is not None
+    val, train = (read_texts(tmp_path / "out", split) for split in ("val", "train"))
+    assert len(val) == len(set(val)) == 9
+    assert sorted(train) == sorted([text for text in some if text not in val] * 3)
+    assert not set(val) & set(train)
+    assert manifest["copies"] == 80
+    assert manifest["skipped"]["copy_of_held_out"]["count"] == 18
+    layouts.openwebtext(tmp_path / "hub once", some, n_files=1)
+    make(tmp_path / "once", recipe_of("OpenWebText", tmp_path / "hub once", **options))
+    assert sorted(read_texts(tmp_path / "once", "val")) == sorted(val)
+
+
+def test_a_damaged_folder_with_copies_is_made_again_without_reading_it_all(tokenizer: str, tmp_path: Path) -> None:
+    some = list(documents(50, seed=3))[10:]
+    layouts.openwebtext(tmp_path / "hub", some * 3, n_files=5, row_group_size=7)
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_documents=9)
+    make(tmp_path / "out", recipe)
+    before = hashes(tmp_path / "out")
+    next((tmp_path / "out" / "train").glob("chunk-000000-*")).unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anlit.data.preparation.plan.choose_texts", None)
+        make(tmp_path / "out", recipe)
+    assert hashes(tmp_path / "out") == before
 
 
 def test_fineweb_s_first_tokens_are_held_out(texts: list[str], tokenizer: str, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from anlit.cli import main
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.preparation.sources import LocalFiles
 from anlit.data.preparation.workspace import Workspace
+from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.preparing import (
@@ -28,6 +30,7 @@ from tests.data.preparing import (
     text_file_source,
     train_tokenizer,
     wait_for,
+    write_texts,
 )
 
 
@@ -106,6 +109,42 @@ def test_a_second_process_waits_for_the_first(
     assert hashes(tmp_path / "out") == made_by_one
 
 
+def test_a_process_that_divides_the_work_otherwise(
+    small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path
+) -> None:
+    """It would remove what the other is about to write."""
+    for shard, shards, other in ((0, 2, "0 of 1"), (0, 1, "1 of 2")):
+        part = tuple(int(number) for number in other.split(" of "))
+        with (
+            Workspace(tmp_path / "out").shard_lock(*part),
+            pytest.raises(UserError, match=rf"out as part {other}, and this one is part {shard} of {shards}: wait"),
+        ):
+            make(tmp_path / "out", small_corpus, shard=shard, shards=shards)
+    make(tmp_path / "out", small_corpus)
+    assert hashes(tmp_path / "out") == made_by_one
+
+
+def test_the_whole_and_a_part_at_once(small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path) -> None:
+    """One goes on, the other says why it does not."""
+    ways = [(0, 1), (0, 2)]
+    processes = [
+        start(lambda way=way: prepare_or_exit(tmp_path / "out", small_corpus, *way), tmp_path / f"printed {way}")
+        for way in ways
+    ]
+    codes = [finish(process) for process in processes]
+    assert sorted(code for code in codes if code is not None) in ([0, 2], [0, 0])
+    assert not any("Traceback" in path.read_text() for path in tmp_path.glob("printed*"))
+    make(tmp_path / "out", small_corpus)
+    assert hashes(tmp_path / "out") == made_by_one
+
+
+def prepare_or_exit(folder: Path, recipe: Recipe, shard: int, shards: int) -> None:
+    try:
+        make(folder, recipe, shard=shard, shards=shards)
+    except UserError as error:
+        raise SystemExit(2 if "Another process is preparing" in str(error) else 3) from error
+
+
 def test_groups_are_files_of_about_a_size(small_corpus: Recipe, tmp_path: Path) -> None:
     """Chunks are cut at their ends, so that neither workers nor interruptions can move a token."""
     make(tmp_path / "out", small_corpus)
@@ -157,6 +196,35 @@ def test_names_of_all_kinds(tokenizer: str, tmp_path: Path) -> None:
     assert hashes(tmp_path / "out") == before
 
 
+def test_an_error_about_a_name_with_a_line_break_is_one_line(tokenizer: str, tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for name in ("new\nline\x1b.jsonl", "other.jsonl"):
+        (tmp_path / "text" / name).write_text("{}\n")
+    recipe = recipe_of("TextFiles", tmp_path / "text", pattern="*.jsonl", tokenizer=tokenizer)
+    with pytest.raises(UserError, match=r"/new\\nline\\x1b\.jsonl, line 1: the field") as caught:
+        make(tmp_path / "out", recipe)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_source_is_the_same_however_it_is_named(
+    tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_texts(tmp_path / "text", list(documents(30, seed=4))[10:])
+    monkeypatch.chdir(tmp_path)
+    manifest = make(tmp_path / "out", recipe_of("TextFiles", Path("text"), tokenizer=tokenizer))
+    assert make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer)) == manifest
+    monkeypatch.chdir(tmp_path / "text")
+    assert make(tmp_path / "out", recipe_of("TextFiles", Path(), tokenizer=tokenizer)) == manifest
+
+
+@pytest.mark.parametrize("pattern", ["", "/etc/*.txt", "../*.txt", "a/../../*.txt"])
+def test_patterns_that_are_none(pattern: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["prepare", "TextFiles", "--source", str(tmp_path), "--output", str(tmp_path / "out")]
+    assert main([*words, "--pattern", pattern]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f'anlit: error: The pattern "{pattern}" is not one for files under {tmp_path}: give one')
+
+
 def test_a_finished_folder_is_left_as_it_is(
     small_corpus: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +242,8 @@ def test_workers_do_not_wait_for_the_tokenizer_s_threads(tmp_path: Path) -> None
 from pathlib import Path
 from tests.data.preparing import make, recipe_of
 folder = Path({str(tmp_path)!r})
-make(folder / "out", recipe_of("TextFiles", folder / "text", vocab_size=600, pattern={pattern!r}, text="content"), workers=2)
+recipe = recipe_of("TextFiles", folder / "text", vocab_size=600, pattern={pattern!r}, text="content")
+make(folder / "out", recipe, workers=2)
 """
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, capture_output=True, text=True)

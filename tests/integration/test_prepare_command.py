@@ -86,10 +86,10 @@ def test_help_lists_corpora_and_options_without_torch() -> None:
         (["FineWeb", "--part", "sample-1BT"], "--part sample-1BT is not known: choose one of sample-10BT"),
         (["FineWebBin", "--part", "1B"], "--part 1B is not known: choose one of 10B, 100B"),
         (["FineWeb", "--val-tokens", "0"], "--val-tokens must be at least 1, not 0"),
-        (["OpenWebText", "--seed", "-1"], "--seed must be at least 0, not -1"),
+        (["OpenWebText", "--seed", "-1"], "--seed must be at least 0 and have at most 64 bits, not -1"),
         (["TextFiles"], "TextFiles needs --source, the folder that holds the texts."),
         (["TextFiles", "--source", ".", "--val-fraction", "1"], "val_fraction must be between 0 and 1, not 1.0"),
-        (["TextFiles", "--source", "."], "No file matches **/*.txt in .: set --source"),
+        (["TextFiles", "--source", "."], "to the folder with the text, or --pattern"),
         (["SlimPajama", "--source", "nowhere"], "There is no folder nowhere: set --source"),
         (["SlimPajama", "--source", ".", "--tokenizer", "gpt3"], "There is no tokenizer at gpt3"),
         (

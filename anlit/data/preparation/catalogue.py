@@ -21,7 +21,7 @@ from anlit.data.preparation.splits import (
     ContentFraction,
     FirstTokens,
     Folders,
-    HeldOutDocuments,
+    HeldOutTexts,
     Splits,
 )
 from anlit.data.tokenizer import END_OF_DOCUMENT
@@ -70,9 +70,9 @@ def slimpajama(options: Options) -> Recipe:
 
 
 def openwebtext(options: Options) -> Recipe:
-    """Skylion007/openwebtext, with a seeded random choice of documents held out."""
+    """Skylion007/openwebtext, with a seeded random choice of texts held out."""
     layouts = [["plain_text/*.parquet"], ["**/*.parquet"], ["**/*.jsonl.zst", "**/*.jsonl"]]
-    splits = HeldOutDocuments(options.val_documents, options.seed)
+    splits = HeldOutTexts(options.val_documents, options.seed)
     return _hub_recipe("OpenWebText", "Skylion007/openwebtext", layouts, options, splits, "gpt2")
 
 
@@ -130,7 +130,12 @@ def text_files(options: Options) -> Recipe:
     """A folder of the user's own: text files, each a document, or JSON lines and parquet with many."""
     if options.source is None:
         raise UserError("TextFiles needs --source, the folder that holds the texts.")
-    root, pattern = Path(options.source), options.pattern
+    root, pattern = Path(options.source).resolve(), options.pattern
+    if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
+        raise UserError(
+            f'The pattern "{pattern}" is not one for files under {root}: give one like "**/*.txt" with --pattern '
+            "(--data.pattern), and the folder with --source."
+        )
     source: Source
     splits: Splits
     if pattern.lower().endswith(tuple(BY_ENDING)):
@@ -149,7 +154,7 @@ def text_files(options: Options) -> Recipe:
         tokenizer=options.tokenizer or BPE,
         vocab_size=options.vocab_size,
         end_of_document=options.end_of_document,
-        origin={"source": options.source, "pattern": pattern},
+        origin={"source": str(root), "pattern": pattern},
     )
 
 

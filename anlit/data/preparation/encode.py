@@ -16,8 +16,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from anlit.data import tokenizer as tokenizers
+from anlit.data.preparation.files import bad_document, refuse_changed
 from anlit.data.preparation.formats import Columns, Record, format_of, read_bin_tokens
-from anlit.data.preparation.plan import Piece, Task, state_of
+from anlit.data.preparation.plan import Piece, Task
 from anlit.data.preparation.splits import VAL, Splits
 from anlit.data.preparation.workspace import Workspace
 from anlit.errors import UserError
@@ -112,20 +113,11 @@ def encode_task(job: Job, task: Task) -> dict[str, Any]:
                 _copy_tokens(job, piece, output, files)
             else:
                 _encode_piece(job, _tokenizer(job.tokenizer), piece, output, files)
-        _refuse_changed_files(task)  # before the tokens take their place
+        for piece in task.pieces:  # before the tokens take their place
+            refuse_changed(piece.path, piece.state)
     record = output.record()
     write_json(job.workspace.task_record(task.group, task.number), record)
     return record
-
-
-def _refuse_changed_files(task: Task) -> None:
-    """The hashes that were taken before have to be those of what has been read."""
-    for piece in task.pieces:
-        if state_of(piece.path) != piece.state:
-            raise UserError(
-                f"{piece.path} was changed while it was read: repeat the command when nothing writes to it any more; "
-                "what is done so far is kept."
-            )
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -169,10 +161,10 @@ class _Skipped:
 
     def add(self, record: Record) -> None:
         if not self.job.skip_bad:
-            raise UserError(
-                f"{self.piece.path}, {record.where}: {record.detail}. Mend the file, or leave such documents out "
-                "with --on-bad skip; what is done so far is kept."
-            )
+            raise bad_document(self.piece.path, record.where, record.detail)
+        self.count(record)
+
+    def count(self, record: Record) -> None:
         assert record.problem is not None
         self.reasons[record.problem] += 1
         if len(self.listed) < SKIPPED_LISTED:
@@ -189,6 +181,9 @@ def _batches(records: Iterator[Record], skipped: _Skipped) -> Iterator[list[Reco
     for record in records:
         if record.problem is not None:
             skipped.add(record)
+            continue
+        if record.index in skipped.piece.left_out:
+            skipped.count(replace(record, problem="copy_of_held_out", detail="validation has this text"))
             continue
         batch.append(record)
         size += record.size

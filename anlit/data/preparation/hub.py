@@ -1,4 +1,4 @@
-"""Corpora and tokenizers on the Hugging Face hub: listed, counted and fetched, at one commit."""
+"""Corpora and tokenizers on the Hugging Face hub: listed and fetched, at one commit."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from huggingface_hub import cached_assets_path, constants, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 
@@ -15,7 +13,6 @@ from anlit.data.names import checked_path, path_inside
 from anlit.data.preparation.hub_requests import HubRepository
 from anlit.errors import UserError
 
-FOOTER_BYTES = 64 << 10  # asked for first; most parquet footers are shorter
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -48,7 +45,6 @@ class HubSource(HubRepository):
         super().__init__(repo_id, revision, endpoint)
         self.patterns = patterns
         self._commits: dict[str, str] = {}
-        self._sizes: dict[str, int] = {}
 
     @property
     def commit(self) -> str:
@@ -61,7 +57,10 @@ class HubSource(HubRepository):
             return self.revision
         if self.revision not in self._commits:
             content, _ = self.read_json(self.api(f"revision/{quote(self.revision, safe='')}"))
-            self._commits[self.revision] = content["sha"]
+            commit = content.get("sha") if isinstance(content, dict) else None
+            if not (isinstance(commit, str) and COMMIT.fullmatch(commit)):
+                raise UserError(f"{self.address} does not answer like the hub: check HF_ENDPOINT and proxies.")
+            self._commits[self.revision] = commit
         return self._commits[self.revision]
 
     def files(self) -> list[HubFile]:
@@ -82,7 +81,6 @@ class HubSource(HubRepository):
                 f"The dataset {self.repo_id} has no file that matches {' or '.join(self.patterns)} in its revision "
                 f"{self.revision}: set --revision to one that has, or {self.way_out}."
             )
-        self._sizes = {name: file.size for name, file in found.items()}
         return [found[name] for name in sorted(found)]
 
     def fetch(self, name: str, folder: Path, size: int | None = None, sha256: str | None = None) -> Path:
@@ -102,26 +100,6 @@ class HubSource(HubRepository):
             return self.fetch_file(self.file_url(name, self.commit), target, size, sha256)
         except EntryNotFoundError as error:
             raise self._no_file(name) from error
-
-    def parquet_rows(self, name: str) -> int:
-        """Number of rows in a parquet file, from its footer alone; 0 if that is damaged.
-
-        Raises:
-            UserError: the hub cannot be reached or the file is not there.
-        """
-        if name not in self._sizes:
-            self.files()
-        if name not in self._sizes:
-            raise self._no_file(name)
-        size, url = self._sizes[name], self.file_url(name, self.commit)
-        footer = self.read_range(url, max(0, size - FOOTER_BYTES), size)
-        needed = 8 + int.from_bytes(footer[-8:-4], "little")
-        if len(footer) < needed <= size:
-            footer = self.read_range(url, size - needed, size)
-        try:
-            return pq.read_metadata(pa.BufferReader(footer)).num_rows
-        except (pa.ArrowException, OSError):
-            return 0
 
     def _tree(self, folder: str) -> Iterator[dict[str, Any]]:
         """The entries of a folder and the folders below."""

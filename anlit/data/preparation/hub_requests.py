@@ -5,7 +5,6 @@ request for 23 seconds, without a time limit on each. So its session, login and 
 patience of our own: little at first contact, minutes once the hub has answered.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,8 +22,10 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, parse_ratelimit_headers
 
+from anlit.data.preparation.files import file_sha256
+from anlit.data.preparation.workspace import say
 from anlit.errors import UserError
 
 T = TypeVar("T")
@@ -32,19 +33,12 @@ T = TypeVar("T")
 FIRST_TIMEOUT = (4.0, 6.0, 6.0, 6.0)
 LATER_TIMEOUT = (10.0, 30.0, 30.0, 30.0)
 FIRST_WAITS = (1.0,)  # seconds between attempts, and as many as there are attempts more
-LATER_WAITS = (
-    1.0,
-    2.0,
-    4.0,
-    8.0,
-    15.0,
-    30.0,
-    60.0,
-    60.0,
-    60.0,
-    60.0,
-)  # as long as the hub's limits on rates: 5 minutes
+LATER_WAITS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, *[60.0] * 4)  # as long as the hub's limits on rates: 5 minutes
+LONGEST_WAIT = 600.0  # seconds that the hub may ask for at once
 PASSING_STATUS = (408, 429, 500, 502, 503, 504)
+REFUSED_LINK = (400, 401, 403)
+"""What a store answers to a link whose signature has expired."""
+LINK_ATTEMPTS = 4
 FAILURES = (httpx2.RequestError, httpx2.InvalidURL, HfHubHTTPError, OfflineModeIsEnabled)
 PARTIAL = ".incomplete"
 
@@ -95,21 +89,6 @@ class HubRepository:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{self.address} does not answer like the hub: check HF_ENDPOINT and proxies.") from error
-
-    def read_range(self, url: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file.
-
-        Raises:
-            UserError: they cannot be had.
-        """
-
-        def ask() -> bytes:
-            with self._get(url, f"bytes={start}-{stop - 1}") as response:
-                if response.status_code != 206:
-                    raise UserError(f"{self.address} sends no parts of files: {self.way_out}.")
-                return response.read()
-
-        return self._patiently(ask)
 
     def fetch_file(self, url: str, target: Path, size: int | None, sha256: str | None) -> Path:
         """Make `target` the file at `url`, going on where an earlier attempt was cut, in this process or another.
@@ -177,20 +156,39 @@ class HubRepository:
             except FAILURES as error:
                 if progress() > before:
                     self.answered, failures, before = True, 0, progress()
+                self.answered |= _status(error) == 429  # it is there, and busy
                 waits = LATER_WAITS if self.answered else FIRST_WAITS
-                if not _may_pass(error) or failures == len(waits):
+                if self._is_refused_link(error):
+                    waits = waits[: LINK_ATTEMPTS - 1]  # each attempt asks the hub for a fresh link
+                elif not _may_pass(error):
+                    waits = ()
+                if failures >= len(waits):
                     raise UserError(self._sentence(error)) from error
-                time.sleep(waits[failures])
+                seconds = max(waits[failures], _asked_to_wait(error))
+                if seconds > 10:
+                    say(f"{self.address} is busy (status {_status(error)}): asking again in {seconds:.0f} s.")
+                time.sleep(seconds)
                 failures += 1
             else:
                 self.answered = True
                 return result
 
+    def _is_refused_link(self, error: Exception) -> bool:
+        """Whether it is not the hub that refuses, but the store that it has sent us to."""
+        if not isinstance(error, HfHubHTTPError) or _status(error) not in REFUSED_LINK:
+            return False
+        return error.response.url.netloc != httpx2.URL(self.address).netloc
+
     def _sentence(self, error: Exception) -> str:
         about = f"the {self.kind} {self.repo_id}"
         page = f"{self.address}/{'datasets/' if self.kind == 'dataset' else ''}{self.repo_id}"
         login = "log in with `hf auth login` or set HF_TOKEN"
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        status = _status(error)
+        if self._is_refused_link(error):
+            return (
+                f"The store of {about} refuses the hub's links (status {status}): check this "
+                f"machine's clock and proxies, try again later, or {self.way_out}."
+            )
         match error:
             case OfflineModeIsEnabled():
                 return f"HF_HUB_OFFLINE is set, so {about} is not fetched: unset it, or {self.way_out}."
@@ -212,6 +210,20 @@ class HubRepository:
         return f"{self.address} cannot be reached for {about} ({reason}): check the network, or {self.way_out}."
 
 
+def _status(error: Exception) -> int | None:
+    return error.response.status_code if isinstance(error, HfHubHTTPError) else None
+
+
+def _asked_to_wait(error: Exception) -> float:
+    """Seconds that the answer asks to wait, `LONGEST_WAIT` at most; 0 if it does not."""
+    if not isinstance(error, HfHubHTTPError):
+        return 0.0
+    asked = error.response.headers.get("Retry-After", "").strip()
+    limits = parse_ratelimit_headers(error.response.headers)
+    seconds = float(asked) if asked.isdecimal() else float(limits.reset_in_seconds) if limits else 0.0
+    return min(seconds, LONGEST_WAIT)
+
+
 def _may_pass(error: Exception) -> bool:
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in PASSING_STATUS
@@ -224,8 +236,7 @@ def _difference(path: Path, size: int | None, sha256: str | None) -> str | None:
     if size not in (None, found):
         return f"{found:,} bytes instead of {size:,}"
     if sha256 is not None:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_sha256(path)
         if digest != sha256:
             return f"sha256 {digest} instead of {sha256}"
     return None

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from anlit.data import tokenizer as tokenizers
+from anlit.data.preparation.choose import Chosen
+from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.publish import SOURCES, index_text, join_streams
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.preparation.workspace import Workspace
@@ -66,7 +67,7 @@ def _is_intact(path: Path, chunk: dict[str, Any], whole: bool) -> bool:
 
 def _has_tokenizer(target: Path, manifest: dict[str, Any]) -> bool:
     path, sha256 = target / TOKENIZER, manifest["tokenizer_sha256"]
-    return sha256 is None or (path.is_file() and tokenizers.file_sha256(path) == sha256)
+    return sha256 is None or (path.is_file() and file_sha256(path) == sha256)
 
 
 def begin_mending(workspace: Workspace, recipe: Recipe, damage: Damage) -> None:
@@ -90,6 +91,17 @@ def begin_mending(workspace: Workspace, recipe: Recipe, damage: Damage) -> None:
             shutil.copyfile(workspace.target / TOKENIZER, temporary)
 
 
+def chosen_texts(target: Path, manifest: dict[str, Any]) -> Chosen | None:
+    """The choice of held-out texts that a finished folder was made with, where there was one."""
+    if "copies" not in manifest:
+        return None
+    files = [file for group in _read_sources(target)[0] for file in group["files"]]
+    held_out, left_out = (
+        {file["name"]: file[key] for file in files if file.get(key)} for key in ("held_out", "left_out")
+    )
+    return Chosen(held_out, left_out, manifest["copies"])
+
+
 def reopen(workspace: Workspace) -> None:
     """From now on the folder is unfinished: `begin_mending` has been done, there is a plan and a tokenizer.
 
@@ -98,7 +110,7 @@ def reopen(workspace: Workspace) -> None:
     """
     manifest = read_manifest(str(workspace.target))
     sha256 = manifest["tokenizer_sha256"]
-    if sha256 is not None and tokenizers.file_sha256(workspace.tokenizer) != sha256:
+    if sha256 is not None and file_sha256(workspace.tokenizer) != sha256:
         raise UserError(
             f"{workspace.target / TOKENIZER} is missing or damaged and cannot be made again as it was: copy the folder "
             "again, or remove it and repeat the command."

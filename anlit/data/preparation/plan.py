@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from anlit.data.preparation.choose import Chosen, choose_texts
+from anlit.data.preparation.files import FileState
 from anlit.data.preparation.formats import Span, format_of, read_bin_header
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.preparation.sources import SourceFile
@@ -17,16 +19,6 @@ from anlit.errors import UserError
 from anlit.reporting.files import write_json
 
 TOKENS_AT_ONCE = 1 << 22  # of a .bin file
-
-
-FileState = tuple[int, int, int, int]
-"""Inode, bytes, and the times of the last change of content and of attributes, in ns."""
-
-
-def state_of(path: Path) -> FileState:
-    """What tells cheaply that a file is still the same."""
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class FoundFile(NamedTuple):
@@ -49,6 +41,8 @@ class Piece:
     split: str
     held_out: frozenset[int] = frozenset()
     """Numbers of the records, counted inside the file, that belong to validation."""
+    left_out: frozenset[int] = frozenset()
+    """Numbers of those that repeat a held-out text."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +62,8 @@ class Plan:
 
     settings: dict[str, Any]
     files: list[SourceFile]
-    held_out: dict[str, list[int]]
-    """Name of a file → numbers of its held-out records; files without any are left out."""
+    chosen: Chosen | None
+    """What the rule for the splits says about single records, if it does."""
     skipped: dict[str, list[str]]
     pinned: dict[str, Any]
     """What the source was held to, such as the hub's commit."""
@@ -81,38 +75,61 @@ class Plan:
         """Bytes of all source files."""
         return sum(file.size for file in self.files)
 
+    def records_of(self, name: str) -> tuple[list[int], list[int]]:
+        """Numbers of a file's records that are held out, and of those that repeat a held-out text."""
+        if self.chosen is None:
+            return [], []
+        return self.chosen.held_out.get(name, []), self.chosen.left_out.get(name, [])
+
     def group_size(self, group: int) -> int:
         return sum(self.files[number].size for number in self.groups[group])
 
 
-def make_plan(workspace: Workspace, recipe: Recipe) -> Plan:
+def make_plan(workspace: Workspace, recipe: Recipe, workers: int, skip_bad: bool, chosen: Chosen | None) -> Plan:
     """The plan of an earlier, unfinished preparation, or a new one, written down before anything else is done.
+
+    An earlier one with other settings that has come to nothing is forgotten: the first command was a mistake.
+
+    Args:
+        workers: processes that may read the corpus.
+        skip_bad: whether to leave out documents that cannot be used, instead of stopping at them.
+        chosen: the choice of texts, if it is known from a finished folder.
 
     Raises:
         UserError: the earlier preparation had other settings or files.
     """
     settings = current_settings(recipe)
+    begun_with = read_json(workspace.plan)["settings"] if workspace.plan.is_file() else settings
+    if differences(begun_with, settings) and workspace.has_come_to_nothing():
+        say("The settings are others than those that were begun with, and nothing is lost: beginning anew.")
+        workspace.start_over()
+        workspace.make()
     if not workspace.plan.is_file():
-        write_json(workspace.plan, _new_plan(recipe, settings))
+        write_json(workspace.plan, _new_plan(workspace, recipe, settings, workers, skip_bad, chosen))
     content = read_json(workspace.plan)
     refuse_differences(workspace.target, content["settings"], settings)
     recipe.source.pin(content["pinned"])
     return _plan(content)
 
 
-def _new_plan(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
+def _new_plan(
+    workspace: Workspace,
+    recipe: Recipe,
+    settings: dict[str, Any],
+    workers: int,
+    skip_bad: bool,
+    chosen: Chosen | None,
+) -> dict[str, Any]:
     listing = recipe.source.listing()
-    recipe.splits.check([file.name for file in listing.files if file.split is None])
-    held_out: dict[str, list[int]] = {}
-    if recipe.splits.needs_counts:
-        say(f"Counting the documents of {len(listing.files):,} files.")
-        chosen = recipe.splits.held_out([recipe.source.count(file) for file in listing.files])
-        held_out = {file.name: numbers for file, numbers in zip(listing.files, chosen, strict=True) if numbers}
+    files = listing.files
+    recipe.splits.check([file.name for file in files if file.split is None])
+    if recipe.splits.compares_texts and chosen is None:
+        chosen, files = choose_texts(workspace, recipe, files, workers, skip_bad)
     return {
         "settings": settings,
         "pinned": recipe.source.pinned(),
-        "files": [asdict(file) for file in listing.files],
-        "held_out": held_out,
+        "files": [asdict(file) for file in files],
+        "chosen": chosen and chosen._asdict(),
         "skipped": listing.skipped,
     }
 
@@ -126,7 +143,8 @@ def current_settings(recipe: Recipe) -> dict[str, Any]:
 def _plan(content: dict[str, Any]) -> Plan:
     files = [SourceFile(**file) for file in content["files"]]
     groups = list(_groups(files, content["settings"]["group_bytes"]))
-    return Plan(content["settings"], files, content["held_out"], content["skipped"], content["pinned"], groups)
+    chosen = content["chosen"] and Chosen(**content["chosen"])
+    return Plan(content["settings"], files, chosen, content["skipped"], content["pinned"], groups)
 
 
 def _groups(files: Sequence[SourceFile], group_bytes: int) -> Iterator[range]:
@@ -141,18 +159,22 @@ def _groups(files: Sequence[SourceFile], group_bytes: int) -> Iterator[range]:
         yield range(first, len(files))
 
 
-def refuse_differences(target: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
-    """Compare the settings of what exists with those that are asked for.
-
-    Raises:
-        UserError: they differ. What is not known now (the listing of files that are not at hand) is not compared.
-    """
-    differs = [
+def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What has changed in the settings; what is not known now (the listing of files not at hand) is not compared."""
+    return [
         "names or sizes of the source files" if key == "listing_sha256" else f"{key} {then.get(key)} → {now[key]}"
         for key in sorted(now)
         if then.get(key) != now[key]
     ]
-    if differs:
+
+
+def refuse_differences(target: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
+    """Compare the settings of what exists with those that are asked for.
+
+    Raises:
+        UserError: they differ.
+    """
+    if differs := differences(then, now):
         what = f"with other settings or files ({', '.join(differs)}): remove the folder, or choose another (--output,"
         if not (target / MANIFEST).is_file():
             raise UserError(f"The preparation of {target} was begun {what} or --data.path).")
@@ -184,10 +206,10 @@ def _pieces(plan: Plan, recipe: Recipe, group: int, found: dict[str, FoundFile])
     for file in (plan.files[number] for number in plan.groups[group]):
         path, state = found[file.name]
         split = file.split or recipe.splits.of_file(file.name)
-        held_out = frozenset(plan.held_out.get(file.name, ()))
+        held_out, left_out = (frozenset(numbers) for numbers in plan.records_of(file.name))
         spans = token_spans(path) if recipe.tokenized else format_of(file.name).spans(path, recipe.task_bytes)
         for span in spans:
-            yield Piece(file.name, path, state, span, split, held_out), file.size // len(spans)
+            yield Piece(file.name, path, state, span, split, held_out, left_out), file.size // len(spans)
 
 
 def token_spans(path: Path) -> list[Span]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.encode import Job
-from anlit.data.preparation.mend import Damage, begin_mending, find_damage, reopen
+from anlit.data.preparation.mend import Damage, begin_mending, chosen_texts, find_damage, reopen
 from anlit.data.preparation.plan import Plan, current_settings, make_plan, refuse_differences
 from anlit.data.preparation.publish import publish
 from anlit.data.preparation.recipe import GPT2_END_OF_DOCUMENT, GPT2_VOCABULARY, NO_TOKENIZER, Recipe
@@ -29,6 +29,7 @@ from anlit.data.preparation.tokenizer import provide_tokenizer
 from anlit.data.preparation.workspace import LOCK, WORK, Workspace, say
 from anlit.data.shards import MANIFEST, read_manifest
 from anlit.errors import UserError
+from anlit.reporting.text import visible
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def prepare(path: str | Path, recipe: Recipe, way: Way | None = None) -> dict[st
         manifest = _finished(target, recipe, way)
         if isinstance(manifest, dict) and not workspace.root.is_dir():
             return manifest
-        with workspace.lock(f"{way.shard}-of-{way.shards}"):
+        with workspace.shard_lock(way.shard, way.shards):
             begun = _begin(workspace, recipe, way)
             if isinstance(begun, dict):
                 return begun
@@ -111,19 +112,22 @@ def _begin(workspace: Workspace, recipe: Recipe, way: Way) -> Runner | dict[str,
             workspace.remove()  # a process was killed between its last two steps
             return finished
         unplanned = finished is not None or not workspace.plan.is_file()
+        manifest: dict[str, Any] | None = None
         try:
             if finished is not None:
                 first, n_groups = finished.paths[0], len(finished.groups)
                 say(f"{first} is missing or damaged ({len(finished.paths)} in all): making {n_groups} group(s) again.")
+                manifest = read_manifest(str(workspace.target))
                 begin_mending(workspace, recipe, finished)
             workspace.make()
-            plan = make_plan(workspace, recipe)
+            chosen = chosen_texts(workspace.target, manifest) if manifest is not None else None
+            plan = make_plan(workspace, recipe, way.n_workers(), way.skip_bad, chosen)
             job = _job(workspace, recipe, plan, way)
             if finished is not None:
                 reopen(workspace)
         except UserError:
             if unplanned:  # the command is wrong, and must not stand in the way of the right one
-                workspace.remove()
+                workspace.forget_plan()
             raise
         say(f"Preparing {recipe.corpus}: {len(plan.files):,} files, {plan.size / 1e6:,.1f} MB.")
         return Runner(job, plan, recipe, way.n_workers(), way.shard, way.shards)
@@ -176,6 +180,8 @@ def _plain_errors(target: Path) -> Iterator[None]:
     kept = "what is done so far is kept, repeat the command to go on"
     try:
         yield
+    except UserError as error:  # names of files may hold line breaks
+        raise UserError(visible(str(error))) from error
     except BrokenProcessPool as error:
         raise UserError(
             f"A worker process was killed, perhaps for want of memory: {kept} (with fewer --workers if it recurs)."
@@ -184,4 +190,4 @@ def _plain_errors(target: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(f"The disk of {target} is full: free some space; {kept}.") from error
         where = f"{error.filename}: " if error.filename else ""
-        raise UserError(f"{where}{error.strerror or error}; {kept}.") from error
+        raise UserError(visible(f"{where}{error.strerror or error}; {kept}.")) from error

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.encode import SKIPPED_LISTED, Job
+from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.plan import Plan
 from anlit.data.preparation.splits import TEST, TRAIN, VAL
 from anlit.data.preparation.workspace import read_json
@@ -39,9 +39,10 @@ def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> d
     splits = [split for split in (TRAIN, VAL, TEST) if any(_split_of(name) == split for name in streams)]
     for split in (TRAIN, VAL):
         if split not in splits:
+            workspace.start_over()
             raise UserError(
-                f"The corpus leaves no document for {split}, it has {len(plan.files):,} file(s): remove "
-                f"{workspace.target} and prepare more text, or another part of it for validation (--val-fraction)."
+                f"The corpus leaves no document for {split}, it has {len(plan.files):,} file(s): prepare more text, or "
+                "hold out another part of it (--val-fraction)."
             )
     for name, stream in streams.items():
         with replacing(workspace.target / name / INDEX) as temporary:
@@ -62,11 +63,12 @@ def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> d
         "splits": splits,
         **{split: _split(streams, split) for split in splits},
         "skipped": _skipped(plan, groups),
+        **({"copies": plan.chosen.copies} if plan.chosen is not None else {}),
         "vocab_size": job.vocab_size,
         "dtype": np.dtype(job.dtype).newbyteorder("=").name,
         "end_of_document": job.end_of_document,
         "document_token_at": token_at,
-        "tokenizer_sha256": tokenizers.file_sha256(workspace.tokenizer) if workspace.tokenizer.is_file() else None,
+        "tokenizer_sha256": file_sha256(workspace.tokenizer) if workspace.tokenizer.is_file() else None,
         "content_sha256": _content_sha256(streams, job),
         "versions": {
             "python": platform.python_version(),

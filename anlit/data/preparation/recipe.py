@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from anlit.data import tokenizer as tokenizers
+from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.formats import Columns
 from anlit.data.preparation.hub import fetch_tokenizer
 from anlit.data.preparation.sources import Source
@@ -71,7 +72,7 @@ class Recipe:
         if self.tokenizer in (*HUB_TOKENIZERS, BPE, NO_TOKENIZER):
             return self.tokenizer
         tokenizers.load_tokenizer(self.tokenizer)
-        return "sha256:" + tokenizers.file_sha256(self.tokenizer)
+        return "sha256:" + file_sha256(self.tokenizer)
 
     def tokenizer_file(self) -> Path:
         """The tokenizer.json of a tokenizer that exists already.

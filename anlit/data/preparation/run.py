@@ -3,30 +3,23 @@
 Groups overlap: while one is encoded, the one before is assembled and the files of the next are fetched.
 """
 
-import hashlib
-import multiprocessing
-import os
-import signal
-import sys
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from anlit.data.preparation.assemble import assemble_group
 from anlit.data.preparation.encode import Job, encode_task
-from anlit.data.preparation.plan import FoundFile, Plan, Task, state_of, tasks_of
+from anlit.data.preparation.files import file_sha256, state_of
+from anlit.data.preparation.plan import FoundFile, Plan, Task, tasks_of
 from anlit.data.preparation.progress import Progress
 from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.workers import in_thread, worker_pool
 from anlit.data.preparation.workspace import read_json
 from anlit.errors import UserError
 from anlit.reporting.files import write_json
 
 GROUPS_AT_ONCE = 3
-HASH_BYTES = 1 << 20
 
 
 @dataclass
@@ -66,31 +59,20 @@ class Runner:
         """
         size = sum(self.plan.group_size(group) for group in self.mine)
         done = size - sum(self.plan.group_size(group) for group in self.waiting)
-        with self._workers() as self.pool, Progress(self.plan.settings["corpus"], size, done) as self.progress:
+        workers = min(self.workers, (size - done) // self.recipe.task_bytes)
+        with worker_pool(workers) as self.pool, Progress(self.plan.settings["corpus"], size, done) as self.progress:
             try:
                 self._loop()
             except BaseException:
                 self.pool.shutdown(wait=True, cancel_futures=True)  # what is begun comes to its end and is kept
                 raise
 
-    def _workers(self) -> Executor:
-        tasks_at_least = sum(self.plan.group_size(group) for group in self.waiting) // self.recipe.task_bytes
-        workers = min(self.workers, tasks_at_least)
-        if workers < 2:
-            return _InThisProcess()
-        # Forked workers start in 0.1 s, spawned ones in seconds; they touch nothing but files and tokenizers.
-        method = "fork" if sys.platform == "linux" else "spawn"
-        context = multiprocessing.get_context(method)
-        pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(os.getpid(),))
-        pool.submit(os.getpid).result()  # all are forked now, before this process has threads
-        return pool
-
     def _loop(self) -> None:
         while self.waiting or self.pending:
             while self.waiting and len(self.under_way) < GROUPS_AT_ONCE:
                 number = self.waiting.pop(0)
                 self.under_way.add(number)
-                self.pending[_in_thread(self._fetch, number)] = self._encode
+                self.pending[in_thread(self._fetch, number)] = self._encode
             finished, _ = wait(self.pending, return_when=FIRST_COMPLETED)
             for future in finished:
                 self.pending.pop(future)(future.result())
@@ -102,7 +84,8 @@ class Runner:
         for file in (self.plan.files[index] for index in self.plan.groups[number]):
             path = self.recipe.source.provide(file, self.job.workspace.source)
             found[file.name] = FoundFile(path, state_of(path))  # its state before its hash, and again when it is read
-            sha256[file.name] = file.sha256 or _file_sha256(path)
+            trusted = file.sha256 if self.recipe.source.checks_hashes else None
+            sha256[file.name] = trusted or file_sha256(path)
         self._refuse_changes(number, found, sha256)
         return _Group(number, tasks_of(self.plan, self.recipe, number, found), sha256)
 
@@ -111,7 +94,8 @@ class Runner:
         begun_with = self.job.workspace.source_hashes(number)
         if not begun_with.is_file():
             write_json(begun_with, sha256)
-        then = read_json(begun_with)
+        planned = (self.plan.files[index] for index in self.plan.groups[number])
+        then = {**read_json(begun_with), **{file.name: file.sha256 for file in planned if file.sha256 is not None}}
         changed = [name for name in sorted({*then, *sha256}) if then.get(name) != sha256.get(name)]
         if changed:
             name = found[changed[0]].path if changed[0] in found else changed[0]
@@ -142,8 +126,13 @@ class Runner:
         return then
 
     def _assemble(self, group: _Group) -> None:
-        chunk_bytes, sha256 = self.recipe.chunk_bytes, group.source_sha256
-        future = self.pool.submit(assemble_group, self.job, group.number, len(group.tasks), chunk_bytes, sha256)
+        notes: dict[str, dict[str, Any]] = {}
+        for name, sha256 in group.source_sha256.items():
+            held_out, left_out = self.plan.records_of(name)
+            chosen = {"held_out": held_out, "left_out": left_out}
+            notes[name] = {"sha256": sha256, **{key: numbers for key, numbers in chosen.items() if numbers}}
+        work = (self.job, group.number, len(group.tasks), self.recipe.chunk_bytes, notes)
+        future = self.pool.submit(assemble_group, *work)
         self.pending[future] = lambda _: self._finish(group)
 
     def _finish(self, group: _Group) -> None:
@@ -152,53 +141,6 @@ class Runner:
         self.job.workspace.remove_task_files(group.number)
         for file in (self.plan.files[index] for index in self.plan.groups[group.number]):
             self.recipe.source.release(file, self.job.workspace.source)
-
-
-class _InThisProcess(Executor):
-    """For work too small to start processes for."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
-def _in_thread(work: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Run `work` in a thread that nobody waits for at the end: Ctrl-C should not have to wait for a download."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work(*args))
-        except BaseException as error:  # to be raised where the result is asked for
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
-
-
-def _begin_worker(parent: int) -> None:
-    """A worker leaves Ctrl-C to its parent, and ends when its parent is gone, which no one else would tell it."""
-    # One thread each: the tokenizers library hangs in a forked process whose parent has used its threads, and
-    # else every worker starts as many as there are cores.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a training process that prepares its data has its own handler
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(HASH_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def all_groups_done(job: Job, plan: Plan) -> bool:

@@ -34,6 +34,9 @@ class Listing:
 class Source:
     """Base of what `anlit prepare` reads from."""
 
+    checks_hashes = True
+    """Whether `provide` gives only files with the hash that the listing has, if it has one."""
+
     def listing(self) -> Listing:
         """All files of the corpus; the same list every time.
 
@@ -52,10 +55,6 @@ class Source:
 
     def release(self, file: SourceFile, folder: Path) -> None:
         """The file is not needed any more: a fetched copy is removed."""
-
-    def count(self, file: SourceFile) -> int:
-        """Number of records in the file, found as cheaply as its format allows."""
-        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """What identifies the source beside the names and sizes of its files."""
@@ -76,6 +75,8 @@ class LocalFiles(Source):
         root: the folder.
         layouts: which files, as globs under it: those of the first layout that has any.
     """
+
+    checks_hashes = False
 
     def __init__(self, root: str | Path, *layouts: Sequence[str]) -> None:
         self.root, self.layouts = Path(root), layouts
@@ -106,11 +107,6 @@ class LocalFiles(Source):
     def provide(self, file: SourceFile, folder: Path) -> Path:
         return self.root / file.name
 
-    def count(self, file: SourceFile) -> int:
-        from anlit.data.preparation.formats import format_of
-
-        return format_of(file.name).count(self.root / file.name)
-
 
 class HubFiles(Source):
     """A dataset repository on the hub, fetched file by file and removed again as its documents are in the shards."""
@@ -123,13 +119,11 @@ class HubFiles(Source):
         return Listing([SourceFile(file.name, file.size, file.sha256) for file in files])
 
     def provide(self, file: SourceFile, folder: Path) -> Path:
-        return self.repository.fetch(file.name, folder, file.size, file.sha256)
+        return self.repository.fetch(file.name, folder / self.repository.commit, file.size, file.sha256)
 
     def release(self, file: SourceFile, folder: Path) -> None:
+        folder = folder / self.repository.commit
         path_inside(folder, checked_path(file.name, "The plan")).unlink(missing_ok=True)
-
-    def count(self, file: SourceFile) -> int:
-        return self.repository.parquet_rows(file.name)
 
     def settings(self) -> dict[str, Any]:
         return {"repository": self.repository.repo_id, "revision": self.revision}

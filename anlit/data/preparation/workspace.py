@@ -13,16 +13,21 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from anlit.data.shards import SPLITS
+from anlit.errors import UserError
 from anlit.reporting.files import TEMPORARY
+from anlit.reporting.text import visible
 
 WORK = ".work"
 LOCK = ".prepare-"
+MOST_GROUPS_LOST = 3
+"""As many finished groups as may be given up where the first has failed: those that were under way with it."""
 
 
 class Workspace:
@@ -37,6 +42,8 @@ class Workspace:
         self.root = target / WORK
         self.tasks, self.groups, self.source = self.root / "tasks", self.root / "groups", self.root / "source"
         self.plan, self.tokenizer = self.root / "plan.json", self.root / "tokenizer.json"
+        self._own: str | None = None
+        """The part of the work whose lock this process has."""
 
     def make(self) -> None:
         for folder in (self.tasks, self.groups, self.source):
@@ -65,6 +72,32 @@ class Workspace:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.root, ignore_errors=True)
 
+    def forget_plan(self) -> None:
+        """Undo the beginning; what was fetched for it stays."""
+        for path in (self.plan, self.tokenizer):
+            path.unlink(missing_ok=True)
+        for folder in (self.tasks, self.groups):
+            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # there are files left
+            self.source.rmdir()
+            self.root.rmdir()
+
+    def has_come_to_nothing(self) -> bool:
+        """Whether an unfinished preparation may be forgotten: it has failed in its first groups, and nobody goes on."""
+        if list(self._others()):
+            return False
+        done = [read_json(path) for path in self.groups.glob("*.json")]
+        if not self.group_record(0).is_file():
+            return len(done) < MOST_GROUPS_LOST
+        return not any(stream["tokens"] for group in done for stream in group["streams"].values())
+
+    def start_over(self) -> None:
+        """Remove all that an unfinished preparation has made; what was fetched for it stays."""
+        assert self.root.is_dir(), self.root  # so the folder is ours
+        self.forget_plan()
+        for split in SPLITS:
+            shutil.rmtree(self.target / split, ignore_errors=True)
+
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Keep a second process away from the same work; waits for it and says so.
@@ -72,7 +105,7 @@ class Workspace:
         The lock is the operating system's and ends with its process, however that ends. Its empty file stays.
         """
         self.target.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.target / f"{LOCK}{name}.lock")
+        lock = self._lock_file(name)
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -83,6 +116,53 @@ class Workspace:
         finally:
             lock.release()
 
+    @contextmanager
+    def shard_lock(self, shard: int, shards: int) -> Iterator[None]:
+        """Keep a second process away from this part of the work, and one that divides the work in another way.
+
+        Raises:
+            UserError: such a one is at work.
+        """
+        self._own = f"{shard}-of-{shards}"
+        lock, waited = self._lock_file(self._own), False
+        while not lock.is_locked:
+            with self.lock("folder"):
+                for other in self._others():
+                    if other.endswith(f"-of-{shards}"):
+                        continue
+                    raise UserError(
+                        f"Another process is preparing {self.target} as part {other.replace('-of-', ' of ')}, and this "
+                        f"one is part {shard} of {shards}: wait for it, or divide the work alike with --shard."
+                    )
+                with suppress(Timeout):
+                    lock.acquire(timeout=0)
+            if not lock.is_locked:
+                if not waited:
+                    say(f"Another process is preparing {self.target}: waiting for it.")
+                waited = True
+                time.sleep(0.1)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _lock_file(self, name: str) -> FileLock:
+        return FileLock(self.target / f"{LOCK}{name}.lock")
+
+    def _others(self) -> Iterator[str]:
+        """Parts of the work ("0-of-2") that other processes are doing."""
+        for path in sorted(self.target.glob(f"{LOCK}*-of-*.lock")):
+            part = path.name.removeprefix(LOCK).removesuffix(".lock")
+            if part == self._own:
+                continue
+            lock = FileLock(path)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                yield part
+            else:
+                lock.release()
+
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
@@ -90,4 +170,4 @@ def read_json(path: Path) -> Any:
 
 def say(text: str) -> None:
     """One line on the terminal's error stream, with the time: preparing can take days."""
-    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')}  {visible(text)}", file=sys.stderr, flush=True)

@@ -69,14 +69,6 @@ class Format(ABC):
             OSError: the file cannot be read.
         """
 
-    @abstractmethod
-    def count(self, path: Path) -> int:
-        """Number of records in the file as `read` numbers them; of a damaged file, those up to the damage.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-
 
 class BrokenFileError(Exception):
     """What follows in a file cannot be decoded; `read` turns it into a record."""

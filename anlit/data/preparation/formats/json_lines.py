@@ -56,9 +56,6 @@ class JsonLines(Format):
         at_end = span.stop >= path.stat().st_size
         return _records(_pieces(path, span.start, span.stop), span.first_record, columns, at_end)
 
-    def count(self, path: Path) -> int:
-        return _count_lines(_pieces(path, 0, path.stat().st_size))
-
 
 class Decompressor(Protocol):
     """What zstandard's and zlib's decompression objects have in common; one decodes one frame."""
@@ -83,9 +80,6 @@ class CompressedJsonLines(Format):
 
     def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
         return _records(self._decompressed(path), 0, columns, at_end=True)
-
-    def count(self, path: Path) -> int:
-        return _count_lines(self._decompressed(path))
 
     def _decompressed(self, path: Path) -> Iterator[bytes]:
         """The text in pieces.
@@ -190,20 +184,6 @@ def _lines(pieces: Iterator[bytes], longest: int, at_end: bool) -> Iterator[byte
         yield b""
     if size:
         yield b"".join(begun) if size <= longest else None
-
-
-def _count_lines(pieces: Iterator[bytes]) -> int:
-    lines = 0
-    end = b"\n"  # the last two bytes; an empty file is like one behind a line's end
-    try:
-        for piece in pieces:
-            lines += piece.count(b"\n")
-            end = (end + piece[-2:])[-2:]
-    except BrokenFileError:
-        return lines
-    if not end.endswith(b"\n"):
-        return lines + 1
-    return lines - (end == b"\n\n")
 
 
 def _parse(line: bytes, index: int, columns: Columns) -> Record:

@@ -49,13 +49,6 @@ class Parquet(Format):
                 yield from _read_group(file, group, index, rows, columns)
                 index += rows
 
-    def count(self, path: Path) -> int:
-        file = _open(path)
-        if isinstance(file, str):
-            return 0
-        with file:
-            return file.metadata.num_rows
-
 
 def _open(path: Path) -> pq.ParquetFile | str:
     """The file, or what is wrong with its footer."""

@@ -16,7 +16,3 @@ class PlainText(Format):
             yield bad_record("the file", 0, "too_long", too_long(size, columns))
         else:
             yield record_of("the file", 0, path.read_bytes(), None, columns)
-
-    def count(self, path: Path) -> int:
-        path.stat()
-        return 1

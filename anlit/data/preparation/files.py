@@ -1,0 +1,42 @@
+"""Whether a source file is still what it was: cheaply, and by its hash."""
+
+import hashlib
+from pathlib import Path
+
+from anlit.errors import UserError
+
+FileState = tuple[int, int, int, int]
+"""Inode, bytes, and the times of the last change of content and of attributes, in ns."""
+
+
+def state_of(path: Path) -> FileState:
+    """What tells cheaply that a file is still the same."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def refuse_changed(path: Path, state: FileState) -> None:
+    """Called after reading: the hash that was taken before has to be that of what was read.
+
+    Raises:
+        UserError: the file has changed since `state`.
+    """
+    if state_of(path) != state:
+        raise UserError(
+            f"{path} was changed while it was read: repeat the command when nothing writes to it any more; what is "
+            "done so far is kept."
+        )
+
+
+def bad_document(path: Path, where: str, detail: str) -> UserError:
+    """The error for a document that cannot be used."""
+    return UserError(
+        f"{path}, {where}: {detail}. Mend the file, or leave such documents out with --on-bad skip; what is done so "
+        "far is kept."
+    )
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
