@@ -21,7 +21,7 @@ help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 demo: $(VENV)/.installed $(DEMO:%=$(RUNS)/%/finished)  ## Train GPT+, nGPT, anGPT on this machine's Python sources and plot them (15 minutes on 2 cores)
-	$(BIN)/anlit compare $(DEMO:%=$(RUNS)/%) --output $(RUNS)/comparison
+	$(BIN)/anlit compare $(DEMO:%=$(RUNS)/%) --output $(RUNS)/comparison --measure_steps
 
 # One arm: the run folder remembers how far it got, so an interrupted demo goes on where it was.
 $(RUNS)/%/finished: | $(VENV)/.installed

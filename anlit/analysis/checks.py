@@ -106,7 +106,7 @@ def _across(groups: list[Group]) -> list[str]:
         for run in runs:
             told[run.hardware or "not recorded"].append(run)
         counts = "; ".join(f"{name}: {len(of)} runs" for name, of in told.items())
-        found.append(f"Hardware differs, so times and speed-ups over wall-clock do not compare ({counts}).")
+        found.append(f"Hardware differs, so the seconds of the runs do not compare ({counts}).")
     if len({run.commit for run in runs}) > 1:
         found.append("The runs were made with different commits of the code.")
     if any((run.commit or "").endswith("+dirty") for run in runs):

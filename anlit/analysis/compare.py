@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 from anlit.analysis import checks
 from anlit.analysis.groups import Group, group_runs
 from anlit.analysis.results import Report, pairing_note, results_against
 from anlit.analysis.runs import find_runs, load_run
+from anlit.analysis.throughput import unsteady
+from anlit.analysis.wall_clock import FILE, measure, read_paired, usable
 from anlit.configuration import ARCHITECTURES
 from anlit.errors import UserError
+from anlit.reporting.files import output_folder, writing
 
 STANDARD = ARCHITECTURES["GPT"]
 
 
-def compare(runs: list[str], output: str, baseline: str | None = None, wall_clock: bool = True) -> Report:
+def compare(runs: list[str], output: str, baseline: str | None = None, measure_steps: bool = False) -> Report:
     """Compares `runs`, prints the table and writes to `output`.
 
     Args:
@@ -25,14 +27,13 @@ def compare(runs: list[str], output: str, baseline: str | None = None, wall_cloc
         output: Folder for report.html, report.md, convergence.json and the pictures; made where missing.
         baseline: A label, an architecture or a run folder; by default the GPT+ group, and of several
             the one with the lowest mean final validation loss.
-        wall_clock: False leaves times out: those of runs that shared a machine tell nothing about the architectures.
+        measure_steps: Time steps of every configuration in turns, on this machine; else what an earlier call measured
+            for `output` is used.
 
     Raises:
         UserError: nothing to compare, no such baseline, different tokenizers, `output` not writable.
     """
     loaded = [load_run(folder) for folder in find_runs(runs)]
-    if not wall_clock:
-        loaded = [replace(run, curve=run.curve.without_time()) for run in loaded]
     every = group_runs(loaded)
     groups = [group for group in every if group.counted]
     if not groups:
@@ -43,20 +44,25 @@ def compare(runs: list[str], output: str, baseline: str | None = None, wall_cloc
     chosen, told = find_baseline(groups, baseline)
     checks.refuse_other_tokenizers(groups)
     results = results_against(groups, chosen)
-    folder = _writable(output)
+    folder = output_folder(output)
+    if measure_steps:
+        measure([chosen, *(group for group in groups if group is not chosen)], folder)
+    paired, left_out = usable(read_paired(folder), groups)
     report = Report(
         output=folder,
-        command=_command(runs, output, baseline, wall_clock),
+        command=_command(runs, output, baseline, measure_steps),
         results=tuple(results),
         baseline=next(result for result in results if result.group is chosen),
         runs=tuple(loaded),
         notes=(
             *told,
-            *([] if wall_clock else ["Wall-clock is left out (--no-wall-clock)."]),
             *pairing_note(groups, chosen),
             *checks.state_notes(every, loaded),
             *checks.notes(groups, chosen),
+            *unsteady(groups, chosen, paired),
+            *(left_out if len(groups) > 1 else []),
         ),
+        paired=paired,
     )
     _publish(report)
     return report
@@ -103,10 +109,13 @@ def main(argv: list[str]) -> int:
         f"one group, or a run folder (default: {STANDARD}, of several the one with the lowest final loss)",
     )
     parser.add_argument(
-        "--no-wall-clock", action="store_true", help="leave times out, of runs that shared a machine with others"
+        "--measure_steps",
+        action="store_true",
+        help="time training steps of all configurations in turns on this machine, for the speed-up in wall-clock; "
+        f"{FILE} in DIR keeps them for later calls",
     )
     arguments = parser.parse_args(argv)
-    compare(arguments.runs, arguments.output, arguments.baseline, not arguments.no_wall_clock)
+    compare(arguments.runs, arguments.output, arguments.baseline, arguments.measure_steps)
     return 0
 
 
@@ -121,33 +130,20 @@ def _named(groups: list[Group], name: str) -> list[Group]:
     return next((found for way in ways if (found := [group for group in groups if way(group)])), [])
 
 
-def _writable(output: str) -> Path:
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output {output} cannot be made ({error.strerror}): give a writable folder.") from error
-    return folder
-
-
 def _publish(report: Report) -> None:
     from anlit.analysis import plots
     from anlit.analysis import (
         report as pages,
     )  # matplotlib takes a second: --help and errors do not wait for it
 
-    try:
+    with writing(report.output):
         plots.draw(report)
         pages.write(report)
-    except OSError as error:
-        raise UserError(
-            f"--output {report.output} cannot be written ({error.strerror}): give a writable folder."
-        ) from error
     pages.show(report)
 
 
-def _command(runs: list[str], output: str, baseline: str | None, wall_clock: bool) -> str:
+def _command(runs: list[str], output: str, baseline: str | None, measure_steps: bool) -> str:
     named = ["--baseline", baseline] if baseline is not None else []
     return shlex.join(
-        ["anlit", "compare", *runs, "--output", output, *named, *([] if wall_clock else ["--no-wall-clock"])]
+        ["anlit", "compare", *runs, "--output", output, *named, *(["--measure_steps"] if measure_steps else [])]
     )

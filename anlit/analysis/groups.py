@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,11 @@ class Group:
     @property
     def attention(self) -> str:
         return self.runs[0].attention
+
+    @property
+    def key(self) -> str:
+        """What the configuration is known by outside this comparison: a hash of its settings."""
+        return sha256(json.dumps(self.settings, sort_keys=True, default=str).encode()).hexdigest()
 
     def curves(self) -> list[Curve]:
         """One curve per counted run, without its NaN points."""

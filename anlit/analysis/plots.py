@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import matplotlib
 import numpy as np
+from numpy.typing import NDArray
 
 from anlit.analysis.results import Report, Result
-from anlit.analysis.speedup import Crossing, Summary, crossing
+from anlit.analysis.speedup import crossing
+from anlit.reporting.figure import BASELINE_LINE, INK, Look, looks, save, style
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
+from matplotlib import pyplot as plt  # isort: skip  (after its back end was chosen)
+from matplotlib.axes import Axes  # isort: skip
 
-# Okabe and Ito's palette without its yellow, which is too light for a line on white.
-BASELINE_COLOUR = "#333333"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-LINES = ("-", "--", "-.", ":")
 # The part of the curves, by tokens, that sets the upper end of the y axis.
 LATE = 0.2
 # Height of the picture at most, in heights of the baseline's late part.
@@ -28,8 +23,6 @@ CLOSE, LEVELS = 0.13, 3
 # Up to so many validation points, each is marked.
 FEW = 12
 
-Panel = Literal["tokens", "seconds"]
-
 
 class Unit(NamedTuple):
     """An axis label and what one of its units is in tokens or seconds."""
@@ -38,102 +31,140 @@ class Unit(NamedTuple):
     size: float
 
 
+class Panel(NamedTuple):
+    """One x axis: what a token of each configuration counts on it, and the speed-ups there in words."""
+
+    title: str
+    unit: Unit
+    per_token: dict[str, float]
+    speedups: dict[str, str]
+
+
 def draw(report: Report) -> None:
     """Writes the pictures that the report names; the bars only where there is something beside the baseline."""
-    plot_convergence(list(report.results), report.baseline, report.plot)
+    plot_convergence(report)
     if len(report.results) > 1:
-        plot_speedups(list(report.results), report.baseline, report.bars)
+        plot_speedups(report)
 
 
-def plot_speedups(results: list[Result], baseline: Result, path: Path) -> None:
-    """Writes a bar for each configuration: mean speed-up, whiskers of one standard deviation, a dot for each seed.
+def panels_of(report: Report) -> list[Panel]:
+    """Over training tokens and, where steps were timed in turns, over the time that they say."""
+    results = report.results
+    longest = max(float(result.mean.tokens[-1]) for result in results)
+    told = {result.label: _tokens_text(result) for result in results}
+    found = [Panel("by training tokens", token_unit(longest), {result.label: 1.0 for result in results}, told)]
+    if report.paired is None:
+        return found
+    seconds = float(np.median(report.paired.seconds.get(report.baseline.group.key, (np.nan,))))
+    per_token, told = {report.baseline.label: seconds}, {}
+    for claim in report.claims:
+        if claim.wall_clock is not None:
+            per_token[claim.result.label] = seconds * claim.wall_clock.time.median
+            faster = claim.wall_clock.speedup
+            told[claim.result.label] = f"{faster.median:.2f}×" if faster else _tokens_text(claim.result)
+    longest = max(result.mean.tokens[-1] * per_token.get(result.label, 0) for result in results)
+    return [*found, Panel("by time, at the speed of steps in turns", time_unit(longest), per_token, told)]
 
-    In tokens and, where times are known, in wall-clock. A configuration that did not get there has no bar, but says so.
+
+def plot_speedups(report: Report) -> None:
+    """Writes a bar for each configuration: mean speed-up in tokens with a dot for each seed, and, where steps were
+    timed in turns, in wall-clock with its 95 % interval. A configuration that did not get there says so.
     """
-    shown = [result for result in results if result is not baseline][::-1]
-    styles = _styles(results, baseline)
-    panels = {"tokens": "fewer training tokens"}
-    if any(result.seconds.mean is not None for result in results):
-        panels["seconds"] = "less wall-clock"
-    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        size = (5.5 * len(panels) + 1.5, 1.3 + 0.45 * len(shown))
-        figure, axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
-        for ax, (panel, title) in zip(axes[0], panels.items(), strict=True):
+    shown = [result for result in report.results if result is not report.baseline][::-1]
+    drawn = looks([result.label for result in report.results])
+    timed = report.paired is not None
+    with style():
+        size = (5.2 * (1 + timed) + 1.5, 1.4 + 0.45 * len(shown))
+        figure, axes = plt.subplots(1, 1 + timed, figsize=size, sharey=True, squeeze=False)
+        for ax, kind in zip(axes[0], ("training tokens", "wall-clock"), strict=False):
             for y, result in enumerate(shown):
-                _bar(ax, y, getattr(result.speedup, panel), styles[result.label][0])
-            ax.axvline(1, color=BASELINE_COLOUR, linestyle=(0, (5, 4)), linewidth=1)
+                _bar(ax, y, report, result, drawn[result.label].colour, kind == "wall-clock")
+            ax.axvline(1, color=INK, linestyle=BASELINE_LINE, linewidth=1)
             ax.set_xlim(0, max(1.1, ax.get_xlim()[1]))
             ax.set_yticks(range(len(shown)), [result.label for result in shown])
-            ax.set_xlabel("speed-up over the baseline, × (1 = as fast)")
-            ax.set_title(title, loc="left")
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+            spread = "95 % interval" if kind == "wall-clock" else "± standard deviation, dots: seeds"
+            ax.set_xlabel(f"speed-up over the baseline, × ({spread})")
+            ax.set_title(f"less {kind}")
+        save(figure, report.bars)
 
 
-def _bar(ax: Axes, y: int, summary: Summary, colour: str) -> None:
-    values = [value for value in summary.values if value is not None]
-    if summary.mean is None:
-        reached = f"{len(values)} of {len(summary.values)} seeds" if values else "not reached"
-        ax.text(0.02, y, reached, va="center", color=colour)
+def _bar(ax: Axes, y: int, report: Report, result: Result, colour: str, in_time: bool) -> None:
+    summary = result.speedup.tokens
+    claim = report.claim_of(result)
+    timed = claim.wall_clock if claim is not None else None
+    if in_time and timed is None:
+        ax.text(0.02, y, "not timed", va="center", color=INK, fontstyle="italic")
         return
-    ax.barh(y, summary.mean, height=0.55, color=colour, alpha=0.75)
-    if summary.sd is not None:
-        ax.errorbar(summary.mean, y, xerr=summary.sd, color=BASELINE_COLOUR, capsize=4, linewidth=1.2)
-        ax.plot(values, [y] * len(values), "o", markersize=4, color="white", markeredgecolor=BASELINE_COLOUR)
-    right = max([*values, summary.mean + (summary.sd or 0)])
-    ax.annotate(f"{summary.mean:.2f}×", (right, y), xytext=(6, 0), textcoords="offset points", va="center")
+    if summary.mean is None:
+        ax.text(0.02, y, _tokens_text(result), va="center", color=INK, fontstyle="italic")
+        return
+    values = [value for value in summary.values if value is not None]
+    low = high = mean = summary.mean
+    if in_time and timed is not None and timed.speedup is not None:
+        mean, low, high = timed.speedup
+    elif summary.sd is not None:
+        low, high = mean - summary.sd, mean + summary.sd
+    ax.barh(y, mean, height=0.5, color=colour, alpha=0.6)
+    if high > low:
+        ax.plot([low, high], [y, y], "-", color=INK, linewidth=1.4)
+    if not in_time and len(values) > 1:
+        ax.plot(values, [y + 0.33] * len(values), "o", markersize=3.5, color=colour)
+    right = max(high, *values) if not in_time else high
+    ax.annotate(f"{mean:.2f}×", (right, y), xytext=(6, 0), textcoords="offset points", va="center")
     ax.update_datalim([(1.15 * right, y)])
     ax.autoscale_view()
 
 
-def plot_convergence(results: list[Result], baseline: Result, path: Path) -> None:
-    """Writes a panel over tokens and, where times are known, one over them, as PNG.
+def plot_convergence(report: Report) -> None:
+    """Writes a panel over tokens and, where steps were timed in turns, one over time.
 
     Mean curves, ± one standard deviation over seeds as a band. The dashed line is the baseline's final loss; where a
     curve first crosses it, the speed-up is told.
     """
-    styles = _styles(results, baseline)
-    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+    results = list(report.results)
+    drawn = looks([result.label for result in results])
+    with style():
         columns = min(len(results), 2)
         height = 4.8 + 0.2 * len(results) / columns
-        timed = any(result.seconds.mean is not None for result in results)
-        panels: dict[Panel, str] = {"tokens": "by training tokens", **({"seconds": "by wall-clock"} if timed else {})}
-        size = (12.5 if timed else 8.5, height)
-        figure, grid = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
+        panels = panels_of(report)
+        size = (6.25 * len(panels) if len(panels) > 1 else 8.5, height)
+        figure, grid = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
         axes = grid[0]
-        for ax, (panel, title) in zip(axes, panels.items(), strict=True):
-            _draw(ax, panel, results, baseline, styles)
-            ax.set_title(title, loc="left")
-        axes[0].set_ylim(*_limits(results, baseline))
+        for ax, panel in zip(axes, panels, strict=True):
+            _draw(ax, panel, results, report.baseline, drawn)
+        axes[0].set_ylim(*_limits(results, report.baseline))
         axes[0].set_ylabel("validation loss (nats per token)")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        save(figure, report.plot)
 
 
-def _draw(ax: Axes, panel: Panel, results: list[Result], baseline: Result, styles: dict[str, tuple[str, str]]) -> None:
-    longest = max(float(np.nanmax(getattr(r.mean, panel), initial=0)) for r in results)
-    unit = token_unit(longest) if panel == "tokens" else time_unit(longest)
-    target = float(baseline.mean.loss[-1])
-    ax.grid(alpha=0.25, linewidth=0.6)
-    ax.set_xlabel(unit.label)
-    ax.axhline(target, color=BASELINE_COLOUR, linestyle=(0, (5, 4)), linewidth=1, zorder=1)
+def _draw(ax: Axes, panel: Panel, results: list[Result], baseline: Result, drawn: dict[str, Look]) -> None:
+    target, size = float(baseline.mean.loss[-1]), panel.unit.size
+    ax.grid()
+    ax.set_title(panel.title)
+    ax.set_xlabel(panel.unit.label)
+    ax.axhline(target, color=INK, linestyle=BASELINE_LINE, linewidth=1, zorder=1)
     name = f"{baseline.label}: {target:.4f}"
-    ax.text(0.01, target, name, transform=ax.get_yaxis_transform(), va="bottom", fontsize=9, color=BASELINE_COLOUR)
-    told = []
+    ax.text(0.01, target, name, transform=ax.get_yaxis_transform(), va="bottom", fontsize=9, color=INK)
+    told, longest = [], 0.0
     for result in results:
-        colour, line = styles[result.label]
-        x = getattr(result.mean, panel) / unit.size
-        marker = "." if len(x) <= FEW else None
-        ax.plot(x, result.mean.loss, line, marker=marker, color=colour, linewidth=1.8, label=_legend(result))
+        if result.label not in panel.per_token:
+            continue
+        look, scale = drawn[result.label], panel.per_token[result.label] / size
+        x: NDArray[np.float64] = result.mean.tokens * scale
+        longest = max(longest, float(x[-1]))
+        every = max(1, len(x) // FEW)
+        ax.plot(x, result.mean.loss, look.dash, marker=look.marker, markevery=every, markersize=4.5,
+                color=look.colour, linewidth=1.7, label=_legend(result))  # fmt: skip
         if len(result.group.counted) > 1:
             low, high = result.mean.loss - result.sd, result.mean.loss + result.sd
-            ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-        at = _position(crossing(result.mean, target), panel)
+            ax.fill_between(x, low, high, color=look.colour, alpha=0.18, linewidth=0)
+        at = crossing(result.mean, target)
         if at is not None and result is not baseline:
-            told.append((at / unit.size, _speedup_text(getattr(result.speedup, panel)), colour))
-    ax.set_xlim(0, longest / unit.size * 1.02)
-    _annotate(ax, target, sorted(told), longest / unit.size)
+            told.append((at.tokens * scale, panel.speedups[result.label], look.colour))
+    ax.set_xlim(0, longest * 1.02)
+    _annotate(ax, target, sorted(told), longest)
 
 
 def _annotate(ax: Axes, target: float, told: list[tuple[float, str, str]], width: float) -> None:
@@ -187,28 +218,15 @@ def time_unit(most: float) -> Unit:
     return Unit(f"training time ({name})", size)
 
 
-def _styles(results: list[Result], baseline: Result) -> dict[str, tuple[str, str]]:
-    """Colour and line of each group; a colour that returns has another line."""
-    styles = {baseline.label: (BASELINE_COLOUR, "-")}
-    for i, result in enumerate(result for result in results if result is not baseline):
-        styles[result.label] = (COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)])
-    return styles
-
-
 def _legend(result: Result) -> str:
     loss, seeds = result.final_loss, len(result.group.counted)
-    spread = f" ± {loss.sd:.4f} ({seeds} seeds)" if loss.sd is not None else " (1 seed)"
+    spread = f" ± {loss.sd:.4f} (band: ± sd of {seeds} seeds)" if loss.sd is not None else " (1 seed)"
     unfinished = ", unfinished" if result.group.unfinished else ""
     return f"{result.label}: {loss.mean:.4f}{spread}{unfinished}"
 
 
-def _speedup_text(summary: Summary) -> str:
+def _tokens_text(result: Result) -> str:
+    summary = result.speedup.tokens
     if summary.mean is None:
-        return f"{summary.reached} of {len(summary.values)} seeds"
+        return f"{summary.reached} of {len(summary.values)} seeds" if summary.reached else "not reached"
     return f"{summary.mean:.2f}×"
-
-
-def _position(found: Crossing | None, panel: Panel) -> float | None:
-    if found is None:
-        return None
-    return found.tokens if panel == "tokens" else found.seconds

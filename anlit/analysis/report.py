@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Console
 
 from anlit.analysis.groups import records
-from anlit.analysis.results import Report, Result
+from anlit.analysis.results import Claim, Report, Result
 from anlit.analysis.runs import Run
 from anlit.analysis.speedup import Summary
 from anlit.reporting.files import write_json, write_text
+from anlit.reporting.intervals import Interval
 from anlit.reporting.page import html
 from anlit.reporting.table import NONE, markdown_table, terminal_table
 from anlit.reporting.text import code, literal, visible
 
 COLUMNS = (
-    "architecture", "attention", "seeds", "parameters", "validation loss", "bits per byte", "tokens",
-    "seconds", "speed-up, tokens", "% of tokens", "speed-up, wall-clock",
+    "seeds", "parameters", "validation loss", "bits per byte", "tokens", "seconds", "speed-up, tokens", "% of tokens",
+    "time per token", "speed-up, wall-clock",
 )  # fmt: skip
-TEXT = ("configuration", "architecture", "attention")
 # What fits into a terminal of 80 columns.
-PRINTED = ("seeds", "validation loss", "speed-up, tokens", "% of tokens", "speed-up, wall-clock")
+PRINTED = ("seeds", "validation loss", "speed-up, tokens", "time per token", "speed-up, wall-clock")
 DEFINITION = """\
-Validation loss is in nats per token at the end of training. *Speed-up* is the tokens (or seconds of
-training) that the baseline needs for its final loss, {target:.4f}, over those needed to reach the same
-loss: linear between validation points, first crossing, never extrapolated; *% of tokens* is its
-inverse. Values are mean ± standard deviation over seeds. A speed-up whose seeds did not all get there
-has no mean. *Averaged* is the mean over the losses that the baseline has at these shares of its tokens."""
+Validation loss is in nats per token at the end of training. *Speed-up, tokens* is the tokens that the baseline needs
+for its final loss, {target:.4f}, over those needed to reach the same loss: linear between validation points, first
+crossing, never extrapolated; *% of tokens* is its inverse. Values are mean ± standard deviation over seeds. A speed-up
+whose seeds did not all get there has no mean. *Time per token* is that of training steps over the baseline's, taken in
+turns in one process: the median over rounds with its 95 % interval. *Speed-up, wall-clock* is the speed-up in tokens
+divided by it; its interval joins that of the time with the one over seeds where there are several. *Seconds* are what
+the runs took, whatever else the machine did. *Averaged* is the mean over the losses that the baseline has at these
+shares of its tokens."""
 TESTS = """\
 Losses are compared by a t-test, paired where both have the same seeds (of initial weights and data order), else
 Welch's; speed-ups, one per seed, by a t-test of their logarithm against 1, with the geometric mean. *Holm* corrects p
@@ -58,23 +61,19 @@ def markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def comparison(report: Report, columns: Sequence[str] = COLUMNS, explained: bool = False) -> list[str]:
+def comparison(report: Report, explained: bool = False) -> list[str]:
     """The parts of a comparison in Markdown: findings, curves, losses, speed-ups, tests; `explained`: not once more."""
-    places = [COLUMNS.index(name) for name in columns]
-    rows = [[literal(_name(result, report)), *(_cells(result)[i] for i in places)] for result in report.results]
+    rows = [[literal(_name(result, report)), *_cells(result, report.claim_of(result))] for result in report.results]
     parts = [
         findings(report),
         f"![validation loss over tokens and time]({report.plot.name})",
-        markdown_table(
-            ["configuration", *columns],
-            rows,
-            left=[i for i, name in enumerate(["configuration", *columns]) if name in TEXT],
-        ),
+        markdown_table(["configuration", *COLUMNS], rows),
         *([] if explained else [DEFINITION.format(target=report.baseline.mean.loss[-1])]),
     ]
     if len(report.results) > 1:
-        parts += [f"![speed-ups]({report.bars.name})", _fractions(report), _tests(report)]
-        parts += [] if explained else [TESTS]
+        parts += [f"![speed-ups]({report.bars.name})", _fractions(report)]
+        if any(claim.loss or claim.tokens for claim in report.claims):
+            parts += [_tests(report), *([] if explained else [TESTS])]
     return parts
 
 
@@ -92,8 +91,8 @@ def findings(report: Report) -> str:
                 f", {abs(claim.loss.difference):.4f} {verdict} than the baseline ({_sure(sure)}, {_p(claim.p_holm)})"
             )
         told += f"; speed-up {speedup(speed.tokens, speed.bound)} in tokens"
-        if result.seconds.mean is not None:
-            told += f", {speedup(speed.seconds, speed.bound)} in wall-clock"
+        if claim.wall_clock is not None and claim.wall_clock.speedup is not None:
+            told += f", {interval(claim.wall_clock.speedup)} in wall-clock"
         lines.append(f"- {told}.")
     return "\n".join(lines) or "- Nothing beside the baseline."
 
@@ -105,7 +104,7 @@ def show(report: Report, console: Console | None = None) -> None:
     head = [name.replace(", ", ",\n").replace("% of ", "% of\n") for name in PRINTED]
     rows = []
     for result in report.results:
-        cells = _cells(result)
+        cells = _cells(result, report.claim_of(result))
         rows.append([_name(result, report), *(cells[i] for i in shown)])
     title = f"Convergence against {report.baseline.label}"
     console.print(terminal_table(title, ["configuration", *head], rows))
@@ -123,6 +122,11 @@ def spread(summary: Summary, digits: int) -> str:
     return f"{summary.mean:,.{digits}f}{sd}"
 
 
+def interval(found: Interval) -> str:
+    """`1.08 (1.06 … 1.11)`: an estimate with its 95 % interval."""
+    return f"{found.median:.2f} ({found.low:.2f} … {found.high:.2f})"
+
+
 def speedup(summary: Summary, bound: bool = False) -> str:
     """`1.40 ± 0.03`, `not reached`, or how many of the seeds reached the loss."""
     if summary.mean is not None:
@@ -130,13 +134,10 @@ def speedup(summary: Summary, bound: bool = False) -> str:
     return f"{summary.reached} of {len(summary.values)} seeds" if summary.reached else "not reached"
 
 
-def _cells(result: Result) -> list[str]:
+def _cells(result: Result, claim: Claim | None) -> list[str]:
     group, found = result.group, result.speedup
-    timed = result.seconds.mean is not None
     share = found.tokens_share
     return [
-        literal(group.architecture),
-        literal(group.attention),
         str(len(group.counted)),
         f"{group.counted[0].parameters:,}" if group.counted[0].parameters else NONE,
         spread(result.final_loss, 4),
@@ -145,8 +146,16 @@ def _cells(result: Result) -> list[str]:
         spread(result.seconds, 0),
         speedup(found.tokens, found.bound),
         NONE if share is None else f"{share:.0f} %",
-        speedup(found.seconds, found.bound) if timed else NONE,
+        *_times(claim, found.bound),
     ]
+
+
+def _times(claim: Claim | None, bound: bool) -> list[str]:
+    """Time per token and the speed-up in wall-clock."""
+    if claim is None or claim.wall_clock is None:
+        return [NONE, NONE]
+    faster = claim.wall_clock.speedup
+    return [interval(claim.wall_clock.time), NONE if faster is None else ("≥ " if bound else "") + interval(faster)]
 
 
 def _name(result: Result, report: Report) -> str:
@@ -159,13 +168,9 @@ def _fractions(report: Report) -> str:
     rows = []
     for result in report.results:
         found = result.speedup
-        averages = [
-            found.averaged_tokens,
-            *([found.averaged_seconds] if result.seconds.mean is not None else []),
-        ]
-        cells = [speedup(value) for value in (*found.by_fraction.values(), *averages)]
-        rows.append([literal(result.label), *cells, *[NONE] * (2 - len(averages))])
-    head = ["speed-up, tokens", *(f"{100 * f:.0f} %" for f in fractions), "averaged", "averaged, wall-clock"]
+        cells = [speedup(value) for value in (*found.by_fraction.values(), found.averaged_tokens)]
+        rows.append([literal(result.label), *cells])
+    head = ["speed-up, tokens", *(f"{100 * f:.0f} %" for f in fractions), "averaged"]
     return markdown_table(head, rows)
 
 
@@ -177,11 +182,11 @@ def _tests(report: Report) -> str:
             n = str(test.n[0]) if test.method.startswith("paired") else f"{test.n[0]}, {test.n[1]}"
             interval = f"{test.low:+.4f} … {test.high:+.4f}"
             cells = [n, f"{test.difference:+.4f}", interval, test.method, _p(test.p), _p(claim.p_holm)]
-        speeds = [f"{t.difference:.2f} ({t.low:.2f} … {t.high:.2f}), {_p(t.p)}" if t else NONE
-                  for t in (claim.tokens, claim.seconds)]  # fmt: skip
-        rows.append([literal(claim.result.label), *cells, *speeds])
+        t = claim.tokens
+        speed = f"{t.difference:.2f} ({t.low:.2f} … {t.high:.2f}), {_p(t.p)}" if t else NONE
+        rows.append([literal(claim.result.label), *cells, speed])
     head = ["against the baseline", "n", "difference in loss", "95 % interval", "test", "p", "p, Holm"]
-    return markdown_table([*head, "speed-up, tokens (95 %)", "speed-up, wall-clock (95 %)"], rows)
+    return markdown_table([*head, "speed-up, tokens (95 %)"], rows)
 
 
 def runs_table(runs: list[Run], label_of: Callable[[Run], str | None]) -> str:

@@ -14,6 +14,8 @@ from anlit.analysis.groups import Group
 from anlit.analysis.runs import Curve, Run
 from anlit.analysis.significance import Test, difference, holm, ratio
 from anlit.analysis.speedup import SpeedUp, Summary, speed_up
+from anlit.analysis.wall_clock import PairedSteps, WallClock, wall_clock
+from anlit.reporting.intervals import Interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +63,14 @@ class Result:
 class Claim:
     """What one configuration is said to do against the baseline, each with its test (None without two seeds).
 
-    `loss` is its final loss minus the baseline's; `tokens` and `seconds` are speed-ups. `p_holm` is the loss's p,
+    `loss` is its final loss minus the baseline's, `tokens` its speed-up in tokens. `p_holm` is the loss's p,
     corrected for the number of configurations.
     """
 
     result: Result
     loss: Test | None
     tokens: Test | None
-    seconds: Test | None
+    wall_clock: WallClock | None
     p_holm: float | None = None
 
 
@@ -76,7 +78,8 @@ class Claim:
 class Report:
     """A comparison as written to `output`; `runs` lists every run, also those in no number.
 
-    `name` begins the pictures' file names where a folder holds several comparisons.
+    `paired` is the time of steps taken in turns, where it was measured. `name` begins the pictures' file names
+    where a folder holds several comparisons.
     """
 
     output: Path
@@ -85,6 +88,7 @@ class Report:
     baseline: Result
     runs: tuple[Run, ...]
     notes: tuple[str, ...]
+    paired: PairedSteps | None = None
     name: str = ""
 
     @property
@@ -107,6 +111,10 @@ class Report:
     def json(self) -> Path:
         return self.output / "convergence.json"
 
+    def claim_of(self, result: Result) -> Claim | None:
+        """What is said of a configuration; None for the baseline."""
+        return next((claim for claim in self.claims if claim.result is result), None)
+
     def label_of(self, run: Run) -> str | None:
         """Label of the group whose numbers include `run`."""
         return next((r.label for r in self.results if run in r.group.counted), None)
@@ -115,15 +123,11 @@ class Report:
     def claims(self) -> list[Claim]:
         """One for each configuration but the baseline."""
         others = [result for result in self.results if result is not self.baseline]
-        found = [
-            Claim(
-                result,
-                difference(result.loss_by_seed, self.baseline.loss_by_seed),
-                _ratio(result.speedup.tokens),
-                _ratio(result.speedup.seconds),
-            )
-            for result in others
-        ]
+        found = []
+        for result in others:
+            tokens = _ratio(result.speedup.tokens)
+            timed = wall_clock(self.paired, result.group, self.baseline.group, result.speedup.tokens, tokens)
+            found.append(Claim(result, difference(result.loss_by_seed, self.baseline.loss_by_seed), tokens, timed))
         corrected = holm([claim.loss.p if claim.loss else None for claim in found])
         return [replace(claim, p_holm=p) for claim, p in zip(found, corrected, strict=True)]
 
@@ -134,6 +138,7 @@ class Report:
             "baseline": self.baseline.label,
             "target_loss": float(self.baseline.mean.loss[-1]),
             "notes": list(self.notes),
+            "paired_steps": self.paired.record if self.paired else None,
             "groups": [_group(result) for result in self.results],
             "claims": [
                 {
@@ -141,7 +146,8 @@ class Report:
                     "loss": _test(claim.loss),
                     "p_holm": claim.p_holm,
                     "speedup_tokens": _test(claim.tokens),
-                    "speedup_seconds": _test(claim.seconds),
+                    "time_per_token": _interval(claim.wall_clock.time if claim.wall_clock else None),
+                    "speedup_wall_clock": _interval(claim.wall_clock.speedup if claim.wall_clock else None),
                 }
                 for claim in self.claims
             ],
@@ -196,6 +202,10 @@ def _test(test: Test | None) -> dict[str, Any] | None:
     return asdict(test) if test is not None else None
 
 
+def _interval(found: Interval | None) -> dict[str, float] | None:
+    return found._asdict() if found is not None else None
+
+
 def _group(result: Result) -> dict[str, Any]:
     speedup = result.speedup
     return {
@@ -212,10 +222,8 @@ def _group(result: Result) -> dict[str, Any]:
         "seconds": _summary(result.seconds),
         "speedup_tokens": _summary(speedup.tokens),
         "tokens_share_percent": speedup.tokens_share,
-        "speedup_seconds": _summary(speedup.seconds),
         "speedup_tokens_by_fraction": {f"{f:g}": _summary(value) for f, value in speedup.by_fraction.items()},
         "speedup_tokens_averaged": _summary(speedup.averaged_tokens),
-        "speedup_seconds_averaged": _summary(speedup.averaged_seconds),
         "speedup_is_lower_bound": speedup.bound,
         "mean_curve": _curve(result.mean) | {"sd": result.sd.tolist()},
     }

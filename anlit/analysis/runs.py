@@ -45,10 +45,6 @@ class Curve:
         keep = np.isfinite(self.loss)
         return Curve(self.tokens[keep], self.seconds[keep], self.loss[keep])
 
-    def without_time(self) -> Curve:
-        """The same curve as if time had not been logged."""
-        return Curve(self.tokens, np.full_like(self.seconds, np.nan), self.loss)
-
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -106,13 +102,7 @@ class Run:
     @property
     def hardware(self) -> str | None:
         """Devices, and the processor where it is the device; None where it was not recorded."""
-        hardware = mapping(self.record.get("hardware"))
-        devices = [str(device) for device in hardware.get("devices") or []]
-        if not devices:
-            return None
-        if any(device != "cpu" for device in devices):
-            return ", ".join(devices)
-        return f"{hardware.get('cpu') or 'unnamed'} cpu, {hardware.get('cores', '?')} cores"
+        return hardware_label(self.record)
 
     @property
     def status(self) -> str:
@@ -144,6 +134,17 @@ class Run:
     def _fingerprint(self, name: str) -> str | None:
         value = mapping(self.record.get("data")).get(f"{name}_sha256")
         return str(value) if value else None
+
+
+def hardware_label(record: dict[str, Any]) -> str | None:
+    """The hardware of a record in words: devices, and the processor where it is the device; None if not recorded."""
+    hardware = mapping(record.get("hardware"))
+    devices = [str(device) for device in hardware.get("devices") or []]
+    if not devices:
+        return None
+    if any(device != "cpu" for device in devices):
+        return ", ".join(devices)
+    return f"{hardware.get('cpu') or 'unnamed'} cpu, {hardware.get('cores', '?')} cores"
 
 
 def find_runs(paths: Iterable[str]) -> list[Path]:

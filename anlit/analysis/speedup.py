@@ -2,7 +2,7 @@
 
     speed-up of B over A = (tokens A needs for its final validation loss) / (tokens B needs for it)
 
-and the same over seconds of training. What the definition leaves open is decided so:
+For the speed-up in wall-clock see `anlit.analysis.wall_clock`. What the definition leaves open is decided so:
 
 - *Needing* a loss: the first validation point at or below it, interpolated linearly from the point
   before on the measured curve. The curve is not smoothed and no running minimum is taken: a later
@@ -32,13 +32,12 @@ FRACTIONS = (0.6, 0.7, 0.8, 0.9, 1.0)
 
 @dataclass(frozen=True)
 class Crossing:
-    """Cost at which a curve first reaches a loss; `seconds` is None where time was not logged.
+    """Training tokens at which a curve first reaches a loss.
 
     `bound`: the curve starts at or below the loss, so the true cost may be smaller.
     """
 
     tokens: float
-    seconds: float | None
     bound: bool = False
 
 
@@ -68,16 +67,14 @@ class Summary:
 class SpeedUp:
     """Speed-up of one group over the baseline.
 
-    `tokens` and `seconds` are at the baseline's final loss; `by_fraction[f]` is the one in tokens
-    at the loss that the baseline has after the fraction f of its tokens; the `averaged` ones are
-    per-seed means over those points. `bound`: a seed was there at its first validation point.
+    `tokens` is at the baseline's final loss; `by_fraction[f]` at the loss that the baseline has after the
+    fraction f of its tokens; `averaged_tokens` are per-seed means over those points. `bound`: a seed was there
+    at its first validation point.
     """
 
     tokens: Summary
-    seconds: Summary
     by_fraction: dict[float, Summary]
     averaged_tokens: Summary
-    averaged_seconds: Summary
     bound: bool
 
     @property
@@ -93,10 +90,9 @@ def crossing(curve: Curve, target: float) -> Crossing | None:
         return None
     i = int(below[0])
     if i == 0:
-        return Crossing(float(curve.tokens[0]), _known(curve.seconds[0]), bound=bool(curve.loss[0] < target))
+        return Crossing(float(curve.tokens[0]), bound=bool(curve.loss[0] < target))
     part = (curve.loss[i - 1] - target) / (curve.loss[i - 1] - curve.loss[i])
-    tokens, seconds = (x[i - 1] + part * (x[i] - x[i - 1]) for x in (curve.tokens, curve.seconds))
-    return Crossing(float(tokens), _known(seconds))
+    return Crossing(float(curve.tokens[i - 1] + part * (curve.tokens[i] - curve.tokens[i - 1])))
 
 
 def targets(baseline: Curve, fractions: tuple[float, ...] = FRACTIONS) -> dict[float, float]:
@@ -122,28 +118,20 @@ def speed_up(baseline: Curve | list[Curve], curves: list[Curve], fractions: tupl
     reached = [crossing(b, float(a.loss[-1])) for a, b, _ in pairs]
     at_end = [_ratio(crossing(a, float(a.loss[-1])), cost) for (a, _, _), cost in zip(pairs, reached, strict=True)]
     return SpeedUp(
-        tokens=Summary(tuple(tokens for tokens, _ in at_end)),
-        seconds=Summary(tuple(seconds for _, seconds in at_end)),
-        by_fraction={f: Summary(tuple(tokens for tokens, _ in row)) for f, row in ratios.items()},
-        averaged_tokens=_over_points([[tokens for tokens, _ in row] for row in ratios.values()]),
-        averaged_seconds=_over_points([[seconds for _, seconds in row] for row in ratios.values()]),
+        tokens=Summary(tuple(at_end)),
+        by_fraction={f: Summary(tuple(row)) for f, row in ratios.items()},
+        averaged_tokens=_over_points(list(ratios.values())),
         bound=any(found is not None and found.bound for found in reached),
     )
 
 
-def _ratio(baseline: Crossing | None, other: Crossing | None) -> tuple[float | None, float | None]:
-    """Speed-up in tokens and in seconds, None where one of the two costs is missing or zero."""
-    if baseline is None or other is None:
-        return None, None
-    tokens = baseline.tokens / other.tokens if other.tokens > 0 else None
-    timed = baseline.seconds is not None and bool(other.seconds)
-    return tokens, baseline.seconds / other.seconds if timed else None  # type: ignore[operator]
+def _ratio(baseline: Crossing | None, other: Crossing | None) -> float | None:
+    """Speed-up in tokens, None where one of the two costs is missing or zero."""
+    if baseline is None or other is None or other.tokens <= 0:
+        return None
+    return baseline.tokens / other.tokens
 
 
 def _over_points(rows: list[list[float | None]]) -> Summary:
     """Per-seed means over the targets (rows); None for a seed that misses one of them."""
     return Summary(tuple(Summary(seed).mean for seed in zip(*rows, strict=True)))
-
-
-def _known(seconds: float) -> float | None:
-    return float(seconds) if np.isfinite(seconds) else None

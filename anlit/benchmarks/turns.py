@@ -2,26 +2,16 @@
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from scipy.stats import binom
 
 from anlit.benchmarks.peers.clock import seconds_of
-
-CONFIDENCE = 0.95
+from anlit.reporting.intervals import Interval, median_with_interval
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
-
-
-class Interval(NamedTuple):
-    """A median with the interval that holds the true one with at least 95 % confidence."""
-
-    median: float
-    low: float
-    high: float
 
 
 def alternate(
@@ -71,18 +61,6 @@ def timed(call: Callable[[], Any], device: torch.device = torch.device("cpu"), r
 def paired_ratio(times: Mapping[Name, Sequence[float]], a: Name, b: Name) -> Interval:
     """The time of `a` over that of `b`: the median of the rounds' ratios, with its 95 % interval."""
     return median_with_interval([one / other for one, other in zip(times[a], times[b], strict=True)])
-
-
-def median_with_interval(values: Sequence[float]) -> Interval:
-    """The median and the two of the sorted values between which the true one lies with at least 95 % confidence.
-
-    The interval assumes no distribution: the number of values below the true median is binomial. With fewer than six
-    values no two of them are far enough apart, and it reaches from the least to the greatest.
-    """
-    ordered = np.sort(np.asarray(values, dtype=float))
-    n = len(ordered)
-    outside = max(0, int(binom.ppf((1 - CONFIDENCE) / 2, n, 0.5)) - 1)  # so many may lie outside at each end
-    return Interval(float(np.median(ordered)), float(ordered[outside]), float(ordered[n - 1 - outside]))
 
 
 def quartiles(values: Sequence[float]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
@@ -11,6 +12,9 @@ from markdown_it import MarkdownIt
 from anlit import cli
 from anlit.analysis import plots
 from anlit.analysis.compare import compare, main
+from anlit.analysis.groups import group_runs
+from anlit.analysis.runs import load_run
+from anlit.analysis.wall_clock import FILE, NOT_MEASURED
 from anlit.errors import UserError
 
 from .conftest import FALLING
@@ -56,13 +60,13 @@ def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
     assert angpt["speedup_tokens"]["values"] == pytest.approx([400 / x for x in at])
     cells = table_row(markdown, "anGPT, plain")
     loss, speedup = angpt["final_loss"], angpt["speedup_tokens"]
-    assert cells[3] == "2"
-    assert cells[5] == f"{loss['mean']:.4f} ± {loss['sd']:.4f}" == "2.6500 ± 0.0707"
-    assert cells[9] == f"{speedup['mean']:.2f} ± {speedup['sd']:.2f}"
-    assert cells[10] == f"{angpt['tokens_share_percent']:.0f} %"
-    assert table_row(markdown, "GPT+, plain (baseline)")[9] == "1.00"
+    assert cells[1] == "2"
+    assert cells[3] == f"{loss['mean']:.4f} ± {loss['sd']:.4f}" == "2.6500 ± 0.0707"
+    assert cells[7] == f"{speedup['mean']:.2f} ± {speedup['sd']:.2f}"
+    assert cells[8] == f"{angpt['tokens_share_percent']:.0f} %"
+    assert table_row(markdown, "GPT+, plain (baseline)")[7] == "1.00"
     assert any("seed by seed" in note for note in raw["notes"])
-    assert table_row(markdown, "nGPT, plain")[9:] == ["not reached", "–", "not reached"]
+    assert table_row(markdown, "nGPT, plain")[7:] == ["not reached", "–", "–", "–"]
 
     assert "failed, no validation: out of memory" in markdown
     assert "nGPT, plain: 1 of 2 runs are counted; left out: 1 failed, no validation." in raw["notes"]
@@ -72,17 +76,77 @@ def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
     assert str(out / "convergence.png") in capsys.readouterr().out
 
 
+PAIRED_ON = {"hardware": {"cpu": "test", "cores": 2, "devices": ["cpu"]}}
+
+
+def write_paired(folder, runs, seconds, **record):
+    """paired_steps.json for some runs; `seconds` per token of each, by round."""
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = [group_runs([load_run(run)])[0].key for run in runs]
+    arms = [{"run": str(run), "key": key, "seconds_per_token": own}
+            for run, key, own in zip(runs, keys, seconds, strict=True)]  # fmt: skip
+    (folder / FILE).write_text(json.dumps({**PAIRED_ON, **record, "arms": arms}))
+
+
+def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_path, capsys):
+    """However long the runs took: here the baseline's machine was ten times slower."""
+    slow, quick = make_run("gpt", seconds_per_token=1.0), make_run("angpt", FASTER, ANGPT, seconds_per_token=0.1)
+    never = make_run("ngpt", SLOWER, NGPT)
+    noise = [1.0, 1.1, 5.0, 0.9, 1.0, 1.2]  # of the machine, on both in a round
+    ratios = [1.25, 1.20, 1.30, 1.25, 1.24, 1.26]
+    seconds = [noise, [a * b for a, b in zip(noise, ratios, strict=True)], [2 * a for a in noise]]
+    write_paired(tmp_path / "out", [slow, quick, never], seconds)
+    report = compare([str(tmp_path / "runs")], str(tmp_path / "out"))
+    raw = json.loads(report.json.read_text())
+    angpt, ngpt = raw["claims"]
+    assert angpt["time_per_token"] == pytest.approx({"median": 1.25, "low": 1.20, "high": 1.30})
+    assert angpt["speedup_wall_clock"] == pytest.approx({"median": 1.6 / 1.25, "low": 1.6 / 1.3, "high": 1.6 / 1.2})
+    assert (ngpt["time_per_token"]["median"], ngpt["speedup_wall_clock"]) == (pytest.approx(2.0), None)
+    cells = table_row(report.markdown.read_text(), "anGPT, plain")
+    assert cells[9:] == ["1.25 (1.20 … 1.30)", "1.28 (1.23 … 1.33)"]
+    assert "speed-up 1.60 in tokens, 1.28 (1.23 … 1.33) in wall-clock" in report.markdown.read_text()
+    assert [panel.speedups["anGPT, plain"] for panel in plots.panels_of(report)] == ["1.60×", "1.28×"]
+    assert any("anGPT, plain: unsteady throughput, 10.00 times the baseline's" in note for note in raw["notes"])
+    assert raw["groups"][0]["seconds"]["mean"] == 400  # as recorded
+
+
 @pytest.mark.usefixtures("no_plot")
-def test_wall_clock_can_be_left_out(runs, tmp_path):
-    timed = compare([runs], str(tmp_path / "timed"))
-    assert any(result.speedup.seconds.mean is not None for result in timed.results)
-    main([runs, "--output", str(tmp_path / "out"), "--no-wall-clock"])
-    groups = json.loads((tmp_path / "out" / "convergence.json").read_text())["groups"]
-    assert all(group["seconds"]["mean"] is None for group in groups)
-    assert all(group["speedup_seconds"]["mean"] is None for group in groups)
-    markdown = (tmp_path / "out" / "report.md").read_text()
-    assert "Wall-clock is left out" in markdown
-    assert "--no-wall-clock`" in markdown
+def test_the_wall_clock_interval_has_the_spread_of_the_seeds_in_it(runs, tmp_path):
+    first = {name: f"{runs}/{name}" for name in ("gpt1", "angpt1")}
+    write_paired(tmp_path / "out", [Path(run) for run in first.values()], [[1.0] * 8, [1.25] * 8])
+    claim = compare([runs], str(tmp_path / "out")).claims[0]
+    assert claim.wall_clock.time == (1.25, 1.25, 1.25)
+    expected = [value / 1.25 for value in (claim.result.speedup.tokens.mean, claim.tokens.low, claim.tokens.high)]
+    assert claim.wall_clock.speedup.median == pytest.approx(expected[0])
+    assert claim.wall_clock.speedup.high / claim.wall_clock.speedup.median == pytest.approx(
+        claim.tokens.high / claim.tokens.difference
+    )
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("paired", "record", "note"),
+    [
+        (None, {}, "no steps were timed in turns: add --measure_steps"),
+        ({}, {"hardware": {"devices": ["H200"]}}, "the runs were trained on different hardware"),
+        ({"hardware": {"devices": ["H200"]}}, {}, "steps were timed on H200, the runs trained on test cpu, 2 cores"),
+    ],
+)
+def test_without_comparable_times_the_column_says_so_and_is_empty(make_run, tmp_path, paired, record, note):
+    folders = [make_run("a"), make_run("b", FASTER, ANGPT, record=record)]
+    if paired is not None:
+        write_paired(tmp_path / "out", folders, [[1.0], [1.1]], **paired)
+    report = compare([str(tmp_path / "runs")], str(tmp_path / "out"))
+    assert any(note in told for told in report.notes)
+    assert table_row(report.markdown.read_text(), "anGPT, plain")[9:] == ["–", "–"]
+
+
+def test_a_damaged_file_of_times_is_told(make_run, tmp_path):
+    folder = make_run("a")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / FILE).write_text('{"arms": [{}]}')
+    with pytest.raises(UserError, match=r"paired_steps.json cannot be read .* measure again with --measure_steps"):
+        compare([str(folder)], str(tmp_path / "out"))
 
 
 def test_baseline_by_label_folder_and_architecture(runs, tmp_path):
@@ -150,7 +214,7 @@ def test_different_tokenizers_are_refused(make_run, tmp_path):
 def test_unfair_comparisons_are_noted_and_fair_ones_are_not(make_run, tmp_path, changes, note):
     baseline, fair = make_run("a"), make_run("fair", model=NGPT)
     other = make_run("b", model=NGPT, **changes)
-    assert compare([str(baseline), str(fair)], str(tmp_path / "o")).notes == ()
+    assert compare([str(baseline), str(fair)], str(tmp_path / "o")).notes == (NOT_MEASURED,)
     notes = compare([str(baseline), str(other)], str(tmp_path / "o")).notes
     assert any(note in told for told in notes), notes
 
@@ -181,8 +245,8 @@ def test_runs_without_times_are_compared_by_tokens(make_run, tmp_path):
     report = compare([str(tmp_path / "runs")], str(tmp_path / "o"))
     raw = json.loads(report.json.read_text())
     assert raw["groups"][1]["speedup_tokens"]["mean"] == pytest.approx(1.6)
-    assert raw["groups"][1]["speedup_seconds"]["mean"] is None
-    assert table_row(report.markdown.read_text(), "anGPT, plain")[11] == "–"
+    assert raw["groups"][1]["seconds"]["mean"] is None
+    assert table_row(report.markdown.read_text(), "anGPT, plain")[6] == "–"
 
 
 @pytest.mark.usefixtures("no_plot")

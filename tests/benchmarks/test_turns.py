@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from anlit.benchmarks.peers.clock import peak_bytes
-from anlit.benchmarks.turns import alternate, median_with_interval, paired_ratio, quartiles, timed
+from anlit.benchmarks.turns import alternate, paired_ratio, quartiles, timed
+from anlit.reporting.intervals import Interval, median_with_interval, product
 
 CPU = torch.device("cpu")
 
@@ -52,6 +53,9 @@ def test_the_interval_of_a_median() -> None:
     assert median_with_interval([float(n) for n in range(10, 0, -1)]) == (5.5, 2.0, 9.0)
     assert median_with_interval([float(n) for n in range(1, 16)]) == (8.0, 4.0, 12.0)
     assert median_with_interval([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
+    narrow = Interval(2.0, 1.0, 4.0)
+    assert product(narrow, Interval(3.0, 3.0, 3.0)) == pytest.approx((6.0, 3.0, 12.0))
+    assert product(narrow, narrow) == pytest.approx((4.0, 4 / 2**2**0.5, 4 * 2**2**0.5))
     assert quartiles([1.0, 2.0, 4.0])["quartiles"] == [1.5, 3.0]
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 from anlit.analysis.study.estimate import overview
 from anlit.analysis.study.launch import Local, launch
+from anlit.analysis.study.outcome import outcome_of
 from anlit.analysis.study.plan import PlannedRun, Study, read_study
 from anlit.analysis.study.reuse import reuse
 from anlit.analysis.study.selection import require_selection, select
 from anlit.analysis.study.slurm import submit
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
+from anlit.analysis.wall_clock import measure, read_paired
+from anlit.errors import UserError
 
 
 def main(argv: list[str]) -> int:
@@ -45,6 +48,7 @@ def main(argv: list[str]) -> int:
         require_selection(study, selected)
         reuse(study.measured_runs(selected), output, given.reuse, _tell)
         launch(study.measured_runs(selected), output, local, _tell)
+        _time_steps(study, output, typed)
         _after(study, output)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where this one ended", file=sys.stderr)
@@ -94,10 +98,26 @@ def _on_slurm(study: Study, output: Path, argv: list[str], typed: str, given: ar
         reuse(study.measured_runs(selected), output, given.reuse, _tell)
         array = submit(study.measured_runs(selected), output, again, options, at_once)
         if array is None:
+            _time_steps(study, output, typed)
             _after(study, output)
             return _report(study, output, typed)
     print(f"submitted as job array {array}; the study goes on by itself when it has ended")
     return 0
+
+
+def _time_steps(study: Study, output: Path, typed: str) -> None:
+    """Let the arms of a study that compares speeds take steps in turns, where that has not been measured yet."""
+    if not any("convergence" in section for section in study.sections):
+        return
+    outcome = outcome_of(study, output, typed)
+    groups = [group for arm in study.arms if (group := outcome.group(arm)) is not None]
+    paired = read_paired(output)
+    if len(groups) < 2 or (paired is not None and all(group.key in paired.seconds for group in groups)):
+        return
+    try:
+        measure(groups, output)
+    except UserError as error:
+        _tell(f"{error}; the report is without speed-ups in wall-clock")
 
 
 def _after(study: Study, output: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from anlit.analysis.plots import BASELINE_COLOUR, COLOURS, LINES
 from anlit.analysis.study.outcome import Point
+from anlit.reporting.figure import COLOURS, DASHES, INK
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -81,7 +81,7 @@ def trends(
             colour = COLOURS[i % len(COLOURS)]
             x, y, sd = (np.array(column) for column in zip(*sorted(found), strict=True))
             fitted = (curves or {}).get(label)
-            line = "" if fitted else LINES[i // len(COLOURS) % len(LINES)]
+            line = "" if fitted else DASHES[i // len(COLOURS) % len(DASHES)]
             ax.errorbar(
                 x,
                 y,
@@ -142,7 +142,7 @@ def changes(
             ax.annotate(
                 f"{mean:+.2f} %", (mean, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8.5
             )
-        ax.axvline(0, color=BASELINE_COLOUR, linestyle=(0, (5, 4)), linewidth=1)
+        ax.axvline(0, color=INK, linestyle=(0, (5, 4)), linewidth=1)
         ax.set_yticks(list(places), labels)
         ax.set_ylim(-0.6, len(labels) - 0.2)
         ax.grid(axis="x", alpha=0.25, linewidth=0.6)

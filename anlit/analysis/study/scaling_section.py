@@ -8,9 +8,9 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from anlit.analysis.plots import COLOURS
 from anlit.analysis.scaling import Fit, fit
 from anlit.analysis.study.outcome import Outcome, Point
+from anlit.reporting.figure import COLOURS
 from anlit.reporting.table import NONE, markdown_table
 
 matplotlib.use("Agg")

@@ -23,7 +23,7 @@ import numpy as np
 from scipy import stats
 
 from anlit.analysis import plots as pictures
-from anlit.analysis.report import COLUMNS, comparison, listed
+from anlit.analysis.report import comparison, listed
 from anlit.analysis.results import Report, pairing_note, results_against
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots
@@ -31,12 +31,12 @@ from anlit.analysis.study.ablation import ablation
 from anlit.analysis.study.outcome import Outcome, Point
 from anlit.analysis.study.plan import Comparison
 from anlit.analysis.study.scaling_section import scaling
+from anlit.analysis.throughput import unsteady
+from anlit.analysis.wall_clock import read_paired, usable
 from anlit.errors import UserError
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal
 
-IN_STUDY = tuple(name for name in COLUMNS if name not in ("architecture", "attention"))
-"""The columns of a comparison's table; the arms' titles tell the rest."""
 Section = Callable[[Outcome, dict[str, Any]], list[str]]
 
 
@@ -68,7 +68,7 @@ def convergence(outcome: Outcome, options: dict[str, Any]) -> list[str]:
             parts.append(f"The baseline, {one.baseline.title}, has no finished run yet.")
             continue
         pictures.draw(report)
-        parts += comparison(report, IN_STUDY, explained)
+        parts += comparison(report, explained)
         explained = True
         missing = [arm.title for arm in one.arms if outcome.group(arm) is None]
         notes = [*report.notes, *(f"{title}: no run can be compared, see Failures." for title in missing)]
@@ -85,8 +85,9 @@ def comparison_of(outcome: Outcome, asked: Comparison, name: str) -> Report | No
     found = [group for group in groups if group is not None]
     results = results_against(found, baseline)
     runs = tuple(run for group in found for run in group.runs)
-    notes = tuple(pairing_note(found, baseline))
-    return Report(outcome.output, outcome.command, tuple(results), results[0], runs, notes, name)
+    paired, left_out = usable(read_paired(outcome.output), found)
+    notes = (*pairing_note(found, baseline), *unsteady(found, baseline, paired), *(left_out if found[1:] else []))
+    return Report(outcome.output, outcome.command, tuple(results), results[0], runs, notes, paired, name)
 
 
 def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:

@@ -14,12 +14,12 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator, ScalarFormatter
 
-from anlit.analysis.plots import BASELINE_COLOUR, COLOURS
 from anlit.benchmarks.step.plan import NAMES
+from anlit.reporting.figure import COLOURS, INK
 
 AXIS_LABELS = {"T": "T, tokens in a sequence (tokens in a batch stay)", "d": "d, model width", "L": "L, layers"}
 QUANTITIES = {"seconds": "step (ms)", "bytes": "peak memory (GB)"}
-STYLES = {"GPT": (BASELINE_COLOUR, "o"), "nGPT": (COLOURS[1], "s"), "anGPT": (COLOURS[0], "D")}
+STYLES = {"GPT": (INK, "o"), "nGPT": (COLOURS[1], "s"), "anGPT": (COLOURS[0], "D")}
 
 
 def plot(record: Mapping[str, Any], path: Path) -> None:

@@ -75,18 +75,10 @@ class OurStep:
             self.model: LanguageModel = build(runtime=self._runtime)
         self.trainer = trainer_of(self.model, device, size.dtype)
         self.batch = _batch(size, documents, device)
-        self._done = 0
 
     def train(self) -> Tensor:
         """Forward, backward, clipping, optimizer, norms; returns the loss, which the device may still compute."""
-        loop = self.trainer.fit_loop.epoch_loop
-        arguments = OrderedDict(batch=self.batch, batch_idx=self._done)
-        loss = loop.automatic_optimization.run(self.trainer.optimizers[0], self._done, arguments)["loss"]
-        schedules: Any = self.trainer.lr_scheduler_configs
-        for one in schedules:
-            one.scheduler.step()
-        self._done += 1
-        return loss.detach()
+        return take_step(self.trainer, self.batch)
 
     @torch.inference_mode()
     def infer(self) -> Tensor:
@@ -124,6 +116,18 @@ class OurStep:
         for state in self.trainer.optimizers[0].state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
         yield from (value for value in self.batch if isinstance(value, Tensor))
+
+
+def take_step(trainer: L.Trainer, batch: Batch) -> Tensor:
+    """Forward, backward, clipping, optimizer, norms, schedule; returns the loss, which the device may still compute."""
+    number = trainer.global_step
+    loop = trainer.fit_loop.epoch_loop
+    arguments = OrderedDict(batch=batch, batch_idx=number)
+    loss = loop.automatic_optimization.run(trainer.optimizers[0], number, arguments)["loss"]
+    schedules: Any = trainer.lr_scheduler_configs
+    for one in schedules:
+        one.scheduler.step()
+    return loss.detach()
 
 
 def trainer_of(model: LanguageModel, device: torch.device, dtype: torch.dtype) -> L.Trainer:

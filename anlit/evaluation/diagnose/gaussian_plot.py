@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from anlit.analysis.plots import BASELINE_COLOUR, COLOURS, LINES
 from anlit.evaluation.diagnose.plot import STYLE, panels, plt, save
+from anlit.reporting.figure import COLOURS, DASHES, INK
 
 OVER_N = {
     "entropy": "entropy (nats)",
@@ -77,8 +77,8 @@ def statistics_figure(found: dict[str, Any]) -> Figure:
 
 def styles(count: int) -> list[tuple[str, str]]:
     """Colour and line for each mechanism; the lines differ too, for some curves fall together."""
-    palette = (BASELINE_COLOUR, *COLOURS)
-    return [(palette[i % len(palette)], LINES[i % len(LINES)]) for i in range(count)]
+    palette = (INK, *COLOURS)
+    return [(palette[i % len(palette)], DASHES[i % len(DASHES)]) for i in range(count)]
 
 
 def _line(ax: Axes, x: list[int], y: list[float], style: tuple[str, str], label: str) -> None:

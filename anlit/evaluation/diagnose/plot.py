@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from anlit.analysis.plots import BASELINE_COLOUR, COLOURS
+from anlit.reporting.figure import COLOURS, INK
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -126,7 +126,7 @@ def average_figure(found: dict[str, Any]) -> Figure:
             "-",
         ),
         "√Σw²: if values were orthogonal": (np.array(found["statistics"]["participation"]), COLOURS[0], "--"),
-        "√Σw² of independent normal scores": (np.array(found["prediction"]), BASELINE_COLOUR, ":"),
+        "√Σw² of independent normal scores": (np.array(found["prediction"]), INK, ":"),
     }
     n_layers = len(found["statistics"]["participation"])
     figure, axes = panels(n_layers, COLUMNS)
@@ -186,7 +186,7 @@ def _head_map(ax: Axes, values: np.ndarray, top: float) -> AxesImage:
 
 def layer_colours(count: int) -> list[Any]:
     """Okabe and Ito's colours where they suffice, else a scale from the first layer to the last."""
-    palette = (BASELINE_COLOUR, *COLOURS)
+    palette = (INK, *COLOURS)
     if count <= len(palette):
         return list(palette[:count])
     return [plt.get_cmap("cividis")(0.92 * layer / (count - 1)) for layer in range(count)]

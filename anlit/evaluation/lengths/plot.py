@@ -7,11 +7,11 @@ from typing import Literal
 
 import numpy as np
 
-from anlit.analysis.plots import BASELINE_COLOUR, COLOURS
 from anlit.evaluation.arms import Arm, mean_and_sd
 from anlit.evaluation.lengths.measure import Measurement
 from anlit.evaluation.lengths.report import Results, by_document, by_position
 from anlit.evaluation.lengths.tally import RangeLoss
+from anlit.reporting.figure import COLOURS, INK
 
 import matplotlib  # isort: skip
 
@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-PALETTE = (BASELINE_COLOUR, *COLOURS)
+PALETTE = (INK, *COLOURS)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 STYLES: dict[bool, Literal["-", "--"]] = {True: "-", False: "--"}
 MASKED = {True: "documents masked", False: "not masked"}

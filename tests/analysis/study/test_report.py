@@ -15,11 +15,13 @@ from scipy import stats
 
 from anlit.analysis.study import plots
 from anlit.analysis.study.ablation import verdict
+from anlit.analysis.study.outcome import outcome_of
 from anlit.analysis.study.plan import read_study
 from anlit.analysis.study.report import write
 from anlit.analysis.study.sections import good_range, power_law
 from anlit.analysis.study.selection import select
 from anlit.analysis.study.state import note_end, note_start
+from anlit.analysis.wall_clock import FILE
 from anlit.errors import UserError
 
 from .conftest import write_study
@@ -79,28 +81,26 @@ def page(folder: Path) -> Tables:
     return Tables(write(study, folder / "out", "anlit study --config study.yaml").read_text())
 
 
-def seconds_and_tokens_to(target: float, end: float, slowness: float) -> tuple[float, float]:
+def tokens_to(target: float, end: float) -> float:
     """Where the synthetic curve that ends at `end` reaches `target`, from its ten points."""
     share = np.arange(1, POINTS + 1) / POINTS
     curve = end + 2.0 * (share**-0.4 - 1)
     i = int(np.argmax(curve <= target))
     part = share[i - 1] + (curve[i - 1] - target) / (curve[i - 1] - curve[i]) * (share[i] - share[i - 1])
-    tokens = 400 * 8 * 256 * part
-    return tokens / 1000 * slowness, tokens
+    return 400 * 8 * 256 * part
 
 
 def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Tables) -> None:
     ours, theirs = ([SAID[arm, seed] for seed in (1, 2, 3)] for arm in ("angpt", "gpt"))
-    row = page.row("anGPT", 10)
+    row = page.row("anGPT", 11)
     assert row[1] == "3"
     assert row[3] == f"{fmean(ours):.4f} ± {stdev(ours):.4f}"
-    costs = [seconds_and_tokens_to(SAID["gpt", seed], SAID["angpt", seed], 1.1) for seed in (1, 2, 3)]
-    in_tokens = [400 * 8 * 256 / tokens for _, tokens in costs]
-    in_seconds = [400 * 8 * 256 / 1000 / seconds for seconds, _ in costs]
+    costs = [tokens_to(SAID["gpt", seed], SAID["angpt", seed]) for seed in (1, 2, 3)]
+    in_tokens = [400 * 8 * 256 / tokens for tokens in costs]
     assert row[7] == f"{fmean(in_tokens):.2f} ± {stdev(in_tokens):.2f}"
-    assert row[9] == f"{fmean(in_seconds):.2f} ± {stdev(in_seconds):.2f}"
+    assert row[9:] == ["–", "–"]
 
-    tested = page.row("anGPT", 9)
+    tested = page.row("anGPT", 8)
     found = stats.ttest_rel(ours, theirs)
     low, high = found.confidence_interval()
     assert tested[1:5] == ["3", f"{fmean(ours) - fmean(theirs):+.4f}", f"{low:+.4f} … {high:+.4f}", "paired t-test"]
@@ -110,9 +110,25 @@ def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Tables) -
     assert tested[7].endswith(f"p = {logs.pvalue:.4f}")
 
 
+def test_steps_that_were_timed_give_a_speed_up_in_wall_clock(folder: Path) -> None:
+    study = read_study(write_study(folder), None)
+    output = folder / "out"
+    train(study, output, final)
+    outcome = outcome_of(study, output, "anlit study --config study.yaml")
+    arms = [{"key": outcome.group(arm).key, "seconds_per_token": [1.0 + 0.25 * (arm.base == "angpt")] * 6}
+            for arm in study.arms]  # fmt: skip
+    hardware = {"cpu": "test", "cores": 2, "devices": ["cpu"]}
+    (output / FILE).write_text(json.dumps({"hardware": hardware, "arms": arms}))
+    row = Tables(write(study, output, "anlit study --config study.yaml").read_text()).row("anGPT", 11)
+    in_tokens = [400 * 8 * 256 / tokens_to(SAID["gpt", seed], SAID["angpt", seed]) for seed in (1, 2, 3)]
+    assert row[9] == "1.25 (1.25 … 1.25)"
+    assert row[10].startswith(f"{fmean(in_tokens) / 1.25:.2f} (")
+
+
 def test_tuning_names_the_best_the_failed_and_the_edges(page: Tables) -> None:
-    assert page.row("GPT+", 7)[1:] == ["3 of 3", "0", "lr=0.2", "3.4000", "3.5000", "inside the grid"]
-    assert page.row("anGPT", 7)[1:5] == ["3 of 3", "1", "lr=0.2", "3.4000"]
+    tuned = {row[0]: row for row in page.rows if row[1:2] == ["3 of 3"]}
+    assert tuned["GPT+"][1:] == ["3 of 3", "0", "lr=0.2", "3.4000", "3.5000", "inside the grid"]
+    assert tuned["anGPT"][1:5] == ["3 of 3", "1", "lr=0.2", "3.4000"]
     assert ["anGPT", "lr=0.4", "–", "failed UserError: the loss became NaN"] in page.rows
     assert any(row[1] == "UserError: the loss became NaN" and row[0].startswith("angpt_lr=0.4") for row in page.rows)
 

@@ -1,0 +1,132 @@
+"""Time is compared by steps taken in turns, not by the seconds that runs took.
+
+A run's seconds are those of one hour on one machine, and whatever else that machine did is in them: two runs of the
+same model can differ by half. `anlit benchmark runs` therefore builds the model of each configuration again and lets
+them take training steps in turns, in one process. What it writes, `paired_steps.json`, is read here:
+
+    speed-up in wall-clock = speed-up in tokens × (the baseline's time per token / this configuration's)
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anlit.analysis.groups import Group
+from anlit.analysis.runs import hardware_label
+from anlit.analysis.significance import Test
+from anlit.analysis.speedup import Summary
+from anlit.configuration import mapping
+from anlit.errors import UserError
+from anlit.reporting.intervals import Interval, median_with_interval, product
+
+FILE = "paired_steps.json"
+PROGRAM = "anlit.benchmarks.runs"
+NOT_MEASURED = (
+    "Speed-ups in wall-clock are left out, for no steps were timed in turns: add --measure_steps. The seconds of runs "
+    "that were trained one after another also hold what else the machine did."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PairedSteps:
+    """Seconds per training token of configurations that took steps in turns.
+
+    Args:
+        hardware: Where, as `Run.hardware` names it.
+        seconds: `Group.key` → one value for each round.
+        record: The file as it is.
+    """
+
+    hardware: str | None
+    seconds: dict[str, tuple[float, ...]]
+    record: dict[str, Any]
+
+    def ratio(self, group: Group, baseline: Group) -> Interval | None:
+        """The time per token of `group` over that of `baseline`, round by round; None if one was not timed."""
+        ours, theirs = self.seconds.get(group.key), self.seconds.get(baseline.key)
+        if not ours or not theirs or len(ours) != len(theirs):
+            return None
+        return median_with_interval([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+@dataclass(frozen=True)
+class WallClock:
+    """A configuration's time beside the baseline's.
+
+    Args:
+        time: Time per token over the baseline's.
+        speedup: In wall-clock; None where the speed-up in tokens has no mean. Its interval joins that of `time` with
+            the one over seeds, where there are several.
+    """
+
+    time: Interval
+    speedup: Interval | None
+
+
+def wall_clock(
+    paired: PairedSteps | None, group: Group, baseline: Group, tokens: Summary, test: Test | None
+) -> WallClock | None:
+    """The `WallClock` of `group` from its speed-up in `tokens` and the t-test of that; None if it was not timed."""
+    time = paired.ratio(group, baseline) if paired is not None else None
+    if time is None:
+        return None
+    faster = Interval(1 / time.median, 1 / time.high, 1 / time.low)
+    if tokens.mean is None:
+        return WallClock(time, None)
+    # The test's interval is around the geometric mean; relative to it, it serves for the table's mean too.
+    low, high = (test.low / test.difference, test.high / test.difference) if test is not None else (1.0, 1.0)
+    return WallClock(time, product(Interval(tokens.mean, tokens.mean * low, tokens.mean * high), faster))
+
+
+def read_paired(folder: Path) -> PairedSteps | None:
+    """What was measured for the report in `folder`; None if nothing was.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        record = mapping(json.loads(path.read_text(encoding="utf-8")))
+        seconds = {str(arm["key"]): tuple(map(float, arm["seconds_per_token"])) for arm in record["arms"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): remove it and measure again with --measure_steps") from error
+    return PairedSteps(hardware_label(record), seconds, record)
+
+
+def measure(groups: list[Group], folder: Path, rounds: int | None = None) -> None:
+    """Time steps of every group's configuration in turns and write `FILE` into `folder`.
+
+    Models are built in a process of its own, so that nothing here needs torch.
+
+    Raises:
+        UserError: A configuration cannot be built; the message was printed.
+    """
+    runs = [str(group.counted[0].folder) for group in groups]
+    options = [] if rounds is None else ["--rounds", str(rounds)]
+    command = [sys.executable, "-m", PROGRAM, *runs, "--output", str(folder / FILE), *options]
+    if subprocess.run(command, check=False).returncode:
+        raise UserError("the steps of the runs could not be timed, see above: leave out --measure_steps")
+
+
+def usable(paired: PairedSteps | None, groups: list[Group]) -> tuple[PairedSteps | None, list[str]]:
+    """`paired` if it holds for these groups, and one sentence for each reason that it does not."""
+    hardware = {run.hardware for group in groups for run in group.counted}
+    if len(hardware) > 1:
+        return None, ["Speed-ups in wall-clock are left out, for the runs were trained on different hardware."]
+    if paired is None:
+        return None, [NOT_MEASURED]
+    if hardware != {paired.hardware}:
+        own = next(iter(hardware)) or "hardware that they did not record"
+        return None, [
+            f"Speed-ups in wall-clock are left out, for steps were timed on {paired.hardware}, the runs trained on "
+            f"{own}."
+        ]
+    missing = [group.label for group in groups if group.key not in paired.seconds]
+    return paired, [f"{label}: no steps were timed for it; measure again with --measure_steps." for label in missing]

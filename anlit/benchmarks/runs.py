@@ -1,0 +1,160 @@
+"""Training steps of finished runs' configurations, taken in turns: what their wall-clock is compared by.
+
+    python -m anlit.benchmarks.runs RUN… --output FILE
+
+`anlit compare --measure_steps` and `anlit study` start it. Each run folder's model is built anew from its config.yaml,
+with the optimizer, precision, runtime settings, batch size and threads of the run, on random tokens. All models take
+steps in one process, round by round, so that whatever else the machine does hits all of them alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser
+from torch import Tensor
+
+import anlit.attention.mechanisms
+import anlit.models  # noqa: F401  classes that a configuration may name
+from anlit.analysis.groups import group_runs
+from anlit.analysis.runs import Run, load_run
+from anlit.benchmarks.step.ours import take_step, trainer_of
+from anlit.benchmarks.step.plan import Size, blocks_of
+from anlit.benchmarks.turns import alternate, timed
+from anlit.checkpoints.loading import find_device
+from anlit.configuration import init_args, mapping
+from anlit.data.batch import Batch, batch_from_blocks
+from anlit.errors import UserError
+from anlit.evaluation.report import device_name
+from anlit.models.runtime import flush_denormals
+from anlit.reporting.files import write_json
+from anlit.reporting.provenance import environment
+from anlit.training.language_model import LanguageModel
+
+ROUNDS, WARMUP = 15, 2
+TURN_SECONDS = 0.2
+"""A turn takes as many steps as last so long, so that the clock's and the scheduler's grain do not show."""
+
+
+def measure(runs: list[Run], rounds: int, device: torch.device) -> dict[str, Any]:
+    """Time steps of every run's configuration in turns.
+
+    Args:
+        runs: One of each configuration.
+        rounds: How often each has its turn.
+        device: Where.
+
+    Returns:
+        `arms`: {run, key, tokens, steps in a turn, seconds_per_token of each round}; `threads`.
+
+    Raises:
+        UserError: A configuration is not complete or cannot be built.
+    """
+    threads = {run.record.get("hardware", {}).get("threads") for run in runs} - {None}
+    if len(threads) == 1:
+        torch.set_num_threads(threads.pop())
+    steps: dict[int, Callable[[], float]] = {}
+    arms: list[dict[str, Any]] = []
+    for number, run in enumerate(runs):
+        batch, dtype = batch_of(run, device)
+        trainer = trainer_of(model_of(run), device, dtype)
+
+        def step(trainer: Any = trainer, batch: Batch = batch) -> Tensor:
+            return take_step(trainer, batch)
+
+        step()  # allocations, and compilation where there is one
+        repeats = math.ceil(TURN_SECONDS / max(timed(step, device)(), 1e-4))
+        steps[number] = timed(step, device, repeats)
+        (group,) = group_runs([run])
+        arms.append({
+            "run": str(run.folder), "key": group.key, "tokens": batch.tokens.numel(), "steps": repeats,
+        })  # fmt: skip
+    seconds = alternate(steps, rounds, WARMUP)
+    for number, arm in enumerate(arms):
+        arm["seconds_per_token"] = [value / arm["tokens"] for value in seconds[number]]
+    return {"arms": arms, "threads": torch.get_num_threads()}
+
+
+def model_of(run: Run) -> LanguageModel:
+    """The model of a run's config.yaml, with new weights.
+
+    Raises:
+        UserError: The configuration names no model of ours, or one that cannot be built.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(LanguageModel, "model")
+    try:
+        _check_optimizer(init_args(run.config.get("model")).get("optimizer"))
+        return parser.instantiate_classes(parser.parse_object({"model": run.config.get("model")})).model
+    except Exception as error:  # the parser raises many kinds, and so do constructors
+        reason = " ".join(str(error).split())
+        raise UserError(f"the model of {run.folder}/config.yaml cannot be built ({reason}): leave it out") from error
+
+
+def _check_optimizer(spec: Any) -> None:
+    """Refuse what is no optimizer. Parts of a model have a class in its signature, which the parser checks itself; an
+    optimizer is a callable there, and anything would be called.
+    """
+    if spec is not None:
+        module, _, name = str(mapping(spec).get("class_path")).rpartition(".")
+        kind = getattr(import_module(module or "torch.optim"), name)
+        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+            raise TypeError(f"{module}.{name} is no optimizer")
+
+
+def batch_of(run: Run, device: torch.device) -> tuple[Batch, torch.dtype]:
+    """A batch of random tokens of the run's shape, in documents where the model masks them, and the products' type.
+
+    Raises:
+        UserError: The configuration does not say how large a batch is.
+    """
+    model, data = init_args(run.config.get("model")), init_args(run.config.get("data"))
+    try:
+        vocabulary, length, rows = (int(value) for value in (model["vocab_size"], model["context_length"],
+                                                              data["batch_size"]))  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{run.folder}/config.yaml does not give vocab_size, context_length and batch_size as numbers: leave the "
+            "run out"
+        ) from error
+    low = str((run.config.get("trainer") or {}).get("precision") or "32").startswith("bf16")
+    dtype = torch.bfloat16 if low else torch.float32
+    size = Size(run.folder.name, 0, 0, 0, vocabulary, length, rows, dtype)
+    batch = batch_from_blocks(*blocks_of(size, bool(model.get("document_masking", True))))
+    return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch)), dtype  # type: ignore[arg-type]
+
+
+def main(argv: list[str]) -> int:
+    """Measure and write; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="anlit.benchmarks.runs", description="Steps of runs, taken in turns.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="one run folder of each configuration")
+    parser.add_argument("--output", required=True, metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args(argv)
+    flush_denormals()  # before torch starts its threads
+    device = find_device(given.device)
+    record = {"command": shlex.join(["python", "-m", "anlit.benchmarks.runs", *argv]), **environment()}
+    runs = [load_run(Path(folder)) for folder in given.runs]
+    print(f"Timing steps of {len(runs)} configurations in turns …", flush=True)
+    record |= measure(runs, given.rounds, device)
+    name = device_name(device) if device.type == "cuda" else "cpu"
+    record["hardware"] |= {"threads": record.pop("threads"), "devices": [name]}
+    write_json(Path(given.output), record)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        print(f"anlit: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,115 @@
+"""One look for all figures: a colour and a marker belong to an architecture or a mechanism, wherever it is drawn.
+
+In a figure of several architectures the colour is the architecture's and the marker the mechanism's. In one of several
+mechanisms of one architecture both are the mechanism's. Lines that still would look alike differ in their dashes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+DPI = 150
+INK = "#333333"
+"""Of axes' marks, baselines and text."""
+# Okabe and Ito's palette without its yellow, which is too light for a line on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ("-", "--", "-.", ":")
+MAP = "cividis"
+"""For heat maps: told apart with every kind of colour vision, and in grey."""
+BASELINE_LINE: Any = (0, (5, 4))
+
+
+class Look(NamedTuple):
+    """How a line is drawn."""
+
+    colour: str
+    marker: str
+    dash: str
+
+
+ARCHITECTURES = {"GPT+": INK, "nGPT": COLOURS[1], "anGPT": COLOURS[0]}
+MECHANISMS = {
+    "plain": (INK, "o"),
+    "scale-invariant": (COLOURS[0], "s"),
+    "log-n": (COLOURS[1], "^"),
+    "sqrt-log-n": (COLOURS[2], "v"),
+    "dynamic NTK": (COLOURS[3], "D"),
+    "alibi": (COLOURS[4], "P"),
+    "window": (COLOURS[5], "X"),
+    "p-RoPE": (COLOURS[2], "<"),
+    "no positions": (COLOURS[4], ">"),
+    "log-bias": (COLOURS[5], "p"),
+    "beta": (COLOURS[3], "h"),
+    "expected-maximum": (COLOURS[1], "*"),
+}
+"""By the name in a label; position encodings that stand for a mechanism among them."""
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+def looks(labels: Sequence[str]) -> dict[str, Look]:
+    """How each label's line is drawn in a figure of all of them."""
+    architectures = {label: _find(label, ARCHITECTURES) for label in labels}
+    mechanisms = {label: _find(label, MECHANISMS) or "plain" for label in labels}
+    several = len(set(architectures.values())) > 1 or len(set(mechanisms.values())) == 1
+    found: dict[str, Look] = {}
+    spare = [colour for colour in COLOURS if colour not in ARCHITECTURES.values()] if several else list(COLOURS)
+    for number, label in enumerate(labels):
+        colour, marker = MECHANISMS[mechanisms[label]]
+        architecture = architectures[label]
+        if several and architecture is not None:
+            colour = ARCHITECTURES[architecture]
+        elif architecture is None and _find(label, MECHANISMS) is None:  # nobody's: the next colour that is free
+            colour, marker = spare[number % len(spare)], MARKERS[number % len(MARKERS)]
+        same = sum((one.colour, one.marker) == (colour, marker) for one in found.values())
+        found[label] = Look(colour, marker, DASHES[same % len(DASHES)])
+    return found
+
+
+def _find(label: str, names: dict[str, Any]) -> str | None:
+    """The name in `names` that stands in a label as a word; the longest of several."""
+    there = [name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", label, re.IGNORECASE)]
+    return max(there, key=len, default=None)
+
+
+def style() -> AbstractContextManager[None]:
+    """The settings under which a figure is made and written."""
+    return plt.rc_context({
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 10,
+        "axes.edgecolor": INK,
+        "axes.unicode_minus": True,
+        "grid.alpha": 0.25,
+        "grid.linewidth": 0.6,
+        "legend.frameon": False,
+        "figure.constrained_layout.use": True,
+        "savefig.facecolor": "white",  # also on a dark page
+        "text.parse_math": False,  # labels may hold dollar signs
+        "pdf.fonttype": 42,  # letters stay letters
+    })  # fmt: skip
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write `figure` as PNG for pages and, beside it, as PDF for papers; then close it."""
+    try:
+        figure.savefig(path, dpi=DPI)
+        figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Producer": None, "Creator": None})
+    finally:
+        plt.close(figure)
+
+
+def minus(text: str) -> str:
+    """A number with the sign that axes have, `−0.5`."""
+    return text.replace("-", "−")
