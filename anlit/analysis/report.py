@@ -22,7 +22,7 @@ COLUMNS = (
     "time per token", "speed-up, wall-clock",
 )  # fmt: skip
 # What fits into a terminal of 80 columns.
-PRINTED = ("seeds", "validation loss", "speed-up, tokens", "time per token", "speed-up, wall-clock")
+PRINTED = ("validation loss", "speed-up, tokens", "time per token", "speed-up, wall-clock")
 DEFINITION = """\
 Validation loss is in nats per token at the end of training. *Speed-up, tokens* is the tokens that the baseline needs
 for its final loss, {target:.4f}, over those needed to reach the same loss: linear between validation points, first
@@ -101,11 +101,11 @@ def show(report: Report, console: Console | None = None) -> None:
     """Prints the main columns, the notes and the path of the plot."""
     console = console or Console()
     shown = [COLUMNS.index(name) for name in PRINTED]
-    head = [name.replace(", ", ",\n").replace("% of ", "% of\n") for name in PRINTED]
+    head = [name.replace(", ", ",\n").replace(" per ", "\nper ").replace(" loss", "\nloss") for name in PRINTED]
     rows = []
     for result in report.results:
         cells = _cells(result, report.claim_of(result))
-        rows.append([_name(result, report), *(cells[i] for i in shown)])
+        rows.append([_name(result, report), *(cells[i].replace(" (", "\n(") for i in shown)])
     title = f"Convergence against {report.baseline.label}"
     console.print(terminal_table(title, ["configuration", *head], rows))
     for note in report.notes:

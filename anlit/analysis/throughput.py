@@ -71,12 +71,14 @@ def _between_arms(group: Group, baseline: Group, paired: PairedSteps | None) -> 
     seen = rates[0] / rates[1]
     time = paired.ratio(group, baseline) if paired is not None else None
     if time is not None:
-        expected, allowed, source = 1 / time.median, WITHIN, "steps in turns say"
+        expected, source = 1 / time.median, "steps in turns say"
+        low, high = 1 / time.high / (1 + WITHIN), (1 + WITHIN) / time.low
     elif sizes[0] and sizes[1]:
-        expected, allowed, source = sizes[1] / sizes[0], BETWEEN, "their FLOPs explain"
+        expected, source = sizes[1] / sizes[0], "their FLOPs explain"
+        low, high = expected / (1 + BETWEEN), expected * (1 + BETWEEN)
     else:
         return []
-    if not _apart(seen, expected, allowed):
+    if low <= seen <= high:
         return []
     names = ", ".join(run.folder.name for run in (*group.counted, *baseline.counted))
     return [

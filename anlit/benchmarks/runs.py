@@ -13,6 +13,7 @@ import argparse
 import math
 import shlex
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -93,7 +94,9 @@ def model_of(run: Run) -> LanguageModel:
     parser.add_subclass_arguments(LanguageModel, "model")
     try:
         _check_optimizer(init_args(run.config.get("model")).get("optimizer"))
-        return parser.instantiate_classes(parser.parse_object({"model": run.config.get("model")})).model
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of modules among the hyperparameters
+            return parser.instantiate(parser.parse_object({"model": run.config.get("model")})).model
     except Exception as error:  # the parser raises many kinds, and so do constructors
         reason = " ".join(str(error).split())
         raise UserError(f"the model of {run.folder}/config.yaml cannot be built ({reason}): leave it out") from error

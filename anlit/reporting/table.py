@@ -15,6 +15,8 @@ NONE = "–"
 """A cell without a value."""
 WIDTH = 170
 """Columns where the output is no terminal."""
+LEAST = 16
+"""Characters that a column of words keeps, however narrow the terminal."""
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> str:
@@ -38,9 +40,17 @@ def terminal_table(
 
     Cells are shown as they are: rich reads no markup in them, and control characters are spelled out.
     """
+    rows = list(rows)
+
+    def column(place: int) -> list[str]:
+        return [row[place] for row in rows]
+
     table = Table(title=Text(visible(title)), title_justify="left")
     for place, name in enumerate(head):
-        table.add_column(Text(name), justify="left" if place in left else "right", no_wrap=place not in left)
+        if place in left:
+            table.add_column(Text(name), min_width=min(LEAST, max(map(len, (name, *column(place))))), overflow="fold")
+        else:
+            table.add_column(Text(name), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(visible(cell, keep="\n")) for cell in row))
     return table
