@@ -1,9 +1,12 @@
 """What the scaling vectors and the weights' norms do during training."""
 
+import math
 from typing import Any
 
 import lightning as L
 import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor
 
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import whole
@@ -32,16 +35,27 @@ def scaling_means(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     kinds: dict[str, list[torch.Tensor]] = {}
     for name, module in model.named_modules():
         if isinstance(module, ScalingVector):
-            kinds.setdefault(name.rsplit(".", 1)[-1], []).append(whole(module().abs().mean()))
+            kinds.setdefault(name.rsplit(".", 1)[-1], []).append(whole(module()).abs().mean())
     return {f"scaling/{kind}": torch.stack(means).mean() for kind, means in kinds.items()}
 
 
 def row_norm_range(model: Any) -> dict[str, torch.Tensor]:
-    """The largest and smallest norm among the constrained vectors, as 0-d tensors; empty for GPT+."""
+    """The largest and smallest norm among the constrained vectors, as 0-d tensors; empty for GPT+.
+
+    Where weights are sharded each rank looks at its own rows, of which there may be none; one all-reduce follows.
+    """
     norms = list(model.row_norms())
     if not norms:
         return {}
-    return {
-        "norms/row_max": torch.stack([whole(rows.max()) for rows in norms]).max(),
-        "norms/row_min": torch.stack([whole(rows.min()) for rows in norms]).min(),
-    }
+    mine = torch.cat([_of_this_rank(rows) for rows in norms])
+    ends = torch.stack([mine.max(), -mine.min()]) if len(mine) else mine.new_full((2,), -math.inf)
+    if any(isinstance(rows, DTensor) for rows in norms):
+        distributed.all_reduce(ends, distributed.ReduceOp.MAX)
+    return {"norms/row_max": ends[0], "norms/row_min": -ends[1]}
+
+
+def _of_this_rank(rows: torch.Tensor) -> torch.Tensor:
+    """Its part of a 1-d tensor, or all of it where every rank has a part of each entry."""
+    if not isinstance(rows, DTensor):
+        return rows
+    return rows.full_tensor() if any(placement.is_partial() for placement in rows.placements) else rows.to_local()
