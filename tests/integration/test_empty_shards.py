@@ -8,8 +8,8 @@ from tests.integration.conftest import fit_arguments
 from tests.integration.ranks import FSDP, column, run_ranks
 from tests.integration.test_strategies import assert_same_training
 
-GATED = ("--model.around.gate=per_head", "--trainer.gradient_clip_val=0.03", "--model.qk_norm=false",
-         "--model.around.qk_clip=0.002")  # fmt: skip
+GATED = ("--model.attention_gate=per_head", "--trainer.gradient_clip_val=0.03", "--model.qk_norm=false",
+         "--model.qk_clip=0.002")  # fmt: skip
 SGD = ("--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=5", "--model.optimizer.fused=false")
 """AdamW would show the rounding in a tiny gradient whole."""
 COUNTED = ("--data.score_first_token=false",)
