@@ -51,7 +51,8 @@ class Process:
         """What the function `do` returns for these arguments.
 
         Raises:
-            ProcessError: The process ended instead; the last lines of what it said follow the first line.
+            ProcessError: The process ended instead. It tells the last line of what the process said; the lines before
+                go to standard error.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -62,7 +63,9 @@ class Process:
         except OSError:
             line = ""
         if not line:
-            raise ProcessError(f"the process that measures `{do}` ended: {self._last_words()}")
+            *before, last = self._last_words()
+            print(*before, sep="\n", file=sys.stderr)
+            raise ProcessError(f"the process that measures `{do}` ended: {last}")
         return json.loads(line)
 
     def close(self) -> None:
@@ -76,10 +79,10 @@ class Process:
             self._process.wait()
         self._errors.close()
 
-    def _last_words(self) -> str:
+    def _last_words(self) -> list[str]:
         self._process.wait()
         self._errors.seek(0)
-        return "\n".join(self._errors.read().strip().splitlines()[-ERROR_LINES:]) or "it said nothing"
+        return self._errors.read().strip().splitlines()[-ERROR_LINES:] or ["it said nothing"]
 
 
 def measure_once(module: str, do: str, python: str | None = None, **arguments: Any) -> Any:

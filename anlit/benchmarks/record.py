@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from anlit.evaluation.report import device_name
 from anlit.reporting.files import output_folder, write_json, write_text
 from anlit.reporting.provenance import environment
 from anlit.reporting.table import console, markdown_table, terminal_table
@@ -91,8 +92,3 @@ class Record:
         if load <= BUSY_LOAD * surroundings["hardware"]["cores"]:
             return []
         return [f"The machine was busy before this began (load {load:.1f}): rely on the ratios alone."]
-
-
-def device_name(device: torch.device) -> str:
-    """The GPU's model, else the device's kind."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

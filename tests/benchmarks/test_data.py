@@ -1,6 +1,8 @@
 """`anlit benchmark data` on an input of almost nothing: that it runs and what it writes, not how fast it is."""
 
+import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,9 @@ import pytest
 
 from anlit.benchmarks.command import main
 from anlit.benchmarks.data import material, parts
-from anlit.benchmarks.data.material import Settings
 from anlit.benchmarks.data.texts import read_slimpajama, write_slimpajama
 from anlit.benchmarks.data.trials import TRIALS
-from anlit.benchmarks.process import ProcessError, measure_once
+from anlit.benchmarks.process import ProcessError, is_installed, measure_once
 from anlit.data import TokenShards
 from anlit.data.preparation import catalogue
 from anlit.data.tokenizer import train_bpe
@@ -88,14 +89,19 @@ def test_a_trial_in_its_own_process(tmp_path: Path) -> None:
     texts = list(read_slimpajama(tmp_path / "text"))
     tokenizer = train_bpe(texts, 300)
     arguments = {"input": str(tmp_path / "text"), "tokenizer": str(tmp_path)}
-    with pytest.raises(ProcessError, match=r"There is no tokenizer at .*tokenizer\.json"):
-        measure_once(parts.OURS, "bare", **arguments)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     found = measure_once(parts.OURS, "bare", **arguments)
     assert found["documents"] == len(texts) == written["documents"]
     assert found["tokens"] == sum(len(tokenizer.encode(text).ids) + 1 for text in texts)
     assert found["cpu_seconds"] > 0
     assert found["seconds"] > 0
+
+
+@pytest.mark.skipif(is_installed("litgpt"), reason="litgpt is here")
+def test_litgpts_program_starts_in_another_python() -> None:
+    """It imports its neighbours, and fails for lack of litgpt alone."""
+    with pytest.raises(ProcessError, match=r"`stream` ended: .*No package metadata was found for litgpt$"):
+        measure_once(parts.LITGPT, "stream", sys.executable, path="nowhere")
 
 
 def test_unknown_names(tmp_path: Path) -> None:
@@ -111,8 +117,8 @@ def test_unknown_names(tmp_path: Path) -> None:
 def test_random_tokens_become_a_prepared_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(material, "FILE_TOKENS", 10_000)
     monkeypatch.setattr(material, "VAL_TOKENS", 5_000)
-    settings = Settings(tmp_path, 1, 25_000, 1, 1, 1, None, None)
-    shards = TokenShards(str(material.shards(settings)), batch_size=2, context_length=100, shuffle=False)
+    given = argparse.Namespace(folder=tmp_path, tokens=25_000)
+    shards = TokenShards(str(material.shards(given)), batch_size=2, context_length=100, shuffle=False)
     assert shards.manifest["train"]["tokens"] == 25_000
     assert 25 <= shards.manifest["train"]["documents"] <= 28
     shards.setup("fit")
@@ -123,7 +129,7 @@ def test_random_tokens_become_a_prepared_folder_once(tmp_path: Path, monkeypatch
     drawn = rng.integers(0, 50_256, 10_000, dtype="<u2")[:200]
     assert np.mean(tokens.numpy() == drawn) > 0.98  # the others end documents
     monkeypatch.setattr(material, "prepare", None)
-    assert material.shards(settings) == Path(shards.path)
+    assert material.shards(given) == Path(shards.path)
 
 
 def test_a_repeated_text_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,8 +94,8 @@ def test_ways_to_the_loss(tmp_path: Path, monkeypatch, capsys) -> None:
     """In this process: that another one answers, the tests of the step and of the data show."""
 
     def here(module: str, do: str, **arguments: Any) -> dict[str, Any]:
-        if arguments["way"] == "liger":
-            raise ProcessError("it ended:\nModuleNotFoundError: No module named 'liger_kernel'")
+        if arguments["way"] == "broken":
+            raise ProcessError("RuntimeError: out of memory")
         return json.loads(json.dumps(ways.measure(**arguments)))
 
     def three_times(h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,14 +104,15 @@ def test_ways_to_the_loss(tmp_path: Path, monkeypatch, capsys) -> None:
 
     monkeypatch.setattr(loss_command, "measure_once", here)
     monkeypatch.setitem(ways.WAYS, "torch", three_times)
+    monkeypatch.setitem(ways.WAYS, "broken", three_times)
     shape = ["--batch", "2", "--length", "64", "--d-model", "8", "--vocab-size", "300", "--device", "cpu"]
-    assert main(["loss", *shape, "--ways", "liger,full,torch,anlit", "--output", str(tmp_path)]) == 0
+    assert main(["loss", *shape, "--ways", "broken,full,torch,anlit", "--output", str(tmp_path)]) == 0
     rows = {row["way"]: row for row in json.loads((tmp_path / "loss.json").read_text())["rows"]}
-    assert list(rows) == ["full", "liger", "torch", "anlit"]
+    assert list(rows) == ["full", "broken", "torch", "anlit"]
     assert rows["full"]["loss"] == pytest.approx(6.2, abs=0.4)
     assert rows["full"]["error"] == 0
     assert rows["anlit"]["right"]
-    assert "liger_kernel" in rows["liger"]["reason"]
+    assert rows["broken"]["reason"] == "RuntimeError: out of memory"
     assert rows["torch"]["error"] == pytest.approx(2, rel=1e-3)
     assert not rows["torch"]["right"]
     assert "(wrong)" in capsys.readouterr().out

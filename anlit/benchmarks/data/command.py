@@ -11,12 +11,10 @@ the machine alone meanwhile.
 """
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from anlit.benchmarks.data.material import Settings
 from anlit.benchmarks.data.parts import PARTS
 from anlit.benchmarks.data.report import table
 from anlit.benchmarks.options import check_names, names, parser_of, say
@@ -37,20 +35,10 @@ def main(argv: list[str]) -> int:
         say("litgpt is left out: give --peer-python, the Python of an environment with litgpt, to have it beside ours")
     else:
         python_of_peer("litgpt", given.peer_python)
-    settings = Settings(
-        folder=given.folder,
-        megabytes=given.megabytes,
-        tokens=given.tokens,
-        rounds=given.rounds,
-        stream_seconds=given.seconds,
-        memory_seconds=given.memory_seconds,
-        peer_python=given.peer_python,
-        tokenizer=given.tokenizer,
-    )
-    kept = {**asdict(settings), "folder": str(settings.folder), "parts": given.parts}
-    record = Record("data", argv, given.output, torch.device("cpu"), settings=kept, measurements=[])
+    settings = {**vars(given), "folder": str(given.folder)}
+    record = Record("data", argv, given.output, torch.device("cpu"), settings=settings, measurements=[])
     for part in given.parts:
-        PARTS[part](settings, record)
+        PARTS[part](given, record)
         record.keep()
     record.finish([table(record.values["measurements"])])
     return 0

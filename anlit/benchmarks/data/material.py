@@ -1,9 +1,9 @@
-"""What `anlit benchmark data` works on: its settings, and the texts, tokenizer and shards it generates once."""
+"""What `anlit benchmark data` works on: the texts, the tokenizer and the shards that it generates once."""
 
+import argparse
 import json
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,46 +26,30 @@ DOCUMENT_TOKENS = 1000
 FILE_TOKENS, VAL_TOKENS = 100_000_000, 1 << 20
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the user may choose."""
-
-    folder: Path
-    """For generated texts and shards."""
-    megabytes: float
-    tokens: int
-    rounds: int
-    stream_seconds: float
-    memory_seconds: float
-    peer_python: str | None
-    tokenizer: str | None
-    """A tokenizer.json; by default a BPE is trained on the text."""
-
-
-def text(settings: Settings) -> Path:
+def text(given: argparse.Namespace) -> Path:
     """Python sources in SlimPajama's layout; written once for each size."""
-    folder = settings.folder / f"text-{settings.megabytes:g}"
+    folder = given.folder / f"text-{given.megabytes:g}"
     done = folder / "written.json"
     if not done.is_file():
         shutil.rmtree(folder, ignore_errors=True)
-        say(f"writing {settings.megabytes:g} MB of Python sources in SlimPajama's layout")
-        written = write_slimpajama(folder, settings.megabytes, settings.megabytes / FILES)
+        say(f"writing {given.megabytes:g} MB of Python sources in SlimPajama's layout")
+        written = write_slimpajama(folder, given.megabytes, given.megabytes / FILES)
         done.write_text(json.dumps(written))
     return folder
 
 
-def tokenizer_folder(settings: Settings, text: Path) -> Path:
+def tokenizer_folder(given: argparse.Namespace, text: Path) -> Path:
     """Folder with the tokenizer.json, and beside it what litgpt wants to know of it.
 
     Raises:
         UserError: The tokenizer that was given cannot be read.
     """
-    folder = settings.folder / ("tokenizer" if settings.tokenizer is None else "tokenizer-given")
+    folder = given.folder / ("tokenizer" if given.tokenizer is None else "tokenizer-given")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "tokenizer.json"
-    if settings.tokenizer is not None:
-        load_tokenizer(settings.tokenizer)
-        shutil.copyfile(settings.tokenizer, file)
+    if given.tokenizer is not None:
+        load_tokenizer(given.tokenizer)
+        shutil.copyfile(given.tokenizer, file)
     elif not file.is_file():
         say(f"training a BPE with {VOCAB_SIZE:,} tokens")
         some = (document for _, document in zip(range(TOKENIZER_DOCUMENTS), read_slimpajama(text), strict=False))
@@ -75,17 +59,17 @@ def tokenizer_folder(settings: Settings, text: Path) -> Path:
     return folder
 
 
-def shards(settings: Settings) -> Path:
+def shards(given: argparse.Namespace) -> Path:
     """Random tokens as `anlit prepare FineWebBin` makes shards of them; made once for each number of tokens."""
-    folder = settings.folder / f"tokens-{settings.tokens}"
-    source = settings.folder / f"tokens-{settings.tokens}-source"
+    folder = given.folder / f"tokens-{given.tokens}"
+    source = given.folder / f"tokens-{given.tokens}-source"
     if not (folder / "manifest.json").is_file():
-        say(f"writing {settings.tokens:,} random tokens")
+        say(f"writing {given.tokens:,} random tokens")
         rng = np.random.default_rng(0)
         source.mkdir(parents=True, exist_ok=True)
         _write_tokens(source / "fineweb_val_000000.bin", VAL_TOKENS, rng)
-        for number, start in enumerate(range(0, settings.tokens, FILE_TOKENS), start=1):
-            size = min(FILE_TOKENS, settings.tokens - start)
+        for number, start in enumerate(range(0, given.tokens, FILE_TOKENS), start=1):
+            size = min(FILE_TOKENS, given.tokens - start)
             _write_tokens(source / f"fineweb_train_{number:06d}.bin", size, rng)
         prepare(folder, fineweb_bin(Options(source=str(source), tokenizer=NO_TOKENIZER)))
         shutil.rmtree(source)

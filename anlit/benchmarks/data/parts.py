@@ -1,5 +1,6 @@
 """The parts of `anlit benchmark data`: which trials take turns, each in a fresh process, and what is kept of them."""
 
+import argparse
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from anlit.benchmarks.data import material
-from anlit.benchmarks.data.material import Settings
 from anlit.benchmarks.options import say
 from anlit.benchmarks.process import measure_once
 from anlit.benchmarks.record import Record
@@ -52,7 +52,7 @@ class Entrant:
         return found
 
 
-def _take_turns(part: str, entrants: list[Entrant], settings: Settings, record: Record) -> list[Measurement]:
+def _take_turns(part: str, entrants: list[Entrant], given: argparse.Namespace, record: Record) -> list[Measurement]:
     """A measurement for each entrant; after each round they are in the record."""
     done: list[Measurement] = record.values["measurements"]
     mine: list[Measurement] = [
@@ -67,7 +67,7 @@ def _take_turns(part: str, entrants: list[Entrant], settings: Settings, record: 
         record.keep()
 
     trials = {number: entrant.run for number, entrant in enumerate(entrants)}
-    alternate(trials, settings.rounds, after_round=after_round)
+    alternate(trials, given.rounds, after_round=after_round)
     return mine
 
 
@@ -80,10 +80,10 @@ def _faster(mine: Measurement, other: Measurement, clock: str = "seconds") -> di
     return paired_ratio(seconds_per_token, "other", "mine")._asdict()
 
 
-def prepare(settings: Settings, record: Record) -> None:
+def prepare(given: argparse.Namespace, record: Record) -> None:
     """Text to tokens: ours, litgpt's, and the tokenizers library alone."""
-    text, folder = material.text(settings), settings.folder / "prepared"
-    inputs = {"input": str(text), "tokenizer": str(material.tokenizer_folder(settings, text))}
+    text, folder = material.text(given), given.folder / "prepared"
+    inputs = {"input": str(text), "tokenizer": str(material.tokenizer_folder(given, text))}
 
     def clear() -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -92,9 +92,9 @@ def prepare(settings: Settings, record: Record) -> None:
     for workers in sorted({1, cores()}):
         arguments = {**inputs, "output": str(folder / "shards"), "workers": workers}
         entrants.append(Entrant("anlit", workers, "prepare", arguments, before=clear))
-        if settings.peer_python:
-            entrants.append(Entrant("litgpt", workers, "prepare", arguments, settings.peer_python, clear))
-    measurements = _take_turns("prepare", entrants, settings, record)
+        if given.peer_python:
+            entrants.append(Entrant("litgpt", workers, "prepare", arguments, given.peer_python, clear))
+    measurements = _take_turns("prepare", entrants, given, record)
     clear()
     for measurement in measurements:
         by_clock = _faster(measurement, measurements[0])
@@ -104,36 +104,36 @@ def prepare(settings: Settings, record: Record) -> None:
         }
 
 
-def stream(settings: Settings, record: Record) -> None:
+def stream(given: argparse.Namespace, record: Record) -> None:
     """Shards to batches: ours, litgpt's data module, a mapped file.
 
     litgpt is measured twice: with the inputs and targets that its training loop makes of each batch, as ours has them,
     and without.
     """
-    path = material.shards(settings)
+    path = material.shards(given)
     material.read_all(path)
-    shape = {**SHAPE, **_durations(settings)}
+    shape = {**SHAPE, **_durations(given)}
     entrants = [Entrant("memmap", 0, "memmap", {**shape, "path": str(path)})]
     for workers in STREAMING_WORKERS:
         entrants.append(Entrant("anlit", workers, "stream", {**shape, "path": str(path), "workers": workers}))
-        for name, as_trained in (("litgpt", True), ("litgpt, raw blocks", False)) if settings.peer_python else ():
+        for name, as_trained in (("litgpt", True), ("litgpt, raw blocks", False)) if given.peer_python else ():
             arguments = {**shape, "path": str(path / "train"), "workers": workers, "as_trained": as_trained}
-            entrants.append(Entrant(name, workers, "stream", arguments, settings.peer_python))
-    measurements = _take_turns("stream", entrants, settings, record)
+            entrants.append(Entrant(name, workers, "stream", arguments, given.peer_python))
+    measurements = _take_turns("stream", entrants, given, record)
     theirs = {one["workers"]: one for one in measurements if one["program"] == "litgpt"}
     for measurement in measurements:
         if measurement["workers"] in theirs:
             measurement["beside_litgpt"] = _faster(measurement, theirs[measurement["workers"]])
 
 
-def memory(settings: Settings, record: Record) -> None:
+def memory(given: argparse.Namespace, record: Record) -> None:
     """What each loader process holds while two of them stream without pause."""
     if not Path("/proc/self/smaps_rollup").exists():
         say("memory: left out, this system does not tell a process's own memory (/proc/PID/smaps_rollup)")
         return
     workers = STREAMING_WORKERS[-1]
-    arguments = {**SHAPE, "path": str(material.shards(settings)), "workers": workers, "moments": MOMENTS}
-    result = Entrant("anlit", workers, "memory", {**arguments, "seconds": settings.memory_seconds}).run()
+    arguments = {**SHAPE, "path": str(material.shards(given)), "workers": workers, "moments": MOMENTS}
+    result = Entrant("anlit", workers, "memory", {**arguments, "seconds": given.memory_seconds}).run()
     series = list(result["megabytes"].values())
     record.values["measurements"].append(
         {
@@ -154,23 +154,23 @@ def _growth(values: list[float]) -> float:
     return sum(last) / len(last) - sum(first) / len(first)
 
 
-def wait(settings: Settings, record: Record) -> None:
+def wait(given: argparse.Namespace, record: Record) -> None:
     """What share of its time a device would wait for batches, if it asked for so many tokens a second."""
-    path = material.shards(settings)
+    path = material.shards(given)
     material.read_all(path)
-    arguments = {**SHAPE, "path": str(path), "workers": WAITING_WORKERS, **_durations(settings)}
+    arguments = {**SHAPE, "path": str(path), "workers": WAITING_WORKERS, **_durations(given)}
     entrants = [
         Entrant(f"anlit, {demand / 1e6:g}M/s", WAITING_WORKERS, "wait", {**arguments, "tokens_per_second": demand})
         for demand in DEMANDS
     ]
-    for measurement, demand in zip(_take_turns("wait", entrants, settings, record), DEMANDS, strict=True):
+    for measurement, demand in zip(_take_turns("wait", entrants, given, record), DEMANDS, strict=True):
         measurement["demand"] = demand
         measurement["wait_share"] = quartiles([one["waited"] / one["seconds"] for one in measurement["rounds"]])
 
 
-def first_batch(settings: Settings, record: Record) -> None:
+def first_batch(given: argparse.Namespace, record: Record) -> None:
     """From a fresh process to a batch, with the shards' files not in the system's cache."""
-    path = material.shards(settings)
+    path = material.shards(given)
     for done, name in ((0.0, "first batch"), (RESUMED_AT, f"first batch at {RESUMED_AT:.0%}")):
         entrants = [
             Entrant(
@@ -182,17 +182,17 @@ def first_batch(settings: Settings, record: Record) -> None:
             )
             for workers in (STREAMING_WORKERS[0], STREAMING_WORKERS[-1])
         ]
-        for measurement in _take_turns(name, entrants, settings, record):
+        for measurement in _take_turns(name, entrants, given, record):
             del measurement["tokens_per_second"]
             for key in ("seconds", "import_seconds"):
                 measurement[key] = quartiles([one[key] for one in measurement["rounds"]])
 
 
-def _durations(settings: Settings) -> dict[str, float]:
-    return {"warm_up": min(WARM_UP_SECONDS, settings.stream_seconds), "seconds": settings.stream_seconds}
+def _durations(given: argparse.Namespace) -> dict[str, float]:
+    return {"warm_up": min(WARM_UP_SECONDS, given.seconds), "seconds": given.seconds}
 
 
-PARTS: Mapping[str, Callable[[Settings, Record], None]] = {
+PARTS: Mapping[str, Callable[[argparse.Namespace, Record], None]] = {
     "prepare": prepare,
     "stream": stream,
     "memory": memory,

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         try:
             results[way] = measure_once(MODULE, "measure", way=way, **settings)
         except ProcessError as error:  # not installed, or out of memory
-            results[way] = {"reason": str(error).splitlines()[-1]}
+            results[way] = {"reason": str(error)}
         record.keep(rows=compare(results, dtype))
     rows = record.values["rows"]
     title = f"{given.batch} × {given.length} tokens, d {given.d_model}, V {given.vocab_size}, {dtype}"

@@ -31,15 +31,7 @@ def of_torch(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return loss(h.flatten(0, -2), weight, targets.flatten(), options=LinearCrossEntropyOptions())  # type: ignore[no-any-return]
 
 
-def of_liger(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Liger's fused one."""
-    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-    loss: Any = liger_fused_linear_cross_entropy(h.flatten(0, -2), weight, targets.flatten())
-    return loss  # type: ignore[no-any-return]
-
-
-WAYS: dict[str, Loss] = {"full": full, "anlit": linear_cross_entropy, "torch": of_torch, "liger": of_liger}
+WAYS: dict[str, Loss] = {"full": full, "anlit": linear_cross_entropy, "torch": of_torch}
 """Functions of h (B, T, d), weight (V, d), targets (B, T) to the loss, or several of which the last has gradients."""
 
 

@@ -89,8 +89,7 @@ def _built(
         row["first_seconds"] = time.monotonic() - began
     except FAILURES as error:
         lines = str(error).splitlines() or [repr(error)]
-        first_or_last = -1 if isinstance(error, ProcessError) else 0  # of a process the end of its traceback
-        row["reason"] = f"it fails: {lines[first_or_last][:200]}"
+        row["reason"] = f"it fails: {lines[0][:200]}"
     if row["reason"] is not None and entrant is not None:
         entrant.close()
         return None
