@@ -40,6 +40,7 @@ def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
         gain: (width,), or None for 1.
     """
     wide, width = _at_least_float32(x), x.shape[-1]
+    gain = None if gain is None else gain.to(wide.dtype)
     if is_trained_eagerly_on_cpu(x):  # rms is √width · unit, and its ε adds to the sum of squares width times
         return _Normalise.apply(wide, gain, width * eps, math.sqrt(width)).to(x.dtype)
     return torch.nn.functional.rms_norm(wide, (width,), gain, eps).to(x.dtype)

@@ -124,6 +124,13 @@ class LanguageModel(L.LightningModule):
             batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest, targets=batch.targets, z_loss=z_loss
         )
 
+    def on_fit_start(self) -> None:
+        if self.trainer.precision == "16-true":
+            raise UserError(
+                "trainer.precision=16-true trains in float16 alone, where gradients under 6e-8 become 0 and "
+                "the weights' norms are held to 1e-3 at best: set bf16-mixed, 16-mixed or 32-true"
+            )
+
     def on_train_start(self) -> None:
         """Batches of a loader that nobody knows may count different numbers of tokens."""
         counts_vary = not getattr(self._data(), "counts_every_target", False)
