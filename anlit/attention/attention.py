@@ -7,13 +7,12 @@ from torch import Tensor, nn
 
 from anlit.attention import cache
 from anlit.attention.backends import BACKENDS, LONG, check, choose
+from anlit.attention.backends.eager import QUERIES_PER_BLOCK
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.qk_clip import QKClip
 
 Backend = Literal["auto", "eager", "sdpa", "blockwise", "flash", "flex", "triton"]
-
-QUERIES_PER_BLOCK = 512
 
 
 class Attention(nn.Module):

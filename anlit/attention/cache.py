@@ -124,7 +124,7 @@ class Continuation(Documents):
         return slots if self.begins is None else slots - self.begins
 
     @property
-    def places(self) -> Tensor:
+    def rotary_positions(self) -> Tensor:
         return torch.arange(self.length, device=self.device)[None] if self.positions is None else self.positions
 
     def sees(self, first: int, distances: Tensor, window: int | None) -> Tensor:
@@ -158,12 +158,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Con
     length, n_keys = q.shape[-2], k.shape[-2]
     a, m = distance_tables(mechanism, n_keys, q)
     q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)
-    places = torch.arange(n_keys, device=q.device)
+    keys = torch.arange(n_keys, device=q.device)
     parts = []
     for first in range(0, length, QUERIES_PER_BLOCK):
         rows = q[..., first : first + QUERIES_PER_BLOCK, :]
         begin = n_keys - length + first
-        distances = places[begin : begin + rows.shape[-2], None] - places
+        distances = keys[begin : begin + rows.shape[-2], None] - keys
         scores = (rows @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
         if a is not None:
             scores = scores * a[..., distances.clamp_min(0)]
@@ -175,7 +175,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Con
 
 
 class _Store:
-    """The keys and values of one layer: two buffers (B, H, capacity, D) of which the first `size` places are in use."""
+    """The keys and values of one layer: two buffers (B, H, capacity, D) of which the first `size` slots are in use."""
 
     def __init__(self, window: int | None, longest: int) -> None:
         self.window, self.longest = window, longest

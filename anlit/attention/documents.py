@@ -55,8 +55,8 @@ class Documents:
         return self.ids is not None
 
     @property
-    def places(self) -> Tensor | None:
-        """`positions`, or None where these tokens are the whole sequence, at 0, 1 … T−1."""
+    def rotary_positions(self) -> Tensor | None:
+        """Positions for RoPE: `positions`, or None for 0, 1 … T−1."""
         return self.positions
 
     def n_visible(self, dtype: torch.dtype, window: int | None = None) -> Tensor:
@@ -95,9 +95,9 @@ class Documents:
         """
         if self._given is not None and self.ids is not None:
             return self._given
-        places = torch.arange(self.length, device=self.device) if self.positions is None else self.positions
-        begins = (places.flatten() == 0).nonzero().flatten()
-        return torch.cat((begins, begins.new_tensor([places.numel()]))).int()
+        positions = torch.arange(self.length, device=self.device) if self.positions is None else self.positions
+        begins = (positions.flatten() == 0).nonzero().flatten()
+        return torch.cat((begins, begins.new_tensor([positions.numel()]))).int()
 
     def packing(self, n_rows: int) -> Packing:
         """The documents of `n_rows` sequences for kernels that take `cu_seqlens`; computed once per batch."""

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from anlit.attention.attention import Attention
-from anlit.attention.backends.eager import logits
+from anlit.attention.backends.eager import QUERIES_PER_BLOCK, logits
 from anlit.attention.documents import Documents
 from anlit.attention.statistics import Range, squared_average, statistics
 
-QUERIES_PER_BLOCK = 512
 # Logits in a block at most, over sequences and heads: 64 MiB in float32, of which there are a few copies.
 BLOCK_ELEMENTS = 1 << 24
 

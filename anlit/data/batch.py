@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-IGNORED = -100  # the target that cross_entropy leaves out, PyTorch's default
+from anlit.layers.cross_entropy import IGNORED
 
 TokenAt = Literal["end", "start"]
 

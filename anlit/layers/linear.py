@@ -9,7 +9,7 @@ from anlit.layers.sharded import replicated_like
 
 
 class TokenEmbedding(nn.Embedding):
-    """The table of token vectors, (V, d). It holds nothing yet: the decoder draws it."""
+    """The table of token vectors, (V, d). It is not initialised here: the decoder draws it."""
 
     def reset_parameters(self) -> None:
         """Draws nothing, like `ScaledLinear`."""
@@ -18,8 +18,8 @@ class TokenEmbedding(nn.Embedding):
 class ScaledLinear(nn.Linear):
     """s ∘ (c · W) x without bias: c a constant, s a vector over the outputs or absent.
 
-    The factors multiply W and not the result, which is the same and touches in·out numbers where the result has
-    tokens·out; folding for inference is to store the product. W holds nothing yet: the decoder draws it.
+    The factors multiply W, not the result: the same mathematics, over in·out numbers where the result has tokens·out.
+    Folding for inference stores the product. W is not initialised here: the decoder draws it.
 
     Args:
         d_in, d_out: W is (d_out, d_in).
@@ -32,7 +32,7 @@ class ScaledLinear(nn.Linear):
         self.product: Callable[[Tensor, Tensor], Tensor] = torch.nn.functional.linear  # see `anlit.layers.float8`
 
     def reset_parameters(self) -> None:
-        """Draws nothing, so that what a model has beside its matrices does not change their initial values."""
+        """Draws nothing, so that other modules of a model do not change the initial values of its matrices."""
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """x (…, d_in) → (…, d_out); scale (d_out,) or None."""
@@ -52,12 +52,11 @@ class ScaledLinear(nn.Linear):
         return f"{self.in_features}, {self.out_features}, factor={self.factor:.4g}"
 
 
-def joined(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None] = ()) -> Tensor:
-    """What all maps make of x, side by side: x (…, d_in) → (…, sum of their d_out).
+def fused_linear(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None] = ()) -> Tensor:
+    """Several linear maps of the same x, their results side by side: x (…, d_in) → (…, sum of their d_out).
 
-    Of many tokens by one matrix product, which is faster than one for each matrix, and whose gradient by x needs no sum
-    of theirs; of so few that joining the matrices would cost more, by joining the results. The matrices stay apart, as
-    parameters of their own.
+    Multiplies once for all maps, which is faster and needs no sum of gradients by x. For a few tokens it multiplies
+    each map separately, because concatenating the weights would cost more. Each matrix stays a parameter of its own.
 
     Args:
         x: What all maps read.

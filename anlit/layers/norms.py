@@ -5,14 +5,13 @@ constants that hold on average over the sphere (the `nu_*` functions). The first
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from scipy import integrate
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from anlit.layers.eager import is_trained_eagerly_on_cpu
+from anlit.layers.cpu_gradients import Normalise, is_trained_eagerly_on_cpu
 
 Norms = Literal["bounded", "strict"]
 """What an optimizer step leaves of a weight's vectors: norms of at most 1 (anGPT), or of exactly 1 (nGPT)."""
@@ -26,7 +25,7 @@ def unit(x: Tensor, dim: int = -1) -> Tensor:
     """x / ‖x‖₂ over `dim`; same shape and dtype as x. A zero vector stays zero."""
     wide = _at_least_float32(x)
     if dim == -1 and is_trained_eagerly_on_cpu(x):
-        return _Normalise.apply(wide, None, 0.0, 1.0).to(x.dtype)
+        return Normalise.apply(wide, None, 0.0, 1.0).to(x.dtype)
     tiny = torch.finfo(wide.dtype).tiny
     return (wide / torch.linalg.vector_norm(wide, dim=dim, keepdim=True).clamp_min(tiny)).to(x.dtype)
 
@@ -42,40 +41,8 @@ def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
     wide, width = _at_least_float32(x), x.shape[-1]
     gain = None if gain is None else gain.to(wide.dtype)
     if is_trained_eagerly_on_cpu(x):  # rms is √width · unit, and its ε adds to the sum of squares width times
-        return _Normalise.apply(wide, gain, width * eps, math.sqrt(width)).to(x.dtype)
+        return Normalise.apply(wide, gain, width * eps, math.sqrt(width)).to(x.dtype)
     return torch.nn.functional.rms_norm(wide, (width,), gain, eps).to(x.dtype)
-
-
-class _Normalise(torch.autograd.Function):
-    """factor · gain ∘ x / √(Σx² + eps) over the last axis, with a third of the passes that autograd's way takes.
-
-    With x̂ = x / √(Σx² + eps) the gradient by x is (g − x̂ (x̂·g)) · factor / √(Σx² + eps), g that by x̂.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float, factor: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        if eps:
-            norm = norm.square_().add_(eps).sqrt_()
-        inverse = norm.clamp_min_(torch.finfo(x.dtype).tiny).reciprocal_()
-        ctx.save_for_backward(x, gain, inverse)
-        ctx.factor = factor
-        y = x * (inverse * factor)
-        return y if gain is None else y.mul_(gain)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        x, gain, inverse = ctx.saved_tensors
-        product = upstream * x
-        if gain is None:
-            along, scaled, dgain = product.sum(-1, keepdim=True), upstream, None
-        else:
-            along, scaled = (product @ gain)[..., None], upstream * gain
-            dgain = (product.flatten(0, -2).mT @ inverse.flatten()).mul_(ctx.factor)
-        # (along · inverse) · inverse and not along · inverse²: where x is 0 the inverse is near the largest float.
-        dx = torch.addcmul(scaled, x, along.mul_(inverse).mul_(inverse), value=-1).mul_(inverse * ctx.factor)
-        return dx, dgain, None, None
 
 
 class RMSNorm(nn.Module):

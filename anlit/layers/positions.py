@@ -8,13 +8,11 @@ Shape letters: B batch, H heads, T time, D = d_head, R = rotated width.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from anlit.layers.eager import is_trained_eagerly_on_cpu
+from anlit.layers.cpu_gradients import Rotate, is_trained_eagerly_on_cpu
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin of each token's angles, (T, R/2), or (B, 1, T, R/2) where documents begin anew."""
@@ -81,7 +79,7 @@ def rotate(rotation: Rotation | None, *vectors: Tensor) -> tuple[Tensor, ...]:
     if all(is_trained_eagerly_on_cpu(x) and x.dtype == cos.dtype for x in vectors):
         unturned = cos.new_ones(*cos.shape[:-1], vectors[0].shape[-1] - 2 * cos.shape[-1])
         factors = torch.cat((cos, cos, unturned), dim=-1)
-        return tuple(_Turn.apply(x, factors, sin) for x in vectors)
+        return tuple(Rotate.apply(x, factors, sin) for x in vectors)
     return tuple(_turn(x, cos, sin) for x in vectors)
 
 
@@ -90,30 +88,6 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
-
-
-class _Turn(torch.autograd.Function):
-    """`_turn` by whole rows: x ∘ (cos, cos, 1 …), to which each half adds sin times the other; back by −sin."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factors: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(factors, sin)
-        return _turned(x, factors, sin, 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        factors, sin = ctx.saved_tensors
-        return _turned(upstream, factors, sin, -1), None, None
-
-
-def _turned(x: Tensor, factors: Tensor, sin: Tensor, direction: int) -> Tensor:
-    half = sin.shape[-1]
-    first, second = slice(0, half), slice(half, 2 * half)
-    y = x * factors
-    y[..., first].addcmul_(x[..., second], sin, value=-direction)
-    y[..., second].addcmul_(x[..., first], sin, value=direction)
-    return y
 
 
 class RoPE(Positions):

@@ -14,16 +14,16 @@ def replicated_like(tensor: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(tensor, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded, on every rank: every one must ask."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """A tensor that may be sharded, gathered on every rank; all ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def fill(weight: Tensor, draw: Callable[[Tensor], None]) -> None:
-    """Let `draw` fill a weight: on the host and as a whole, so that its values depend neither on device nor ranks.
+    """Fill a weight by `draw`: all of it on the host, so that its values depend neither on device nor ranks.
 
-    Ranks whose random generators agree keep their own part of the same matrix; nothing is sent.
+    Every rank draws the same matrix from the same random state and keeps its own part; nothing is sent.
     """
     if weight.device.type == "cpu" and not isinstance(weight, DTensor):
         draw(weight)

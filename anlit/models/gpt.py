@@ -18,7 +18,7 @@ from anlit.attention.documents import Documents
 from anlit.attention.output import AttentionOutput
 from anlit.attention.qk_clip import shrink
 from anlit.errors import UserError
-from anlit.layers.linear import ScaledLinear, joined
+from anlit.layers.linear import ScaledLinear, fused_linear
 from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import Rotation, rotate
 from anlit.layers.swiglu import swiglu
@@ -74,12 +74,14 @@ class GPTBlock(nn.Module):
         return h + self.dropout(self.post_norm_M(self.mlp(self.norm_2(h))))
 
     def attend(self, x: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        q, k, v = split_heads(joined(x, self.W_q, self.W_k, self.W_v), 3 * self.n_heads).chunk(3, dim=1)  # (B, H, T, D)
+        q, k, v = split_heads(fused_linear(x, self.W_q, self.W_k, self.W_v), 3 * self.n_heads).chunk(
+            3, dim=1
+        )  # (B, H, T, D)
         q, k = rotate(rotation, self.norm_q(q), self.norm_k(k))
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), x))
 
     def mlp(self, x: Tensor) -> Tensor:
-        return self.W_d(swiglu(joined(x, self.W_u, self.W_z)))
+        return self.W_d(swiglu(fused_linear(x, self.W_u, self.W_z)))
 
     def shrink_qk(self, factors: Tensor) -> None:
         """Multiply each head's queries and keys with its entry of factors (H,)."""

@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric
 import anlit
 from anlit.errors import UserError
 from anlit.layers.cross_entropy import IGNORED
-from anlit.layers.sharded import whole
+from anlit.layers.sharded import full_tensor
 from anlit.models.config import DecoderConfig
 from anlit.models.trainer_steps import completes_step, is_logged
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
@@ -201,7 +201,7 @@ class LanguageModel(L.LightningModule):
         self.step_loss.scale_gradients(self.model.parameters())
         by_value = gradient_clip_algorithm == "value"
         largest = math.inf if by_value or not gradient_clip_val else gradient_clip_val
-        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest))
+        norm = full_tensor(torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest))
         if by_value:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         self.log("train/grad_norm", norm)

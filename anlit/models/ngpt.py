@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from anlit.attention.documents import Documents
 from anlit.attention.output import AttentionOutput
 from anlit.errors import UserError
-from anlit.layers.linear import ScaledLinear, joined
+from anlit.layers.linear import ScaledLinear, fused_linear
 from anlit.layers.norms import Norms, RMSNorm, UnitNorm, bound_norm, set_unit_norm, unit
 from anlit.layers.positions import Rotation, rotate
 from anlit.layers.scaling import ScalingVector
@@ -107,7 +107,9 @@ class NGPTBlock(nn.Module):
         return torch.lerp(h, self.dropout(suggestion).to(h.dtype), alpha.abs())
 
     def attend(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        q, k, v = split_heads(joined(h, self.W_q, self.W_k, self.W_v), 3 * self.n_heads).chunk(3, dim=1)  # (B, H, T, D)
+        q, k, v = split_heads(fused_linear(h, self.W_q, self.W_k, self.W_v), 3 * self.n_heads).chunk(
+            3, dim=1
+        )  # (B, H, T, D)
         q, k = (self.norm_qk(x) for x in rotate(rotation, q, k))
         if self.s_qk is not None:
             s_qk = self.s_qk().view(self.n_heads, 1, -1)
@@ -115,7 +117,7 @@ class NGPTBlock(nn.Module):
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 
     def mlp(self, h: Tensor) -> Tensor:
-        uz = joined(h, self.W_u, self.W_z, scales=(self.s_u(), self.s_v()))  # W_z carries the factor √d
+        uz = fused_linear(h, self.W_u, self.W_z, scales=(self.s_u(), self.s_v()))  # W_z carries the factor √d
         return self.W_d(swiglu(uz))
 
     @torch.no_grad()

@@ -26,7 +26,7 @@ class Runtime:
     Args:
         compile: Whether to compile each block with torch.compile; all blocks of a kind share one compilation. On a GPU
             also a chunk of the loss, and the restoration of norms where weights are not sharded. `auto` compiles on
-            CUDA. On CPU most of its gain is there without it: see `anlit.layers.eager`.
+            CUDA. On CPU most of its gain is there without it: see `anlit.layers.cpu_gradients`.
         recompute_every: Activation checkpointing: recompute every n-th block in the backward pass instead of keeping
             what it computed; 1 recomputes all, 0 none.
         meta_init: Draw the initial weights only after they are sharded, for models that one device or the host cannot

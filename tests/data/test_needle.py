@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from anlit.data import NeedleInHaystack, TokenShards
-from anlit.data.batch import IGNORED, Batch
+from anlit.data.batch import Batch
 from anlit.errors import UserError
+from anlit.layers.cross_entropy import IGNORED
 from tests.data.modules import blocks_of, with_trainer
 
 LENGTH = 160

@@ -14,10 +14,10 @@ import torch
 
 from anlit import data as corpora
 from anlit.cli import main
-from anlit.data.batch import IGNORED
 from anlit.data.preparation import catalogue, run
 from anlit.data.preparation.catalogue import CORPORA, Options, python_files
 from anlit.errors import UserError
+from anlit.layers.cross_entropy import IGNORED
 from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.preparing import hashes, plain_tokenizer, read_json, read_stream, read_texts, scratch, train_tokenizer

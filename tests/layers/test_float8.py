@@ -9,7 +9,7 @@ from torch.nn.functional import cosine_similarity
 
 from anlit.errors import UserError
 from anlit.layers.float8 import Float8Product, use_float8
-from anlit.layers.linear import ScaledLinear, joined
+from anlit.layers.linear import ScaledLinear, fused_linear
 from anlit.models.runtime import Runtime
 from tests.models.tiny import ARCHITECTURES, fit, jolt, random_tokens, tiny
 
@@ -87,10 +87,10 @@ def test_few_tokens_and_joined_maps() -> None:
     for linear in maps:
         torch.nn.init.normal_(linear.weight)
     x = torch.randn(3, 32)
-    exact = joined(x, *maps)
+    exact = fused_linear(x, *maps)
     use_float8(maps, "rowwise", "cpu")
-    torch.testing.assert_close(joined(x, *maps), exact, rtol=0, atol=1.5)
-    assert not torch.equal(joined(x, *maps), exact)
+    torch.testing.assert_close(fused_linear(x, *maps), exact, rtol=0, atol=1.5)
+    assert not torch.equal(fused_linear(x, *maps), exact)
 
 
 def test_refusals(monkeypatch) -> None:

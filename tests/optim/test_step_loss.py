@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from anlit.data.batch import IGNORED, BlockCollate
+from anlit.data.batch import BlockCollate
+from anlit.layers.cross_entropy import IGNORED
 from anlit.training.callbacks import LossGuard
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, random_tokens, tiny
 

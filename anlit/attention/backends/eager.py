@@ -8,6 +8,7 @@ from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 
 QUERIES_PER_BLOCK = 512
+"""Queries whose logits over all keys are held at a time."""
 
 
 def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:

@@ -41,8 +41,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     bias = _bias(m, mechanism.window, max(lengths), q)
     own = zip(*(_by_document(x, lengths) for x in (q, k, v)), strict=True)
     parts = [_call(q_own, k_own, v_own, bias, dropout) for q_own, k_own, v_own in own]
-    joined = torch.cat([part[0].transpose(0, 1) for part in parts])
-    return joined.unflatten(0, (-1, length)).transpose(1, 2)
+    attended = torch.cat([part[0].transpose(0, 1) for part in parts])
+    return attended.unflatten(0, (-1, length)).transpose(1, 2)
 
 
 def _by_document(x: Tensor, lengths: list[int]) -> list[Tensor]:

@@ -15,12 +15,13 @@ from anlit.attention.mechanism import Mechanism
 from anlit.attention.observation import attention_layers, bin_edges, observed
 from anlit.attention.statistics import ranges
 from anlit.checkpoints.loading import Checkpoint, load_checkpoint
-from anlit.data.batch import IGNORED, Batch
+from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import available_targets, data_of, spread
 from anlit.evaluation.options import parse_lengths
 from anlit.evaluation.report import header
+from anlit.layers.cross_entropy import IGNORED
 from anlit.reporting.files import output_folder
 
 LENGTHS = (256, 1024, 4096)

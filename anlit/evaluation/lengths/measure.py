@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from anlit.checkpoints.loading import Checkpoint
-from anlit.data.batch import IGNORED, Batch
+from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import spread
 from anlit.evaluation.lengths.tally import Estimate, Floats, RangeLoss, Tally, estimate
+from anlit.layers.cross_entropy import IGNORED
 
 LOGITS_AT_ONCE = 1 << 26  # numbers; 256 MiB in float32
 

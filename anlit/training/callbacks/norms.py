@@ -9,7 +9,7 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from anlit.layers.scaling import ScalingVector
-from anlit.layers.sharded import whole
+from anlit.layers.sharded import full_tensor
 from anlit.models.trainer_steps import is_logged
 
 
@@ -35,7 +35,7 @@ def scaling_means(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     kinds: dict[str, list[torch.Tensor]] = {}
     for name, module in model.named_modules():
         if isinstance(module, ScalingVector):
-            kinds.setdefault(name.rsplit(".", 1)[-1], []).append(whole(module()).abs().mean())
+            kinds.setdefault(name.rsplit(".", 1)[-1], []).append(full_tensor(module()).abs().mean())
     return {f"scaling/{kind}": torch.stack(means).mean() for kind, means in kinds.items()}
 
 

@@ -8,10 +8,11 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.callbacks import BasePredictionWriter
 
-from anlit.data.batch import IGNORED, TokenAt, document_ids
+from anlit.data.batch import TokenAt, document_ids
 from anlit.errors import UserError
 from anlit.inference.scoring import Scores
 from anlit.inference.token_table import TokenTable
+from anlit.layers.cross_entropy import IGNORED
 
 
 class Predictions(BasePredictionWriter):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from anlit.layers import norms, positions, swiglu
-from anlit.layers.eager import is_trained_eagerly_on_cpu
+from anlit.layers.cpu_gradients import is_trained_eagerly_on_cpu
 
 SHAPES = [(5, 8), (2, 3, 7, 8)]
 
@@ -57,7 +57,7 @@ def test_rotation(kind, index, monkeypatch) -> None:
 
 
 def test_parts_of_a_larger_tensor_are_taken_as_they_are(monkeypatch) -> None:
-    """As heads lie inside of a joined projection."""
+    """As heads lie inside of a fused projection."""
     both_ways(
         monkeypatch, norms, lambda x: norms.unit(x.unflatten(-1, (6, 4)).transpose(1, 2)[:, 2:4]), normal(2, 3, 24)
     )

@@ -1,0 +1,98 @@
+"""Gradients written by hand for training without a compiler on a CPU, where every pass of autograd goes through memory.
+
+The formulas are in `norms.py`, `swiglu.py` and `positions.py`; other devices and compilers take those.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import silu
+
+
+def is_trained_eagerly_on_cpu(x: Tensor) -> bool:
+    """Whether x is on a CPU, its gradient is wanted, and no compiler is tracing.
+
+    On other devices torch has fused kernels, and a compiler fuses passes by itself: there the formula is enough.
+    """
+    return x.requires_grad and x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+class Normalise(torch.autograd.Function):
+    """factor · gain ∘ x / √(Σx² + eps) over the last axis, with a third of the passes that autograd takes.
+
+    With x̂ = x / √(Σx² + eps) the gradient by x is (g − x̂ (x̂·g)) · factor / √(Σx² + eps), g that by x̂.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float, factor: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        if eps:
+            norm = norm.square_().add_(eps).sqrt_()
+        inverse = norm.clamp_min_(torch.finfo(x.dtype).tiny).reciprocal_()
+        ctx.save_for_backward(x, gain, inverse)
+        ctx.factor = factor
+        y = x * (inverse * factor)
+        return y if gain is None else y.mul_(gain)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, gain, inverse = ctx.saved_tensors
+        product = upstream * x
+        if gain is None:
+            along, scaled, dgain = product.sum(-1, keepdim=True), upstream, None
+        else:
+            along, scaled = (product @ gain)[..., None], upstream * gain
+            dgain = (product.flatten(0, -2).mT @ inverse.flatten()).mul_(ctx.factor)
+        # (along · inverse) · inverse and not along · inverse²: where x is 0 the inverse is near the largest float.
+        dx = torch.addcmul(scaled, x, along.mul_(inverse).mul_(inverse), value=-1).mul_(inverse * ctx.factor)
+        return dx, dgain, None, None
+
+
+class SwiGLU(torch.autograd.Function):
+    """u ∘ SiLU(z) of (…, 2f), u and then z. The gradients of u and z are written side by side, in three passes."""
+
+    @staticmethod
+    def forward(ctx: Any, uz: Tensor) -> Tensor:
+        u, z = uz.chunk(2, dim=-1)
+        activation = silu(z)
+        ctx.save_for_backward(uz, activation)
+        return activation * u
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        uz, activation = ctx.saved_tensors
+        u, z = uz.chunk(2, dim=-1)
+        gradient = torch.empty_like(uz)
+        du, dz = gradient.chunk(2, dim=-1)
+        torch.mul(upstream, activation, out=du)
+        torch.mul(upstream, u, out=dz)
+        torch.ops.aten.silu_backward.grad_input(dz, z, grad_input=dz)
+        return gradient
+
+
+class Rotate(torch.autograd.Function):
+    """x ∘ (cos, cos, 1 …), to which each half of the rotated width adds sin times the other half; back by −sin."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factors: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(factors, sin)
+        return _rotated(x, factors, sin, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        factors, sin = ctx.saved_tensors
+        return _rotated(upstream, factors, sin, -1), None, None
+
+
+def _rotated(x: Tensor, factors: Tensor, sin: Tensor, direction: int) -> Tensor:
+    half = sin.shape[-1]
+    first, second = slice(0, half), slice(half, 2 * half)
+    y = x * factors
+    y[..., first].addcmul_(x[..., second], sin, value=-direction)
+    y[..., second].addcmul_(x[..., first], sin, value=direction)
+    return y
