@@ -1,0 +1,108 @@
+"""The documentation's commands that take seconds do what they say, in a fresh folder, in the order of the pages."""
+
+import json
+import shutil
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from anlit.cli import main
+from tests.docs.pages import ROOT, commands, files
+
+pytestmark = pytest.mark.slow
+PAGES = [ROOT / "README.md", ROOT / "docs" / "train.md", ROOT / "docs" / "attention.md", *[
+    ROOT / "docs" / f"{page}.md" for page in ("after-training", "studies")
+]]  # fmt: skip
+NOT_RUN = {
+    "import": "needs a Qwen3 from the hub",
+    "evaluate": "needs lm_eval and its data",
+    "explore": "serves a page until it is stopped",
+    "needle": "takes minutes; tests/evaluation/test_needle.py runs it",
+    "runs/mine": "1,000 steps",
+    "runs/lr-range": "trains on the whole standard library",
+    "runs/angpt-needle": "300 steps; tests/integration/test_fine_tuning.py runs it",
+    "--slurm=--gpus-per-node=1 --ntasks-per-node=1": "needs Slurm",
+    "study/convergence.yaml": "54 runs",
+    "study/ablation.yaml": "60 runs",
+}
+EXPORTED = "exported/angpt"
+FOLDED = "exported/angpt-folded"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the reader begins: text files, and the files that the pages say to write."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "texts").mkdir()
+    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    for number, source in enumerate(sources):
+        shutil.copy(source, folder / "texts" / f"{number}.txt")
+    for page in PAGES:
+        for name, content in files(page):
+            (folder / name).write_text(content, encoding="utf-8")
+    return folder
+
+
+def is_run(words: list[str]) -> bool:
+    return "--dry-run" in words or not set(words) & set(NOT_RUN)
+
+
+def run(words: list[str]) -> None:
+    """`anlit` with these arguments; printing help or the configuration ends with exit code 0 too."""
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = end.code or 0
+    assert code == 0, f"anlit {' '.join(words)} ends with {code}"
+
+
+def test_commands_run_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    for page in PAGES:
+        for words in commands(page):
+            if is_run(words):
+                run(words)
+    for left in (
+        "runs/comparison/report.html", "runs/power-bias/run.json", "runs/own-configuration/run.json",
+        "runs/profile/profile",
+        "reports/lengths/lengths.md", "reports/diagnose", "reports/gaussian", "reports/scores.parquet",
+        "exported/angpt/model.safetensors", "exported/angpt-hf/config.json",
+    ):  # fmt: skip
+        assert (folder / left).exists(), left
+
+
+def test_table_of_what_takes_exported_folders_is_right(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/after-training.md; it goes on with the folders that the commands above left."""
+    monkeypatch.chdir(folder)
+    for exported in (EXPORTED, FOLDED):
+        run(["generate", exported, "import", "--max-tokens", "3"])
+        run(["score", exported, "texts/0.txt", "--output", "again.parquet"])
+        common = ["--data", "data/mine", "--lengths", "256", "--output", "again"]
+        run(["lengths", exported, "--tokens", "4096", *common])
+        run(["needle", exported, "--depths", "2", "--samples", "1", *common])
+        run(["diagnose", exported, "--tokens", "2048", *common])
+        assert main(["compare", exported, "--output", "again"]) == 2
+        assert main(["validate", "--config", f"{exported}/config.yaml", "--ckpt_path", exported]) == 2
+    start = ["fit", "--config", "model/angpt.yaml", "--config", "small.yaml", "--trainer.max_steps", "1"]
+    run([*start, "--initial_weights", EXPORTED, "--run_dir", "runs/again"])
+    capsys.readouterr()
+    assert main([*start, "--initial_weights", FOLDED, "--run_dir", "runs/folded"]) == 2
+
+
+def test_sizes_are_what_the_command_prints(tmp_path: Path) -> None:
+    assert main(["size", "--table", "--json", str(tmp_path / "sizes.json")]) == 0
+    rows = []
+    for row in json.loads((tmp_path / "sizes.json").read_text()):
+        plan, fits = row["plan"], row["fits"]
+        gigabytes = f"{(row['peak'] + row['allowance']) / 1e9:.1f}" if fits else "does not fit"
+        rows.append(
+            f"| {row['architecture']} | {row['size']} | {row['parameters']['total'] / 1e6:,.0f}M | {plan['gpus']} | "
+            f"{plan['strategy']} | {plan['batch_size'] if fits else '–'} | {gigabytes} | "
+            f"{format(row['days'], '.2g') if fits else '–'} |"
+        )
+    page = (ROOT / "docs" / "results" / "speed.md").read_text(encoding="utf-8")
+    assert [row for row in rows if row not in page] == []
