@@ -8,6 +8,8 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Self
 
+from jsonargparse import lazy_instance
+
 from anlit.attention.attention import Attention, Backend
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
@@ -60,8 +62,9 @@ class DecoderConfig:
     n_heads: int = 12
     d_model: int = 768
     d_ff: int | None = None
-    attention: Mechanism = Plain()
-    positions: Positions = RoPE(fraction=0.5)
+    # The parser can write these defaults into a config.yaml only as lazy instances; `__post_init__` makes them real.
+    attention: Mechanism = lazy_instance(Plain)
+    positions: Positions = lazy_instance(RoPE, fraction=0.5)
     document_masking: bool = True
     backend: Backend = "auto"
     qk_norm: bool = True
@@ -77,6 +80,10 @@ class DecoderConfig:
     runtime: Runtime = Runtime()
 
     def __post_init__(self) -> None:
+        for name in ("attention", "positions"):
+            if hasattr(type(given := getattr(self, name)), "lazy_get_init_args"):
+                _, _, real, *_ = type(given).__mro__  # after the lazy class and the mixin that makes it so
+                object.__setattr__(self, name, real(**given.lazy_get_init_args().as_dict()))
         if self.vocab_size is None:
             raise UserError("vocab_size is not given: set it to the number of tokens of the data's vocabulary")
         if self.d_model % self.n_heads:
