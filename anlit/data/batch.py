@@ -104,16 +104,3 @@ def batch_from_blocks(
         targets[np.arange(targets.shape[1]) >= n_targets[:, None]] = IGNORED
     ids = np.ascontiguousarray(ids[:, :-1])
     return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(ids), *_packing(ids))
-
-
-class BlockCollate:
-    """Collate function for loaders of single blocks: a list of (T + 1,) arrays becomes a `Batch`. Picklable."""
-
-    def __init__(self, end_of_document: int, token_at: TokenAt = "end", score_first_token: bool = True) -> None:
-        self.end_of_document = end_of_document
-        self.token_at = token_at
-        self.score_first_token = score_first_token
-
-    def __call__(self, blocks: list) -> Batch:
-        stacked = np.stack([np.asarray(block) for block in blocks])
-        return batch_from_blocks(stacked, self.end_of_document, self.token_at, self.score_first_token)

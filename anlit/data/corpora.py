@@ -8,7 +8,7 @@ from typing import Any
 
 from anlit.data.module import TokenShards
 from anlit.data.preparation.catalogue import FINEWEB_VAL_TOKENS, Options, python_sources, text_files
-from anlit.data.preparation.prepare import Way, prepare
+from anlit.data.preparation.prepare import RunOptions, prepare
 from anlit.data.tokenizer import END_OF_DOCUMENT
 from anlit.errors import UserError
 
@@ -99,7 +99,7 @@ class PythonSources(TokenShards):
 
     def prepare_data(self) -> None:
         """Make the shards, once per node."""
-        prepare(self.path, python_sources(self.options), Way(command="anlit fit with the same --data"))
+        prepare(self.path, python_sources(self.options), RunOptions(command="anlit fit with the same --data"))
 
 
 class TextFiles(TokenShards):
@@ -147,4 +147,4 @@ class TextFiles(TokenShards):
         Raises:
             UserError: there are no files to make them from.
         """
-        prepare(self.path, text_files(self.options), Way(command="anlit fit with the same --data"))
+        prepare(self.path, text_files(self.options), RunOptions(command="anlit fit with the same --data"))

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from anlit.data.cities import CITIES
 from anlit.data.module import TokenShards
-from anlit.data.store import TokenStore
+from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 
 SENTENCE = "The special magic {city} number is {number}."

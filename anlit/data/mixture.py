@@ -4,8 +4,8 @@ import hashlib
 import json
 from typing import Any
 
-from anlit.data import shards
 from anlit.data.module import TokenShards
+from anlit.data.storage import shards
 from anlit.errors import UserError
 
 MUST_AGREE = ("tokenizer_sha256", "vocab_size", "dtype", "end_of_document", "document_token_at")

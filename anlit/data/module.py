@@ -6,13 +6,14 @@ from typing import Any
 import lightning as L
 from tokenizers import Tokenizer
 
-from anlit.data import checks, shards
+from anlit.data import checks
 from anlit.data.batch import Batch
-from anlit.data.cache import caches_of
-from anlit.data.loader import BatchMaker, EvaluationLoader, ResumableLoader
-from anlit.data.mixing import training_order
-from anlit.data.store import TokenStore
-from anlit.data.streams import DrawOrder, EvaluationStream, Share, TokenStream
+from anlit.data.order.loader import BatchMaker, EvaluationLoader, ResumableLoader
+from anlit.data.order.mixing import training_order
+from anlit.data.order.streams import DrawOrder, EvaluationStream, Share, TokenStream
+from anlit.data.storage import shards
+from anlit.data.storage.cache import caches_of
+from anlit.data.storage.store import TokenStore
 from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
 

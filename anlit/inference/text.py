@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from anlit.checkpoints.exported import SEPARATORS, is_exported, read_settings
 from anlit.checkpoints.loading import Checkpoint
 from anlit.data.batch import TokenAt
-from anlit.data.shards import MANIFEST, TOKENIZER, read_bytes
+from anlit.data.storage.shards import MANIFEST, TOKENIZER, read_bytes
 from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, parse_tokenizer, vocabulary_size
 from anlit.errors import UserError
 from anlit.inference.generation import Ending

@@ -30,7 +30,7 @@ from anlit.cli import main
 from anlit.data.preparation import run as run_module
 from anlit.data.preparation.catalogue import CORPORA, Options
 from anlit.data.preparation.encode import encode_task
-from anlit.data.preparation.prepare import Way, prepare
+from anlit.data.preparation.prepare import RunOptions, prepare
 from anlit.data.preparation.recipe import Recipe
 from tests.data.layouts import END_OF_DOCUMENT, documents
 
@@ -45,7 +45,7 @@ def recipe_of(corpus: str, source: Path | None, sizes: Mapping[str, int] = SMALL
 
 def make(folder: Path, recipe: Recipe, workers: int = 1, **way: Any) -> dict[str, Any] | None:
     """Prepare `folder` in this process; the manifest."""
-    return prepare(folder, recipe, Way(workers=workers, command="anlit prepare", **way))
+    return prepare(folder, recipe, RunOptions(workers=workers, command="anlit prepare", **way))
 
 
 def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:

@@ -10,8 +10,8 @@ import pytest
 
 from anlit.cli import main
 from anlit.data.module import TokenShards
-from anlit.data.names import checked_name, checked_path, checked_sha256, path_inside
 from anlit.data.preparation.recipe import Recipe
+from anlit.data.storage.names import checked_name, checked_path, checked_sha256, path_inside
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents

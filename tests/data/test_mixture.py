@@ -10,9 +10,9 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 
-from anlit.data.loader import EvaluationLoader, ResumableLoader
 from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
+from anlit.data.order.loader import EvaluationLoader, ResumableLoader
 from anlit.errors import UserError
 from anlit.layers.cross_entropy import IGNORED
 from tests.data.modules import all_blocks, blocks_of

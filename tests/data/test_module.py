@@ -150,11 +150,10 @@ def test_a_test_split_where_there_is_one(tmp_path: Path, prepared: str, streams:
     for loader, expected in ((data.test_dataloader(), own["test"]), (data.predict_dataloader(), own["val"][:65])):
         targets = torch.cat([batch.targets.flatten() for batch in loader])
         assert targets[targets != IGNORED].tolist() == expected[1:].tolist()
-    without = torch.cat([batch.targets.flatten() for batch in ready(prepared).test_dataloader()])
-    assert without[:4999].tolist() == streams["val"][1:].tolist()
+    with pytest.raises(UserError, match="has no test split: use `anlit validate`"):
+        ready(prepared).test_dataloader()
     data.manifest["test"]["bytes"] = 5 * 700
     assert (data.bytes_per_token("test"), data.bytes_per_token("val")) == (5, 3)
-    assert ready(prepared).bytes_per_token("test") == 3
 
 
 def test_documents_and_uncounted_targets_come_from_the_tokens(prepared: str) -> None:

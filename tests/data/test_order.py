@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from anlit.data import order as order_module
-from anlit.data.mixing import PERIOD, MixtureOrder, PooledOrder, quotas, spread, training_order
-from anlit.data.order import BlockOrder, blocks_per_chunk
+from anlit.data.order import blocks as order_module
+from anlit.data.order.blocks import BlockOrder, blocks_per_chunk
+from anlit.data.order.mixing import PERIOD, MixtureOrder, PooledOrder, quotas, spread, training_order
 from anlit.errors import UserError
 
 GOLDEN_BLOCKS = [135, 140, 167, 153, 145, 148, 76, 136]

@@ -145,7 +145,7 @@ def test_killed_again_and_again(recipe: Recipe, undisturbed: Path, n_steps: int,
     assert hashes(tmp_path / "out") == hashes(undisturbed)
 
 
-def test_killed_while_mending(recipe: Recipe, undisturbed: Path, tmp_path: Path) -> None:
+def test_killed_while_repairing(recipe: Recipe, undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed, tmp_path / "out")
     for name in ("tokenizer.json", "val/index.json", "train/chunk-000001-0000.bin", "val/chunk-000000-0000.bin"):
         (tmp_path / "out" / name).unlink()

@@ -14,7 +14,7 @@ import pytest
 
 from anlit.data.preparation import catalogue
 from anlit.data.preparation.catalogue import Options, python_files, python_sources
-from anlit.data.preparation.prepare import Way, prepare
+from anlit.data.preparation.prepare import RunOptions, prepare
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import GPT2_END_OF_DOCUMENT, SET_NAMES, documents
@@ -366,7 +366,7 @@ def few_python_files() -> list[catalogue.LocalText]:
 def test_python_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "python_files", lambda include_site_packages: few_python_files())
     options = Options(vocab_size=300, val_fraction=0.3)
-    manifest = prepare(tmp_path / "out", python_sources(options), Way(workers=1))
+    manifest = prepare(tmp_path / "out", python_sources(options), RunOptions(workers=1))
     found = [text for split in ("val", "train") for text in read_texts(tmp_path / "out", split)]
     assert sorted(found) == sorted({file.path.read_bytes().decode() for file in few_python_files()} - {""})
     assert_holds(tmp_path / "out", {split: read_texts(tmp_path / "out", split) for split in ("val", "train")})

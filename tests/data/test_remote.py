@@ -17,11 +17,11 @@ import pytest
 from filelock import FileLock
 from litdata.streaming import downloader as litdata_downloader
 
-from anlit.data import cache, remote, shards
-from anlit.data.cache import ChunkCache, Prefetcher
-from anlit.data.mixing import training_order
 from anlit.data.module import TokenShards
-from anlit.data.store import TokenStore
+from anlit.data.order.mixing import training_order
+from anlit.data.storage import cache, remote, shards
+from anlit.data.storage.cache import ChunkCache, Prefetcher
+from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from tests.data.modules import blocks_of
 from tests.data.object_store import ObjectStore, serving

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anlit.data import shards, store
-from anlit.data.store import TokenStore
+from anlit.data.storage import shards, store
+from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from tests.data.prepared import random_tokens, write_prepared
 

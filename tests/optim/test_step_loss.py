@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from anlit.data.batch import BlockCollate
 from anlit.layers.cross_entropy import IGNORED
 from anlit.training.callbacks import LossGuard
+from tests.data.blocks import BlockCollate
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, random_tokens, tiny
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)

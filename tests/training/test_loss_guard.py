@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from anlit import GPT, NGPT, AnGPT
-from anlit.data.batch import BlockCollate
 from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import MuonAdamW
 from anlit.training.callbacks import LossGuard
+from tests.data.blocks import BlockCollate
 from tests.models.tiny import CONSTANT, adamw, random_tokens, tiny
 from tests.training.poison import Poison
 

@@ -49,12 +49,12 @@ def bare(input: str, tokenizer: str) -> dict[str, Any]:
 def prepare(input: str, output: str, tokenizer: str, workers: int) -> dict[str, Any]:
     """Our preparation, from files to shards."""
     from anlit.data.preparation.catalogue import Options, slimpajama
-    from anlit.data.preparation.prepare import Way
+    from anlit.data.preparation.prepare import RunOptions
     from anlit.data.preparation.prepare import prepare as prepare_folder
 
     clock = Clock()
     recipe = slimpajama(Options(source=input, tokenizer=str(Path(tokenizer, "tokenizer.json"))))
-    manifest = prepare_folder(output, recipe, Way(workers=workers))
+    manifest = prepare_folder(output, recipe, RunOptions(workers=workers))
     result = clock.read()
     assert manifest is not None
     return {**result, "tokens": manifest["tokens"], "documents": manifest["documents"], "bytes": manifest["bytes"]}
@@ -172,7 +172,7 @@ class _MappedBlocks:
     def __init__(self, path: str, batch_size: int, context_length: int) -> None:
         import numpy as np
 
-        from anlit.data.shards import CHUNK_HEADER_BYTES
+        from anlit.data.storage.shards import CHUNK_HEADER_BYTES
 
         self.batch_size, self.length = batch_size, context_length
         self.arrays = [

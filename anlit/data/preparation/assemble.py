@@ -11,7 +11,7 @@ import numpy as np
 from anlit.data.preparation.encode import Job
 from anlit.data.preparation.splits import TRAIN, VAL
 from anlit.data.preparation.workspace import read_json
-from anlit.data.shards import checked_stream
+from anlit.data.storage.shards import checked_stream
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 

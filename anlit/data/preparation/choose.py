@@ -76,10 +76,10 @@ def choose_texts(
     return Chosen(_by_file(held_out, records, ends, names), _by_file(left_out, records, ends, names), copies), read
 
 
-def _by_file(places: np.ndarray, records: np.ndarray, ends: np.ndarray, names: list[str]) -> dict[str, list[int]]:
-    """Places among all records as numbers in their files."""
-    places = np.sort(places)
-    parts = np.split(places, np.searchsorted(places, ends)[:-1])
+def _by_file(positions: np.ndarray, records: np.ndarray, ends: np.ndarray, names: list[str]) -> dict[str, list[int]]:
+    """Positions among all records as numbers in their files."""
+    positions = np.sort(positions)
+    parts = np.split(positions, np.searchsorted(positions, ends)[:-1])
     return {name: records[part].tolist() for name, part in zip(names, parts, strict=True) if len(part)}
 
 

@@ -6,13 +6,13 @@ from dataclasses import fields
 from pathlib import Path
 
 from anlit.data.preparation.catalogue import CORPORA, Options
-from anlit.data.preparation.prepare import Way, prepare
+from anlit.data.preparation.prepare import RunOptions, prepare
 from anlit.data.preparation.workspace import say
-from anlit.data.shards import MANIFEST
+from anlit.data.storage.shards import MANIFEST
 from anlit.errors import UserError
 
 EPILOG = """\
-The same command goes on after an interruption, and mends a finished folder that has lost chunks. Several machines
+The same command goes on after an interruption, and repairs a finished folder that has lost chunks. Several machines
 share the work on a common file system with --shard 0/4, 1/4, 2/4, 3/4.
 """
 
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     shard, shards = _shard(arguments.shard)
     if arguments.workers is not None and arguments.workers < 1:
         raise UserError(f"--workers must be at least 1, not {arguments.workers}.")
-    way = Way(
+    options = RunOptions(
         workers=arguments.workers,
         shard=shard,
         shards=shards,
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     try:
         recipe = CORPORA[corpus](Options(**chosen))
         finished = Path(output, MANIFEST).is_file()
-        manifest = prepare(output, recipe, way)
+        manifest = prepare(output, recipe, options)
         if finished and manifest is not None:
             say(f"{output} is finished, with {manifest['tokens']:,} tokens: nothing is left to do.")
     except KeyboardInterrupt:

@@ -9,8 +9,8 @@ from urllib.parse import quote
 from huggingface_hub import cached_assets_path, constants, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 
-from anlit.data.names import checked_path, path_inside
 from anlit.data.preparation.hub_requests import HubRepository
+from anlit.data.storage.names import checked_path, path_inside
 from anlit.errors import UserError
 
 COMMIT = re.compile(r"[0-9a-f]{40}")

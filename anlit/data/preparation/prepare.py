@@ -20,20 +20,20 @@ from typing import Any
 
 from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.encode import Job
-from anlit.data.preparation.mend import Damage, begin_mending, chosen_texts, find_damage, reopen
 from anlit.data.preparation.plan import Plan, current_settings, make_plan, refuse_differences
 from anlit.data.preparation.publish import publish
 from anlit.data.preparation.recipe import GPT2_END_OF_DOCUMENT, GPT2_VOCABULARY, NO_TOKENIZER, Recipe
+from anlit.data.preparation.repair import Damage, begin_repair, chosen_texts, find_damage, reopen
 from anlit.data.preparation.run import Runner, all_groups_done
 from anlit.data.preparation.tokenizer import provide_tokenizer
 from anlit.data.preparation.workspace import LOCK, WORK, Workspace, say
-from anlit.data.shards import MANIFEST, read_manifest
+from anlit.data.storage.shards import MANIFEST, read_manifest
 from anlit.errors import UserError
 from anlit.reporting.text import visible
 
 
 @dataclass(frozen=True)
-class Way:
+class RunOptions:
     """How to prepare: nothing here changes what the shards hold."""
 
     workers: int | None = None
@@ -54,8 +54,8 @@ class Way:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def prepare(path: str | Path, recipe: Recipe, way: Way | None = None) -> dict[str, Any] | None:
-    """Make `path` the prepared folder of `recipe`, go on making it, mend it, or find that it is whole.
+def prepare(path: str | Path, recipe: Recipe, options: RunOptions | None = None) -> dict[str, Any] | None:
+    """Make `path` the prepared folder of `recipe`, go on making it, repair it, or find that it is finished.
 
     Returns:
         The manifest; None if other shards' processes still have to do their part.
@@ -63,22 +63,22 @@ def prepare(path: str | Path, recipe: Recipe, way: Way | None = None) -> dict[st
     Raises:
         UserError: the folder holds something else; a source or a document cannot be used; the disk is full.
     """
-    way = way or Way()
+    options = options or RunOptions()
     target = Path(path)
     workspace = Workspace(target)
     with _plain_errors(target):
-        manifest = _finished(target, recipe, way)
+        manifest = _finished(target, recipe, options)
         if isinstance(manifest, dict) and not workspace.root.is_dir():
             return manifest
-        with workspace.shard_lock(way.shard, way.shards):
-            begun = _begin(workspace, recipe, way)
+        with workspace.shard_lock(options.shard, options.shards):
+            begun = _begin(workspace, recipe, options)
             if isinstance(begun, dict):
                 return begun
             begun.run()
-            return _end(workspace, recipe, way, begun)
+            return _end(workspace, recipe, options, begun)
 
 
-def _finished(target: Path, recipe: Recipe, way: Way) -> dict[str, Any] | Damage | None:
+def _finished(target: Path, recipe: Recipe, options: RunOptions) -> dict[str, Any] | Damage | None:
     """The manifest of a folder that is finished and whole, or what it lacks; None if it is not finished.
 
     Raises:
@@ -89,7 +89,7 @@ def _finished(target: Path, recipe: Recipe, way: Way) -> dict[str, Any] | Damage
         return None
     manifest = read_manifest(str(target))
     refuse_differences(target, manifest["settings"], current_settings(recipe))
-    return find_damage(target, manifest, way.verify) or manifest
+    return find_damage(target, manifest, options.verify) or manifest
 
 
 def _refuse_foreign(target: Path) -> None:
@@ -104,10 +104,10 @@ def _refuse_foreign(target: Path) -> None:
             )
 
 
-def _begin(workspace: Workspace, recipe: Recipe, way: Way) -> Runner | dict[str, Any]:
+def _begin(workspace: Workspace, recipe: Recipe, options: RunOptions) -> Runner | dict[str, Any]:
     """Plan what there is to do, or find that there is nothing. One process at a time does this, or `_end`."""
     with workspace.lock("folder"):
-        finished = _finished(workspace.target, recipe, way)
+        finished = _finished(workspace.target, recipe, options)
         if isinstance(finished, dict):
             workspace.remove()  # a process was killed between its last two steps
             return finished
@@ -118,11 +118,11 @@ def _begin(workspace: Workspace, recipe: Recipe, way: Way) -> Runner | dict[str,
                 first, n_groups = finished.paths[0], len(finished.groups)
                 say(f"{first} is missing or damaged ({len(finished.paths)} in all): making {n_groups} group(s) again.")
                 manifest = read_manifest(str(workspace.target))
-                begin_mending(workspace, recipe, finished)
+                begin_repair(workspace, recipe, finished)
             workspace.make()
             chosen = chosen_texts(workspace.target, manifest) if manifest is not None else None
-            plan = make_plan(workspace, recipe, way.n_workers(), way.skip_bad, chosen)
-            job = _job(workspace, recipe, plan, way)
+            plan = make_plan(workspace, recipe, options.n_workers(), options.skip_bad, chosen)
+            job = _job(workspace, recipe, plan, options)
             if finished is not None:
                 reopen(workspace)
         except UserError:
@@ -130,20 +130,21 @@ def _begin(workspace: Workspace, recipe: Recipe, way: Way) -> Runner | dict[str,
                 workspace.forget_plan()
             raise
         say(f"Preparing {recipe.corpus}: {len(plan.files):,} files, {plan.size / 1e6:,.1f} MB.")
-        return Runner(job, plan, recipe, way.n_workers(), way.shard, way.shards)
+        return Runner(job, plan, recipe, options.n_workers(), options.shard, options.shards)
 
 
-def _end(workspace: Workspace, recipe: Recipe, way: Way, runner: Runner) -> dict[str, Any] | None:
+def _end(workspace: Workspace, recipe: Recipe, options: RunOptions, runner: Runner) -> dict[str, Any] | None:
     """Publish what all shards have made, if none is left to do."""
     with workspace.lock("folder"):
         if (workspace.target / MANIFEST).is_file():  # another shard ended last
             workspace.remove()
             return read_manifest(str(workspace.target))
         if not all_groups_done(runner.job, runner.plan):
-            say(f"Shard {way.shard} of {way.shards} is done; whoever ends last writes {workspace.target / MANIFEST}.")
+            part = f"Shard {options.shard} of {options.shards}"
+            say(f"{part} is done; whoever ends last writes {workspace.target / MANIFEST}.")
             return None
         token_at = "start" if recipe.tokenized else "end"
-        manifest = publish(runner.job, runner.plan, recipe.corpus, way.command, token_at)
+        manifest = publish(runner.job, runner.plan, recipe.corpus, options.command, token_at)
         workspace.remove()
     parts = [f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]]
     skipped = sum(reason["count"] for reason in manifest["skipped"].values())
@@ -151,7 +152,7 @@ def _end(workspace: Workspace, recipe: Recipe, way: Way, runner: Runner) -> dict
     return manifest
 
 
-def _job(workspace: Workspace, recipe: Recipe, plan: Plan, way: Way) -> Job:
+def _job(workspace: Workspace, recipe: Recipe, plan: Plan, options: RunOptions) -> Job:
     """What all tasks have in common; the tokenizer is had or trained here, once."""
     if recipe.tokenizer == NO_TOKENIZER:
         if not recipe.tokenized:
@@ -169,7 +170,7 @@ def _job(workspace: Workspace, recipe: Recipe, plan: Plan, way: Way) -> Job:
         tokenizer=None if recipe.tokenized else workspace.tokenizer,
         vocab_size=vocab_size,
         end_of_document=end_of_document,
-        skip_bad=way.skip_bad,
+        skip_bad=options.skip_bad,
         list_documents=recipe.splits.first_tokens > 0,
     )
 

@@ -15,7 +15,7 @@ from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.plan import Plan
 from anlit.data.preparation.splits import TEST, TRAIN, VAL
 from anlit.data.preparation.workspace import read_json
-from anlit.data.shards import FORMAT_VERSION, INDEX, MANIFEST, TOKENIZER, checked_chunk, checked_stream
+from anlit.data.storage.shards import FORMAT_VERSION, INDEX, MANIFEST, TOKENIZER, checked_chunk, checked_stream
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json, write_text
 
@@ -89,16 +89,16 @@ def join_streams(groups: list[dict[str, Any]], where: str) -> dict[str, dict[str
         UserError: a stream or a chunk has a name that leads elsewhere.
         KeyError, TypeError: a record is damaged in another way.
     """
-    joined: dict[str, dict[str, Any]] = {}
+    streams: dict[str, dict[str, Any]] = {}
     for group in groups:
         for name, stream in group["streams"].items():
             for chunk in stream["chunks"]:
                 checked_chunk(chunk, where)
             empty = {"documents": 0, "bytes": 0, "tokens": 0, "chunks": []}
-            whole = joined.setdefault(checked_stream(name, where), empty)
+            total = streams.setdefault(checked_stream(name, where), empty)
             for key in ("documents", "bytes", "tokens", "chunks"):
-                whole[key] += stream[key]
-    return dict(sorted(joined.items()))
+                total[key] += stream[key]
+    return dict(sorted(streams.items()))
 
 
 def _split_of(stream: str) -> str:

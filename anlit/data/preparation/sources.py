@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anlit.data.names import checked_path, path_inside
 from anlit.data.preparation.hub import HubSource
+from anlit.data.storage.names import checked_path, path_inside
 from anlit.errors import UserError
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from anlit.data.shards import SPLITS
+from anlit.data.storage.shards import SPLITS
 from anlit.errors import UserError
 from anlit.reporting.files import TEMPORARY
 from anlit.reporting.text import visible

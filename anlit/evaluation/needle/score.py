@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anlit.data.haystack import Haystack, Sample
-from anlit.data.order import generator
+from anlit.data.order.blocks import generator
 from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
 

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from anlit.data.cache import Order, Prefetcher
-from anlit.data.store import TokenStore
+from anlit.data.storage.cache import Order, Prefetcher
+from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 
 
@@ -67,7 +67,7 @@ class BlockStream(IterableDataset):
 
 
 class DrawOrder(Order, Protocol):
-    """The orders in `anlit.data.mixing`."""
+    """The orders in `anlit.data.order.mixing`."""
 
     n_blocks: int
 

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from filelock import FileLock, Timeout
 
-from anlit.data import remote
-from anlit.data.shards import Chunk, Source, problem_with
+from anlit.data.storage import remote
+from anlit.data.storage.shards import Chunk, Source, problem_with
 from anlit.errors import UserError
 
 PREFETCH_THREADS = 4
@@ -124,7 +124,7 @@ class ChunkCache:
 
 
 class Order(Protocol):
-    """What this file needs of the orders in `anlit.data.mixing`."""
+    """What this file needs of the orders in `anlit.data.order.mixing`."""
 
     def chunks_ahead(self, draw: int) -> list[tuple[int, int]]: ...
 

@@ -136,8 +136,8 @@ def _downloader(scheme: str, process: int) -> Any:
         downloader = get_downloader(scheme, "", [], options)
     except ImportError as error:
         # boto3 and huggingface_hub always are.
-        mend = "run `make extras EXTRAS=gs`" if scheme == "gs://" else str(error)
-        raise UserError(f"Reading from {scheme} needs a package that is not installed: {mend}.") from error
+        remedy = "run `make extras EXTRAS=gs`" if scheme == "gs://" else str(error)
+        raise UserError(f"Reading from {scheme} needs a package that is not installed: {remedy}.") from error
     if type(downloader) is LocalDownloader:  # litdata's fallback
         raise UserError(f"There is no way to fetch from {scheme}: use a local folder, s3://, gs:// or hf://.")
     return downloader

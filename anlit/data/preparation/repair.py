@@ -14,7 +14,7 @@ from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.publish import SOURCES, index_text, join_streams
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.preparation.workspace import Workspace
-from anlit.data.shards import INDEX, MANIFEST, TOKENIZER, read_manifest
+from anlit.data.storage.shards import INDEX, MANIFEST, TOKENIZER, read_manifest
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 
@@ -29,11 +29,11 @@ class Damage:
     """The groups that have to be made again for it."""
 
 
-def find_damage(target: Path, manifest: dict[str, Any], whole: bool) -> Damage | None:
+def find_damage(target: Path, manifest: dict[str, Any], checksums: bool) -> Damage | None:
     """Compare a finished folder with its own records.
 
     Args:
-        whole: read the chunks and compare their checksums; otherwise only their sizes.
+        checksums: read the chunks and compare their checksums; otherwise only their sizes.
 
     Raises:
         UserError: the records are damaged themselves.
@@ -46,7 +46,7 @@ def find_damage(target: Path, manifest: dict[str, Any], whole: bool) -> Damage |
         for name, stream in group["streams"].items():
             for chunk in stream["chunks"]:
                 path = target / name / chunk["filename"]
-                if not _is_intact(path, chunk, whole):
+                if not _is_intact(path, chunk, checksums):
                     damage.paths.append(path)
                     damage.groups.add(group["group"])
     dtype = np.dtype(manifest["dtype"])
@@ -59,10 +59,10 @@ def find_damage(target: Path, manifest: dict[str, Any], whole: bool) -> Damage |
     return damage if damage.paths else None
 
 
-def _is_intact(path: Path, chunk: dict[str, Any], whole: bool) -> bool:
+def _is_intact(path: Path, chunk: dict[str, Any], checksums: bool) -> bool:
     if not path.is_file() or path.stat().st_size != chunk["chunk_bytes"]:
         return False
-    return not whole or zlib.crc32(path.read_bytes()) == chunk["crc32"]
+    return not checksums or zlib.crc32(path.read_bytes()) == chunk["crc32"]
 
 
 def _has_tokenizer(target: Path, manifest: dict[str, Any]) -> bool:
@@ -70,7 +70,7 @@ def _has_tokenizer(target: Path, manifest: dict[str, Any]) -> bool:
     return sha256 is None or (path.is_file() and file_sha256(path) == sha256)
 
 
-def begin_mending(workspace: Workspace, recipe: Recipe, damage: Damage) -> None:
+def begin_repair(workspace: Workspace, recipe: Recipe, damage: Damage) -> None:
     """Lay out the state of a preparation that has done everything but the damaged groups.
 
     Raises:
@@ -103,7 +103,7 @@ def chosen_texts(target: Path, manifest: dict[str, Any]) -> Chosen | None:
 
 
 def reopen(workspace: Workspace) -> None:
-    """From now on the folder is unfinished: `begin_mending` has been done, there is a plan and a tokenizer.
+    """From now on the folder is unfinished: `begin_repair` has been done, there is a plan and a tokenizer.
 
     Raises:
         UserError: the tokenizer was lost and another one has come in its place.

@@ -1,13 +1,13 @@
 """Several sources in one order: every block of each once a pass, or in given proportions.
 
-As in `anlit.data.order`, everything is a function of the seed and the draw's number.
+As in `anlit.data.order.blocks`, everything is a function of the seed and the draw's number.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from anlit.data.order import MOST_WINDOW_BLOCKS, WINDOW_TOKENS, BlockOrder, blocks_per_chunk, generator
+from anlit.data.order.blocks import MOST_WINDOW_BLOCKS, WINDOW_TOKENS, BlockOrder, blocks_per_chunk, generator
 from anlit.errors import UserError
 
 PERIOD = 10_000

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from anlit.data.cache import ChunkCache
-from anlit.data.remote import is_remote
-from anlit.data.shards import CHUNK_HEADER_BYTES, Source, problem_with
+from anlit.data.storage.cache import ChunkCache
+from anlit.data.storage.remote import is_remote
+from anlit.data.storage.shards import CHUNK_HEADER_BYTES, Source, problem_with
 
 OPEN_FILES = 64
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from anlit.data.batch import Batch, TokenAt, batch_from_blocks
-from anlit.data.streams import Blocks, BlockStream, EvaluationStream, TokenStream
+from anlit.data.order.streams import Blocks, BlockStream, EvaluationStream, TokenStream
 from anlit.errors import UserError
 
 _log = logging.getLogger(__name__)

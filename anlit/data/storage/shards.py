@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anlit.data.names import checked_name, checked_path, checked_sha256
-from anlit.data.remote import fetch_bytes, is_remote
+from anlit.data.storage.names import checked_name, checked_path, checked_sha256
+from anlit.data.storage.remote import fetch_bytes, is_remote
 from anlit.errors import UserError
 
 FORMAT_VERSION = 2
