@@ -37,8 +37,7 @@ def test_killed_after_a_validation_and_continued_is_identical(shards: Path, tmp_
     assert run(accumulating(shards, cut, micro_batches, "--ckpt_path=last")) == 0
     assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
     assert steps_of(whole, "val/loss") == steps_of(cut, "val/loss") == [4, 9]
-    assert steps_of(whole, "train/loss") == [*range(12)]
-    assert steps_of(cut, "train/loss") == [*range(8), *range(5, 12)]
+    assert steps_of(whole, "train/loss") == steps_of(cut, "train/loss") == [*range(12)]
 
 
 def test_epochs_that_end_within_a_step_are_continued_exactly(shards: Path, tmp_path: Path) -> None:
