@@ -13,7 +13,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -68,6 +68,16 @@ TRAINER_DEFAULTS = {
 }
 
 
+class SaveConfigOfTraining(SaveConfigCallback):
+    """Writes config.yaml when training begins: a continuation that is refused leaves the run's own there."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Too early."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().setup(trainer, pl_module, "fit")
+
+
 class AnlitCLI(LightningCLI):
     """LightningCLI whose `fit` writes one run folder: config, record, metrics, TensorBoard, checkpoints."""
 
@@ -84,6 +94,13 @@ class AnlitCLI(LightningCLI):
             default=None,
             help="A checkpoint whose weights `fit` starts from, with a new optimizer and step 0; with --ckpt_path last "
             "only where the run folder has no last.ckpt yet.",
+        )
+        parser.add_argument(
+            "--accept_changes",
+            type=bool,
+            default=False,
+            help="Let `fit` continue from --ckpt_path with another model, class of optimizer or seed than its "
+            "checkpoint's; weights that do not fit are refused all the same.",
         )
 
     def _parse_ckpt_path(self) -> None:
@@ -118,6 +135,7 @@ class AnlitCLI(LightningCLI):
     def before_fit(self) -> None:
         path = self._get(self.config_init, "initial_weights")
         run_dir, ckpt_path = self._get(self.config_init, "run_dir"), self._get(self.config_init, "ckpt_path")
+        self.model.accept_changes = self._get(self.config_init, "accept_changes")
         if self.trainer.is_global_zero:
             self.held = hold(run_dir)
         goes_on = ckpt_path == "last" and (Path(run_dir) / "checkpoints" / "last.ckpt").exists()
@@ -262,6 +280,7 @@ def main(arguments: list[str]) -> int:
             auto_configure_optimizers=False,
             seed_everything_default=1,
             trainer_defaults=TRAINER_DEFAULTS,
+            save_config_callback=SaveConfigOfTraining,
             save_config_kwargs={"overwrite": True},
             parser_kwargs={key: {"exit_on_error": False} for key in SUBCOMMANDS} | {"exit_on_error": False},
             args=arguments,
@@ -283,5 +302,5 @@ def main(arguments: list[str]) -> int:
 def _known_keys() -> list[str]:
     """Every option of `fit` that is not inside a model or data class, and those of the Trainer, dotted."""
     trainer = [f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters]
-    own = ["run_dir", "checkpoint_every_n_steps", "initial_weights"]
+    own = ["run_dir", "checkpoint_every_n_steps", "initial_weights", "accept_changes"]
     return [*trainer, "model", "data", "config", *own, "ckpt_path", "seed_everything"]

@@ -1,6 +1,7 @@
 """The LightningModule under the three architectures: next-token loss, optimizer, and the norms after each step."""
 
 import inspect
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
@@ -9,6 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
@@ -18,10 +20,20 @@ from anlit.errors import UserError
 from anlit.layers.cross_entropy import IGNORED
 from anlit.layers.sharded import full_tensor
 from anlit.models.config import DecoderConfig
+from anlit.models.continuing import (
+    changes,
+    check_changes,
+    group_settings,
+    refuse_other_shapes,
+    run_settings,
+    take_group_settings,
+)
 from anlit.models.trainer_steps import completes_step, is_logged
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
+
+_log = logging.getLogger(__name__)
 
 
 def as_configuration(settings: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +83,10 @@ class LanguageModel(L.LightningModule):
     model: Any  # a Decoder; built by the subclass
     on_gradient_norm: Callable[[Tensor], None] | None = None
     """Told the global gradient norm of each step before the optimizer takes it; a callback sets it."""
+    accept_changes = False
+    """Whether a run may go on from a checkpoint with a changed model, optimizer or seed."""
+    is_continued = begins_new_optimizer = False
+    """Whether it goes on from a checkpoint, and whether without the optimizer's state in it."""
 
     def __init__(self, config: DecoderConfig, optimizer: OptimizerFactory, schedule: Schedule) -> None:
         super().__init__()
@@ -135,6 +151,9 @@ class LanguageModel(L.LightningModule):
         """Batches of a loader that nobody knows may count different numbers of tokens."""
         counts_vary = not getattr(self._data(), "counts_every_target", False)
         self.step_loss = StepLoss(counts_vary, self.context_length)
+        if self.is_continued:
+            scheduler: Any = self.lr_schedulers()
+            take_group_settings(self.trainer.optimizers[0], scheduler, self._configured_groups)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Logs the loss of the whole step with its last micro-batch; before, that of the micro-batch alone."""
@@ -187,6 +206,7 @@ class LanguageModel(L.LightningModule):
             optimizer = self.make_optimizer(parameter_groups(self.model))
         except ValueError as error:
             raise UserError(f"model.optimizer: {error}") from error
+        self._configured_groups = group_settings(optimizer)
         n_steps = self.trainer.max_steps if self.trainer.max_steps > 0 else int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, n_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -229,6 +249,7 @@ class LanguageModel(L.LightningModule):
             "architecture": type(self).__name__,
             "version": anlit.__version__,
             "data": data.fingerprint if data is not None else None,
+            "run": run_settings(self.trainer),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -247,6 +268,22 @@ class LanguageModel(L.LightningModule):
                 f"the checkpoint in ckpt_path was trained with another tokenizer ({_short(then)}) than data.path's "
                 f"shards have ({_short(now)}): set --data.path to the shards that it was trained on"
             )
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            self._continue_from(checkpoint)
+
+    def _continue_from(self, checkpoint: dict[str, Any]) -> None:
+        """Compare the settings; a strategy that loads the weights itself comes here first without them."""
+        then = {"model": checkpoint.get("hyper_parameters", {}), **checkpoint["anlit"].get("run", {})}
+        now = {"model": as_configuration(dict(self.hparams)), **run_settings(self.trainer)}
+        found = list(changes(then, now))
+        line = check_changes(found, self.trainer.ckpt_path, self.accept_changes)
+        if "state_dict" in checkpoint:
+            refuse_other_shapes(checkpoint["state_dict"], self.state_dict(), self.trainer.ckpt_path)
+        if line and not self.is_continued:
+            rank_zero_only(_log.info)(line)
+        self.is_continued = True
+        if any(change.name == "model.optimizer" for change in found):
+            self.begins_new_optimizer, checkpoint["optimizer_states"] = True, []
 
 
 def _short(fingerprint: dict[str, Any]) -> str:

@@ -139,14 +139,18 @@ class FullySharded(ModelParallelStrategy):
                 f"ckpt_path={path} cannot be read as a checkpoint ({str(error).splitlines()[0]}): choose another one"
             ) from error
         self.lightning_module.on_load_checkpoint(rest)  # refuses another model's before its weights do
+        optimizers = [] if self.lightning_module.begins_new_optimizer else self.optimizers
         if is_sharded(path):
-            return super().load_checkpoint(path, weights_only)
+            all_of_them, self.optimizers = self.optimizers, optimizers
+            rest = super().load_checkpoint(path, weights_only)
+            self.optimizers = all_of_them
+            return rest
         checkpoint = torch.load(path, mmap=True, map_location="cpu", weights_only=weights_only)
         strict = self.lightning_module.strict_loading
         _load_raw_module_state(checkpoint.pop("state_dict"), self.model, strict=strict)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        for optimizer, state in zip(self.optimizers, checkpoint.get("optimizer_states", []), strict=False):
+        for optimizer, state in zip(optimizers, checkpoint.get("optimizer_states", []), strict=False):
             mine = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
             before = [dict(group) for group in optimizer.param_groups]
             set_optimizer_state_dict(self.model, optimizer, by_name(state, mine), options=options)

@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 class RunRecord(L.Callback):
     """Writes versions, git commit, command, hardware, data fingerprint, parameter count and the run's status.
 
+    From the first step on: a continuation that is refused leaves the record of the run as it is.
+
     Args:
         run_dir: The run folder.
     """
@@ -28,6 +30,7 @@ class RunRecord(L.Callback):
     def __init__(self, run_dir: str) -> None:
         self.path = Path(run_dir) / "run.json"
         self.record: dict[str, Any] = {}
+        self._is_training = False
 
     @rank_zero_only
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -49,6 +52,10 @@ class RunRecord(L.Callback):
             "ended": None,
             "error": None,
         }
+
+    @rank_zero_only
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._is_training = True
         self._write()
 
     @rank_zero_only
@@ -58,7 +65,7 @@ class RunRecord(L.Callback):
 
     @rank_zero_only
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if not self.record:
+        if not self._is_training:
             return
         status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
         self.record |= {
