@@ -13,18 +13,19 @@ from tests.integration.conftest import assert_same_training_state, fit_arguments
 from tests.integration.ranks import DDP, FSDP, column, run_ranks
 
 STEPS, LONGER = 12, 20
+PARTS = ("--model.attention=Plain", "--model.positions=RoPE")
 Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
 def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "run"
-    assert run(fit_arguments(shards, run_dir, f"--trainer.max_steps={STEPS}")) == 0
+    assert run(fit_arguments(shards, run_dir, f"--trainer.max_steps={STEPS}", *PARTS)) == 0
     return run_dir
 
 
 def continued(shards: Path, run_dir: Path, *changed: str) -> list[str]:
-    return fit_arguments(shards, run_dir, f"--trainer.max_steps={LONGER}", "--ckpt_path=last", *changed)
+    return fit_arguments(shards, run_dir, f"--trainer.max_steps={LONGER}", "--ckpt_path=last", *PARTS, *changed)
 
 
 def content(run_dir: Path) -> dict[str, bytes]:
