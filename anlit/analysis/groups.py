@@ -27,6 +27,8 @@ UNLEARNED = (
 PATHS = ("path", "paths", "folder", "root", "dir")
 SECTIONS = ("model", "data", "trainer")
 MOST_SETTINGS = 4
+SPELLED = {"DynamicNTK": "dynamic NTK", "PRoPE": "p-RoPE", "NoPE": "no positions"}
+"""Classes that the field calls by another name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +145,8 @@ def show(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str) and value.startswith("anlit."):
-        return value.rsplit(".", 1)[-1]
+        name = value.rsplit(".", 1)[-1]
+        return SPELLED.get(name, name)
     return str(value)
 
 
@@ -177,7 +180,7 @@ def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
         keys = differing([settings[i] for i in bearers])
         names = short_names(keys)
         for i in bearers:
-            told = [f"{names[key]}={show(settings[i].get(key))}" for key in keys]
+            told = [_told(names[key], settings[i].get(key)) for key in keys]
             labels[i] = ", ".join([label, *told[:MOST_SETTINGS]]) + (", …" if len(told) > MOST_SETTINGS else "")
     seen: Counter[str] = Counter()
     for i, label in enumerate(labels):
@@ -185,6 +188,11 @@ def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
         if seen[label] > 1:
             labels[i] = f"{label} ({seen[label]})"
     return labels
+
+
+def _told(name: str, value: Any) -> str:
+    """`lr=0.005`; a class by its name alone, `dynamic NTK`."""
+    return show(value) if isinstance(value, str) and value.startswith("anlit.") else f"{name}={show(value)}"
 
 
 def _flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from anlit.analysis.results import Report, Result
 from anlit.analysis.speedup import crossing
 from anlit.reporting.figure import BASELINE_LINE, INK, Look, looks, save, style
-
-from matplotlib import pyplot as plt  # isort: skip  (after its back end was chosen)
-from matplotlib.axes import Axes  # isort: skip
 
 # The part of the curves, by tokens, that sets the upper end of the y axis.
 LATE = 0.2
@@ -76,15 +75,17 @@ def plot_speedups(report: Report) -> None:
     with style():
         size = (5.2 * (1 + timed) + 1.5, 1.4 + 0.45 * len(shown))
         figure, axes = plt.subplots(1, 1 + timed, figsize=size, sharey=True, squeeze=False)
-        for ax, kind in zip(axes[0], ("training tokens", "wall-clock"), strict=False):
+        several = any(len(result.group.counted) > 1 for result in shown)
+        for ax, kind in zip(axes[0], ("fewer training tokens", "less wall-clock"), strict=False):
             for y, result in enumerate(shown):
-                _bar(ax, y, report, result, drawn[result.label].colour, kind == "wall-clock")
+                _bar(ax, y, report, result, drawn[result.label].colour, kind.endswith("wall-clock"))
             ax.axvline(1, color=INK, linestyle=BASELINE_LINE, linewidth=1)
             ax.set_xlim(0, max(1.1, ax.get_xlim()[1]))
             ax.set_yticks(range(len(shown)), [result.label for result in shown])
-            spread = "95 % interval" if kind == "wall-clock" else "± standard deviation, dots: seeds"
-            ax.set_xlabel(f"speed-up over the baseline, × ({spread})")
-            ax.set_title(f"less {kind}")
+            seeds = " (line: ± standard deviation, dots: seeds)" if several else ""
+            spread = " (line: 95 % interval)" if kind.endswith("wall-clock") else seeds
+            ax.set_xlabel(f"speed-up over the baseline, ×{spread}")
+            ax.set_title(kind)
         save(figure, report.bars)
 
 

@@ -17,6 +17,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 DPI = 150
 INK = "#333333"
@@ -96,13 +97,18 @@ def style() -> AbstractContextManager[None]:
         "legend.frameon": False,
         "figure.constrained_layout.use": True,
         "savefig.facecolor": "white",  # also on a dark page
-        "text.parse_math": False,  # labels may hold dollar signs
         "pdf.fonttype": 42,  # letters stay letters
     })  # fmt: skip
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write `figure` as PNG for pages and, beside it, as PDF for papers; then close it."""
+    """Write `figure` as PNG for pages and, beside it, as PDF for papers; then close it.
+
+    Labels are no formulas, whatever dollar signs they hold; the numbers on logarithmic axes, made while drawing, are.
+    """
+    for text in figure.findobj(Text):
+        if "mathdefault" not in text.get_text():  # type: ignore[attr-defined]
+            text.set_parse_math(False)  # type: ignore[attr-defined]
     try:
         figure.savefig(path, dpi=DPI)
         figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Producer": None, "Creator": None})

@@ -124,7 +124,7 @@ def test_settings_and_data_separate_runs_and_labels_tell_how(make_run):
     other = make_run("c", record={"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}})
     assert labels(one, other) == ["GPT+, plain, content=c0", "GPT+, plain, content=c1"]
     nope = make_run("d", settings={"model.init_args.positions": {"class_path": "anlit.layers.positions.NoPE"}})
-    assert labels(one, nope) == ["GPT+, plain, positions=RoPE", "GPT+, plain, positions=NoPE"]
+    assert labels(one, nope) == ["GPT+, plain, RoPE", "GPT+, plain, no positions"]
 
 
 def test_labels_are_distinct_when_many_settings_differ(make_run):

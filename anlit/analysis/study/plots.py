@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
-
-from anlit.analysis.study.outcome import Point
-from anlit.reporting.figure import COLOURS, DASHES, INK
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
+from anlit.analysis.study.outcome import Point
+from anlit.reporting.figure import BASELINE_LINE, COLOURS, INK, MAP, looks, minus, save, style
+
 PER_ROW = 3
 NAMES = {"tokens": "training tokens", "flops": "training compute", "lr": "learning rate", "batch_size": "batch size",
          "tau": "τ", "d_model": "width"}  # fmt: skip
 """Of settings, in headings and sentences; others are called as in the YAML."""
 UNITS = {"flops": "training compute (6 N D, FLOPs)", "lr": "peak learning rate", "batch_size": "batch size (sequences)",
          "loss": "validation loss (nats per token)"}  # fmt: skip
+# Lines at one x stand so far apart, as a factor, that their error bars can be told apart.
+APART = 1.02
 # Losses this far above a panel's best share the darkest colour: a diverging run must not wash out the rest.
 WORST = 0.10
 
@@ -31,17 +28,14 @@ def heat_maps(panels: dict[str, list[Point]], x: str, y: str, path: Path) -> Non
     """Writes a map of the loss over two settings for each panel; the best cell is framed, failed cells say so."""
     columns = min(PER_ROW, len(panels))
     rows = -(-len(panels) // columns)
-    with plt.rc_context({"font.size": 10}):
-        figure, axes = plt.subplots(
-            rows, columns, figsize=(4.3 * columns + 0.6, 3.3 * rows), squeeze=False, layout="constrained"
-        )
+    with style():
+        figure, axes = plt.subplots(rows, columns, figsize=(4.3 * columns + 0.6, 3.3 * rows), squeeze=False)
         for ax, (title, points) in zip(axes.flat, panels.items(), strict=False):
             _heat_map(ax, points, x, y)
             ax.set_title(title, loc="left", fontsize=10)
         for ax in list(axes.flat)[len(panels) :]:
             ax.set_axis_off()
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save(figure, path)
 
 
 def _heat_map(ax: Axes, points: list[Point], x: str, y: str) -> None:
@@ -53,7 +47,7 @@ def _heat_map(ax: Axes, points: list[Point], x: str, y: str) -> None:
     finite = grid[np.isfinite(grid)]
     low = float(finite.min()) if len(finite) else 0.0
     shown = np.where(np.isinf(grid), np.nan, grid)
-    ax.imshow(shown, cmap="viridis_r", vmin=low, vmax=low * (1 + WORST) or 1, origin="lower", aspect="auto")
+    ax.imshow(shown, cmap=f"{MAP}_r", vmin=low, vmax=low * (1 + WORST) or 1, origin="lower", aspect="auto")
     for (i, j), loss in np.ndenumerate(grid):
         text = "" if np.isnan(loss) else "failed" if np.isinf(loss) else f"{loss:.3f}"
         dark = np.isfinite(loss) and loss > low * (1 + 0.5 * WORST)
@@ -75,23 +69,16 @@ def trends(
     curves: dict[str, Callable[[np.ndarray], np.ndarray]] | None = None,
 ) -> None:
     """Writes lines of (x, y, standard deviation of y), x on a logarithmic axis, and fitted curves where given."""
-    with plt.rc_context(STYLE):
-        figure, ax = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
+    with style():
+        figure, ax = plt.subplots(figsize=(7.5, 4.6))
+        drawn = looks(list(series))
         for i, (label, found) in enumerate(series.items()):
-            colour = COLOURS[i % len(COLOURS)]
+            colour, marker, dash = drawn[label]
             x, y, sd = (np.array(column) for column in zip(*sorted(found), strict=True))
             fitted = (curves or {}).get(label)
-            line = "" if fitted else DASHES[i // len(COLOURS) % len(DASHES)]
-            ax.errorbar(
-                x,
-                y,
-                yerr=np.where(sd > 0, sd, np.nan),
-                fmt=f"o{line}",
-                color=colour,
-                capsize=4,
-                label=label,
-                markersize=max(4, 11 - 3 * i),
-            )  # points that coincide show as rings
+            beside = x * APART ** (i - (len(series) - 1) / 2)  # error bars stand side by side
+            ax.errorbar(beside, y, yerr=np.where(sd > 0, sd, np.nan), fmt=marker, linestyle="none" if fitted else dash,
+                        color=colour, capsize=2, elinewidth=1, label=label, markersize=5.5)  # fmt: skip
             if fitted is not None:
                 fine = np.geomspace(x.min(), x.max(), 100)
                 ax.plot(fine, fitted(fine), "-", color=colour, linewidth=1.5)
@@ -104,12 +91,13 @@ def trends(
         shown = sorted({x for found in series.values() for x, _, _ in found})
         ax.set_xticks(shown, [short_number(x) for x in shown])
         ax.minorticks_off()
-        ax.grid(alpha=0.25, linewidth=0.6)
+        ax.grid()
         ax.set_xlabel(axis_label(over))
         ax.set_ylabel(axis_label(value))
-        figure.legend(loc="outside lower center", ncols=3, frameon=False)
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        has_bars = any(sd > 0 for found in series.values() for *_, sd in found)
+        explained = "bars: ± standard deviation over seeds" if has_bars else None
+        figure.legend(loc="outside lower center", ncols=3, title=explained)
+        save(figure, path)
 
 
 def changes(
@@ -128,27 +116,26 @@ def changes(
         path: The picture.
         baseline: What they are changes against.
     """
-    with plt.rc_context(STYLE):
-        figure, ax = plt.subplots(figsize=(8.5, 1.4 + 0.42 * len(labels)), layout="constrained")
+    with style():
+        figure, ax = plt.subplots(figsize=(8.5, 1.4 + 0.42 * len(labels)))
         places = range(len(labels))[::-1]
         for y, mean, interval in zip(places, means, bounds, strict=True):
             if isinstance(mean, str):
-                ax.text(0, y, f"  {mean}", va="center", color=COLOURS[1])
+                ax.text(0, y, f"  {mean}", va="center", color=INK, fontstyle="italic")
                 continue
             colour = COLOURS[0] if mean < 0 else COLOURS[1]
             ax.plot([mean], [y], "o", color=colour)
             if interval is not None:
                 ax.plot(interval, [y, y], "-", color=colour, linewidth=2)
             ax.annotate(
-                f"{mean:+.2f} %", (mean, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8.5
+                minus(f"{mean:+.2f} %"), (mean, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8.5
             )
-        ax.axvline(0, color=INK, linestyle=(0, (5, 4)), linewidth=1)
+        ax.axvline(0, color=INK, linestyle=BASELINE_LINE, linewidth=1)
         ax.set_yticks(list(places), labels)
         ax.set_ylim(-0.6, len(labels) - 0.2)
-        ax.grid(axis="x", alpha=0.25, linewidth=0.6)
+        ax.grid(axis="x")
         ax.set_xlabel(f"change of the final validation loss against\n{baseline} (%, 95 % interval; left is better)")
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save(figure, path)
 
 
 def named(key: str) -> str:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
+from matplotlib import pyplot as plt
 
 from anlit.analysis.scaling import Fit, fit
 from anlit.analysis.study.outcome import Outcome, Point
-from anlit.reporting.figure import COLOURS
+from anlit.reporting.figure import looks, save, style
 from anlit.reporting.table import NONE, markdown_table
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 BEYOND = 10.0
 """The frontier is drawn up to so many times the largest compute, dotted."""
@@ -61,11 +58,13 @@ def scaling(outcome: Outcome, options: dict[str, Any]) -> list[str]:
 
 def plot(arms: dict[str, list[Point]], fits: dict[str, Fit], path: Path) -> None:
     """Writes loss over compute: runs as dots, L(C) as lines with bands, dotted where extrapolated."""
-    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure, ax = plt.subplots(figsize=(8, 5), layout="constrained")
-        for i, (title, points) in enumerate(arms.items()):
-            colour, flops = COLOURS[i % len(COLOURS)], _flops(points)
-            ax.plot(flops, _arrays(points)[2], "o", color=colour, markersize=4, alpha=0.6, label=title)
+    drawn = looks(list(arms))
+    with style():
+        figure, ax = plt.subplots(figsize=(8, 5))
+        for title, points in arms.items():
+            colour, marker, _ = drawn[title]
+            flops = _flops(points)
+            ax.plot(flops, _arrays(points)[2], marker, color=colour, markersize=4, alpha=0.6, label=title)
             if title not in fits:
                 continue
             for low, high, line in ((flops.min(), flops.max(), "-"), (flops.max(), BEYOND * flops.max(), ":")):
@@ -75,10 +74,9 @@ def plot(arms: dict[str, list[Point]], fits: dict[str, Fit], path: Path) -> None
         ax.set_xscale("log")
         ax.set_xlabel("training compute (6 N D, FLOPs)")
         ax.set_ylabel("validation loss (nats per token)")
-        ax.grid(alpha=0.25, linewidth=0.6)
-        figure.legend(loc="outside lower center", ncols=3, frameon=False)
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        ax.grid()
+        figure.legend(loc="outside lower center", ncols=3, title="dots: runs; band: 95 % of the bootstrap's laws")
+        save(figure, path)
 
 
 def _row(title: str, found: Fit, points: list[Point]) -> list[str]:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator, ScalarFormatter
 
 from anlit.benchmarks.step.plan import NAMES
-from anlit.reporting.figure import COLOURS, INK
+from anlit.reporting.figure import COLOURS, INK, save, style
 
 AXIS_LABELS = {"T": "T, tokens in a sequence (tokens in a batch stay)", "d": "d, model width", "L": "L, layers"}
 QUANTITIES = {"seconds": "step (ms)", "bytes": "peak memory (GB)"}
@@ -27,8 +27,8 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
     axes = list(dict.fromkeys(point["axis"] for point in record["points"]))
     if not axes:
         return
-    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure, grid = plt.subplots(2, len(axes), figsize=(4.6 * len(axes), 8.2), squeeze=False, layout="constrained")
+    with style():
+        figure, grid = plt.subplots(2, len(axes), figsize=(4.6 * len(axes), 8.2), squeeze=False)
         for column, axis in enumerate(axes):
             for row, kind in enumerate(QUANTITIES):
                 ax = grid[row][column]
@@ -39,8 +39,7 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
                     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize=9)
         for row, label in enumerate(QUANTITIES.values()):
             grid[row][0].set_ylabel(label)
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save(figure, path)
 
 
 def _draw(ax: Axes, record: Mapping[str, Any], fit: Mapping[str, Any], kind: str) -> bool:

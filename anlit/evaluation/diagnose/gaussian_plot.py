@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from anlit.evaluation.diagnose.plot import STYLE, panels, plt, save
-from anlit.reporting.figure import COLOURS, DASHES, INK
+from anlit.configuration import attention_label
+from anlit.evaluation.diagnose.plot import SMALL, panels
+from anlit.reporting.figure import DASHES, Look, looks, plt, save, style
 
 OVER_N = {
     "entropy": "entropy (nats)",
@@ -27,7 +29,7 @@ def draw(folder: Path, found: dict[str, Any]) -> dict[str, Path]:
     files = {f"Ranges of distances, a query with {longest:,} keys": (folder / "ranges.png", ranges_figure)}
     if len(next(iter(found.values()))) > 1:
         files["Over the number of keys"] = (folder / "statistics.png", statistics_figure)
-    with plt.rc_context(STYLE):
+    with style(), plt.rc_context(SMALL):
         for title, (file, figure_of) in files.items():
             figure = figure_of(found)
             figure.suptitle(f"{title}: independent normal scores", x=0.01, ha="left")
@@ -44,12 +46,12 @@ def ranges_figure(found: dict[str, Any]) -> Figure:
         "entropy": "entropy in [t, 10t) (nats)",
     }
     for ax, (kind, title) in zip(axes, kinds.items(), strict=True):
-        for (name, lengths), style in zip(found.items(), styles(len(found)), strict=True):
+        for (name, lengths), look in zip(found.items(), styles(found), strict=True):
             at = lengths[max(lengths)]
             begins = _decades(at)
             means = [at[f"{kind}_{t}_to_{10 * t}"]["mean"] for t in begins]
-            _line(ax, begins, means, style, name)
-        ax.set_title(title, loc="left", fontsize=9)
+            _line(ax, begins, means, look, name)
+        ax.set_title(title)
         ax.set_xlabel("t (tokens)")
         if kind == "expected_total":
             ax.set_yscale("log")
@@ -63,9 +65,9 @@ def statistics_figure(found: dict[str, Any]) -> Figure:
     """Each statistic over n, a line per mechanism."""
     figure, axes = panels(len(OVER_N), len(OVER_N), 3.2, 3.0)
     for ax, (column, title) in zip(axes, OVER_N.items(), strict=True):
-        for (name, lengths), style in zip(found.items(), styles(len(found)), strict=True):
-            _line(ax, list(lengths), [at[column]["mean"] for at in lengths.values()], style, name)
-        ax.set_title(title, loc="left", fontsize=9)
+        for (name, lengths), look in zip(found.items(), styles(found), strict=True):
+            _line(ax, list(lengths), [at[column]["mean"] for at in lengths.values()], look, name)
+        ax.set_title(title)
         ax.set_xlabel("keys n")
         if column in ("inverse_largest_weight", "participation"):
             ax.set_yscale("log")
@@ -75,16 +77,20 @@ def statistics_figure(found: dict[str, Any]) -> Figure:
     return figure
 
 
-def styles(count: int) -> list[tuple[str, str]]:
-    """Colour and line for each mechanism; the lines differ too, for some curves fall together."""
-    palette = (INK, *COLOURS)
-    return [(palette[i % len(palette)], DASHES[i % len(DASHES)]) for i in range(count)]
+def styles(names: Iterable[str]) -> list[Look]:
+    """How each mechanism is drawn; the dashes differ too, for some curves fall together."""
+    drawn = looks([shown(name) for name in names])
+    return [look._replace(dash=DASHES[place % len(DASHES)]) for place, look in enumerate(drawn.values())]
 
 
-def _line(ax: Axes, x: list[int], y: list[float], style: tuple[str, str], label: str) -> None:
-    colour, line = style
+def shown(name: str) -> str:
+    """A mechanism's name in a legend: `scale-invariant` for ScaleInvariant and for scale_invariant.yaml."""
+    return "sliding window" if name == "SlidingWindow" else attention_label(name).replace("_", "-")
+
+
+def _line(ax: Axes, x: list[int], y: list[float], look: Look, name: str) -> None:
     values = np.array(y, dtype=float)
-    ax.plot(x, values, line, color=colour, linewidth=1.6, marker=".", markersize=5, label=label)
+    ax.plot(x, values, look.dash, color=look.colour, linewidth=1.6, marker=look.marker, markersize=4, label=shown(name))
     ax.set_xscale("log")
     ax.xaxis.set_minor_formatter(NullFormatter())
 
@@ -97,4 +103,4 @@ def _decades(at: dict[str, Any]) -> list[int]:
 def _legend(figure: Figure, ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
     found = dict(zip(labels, handles, strict=True))
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(6, len(found)), frameon=False)
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(6, len(found)))

@@ -7,19 +7,16 @@ import math
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-from anlit.reporting.figure import COLOURS, INK
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-STYLE: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+from anlit.reporting.figure import COLOURS, INK, MAP, save, style
+
+SMALL: Any = {"font.size": 9, "axes.titlesize": 9}
 TITLES = {
     "entropy": "entropy (nats)",
     "inverse_largest_weight": "1/w_max (keys)",
@@ -54,20 +51,12 @@ def draw(folder: Path, label: str, found: dict[str, Any]) -> dict[str, Path]:
         "Each head": (folder / "heads.png", heads_figure),
         "The size of the attention average": (folder / "average.png", average_figure),
     }
-    with plt.rc_context(STYLE):
+    with style(), plt.rc_context(SMALL):
         for title, (file, figure_of) in files.items():
             figure = figure_of(found)
             figure.suptitle(f"{title}: {label}", x=0.01, ha="left")
             save(figure, file)
     return {title: file for title, (file, _) in files.items()}
-
-
-def save(figure: Figure, file: Path) -> None:
-    """Write a figure as PNG and close it."""
-    try:
-        figure.savefig(file, dpi=130)
-    finally:
-        plt.close(figure)
 
 
 def panels(count: int, columns: int, width: float = 3.2, height: float = 2.6) -> tuple[Figure, list[Axes]]:
@@ -80,7 +69,7 @@ def panels(count: int, columns: int, width: float = 3.2, height: float = 2.6) ->
     for ax in grid.flat[count:]:
         ax.set_axis_off()
     for ax in grid.flat[:count]:
-        ax.grid(alpha=0.25, linewidth=0.6)
+        ax.grid()
     return figure, list(grid.flat[:count])
 
 
@@ -89,7 +78,7 @@ def statistics_figure(found: dict[str, Any]) -> Figure:
     figure, axes = panels(len(TITLES), 3, 3.6)
     for ax, (name, title) in zip(axes, TITLES.items(), strict=True):
         _layers(ax, found, name)
-        ax.set_title(title, loc="left", fontsize=9)
+        ax.set_title(title)
         if name in LOGARITHMIC:
             _logarithmic(ax)
     _legend(figure, axes[0])
@@ -111,7 +100,7 @@ def ranges_figure(found: dict[str, Any]) -> Figure:
         _layers(ax, found, f"{kind}_{span}")
         where = "distance 0" if end == "1" else f"[{first}, {end})"
         what = "entropy (nats)" if kind == "entropy" else kind
-        ax.set_title(f"{what}, {where}", loc="left", fontsize=9)
+        ax.set_title(f"{what}, {where}")
         ax.set_ylim(0, 1 if kind == "weight" else None)
     _legend(figure, axes[0])
     return figure
@@ -136,8 +125,8 @@ def average_figure(found: dict[str, Any]) -> Figure:
             _band(ax, found, np.sqrt(values[layer]), colour, line, label)
         ax.set_ylim(0.8 * math.sqrt(low), 1.25)
         _logarithmic(ax)
-        ax.set_title(f"layer {layer}", loc="left", fontsize=9)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+        ax.set_title(f"layer {layer}")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -150,7 +139,7 @@ def heads_figure(found: dict[str, Any]) -> Figure:
     for ax, name, top in zip(axes, ("entropy", "weight_on_first"), (math.log(high), 1.0), strict=True):
         values = np.array(found["statistics"][name], dtype=float)[..., place]
         figure.colorbar(_head_map(ax, values, top), ax=ax)
-        ax.set_title(TITLES[name], loc="left", fontsize=9)
+        ax.set_title(TITLES[name])
         ax.set_xlabel(f"head (n = {low:,} to {high:,})")
     return figure
 
@@ -160,7 +149,7 @@ def head_maps(values: dict[str, np.ndarray], statistic: str) -> Figure:
     widths = [1.2 + 0.5 * array.shape[1] for array in values.values()]
     height = 1.6 + 0.34 * max(len(array) for array in values.values())
     top = max(float(np.nanmax(array)) for array in values.values())
-    with plt.rc_context(STYLE):
+    with style(), plt.rc_context(SMALL):
         figure = Figure(figsize=(max(5.0, sum(widths) + 1), height), layout="constrained")
         axes = figure.subplots(1, len(values), squeeze=False, width_ratios=widths)[0]
         for ax, (name, array) in zip(axes, values.items(), strict=True):
@@ -173,7 +162,7 @@ def head_maps(values: dict[str, np.ndarray], statistic: str) -> Figure:
 
 def _head_map(ax: Axes, values: np.ndarray, top: float) -> AxesImage:
     """Layers down, heads to the right, colours from 0 to `top`; the numbers are written in where there is room."""
-    image = ax.imshow(values, cmap="cividis", vmin=0, vmax=top, aspect="auto")
+    image = ax.imshow(values, cmap=MAP, vmin=0, vmax=top, aspect="auto")
     ax.set_ylabel("layer")
     ax.set_xticks(range(values.shape[1]))
     ax.set_yticks(range(values.shape[0]))
@@ -189,7 +178,7 @@ def layer_colours(count: int) -> list[Any]:
     palette = (INK, *COLOURS)
     if count <= len(palette):
         return list(palette[:count])
-    return [plt.get_cmap("cividis")(0.92 * layer / (count - 1)) for layer in range(count)]
+    return [plt.get_cmap(MAP)(0.92 * layer / (count - 1)) for layer in range(count)]
 
 
 def _layers(ax: Axes, found: dict[str, Any], name: str) -> None:
@@ -224,4 +213,4 @@ def _logarithmic(ax: Axes) -> None:
 
 def _legend(figure: Figure, ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)))

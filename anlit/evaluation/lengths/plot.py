@@ -6,22 +6,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from anlit.evaluation.arms import Arm, mean_and_sd
 from anlit.evaluation.lengths.measure import Measurement
 from anlit.evaluation.lengths.report import Results, by_document, by_position
 from anlit.evaluation.lengths.tally import RangeLoss
-from anlit.reporting.figure import COLOURS, INK
+from anlit.reporting.figure import Look, looks, save, style
 
-import matplotlib  # isort: skip
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-
-PALETTE = (INK, *COLOURS)
-MARKERS = ("o", "s", "^", "D", "v", "P")
 STYLES: dict[bool, Literal["-", "--"]] = {True: "-", False: "--"}
 MASKED = {True: "documents masked", False: "not masked"}
 # The first positions have almost no context: their losses, far above all others, would flatten the rest.
@@ -32,15 +26,15 @@ FEWEST_SHOWN = 3
 def plot(results: Results, training_lengths: list[int], file: Path) -> None:
     """Write the panels as PNG: by length, by position in the sequence, and with masking by position in the document.
 
-    Points are means over seeds, bands ± one standard deviation over seeds, bars in the panels by position ± the
-    standard error over sequences.
+    Points are means over seeds, bands ± one standard deviation over seeds. The standard errors over sequences are in
+    the tables; a panel by position tells the largest.
     """
     panels = 3 if True in results.masking else 2
     legend = _legend(results)
     columns = min(len(legend), 2 if panels == 2 else 3)
     height = 4.5 + 0.25 * math.ceil(len(legend) / columns)
-    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure, axes = plt.subplots(1, panels, figsize=(4.8 * panels, height), layout="constrained")
+    with style():
+        figure, axes = plt.subplots(1, panels, figsize=(4.8 * panels, height))
         _draw_lengths(axes[0], results)
         told = f"position (tokens; sequences of {results.lengths[-1]:,})"
         _draw_ranges(axes[1], results, results.masking, by_position, training_lengths)
@@ -54,22 +48,21 @@ def plot(results: Results, training_lengths: list[int], file: Path) -> None:
             axes[2].autoscale(axis="y")
         for ax in axes[:2]:
             ax.set_ylabel("validation loss (nats per token)")
-        figure.legend(handles=legend, loc="outside lower center", ncols=columns, frameon=False)
-        figure.savefig(file, dpi=150)
-        plt.close(figure)
+        figure.legend(handles=legend, loc="outside lower center", ncols=columns)
+        save(figure, file)
 
 
 def _draw_lengths(ax: Axes, results: Results) -> None:
-    x = np.log2(results.lengths)
-    for number, arm in enumerate(results.arms):
+    x, drawn = np.log2(results.lengths), _looks(results)
+    for arm in results.arms:
         for masked in results.masking:
             of_lengths = [results.of_arm(arm, length, masked) for length in results.lengths]
             seeds = [[one.total.loss for one in own] for own in of_lengths]
-            _line(ax, x, [mean_and_sd(own) for own in seeds], number, masked)
+            _line(ax, x, [mean_and_sd(own) for own in seeds], drawn[arm.label], masked)
     ax.set_xticks(x, [f"{length:,}" for length in results.lengths])
     ax.set_title("by length, the same tokens", loc="left")
     ax.set_xlabel("sequence length (tokens)")
-    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.grid()
 
 
 def _draw_ranges(
@@ -81,22 +74,23 @@ def _draw_ranges(
 ) -> None:
     """Each range at the middle of its logarithmic extent."""
     shown = _shown(kind(results.of_arm(results.arms[0], results.lengths[-1], masking[0])[0]))
-    for number, arm in enumerate(results.arms):
+    drawn, largest = _looks(results), 0.0
+    for arm in results.arms:
         for masked in masking:
             seeds = [kind(one) for one in results.of_arm(arm, results.lengths[-1], masked)]
             bounds = [seeds[0][k] for k in shown]
             x = np.array([_middle(part) for part in bounds])
             points = [mean_and_sd([own[k].estimate.loss for own in seeds]) for k in shown]
-            _line(ax, x, points, number, masked)
+            _line(ax, x, points, drawn[arm.label], masked)
             errors = [mean_and_sd([own[k].estimate.standard_error for own in seeds])[0] for k in shown]
-            means = np.array([np.nan if mean is None else mean for mean, _ in points])
-            bars = np.array([np.nan if error is None else error for error in errors])
-            ax.errorbar(x, means, bars, fmt="none", ecolor=_colour(number), elinewidth=0.9, capsize=2, alpha=0.7)
+            largest = max([largest, *(error for error in errors if error is not None and math.isfinite(error))])
+    ax.text(0.99, 0.99, f"standard errors ≤ {largest:.2g}", transform=ax.transAxes, ha="right", va="top",
+            color="0.35", fontsize=8.5)  # fmt: skip
     edges = sorted({part.first for part in bounds} | {bounds[-1].end})
     every = math.ceil(len(edges) / 7)
     ticks = [edge for edge in edges[::-1][::every] if edge > 0]
     ax.set_xticks(np.log2(ticks), [f"{edge:,}" for edge in ticks])
-    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.grid()
     for length in training_lengths:
         _mark(ax, length, bounds)
 
@@ -129,26 +123,25 @@ def _middle(part: RangeLoss) -> float:
     return (math.log2(part.first) + math.log2(part.end)) / 2 if part.first else -0.5
 
 
-def _line(ax: Axes, x: np.ndarray, points: list[tuple[float | None, float | None]], arm: int, masked: bool) -> None:
+def _line(ax: Axes, x: np.ndarray, points: list[tuple[float | None, float | None]], look: Look, masked: bool) -> None:
     mean = np.array([np.nan if value is None else value for value, _ in points])
     sd = np.array([np.nan if value is None else value for _, value in points])
-    ax.plot(
-        x, mean, STYLES[masked], marker=MARKERS[arm % len(MARKERS)], markersize=4, color=_colour(arm), linewidth=1.7
-    )
-    ax.fill_between(x, mean - sd, mean + sd, color=_colour(arm), alpha=0.18, linewidth=0)
+    ax.plot(x, mean, STYLES[masked], marker=look.marker, markersize=4.5, color=look.colour, linewidth=1.7)
+    ax.fill_between(x, mean - sd, mean + sd, color=look.colour, alpha=0.18, linewidth=0)
 
 
-def _colour(arm: int) -> str:
-    return PALETTE[arm % len(PALETTE)]
+def _looks(results: Results) -> dict[str, Look]:
+    return looks([arm.label for arm in results.arms])
 
 
 def _legend(results: Results) -> list[Line2D]:
+    drawn = _looks(results)
     lines = [
-        Line2D([], [], color=_colour(k), marker=MARKERS[k % len(MARKERS)], label=_name(arm))
-        for k, arm in enumerate(results.arms)
+        Line2D([], [], color=drawn[arm.label].colour, marker=drawn[arm.label].marker, label=_name(arm))
+        for arm in results.arms
     ]
     styles = [Line2D([], [], color="0.4", linestyle=STYLES[masked], label=MASKED[masked]) for masked in results.masking]
-    spreads = [Line2D([], [], color="0.4", linestyle="none", marker="|", markersize=11, label="± standard error")]
+    spreads = []
     if any(len(arm.members) > 1 for arm in results.arms):
         spreads.append(Line2D([], [], color="0.4", alpha=0.3, linewidth=8, label="± standard deviation over seeds"))
     return [*lines, *styles, *spreads]

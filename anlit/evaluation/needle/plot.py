@@ -4,17 +4,14 @@ import math
 import textwrap
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-
-from anlit.evaluation.needle.report import ArmScores, Results
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
-COLOURS = "cividis"  # told apart with every kind of colour vision, and in grey
+from anlit.evaluation.needle.report import ArmScores, Results
+from anlit.reporting.figure import MAP, save, style
+
 COLUMNS = 4
 FEW_ROWS, FEW_COLUMNS = 11, 6
 """Up to so many cells, each shows its number."""
@@ -28,8 +25,8 @@ def plot_heat_maps(results: Results, path: Path) -> None:
     rows = math.ceil(len(arms) / COLUMNS)
     columns = math.ceil(len(arms) / rows)
     size = (1.9 + columns * max(2.4, CELL * len(lengths)), rows * (1.5 + 0.27 * max(6, len(depths))))
-    with plt.rc_context({"font.size": 10}):
-        figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    with style():
+        figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
         axes = [*grid.flat][: len(arms)]
         for ax in [*grid.flat][len(arms) :]:
             ax.remove()
@@ -41,15 +38,14 @@ def plot_heat_maps(results: Results, path: Path) -> None:
         figure.supxlabel(f"length (tokens{times})", fontsize=10)
         figure.supylabel("depth of the needle (% of the text)", fontsize=10)
         figure.colorbar(picture, ax=axes, label="exact-match accuracy", ticks=np.linspace(0, 1, 6), pad=0.02)
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save(figure, path)
 
 
 def _draw(ax: Axes, arm: ArmScores, results: Results) -> AxesImage:
     """One panel: the first depth on top, the shortest length on the left."""
     depths, lengths = results.depths, results.lengths
     table = np.stack([arm.by_depth(length) for length in lengths], axis=1)
-    picture = ax.imshow(table, cmap=COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    picture = ax.imshow(table, cmap=MAP, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     width = 26 if len(lengths) < 4 else 34
     seeds = f" ({arm.n_seeds}\N{NO-BREAK SPACE}seeds)" if arm.n_seeds > 1 else ""
     ax.set_title(textwrap.fill(arm.label + seeds, width), loc="left", fontsize=10)

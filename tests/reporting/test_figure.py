@@ -1,0 +1,44 @@
+"""One look: colours and markers belong to names, files come in pairs, labels are no formulas."""
+
+from pathlib import Path
+
+from matplotlib import pyplot as plt
+
+from anlit.reporting.figure import ARCHITECTURES, MECHANISMS, looks, save, style
+
+
+def test_an_architecture_has_its_colour_in_every_figure() -> None:
+    few, many = ["anGPT, plain", "GPT+, plain"], ["GPT+", "nGPT, scale-invariant", "anGPT, plain", "anGPT, log-n, lr=1"]
+    for labels in (few, many):
+        for label, look in looks(labels).items():
+            name = label.split(",")[0]
+            assert look.colour == ARCHITECTURES[name]
+    assert looks(many)["nGPT, scale-invariant"].marker == MECHANISMS["scale-invariant"][1]
+
+
+def test_mechanisms_of_one_architecture_have_theirs() -> None:
+    labels = ["anGPT, plain", "anGPT, scale-invariant", "anGPT, plain, dynamic NTK"]
+    found = looks(labels)
+    assert [found[label][:2] for label in labels] == [
+        MECHANISMS["plain"],
+        MECHANISMS["scale-invariant"],
+        MECHANISMS["dynamic NTK"],
+    ]
+    assert found["anGPT, scale-invariant"] == looks(labels[:2])["anGPT, scale-invariant"]
+
+
+def test_no_two_lines_look_alike() -> None:
+    labels = ["GPT+, plain, lr=1", "GPT+, plain, lr=2", "first", "second", "GPT+, plain, lr=4", "anGPT, plain"]
+    assert len(set(looks(labels).values())) == len(labels)
+
+
+def test_a_figure_is_written_for_pages_and_for_papers(tmp_path: Path) -> None:
+    with style():
+        figure, ax = plt.subplots()
+        ax.loglog([1, 1000], [1, 1000], label="costs $x^{ and $y")  # as a formula it could not be parsed
+        ax.set_title("a $ b $ c")
+        figure.legend()
+        save(figure, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+    assert not plt.get_fignums()
