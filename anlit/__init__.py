@@ -23,6 +23,7 @@ _HOME = {
         "anlit.data",
     ),
     "NeedleInHaystack": "anlit.data",
+    "load_checkpoint": "anlit.checkpoints.loading",
 }
 __all__ = sorted(_HOME)
 

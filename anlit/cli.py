@@ -1,5 +1,6 @@
 """The command `anlit`: LightningCLI's subcommands and the tools. `anlit --help` answers without importing torch."""
 
+import argparse
 import importlib
 import os
 import select
@@ -56,6 +57,7 @@ def usage() -> str:
         f"usage: anlit COMMAND [OPTIONS]\n\ncommands:\n{commands}\n\n"
         "anlit COMMAND --help lists the options of one command; anlit fit --print_config prints the resolved YAML;\n"
         "anlit fit --model.help AnGPT and --data.help PythonSources explain one class's settings.\n"
+        "Every command takes --import MODULE, for a model, a mechanism or data of your own that a checkpoint names.\n"
     )
 
 
@@ -83,13 +85,33 @@ def main(argv: list[str] | None = None) -> int:
     if arguments[0] not in COMMANDS:
         return _fail(f"unknown command '{arguments[0]}': choose one of {', '.join(COMMANDS)}")
     try:
-        return _entry(arguments[0])(arguments[1:]) or 0
+        return _entry(arguments[0])(_import_modules(arguments[1:])) or 0
     except UserError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:
         if not _is_stdout_closed():
             raise
         return 1
+
+
+def _import_modules(arguments: list[str]) -> list[str]:
+    """Import what `--import MODULE` names, so that its classes may be made, and return the other arguments.
+
+    Raises:
+        UserError: There is no such module.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--import", dest="modules", action="append", default=[])
+    given, others = parser.parse_known_args(arguments)
+    for module in given.modules:
+        try:
+            importlib.import_module(module)
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"--import {module} fails ({error}): give the dotted name of an installed module, or set PYTHONPATH to "
+                "the folder that it lies in"
+            ) from error
+    return others
 
 
 def _is_stdout_closed() -> bool:

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from anlit.checkpoints.exported import is_exported, read_exported
 from anlit.checkpoints.untrusted import check_plain
-from anlit.errors import RunError
+from anlit.errors import RunError, UserError
 
 FOLDERS = ".sharded"
 """Beside the checkpoints: what their names, which are links, stand for."""
@@ -41,10 +41,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         remove_unnamed(replaced)
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """One file as it is; a folder of parts put together as if it were one."""
+        """One file as it is; a folder of parts put together as if it were one. Never anything but plain values.
+
+        Raises:
+            UserError: `path` is an address.
+        """
+        refuse_address(path)
         if is_sharded(path):
             return read_whole(path)
-        return super().load_checkpoint(path, map_location, weights_only)
+        return super().load_checkpoint(path, map_location, weights_only=True)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         if "://" in str(path) or not Path(path).is_symlink():
@@ -53,6 +58,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         folder = _folder_behind(Path(path))
         Path(path).unlink()
         remove_unnamed(folder)
+
+
+def refuse_address(path: str | Path) -> None:
+    """Raise UserError where a checkpoint is not on a file system of this machine."""
+    if "://" in str(path) or str(path).startswith("registry"):
+        raise UserError(
+            f"the checkpoint {path} is not on this machine: download it, and give the path of the file or folder"
+        )
 
 
 def write_durably(content: Any, path: Path) -> None:

@@ -21,6 +21,8 @@ import anlit
 WEIGHTS, SETTINGS, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 SEPARATORS = ("end_of_document", "document_token_at")
 """How the corpus separates documents, in the words of a prepared folder's manifest."""
+LARGEST_SETTINGS = 10_000_000
+"""Characters of config.json."""
 PREFIX = "model."
 """Of the decoder inside the LightningModule; the file leaves it out."""
 
@@ -72,7 +74,11 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: It is damaged, or another program's.
     """
-    record = json.loads((Path(folder) / SETTINGS).read_text(encoding="utf-8"))
+    with (Path(folder) / SETTINGS).open(encoding="utf-8") as file:
+        text = file.read(LARGEST_SETTINGS + 1)
+    if len(text) > LARGEST_SETTINGS:
+        raise ValueError(f"{SETTINGS} has more than {LARGEST_SETTINGS:,} characters")
+    record = json.loads(text)
     if isinstance(record, dict) and "model_type" in record:
         raise ValueError("a model in the form of transformers; `anlit import` reads those of Qwen3")
     if not isinstance(record, dict) or "anlit" not in record:

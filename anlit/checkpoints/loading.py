@@ -1,6 +1,5 @@
 """From a run folder or a checkpoint file to the model in it."""
 
-import io
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -9,20 +8,23 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
-import anlit.models
 from anlit.checkpoints.checkpoint_io import is_sharded, read_checkpoint
 from anlit.checkpoints.exported import is_exported
+from anlit.checkpoints.rebuild import rebuild, settings_of
 from anlit.configuration import ARCHITECTURES, CONFIG, attention_label
 from anlit.errors import UserError
-from anlit.models.fold import FOLDED
-from anlit.models.language_model import LanguageModel, as_configuration
+from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals, keep_freed_memory
 
 FOLDER = "checkpoints"
 NAMES = ("best.ckpt", "last.ckpt")
 LONGEST_REASON = 160  # characters; torch's own explanations fill a screen
-UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, TypeError)
+UNREADABLE = (
+    pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, TypeError,
+    ArithmeticError, LookupError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +41,7 @@ class Checkpoint:
     trained_on: dict[str, Any] | None
     """Fingerprint of the data, as `TokenShards.fingerprint`; None if the model was trained without such data."""
     settings: dict[str, Any]
-    """The model's constructor arguments as plain values."""
+    """The model's constructor arguments as plain values, without those of its training."""
 
     @property
     def architecture(self) -> str:
@@ -84,19 +86,17 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
         flush_denormals()
     file = find_file(path)
     content = _read(file)
-    kind = _class_of(content, file)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
-            source = file if file.is_file() else _in_one_piece(content)
-            model = kind.load_from_checkpoint(source, map_location=place, weights_only=True, **changes)
+            model = rebuild(content, file, changes)
     except UserError:
         raise
     except UNREADABLE as error:
         raise _damaged(file, error) from error
-    model = model.to(place).eval().requires_grad_(False)  # its weights are copied into new ones of float32
-    config, settings = _run_config(file), as_configuration(content["hyper_parameters"])
-    return Checkpoint(model, file, content["global_step"], config, content["anlit"]["data"], settings)
+    model = model.to(place).eval().requires_grad_(False)
+    config, record = _run_config(file), content["anlit"]
+    return Checkpoint(model, file, content["global_step"], config, record.get("data"), settings_of(content))
 
 
 def find_device(name: str) -> torch.device:
@@ -141,36 +141,23 @@ def _read(file: Path) -> dict[str, Any]:
         raise _damaged(file, error) from error
     if not isinstance(content, dict) or not isinstance(content.get("anlit"), dict):
         raise UserError(f"{file} is a checkpoint that anlit did not write: choose one from a run folder")
-    missing = {"hyper_parameters", "state_dict", "global_step"} - content.keys()
-    if missing:
-        raise UserError(f"{file} is damaged (without {', '.join(sorted(missing))}): choose another checkpoint")
+    if wrong := [name for name, is_right in _parts(content) if not is_right]:
+        raise UserError(f"{file} is damaged (without {', '.join(wrong)}): choose another checkpoint")
     return content
 
 
-def _in_one_piece(content: dict[str, Any]) -> io.BytesIO:
-    """A checkpoint's content as a file, which is what Lightning loads from."""
-    written = io.BytesIO()
-    torch.save({key: value for key, value in content.items() if key != "optimizer_states"}, written)
-    written.seek(0)
-    return written
-
-
-def _class_of(content: dict[str, Any], file: Path) -> type[LanguageModel]:
-    """The class that the checkpoint records: one of ours, or a subclass of LanguageModel that is already imported."""
-    name = content["anlit"]["architecture"]
-    folded = {kind.__name__: kind for kind in FOLDED.values()}
-    found = getattr(anlit.models, name, None) or folded.get(name) or _subclasses(LanguageModel).get(name)
-    if found is None:
-        known = ", ".join(anlit.models.__all__)
-        raise UserError(f"{file} holds a model of class {name}, which anlit does not have: choose one of {known}")
-    return found
-
-
-def _subclasses(kind: type[LanguageModel]) -> dict[str, type[LanguageModel]]:
-    found = {one.__name__: one for one in kind.__subclasses__()}
-    for one in kind.__subclasses__():
-        found |= _subclasses(one)
-    return found
+def _parts(content: dict[str, Any]) -> list[tuple[str, bool]]:
+    """What every checkpoint has, and whether this one has it."""
+    record, weights = content["anlit"], content.get("state_dict")
+    data = record.get("data")
+    hashes = data.get("tokenizer_sha256") if isinstance(data, dict) else None
+    return [
+        ("hyper_parameters", isinstance(content.get("hyper_parameters"), dict)),
+        ("state_dict", isinstance(weights, dict) and all(isinstance(one, Tensor) for one in weights.values())),
+        ("global_step", isinstance(content.get("global_step"), int)),
+        ("architecture", isinstance(record.get("architecture"), str)),
+        ("data", isinstance(data, dict | None) and isinstance(hashes, str | None)),
+    ]
 
 
 def _run_config(file: Path) -> dict[str, Any] | None:

@@ -19,6 +19,8 @@ _WRONG_CLASS = re.compile(r"Expected a dot import path string: (.*)")
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _SUBCOMMAND_OPTION = re.compile(r"does not accept option '([^']+)'")
 _GIVEN_CLASS = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
+_DENIED = re.compile(r"Importing '([^']+)' is not allowed")
+_NO_SUBCLASS = re.compile(r"Import path (\S+) does not correspond to a subclass of (\w+)")
 _MISSING_FILE = re.compile(r"File does not exist: '?([^'\n]+)'?")
 
 CLASSES = {
@@ -40,6 +42,8 @@ def one_sentence(message: str, known_keys: list[str]) -> str:
     if match := _MISSING_FILE.search(message):
         return f"the file {match[1]} does not exist: check the path given to --{_key_path(message) or 'config'}"
     key = _key_path(message)
+    if match := _DENIED.search(message) or _NO_SUBCLASS.search(message):
+        return f"{key} names {match[1]}, which is not a class for it: {_classes(key.rsplit('.', 1)[-1])}"
     classes = _CLASS.findall(message) + _GIVEN_CLASS.findall(message)
     if match := _UNKNOWN_OPTION.search(message):
         name = match[1] or match[2]

@@ -22,8 +22,9 @@ import anlit.data.corpora
 import anlit.data.mixture
 import anlit.data.needle
 import anlit.models  # noqa: F401  short class names in YAML are those of imported classes
-from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, is_sharded
+from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, is_sharded, refuse_address
 from anlit.checkpoints.initial_weights import load_initial_weights
+from anlit.command.allowed import refuse_functions, restrict_parser
 from anlit.command.bounds import check_bounds, make_run_dir, refused_by_lightning
 from anlit.command.complaints import one_sentence
 from anlit.command.quiet import quiet
@@ -81,6 +82,19 @@ class SaveConfigOfTraining(SaveConfigCallback):
 class AnlitCLI(LightningCLI):
     """LightningCLI whose `fit` writes one run folder: config, record, metrics, TensorBoard, checkpoints."""
 
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Without the option to unpickle checkpoints: they are always read with weights_only=True."""
+        return {name: skipped | {"weights_only"} for name, skipped in LightningCLI.subcommands().items()}
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        restrict_parser()
+        return super().init_parser(**kwargs)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        refuse_functions(self.config[self.config.subcommand])
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
             "--run_dir", type=str | None, default=None, help="The run folder (default: runs/<model>-seed<seed>)."
@@ -116,7 +130,7 @@ class AnlitCLI(LightningCLI):
             config.return_predictions = False  # they go into a file; together they may not fit into memory
         if self.subcommand != "fit":
             files = [str(path) for path in config.config or []]
-            config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, given_run_dir, files, self.subcommand)
+            config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, given_run_dir, files, str(self.subcommand))
             rank_zero_only(print)(f"{self.subcommand}: {config.ckpt_path}", flush=True)
             return
         make_run_dir(config.run_dir)
@@ -124,7 +138,7 @@ class AnlitCLI(LightningCLI):
             _refuse_existing_run(config.run_dir)
         if config.ckpt_path == "last":
             refuse_lost_checkpoint(config.run_dir, config.checkpoint_every_n_steps)
-        if config.ckpt_path not in (None, "last", "best", "hpc", "registry") and "://" not in config.ckpt_path:
+        if config.ckpt_path not in (None, "last", "best", "hpc"):
             _require_checkpoint(config.ckpt_path)
         if config.initial_weights is not None and config.ckpt_path not in (None, "last"):
             raise UserError(
@@ -243,6 +257,7 @@ def _refuse_existing_run(run_dir: str) -> None:
 
 
 def _require_checkpoint(path: str) -> None:
+    refuse_address(path)
     if not Path(path).exists():
         raise UserError(f"ckpt_path={path} does not exist: give a file such as RUN/checkpoints/last.ckpt, or last")
     if Path(path).is_dir() and not is_sharded(path):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from anlit.checkpoints.checkpoint_io import refuse_address
 from anlit.checkpoints.exported import is_exported
 from anlit.checkpoints.loading import find_file
 from anlit.errors import UserError
@@ -22,6 +23,7 @@ def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: 
         UserError: There is none.
     """
     if ckpt_path not in (None, "best", "last"):
+        refuse_address(ckpt_path)
         if is_exported(ckpt_path):
             raise UserError(
                 f"ckpt_path={ckpt_path} is an exported model, which anlit {command} does not read: give the run's "

@@ -1,13 +1,17 @@
 """The data that a checkpoint is evaluated on."""
 
 import inspect
-from importlib import import_module
 from typing import Any
 
+import anlit.data.corpora
+import anlit.data.mixture
+import anlit.data.needle  # noqa: F401  a configuration may name any of them; what is not imported is refused
 from anlit.checkpoints.loading import Checkpoint
-from anlit.configuration import mapping
+from anlit.configuration import CONFIG, mapping
 from anlit.data.module import TokenShards
+from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
+from anlit.settings import build, shown, subclass_named
 
 # What these settings say is how the run was trained and watched, not what its validation split is.
 OF_TRAINING = ("context_length", "context_schedule", "num_workers", "weights", "val_context_length", "val_blocks")
@@ -24,16 +28,35 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
     """
     section = mapping((checkpoint.config or {}).get("data"))
     settings = {key: value for key, value in mapping(section.get("init_args")).items() if key not in OF_TRAINING}
+    where = f"{checkpoint.file.parent.parent / CONFIG}: data"
     if path is not None:
         known = inspect.signature(TokenShards).parameters
-        data = TokenShards(**{**{key: value for key, value in settings.items() if key in known}, "path": path})
-    elif "class_path" in section:
-        data = _class(section["class_path"], checkpoint)(**settings)
+        own = {key: value for key, value in settings.items() if key in known}
+        data = _build(TokenShards, {**own, "path": path}, where)
+    elif isinstance(section.get("class_path"), str):
+        _refuse_addresses(settings, where)
+        data = _build(subclass_named(TokenShards, section["class_path"], where), settings, where)
     else:
         raise UserError(f"{checkpoint.file} does not lie in a run folder that tells its data: set --data to a folder")
     data.context_length = checkpoint.training_length
     _check(checkpoint, data)
     return data
+
+
+def _build(kind: type[TokenShards], settings: dict[str, Any], where: str) -> TokenShards:
+    try:
+        return build(kind, settings, where)
+    except TypeError as error:  # an argument is missing
+        raise UserError(f"{where} is not complete ({error}): set --data to a prepared folder") from error
+
+
+def _refuse_addresses(settings: dict[str, Any], where: str) -> None:
+    """A run folder may be somebody else's: it does not decide whom this machine asks with the user's credentials."""
+    values = [*settings.values(), *mapping(settings.get("paths")).values()]
+    if found := [value for value in values if isinstance(value, str) and is_remote(value)]:
+        raise UserError(
+            f"{where} names the address {shown(found[0])}, which is not asked because a file says so: set --data to it"
+        )
 
 
 def available_targets(data: TokenShards) -> int:
@@ -58,16 +81,6 @@ def spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> Non
     data.setup("validate")
 
 
-def _class(class_path: str, checkpoint: Checkpoint) -> Any:
-    module, _, name = class_path.rpartition(".")
-    try:
-        return getattr(import_module(module or "anlit.data"), name)
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            f"The data class {class_path} of {checkpoint.file} is not installed: set --data to a prepared folder"
-        ) from error
-
-
 def _check(checkpoint: Checkpoint, data: TokenShards) -> None:
     """Refuse a missing folder and tokens that are not the model's; the data's own sentences name `fit`'s setting."""
     try:
@@ -75,9 +88,9 @@ def _check(checkpoint: Checkpoint, data: TokenShards) -> None:
     except UserError as error:
         raise UserError(str(error).replace("--data.path", "--data")) from error
     then, now = checkpoint.trained_on, manifest["tokenizer_sha256"]
-    if then is not None and then["tokenizer_sha256"] != now:
+    if then is not None and then.get("tokenizer_sha256") != now:
         raise UserError(
-            f"{checkpoint.file} was trained with another tokenizer ({_short(then['tokenizer_sha256'])}) than the "
+            f"{checkpoint.file} was trained with another tokenizer ({_short(then.get('tokenizer_sha256'))}) than the "
             f"shards in {data.path} have ({_short(now)}): set --data to shards of that tokenizer"
         )
     if checkpoint.model.vocab_size < data.vocab_size:  # unknown training data: at least every token must have a row

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 from anlit.checkpoints.exported import SEPARATORS, is_exported, read_settings
 from anlit.checkpoints.loading import Checkpoint
 from anlit.data.batch import TokenAt
+from anlit.data.storage.remote import is_remote
 from anlit.data.storage.shards import MANIFEST, TOKENIZER, read_bytes
-from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, parse_tokenizer, vocabulary_size
+from anlit.data.tokenizer import END_OF_DOCUMENT, parse_tokenizer, vocabulary_size
 from anlit.errors import UserError
 from anlit.inference.generation import Ending
 
@@ -66,51 +67,63 @@ def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> Text:
 
     Args:
         checkpoint: The model.
-        tokenizer: A tokenizer.json, or a folder with one.
+        tokenizer: A tokenizer.json, or a folder or an address that has one.
 
     Raises:
         MissingTokenizerError: There is none.
         UserError: It cannot be read, or it is not the one that the model was trained with.
     """
-    if tokenizer is not None:
-        path = Path(tokenizer)
-        path = path / TOKENIZER if path.is_dir() else path
-        found, content = load_tokenizer(path), path.read_bytes()
-        manifest = _manifest(str(path.parent))
-    else:
-        content, folder = _find(checkpoint)
-        found, manifest = parse_tokenizer(content, f"{folder}/{TOKENIZER}"), _manifest(folder)
-    manifest = manifest or _exported(checkpoint) or _manifest((checkpoint.trained_on or {}).get("path") or "")
+    content, path = _named(tokenizer) if tokenizer is not None else _find(checkpoint)
+    found = parse_tokenizer(content, path)
+    manifest = _manifest(path.rpartition("/")[0] or ".") or _exported(checkpoint) or _manifest(_local_data(checkpoint))
     _check(checkpoint, content, found)
     known = manifest.get("end_of_document")
     return Text(
         found,
         content,
         known if isinstance(known, int) else found.token_to_id(END_OF_DOCUMENT),
-        manifest.get("document_token_at", "end"),
+        "start" if manifest.get("document_token_at") == "start" else "end",
     )
 
 
+def _named(tokenizer: str) -> tuple[bytes, str]:
+    """The content of the tokenizer.json that the user named, and its path."""
+    path = tokenizer.rstrip("/")
+    if not path.endswith(".json") and (is_remote(path) or Path(path).is_dir()):
+        path = f"{path}/{TOKENIZER}"
+    try:
+        return read_bytes(path), path
+    except OSError as error:
+        raise UserError(f"There is no tokenizer at {path}: set --tokenizer to the path of a tokenizer.json") from error
+
+
 def _find(checkpoint: Checkpoint) -> tuple[bytes, str]:
-    """The content of tokenizer.json, and the folder that it lies in."""
-    data = (checkpoint.trained_on or {}).get("path")
+    """The content of the tokenizer.json in an exported folder or in that of the training data, and its path."""
     exported = [str(checkpoint.file)] if is_exported(checkpoint.file) else []
-    places = [*exported, *([data] if data else [])]
+    places = [*exported, *filter(None, [_local_data(checkpoint)])]
     for folder in places:
+        path = f"{folder}/{TOKENIZER}"
         try:
-            return read_bytes(f"{folder}/{TOKENIZER}"), folder
+            return read_bytes(path), path
         except FileNotFoundError:
             continue
     looked = f" (looked in {', '.join(places)})" if places else ""
     raise MissingTokenizerError(
-        f"{checkpoint.file} comes without a tokenizer{looked}: set --tokenizer to its tokenizer.json"
+        f"{checkpoint.file} comes without a tokenizer{looked}: set --tokenizer to its tokenizer.json, or to the "
+        "address of its data"
     )
+
+
+def _local_data(checkpoint: Checkpoint) -> str:
+    """The folder of the training data; empty for an address, which is not asked only because a checkpoint says so."""
+    path = (checkpoint.trained_on or {}).get("path")
+    return path if isinstance(path, str) and not is_remote(path) else ""
 
 
 def _manifest(folder: str) -> dict[str, Any]:
     """What a prepared folder says of its separators; empty where this is none, or one of an older format."""
     try:
-        found = json.loads(read_bytes(f"{folder}/{MANIFEST}"))
+        found = json.loads(read_bytes(f"{folder}/{MANIFEST}")) if folder else {}
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,17 +1,15 @@
 """The LightningModule under the three architectures: next-token loss, optimizer, and the norms after each step."""
 
-import inspect
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
@@ -32,43 +30,9 @@ from anlit.models.trainer_steps import completes_step, is_logged
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
+from anlit.settings import as_plain
 
 _log = logging.getLogger(__name__)
-
-
-def as_configuration(settings: dict[str, Any]) -> dict[str, Any]:
-    """Constructor arguments as plain values, in the form that the command line stores.
-
-    A model built in Python holds instances; each becomes its class and the attributes named like its arguments, so
-    that `load_from_checkpoint` rebuilds it with `weights_only=True`. A function that makes the optimizer has no such
-    form and is left out: a loaded model has the default one.
-    """
-    if "_instantiator" in settings:
-        return settings
-    plain: dict[str, Any] = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
-    for name, value in settings.items():
-        if isinstance(value, nn.Module):
-            plain[name] = _as_class_path(value)
-        elif is_dataclass(value) and not isinstance(value, type):
-            plain[name] = asdict(value)
-        elif not callable(value):
-            plain[name] = value
-    return plain
-
-
-def _as_class_path(module: nn.Module) -> dict[str, Any]:
-    """A part of the network as its class and arguments; arguments that are such parts themselves likewise."""
-    kind = type(module)
-    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # of a class without a constructor
-    names = [key for key, parameter in inspect.signature(kind).parameters.items() if parameter.kind not in open_ended]
-    arguments = {key: _as_plain(getattr(module, key)) for key in names}
-    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": arguments}
-
-
-def _as_plain(value: Any) -> Any:
-    if isinstance(value, nn.Module):
-        return _as_class_path(value)
-    return [_as_plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 class LanguageModel(L.LightningModule):
@@ -238,12 +202,24 @@ class LanguageModel(L.LightningModule):
         self.model.restore_norms()
 
     def _data(self) -> Any:
-        """The Trainer's data module; None without one, or without a Trainer (`load_from_checkpoint`)."""
+        """The Trainer's data module; None without one, or without a Trainer."""
         return getattr(self._trainer, "datamodule", None)
+
+    @classmethod
+    def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: Lightning would make what the file names, whatever that is.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError(
+            "load_from_checkpoint makes objects of any class that the file names: use "
+            "anlit.load_checkpoint(path).model, which makes none but anlit's and those of imported modules"
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "hyper_parameters" in checkpoint:
-            checkpoint["hyper_parameters"] = as_configuration(checkpoint["hyper_parameters"])
+            checkpoint["hyper_parameters"] = as_plain(checkpoint["hyper_parameters"])
         data = self._data()
         checkpoint["anlit"] = {
             "architecture": type(self).__name__,
@@ -274,7 +250,7 @@ class LanguageModel(L.LightningModule):
     def _continue_from(self, checkpoint: dict[str, Any]) -> None:
         """Compare the settings; a strategy that loads the weights itself comes here first without them."""
         then = {"model": checkpoint.get("hyper_parameters", {}), **checkpoint["anlit"].get("run", {})}
-        now = {"model": as_configuration(dict(self.hparams)), **run_settings(self.trainer)}
+        now = {"model": as_plain(dict(self.hparams)), **run_settings(self.trainer)}
         found = list(changes(then, now))
         line = check_changes(found, self.trainer.ckpt_path, self.accept_changes)
         if "state_dict" in checkpoint:

@@ -145,7 +145,7 @@ class FullySharded(ModelParallelStrategy):
             rest = super().load_checkpoint(path, weights_only)
             self.optimizers = all_of_them
             return rest
-        checkpoint = torch.load(path, mmap=True, map_location="cpu", weights_only=weights_only)
+        checkpoint = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
         strict = self.lightning_module.strict_loading
         _load_raw_module_state(checkpoint.pop("state_dict"), self.model, strict=strict)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)

@@ -21,6 +21,7 @@ from anlit import (
 )
 from anlit.attention.coefficient import Coefficient, Reference
 from anlit.attention.mechanism import Mechanism
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.optim.optimizers import parameter_groups
 from tests.attention.examples import LEARNED, LogNWithSlopes
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, fit, random_tokens, tiny
@@ -96,11 +97,11 @@ def test_what_is_learned_is_trained_without_decay_and_saved(architecture, name, 
     model.trainer.save_checkpoint(tmp_path / "model.ckpt")
     saved = torch.load(tmp_path / "model.ckpt", weights_only=True)["state_dict"]
     assert {key for key in saved if key.endswith(".value")} == parameters.keys()
-    loaded = architecture.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True)
+    loaded = load_checkpoint(str(tmp_path / "model.ckpt"), "cpu").model
     for key, parameter in coefficients(loaded).items():
         assert torch.equal(parameter, parameters[key])
     tokens = random_tokens(2, 16)
-    assert torch.equal(loaded(tokens), model(tokens))
+    torch.testing.assert_close(loaded(tokens), model(tokens).detach(), rtol=1e-5, atol=1e-5)  # other kernels to train
 
 
 def test_one_coefficient_serves_all_layers_of_its_model_and_of_no_other() -> None:

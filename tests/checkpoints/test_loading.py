@@ -96,12 +96,15 @@ def test_a_changed_checkpoint_is_refused(tmp_path: Path) -> None:
     content = torch.load(file, weights_only=True)
 
     torch.save(content | {"anlit": {**content["anlit"], "architecture": "Mamba"}}, file)
-    assert "class Mamba" in refused(file)
+    assert "architecture names 'Mamba', which is no LanguageModel of anlit" in refused(file)
     torch.save({key: value for key, value in content.items() if key != "hyper_parameters"}, file)
     assert "without hyper_parameters" in refused(file)
     weights = dict(list(content["state_dict"].items())[1:])
     torch.save(content | {"state_dict": weights}, file)
-    assert 'Missing key(s) in state_dict: "model.embedding.weight"' in refused(file)
+    assert "has no matrix model.embedding.weight among its weights" in refused(file)
+    weights = {name: weight for name, weight in content["state_dict"].items() if name != "model.head.weight"}
+    torch.save(content | {"state_dict": weights}, file)
+    assert 'Missing key(s) in state_dict: "model.head.weight"' in refused(file)
 
 
 def test_a_device_that_is_not_there_is_refused(run: Path) -> None:

@@ -126,12 +126,13 @@ def test_mechanisms_that_are_refused(names: list[str], sentence: str) -> None:
         "model: {init_args: {attention: {class_path: anlit.Nothing}}}",
         "model: {init_args: {attention: {class_path: anlit.ScaleInvariant, init_args: {tau: -1}}}}",
         "model: {init_args: {attention: {class_path: anlit.RoPE}}}",
+        "model: {init_args: {attention: {class_path: os.system, init_args: {command: touch marker}}}}",
     ],
 )
 def test_files_that_describe_no_mechanism_are_refused(content: str, tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text(content)
-    with pytest.raises(UserError, match=r"own\.yaml (does not describe an attention mechanism|makes a RoPE)"):
+    with pytest.raises(UserError, match=r"own\.yaml (does not describe an attention|names .* which is no Mechanism)"):
         named([str(file)])
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from anlit import AnGPT
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from tests.integration.conftest import fit_arguments, last_checkpoint, run
 
@@ -206,7 +206,7 @@ def test_validate_and_predict_read_a_run_folder(
 ) -> None:
     assert run(fit_arguments(shards, tmp_path / "run", "--trainer.max_steps=4", "--trainer.val_check_interval=4")) == 0
     best = tmp_path / "run" / "checkpoints" / "best.ckpt"
-    assert AnGPT.load_from_checkpoint(best, weights_only=True).model.n_parameters() > 0
+    assert load_checkpoint(str(best), "cpu").architecture == "AnGPT"
     with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
         logged = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
     capfd.readouterr()

@@ -6,6 +6,7 @@ from torch import nn
 
 from anlit import GPT, NGPT, AnGPT, AttentionPattern, LogN, NoPE, PositionsPattern, RoPE, SlidingWindow
 from anlit.attention.qk_clip import QKClip
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.errors import UserError
 from anlit.optim.optimizers import parameter_groups
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, batches, fit, random_tokens, tiny
@@ -157,7 +158,6 @@ def test_all_settings_train_and_come_back_from_a_checkpoint(architecture, tmp_pa
     trainer = model.trainer
     trainer.strategy.connect(model)
     trainer.save_checkpoint(file, weights_only=True)
-    loaded = architecture.load_from_checkpoint(file, weights_only=True)
-    model.eval()
-    loaded.eval()
-    assert torch.equal(loaded(TOKENS, IDS), model(TOKENS, IDS))
+    loaded = load_checkpoint(str(file), "cpu").model
+    expected = model.eval()(TOKENS, IDS).detach()  # other kernels than without gradients
+    torch.testing.assert_close(loaded(TOKENS, IDS), expected, rtol=1e-5, atol=1e-5)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from anlit import AnGPT, PRoPE, RoPE, ScaleInvariant
+from anlit.checkpoints.loading import load_checkpoint
 from anlit.layers.cross_entropy import IGNORED, next_token_loss
 from anlit.models.language_model import LanguageModel
 from anlit.optim.schedule import Schedule
@@ -145,9 +146,9 @@ def test_a_model_built_in_python_is_loaded_from_its_checkpoint(architecture, tmp
     )  # fmt: skip
     trainer.fit(model, loader)
     trainer.save_checkpoint(tmp_path / "python.ckpt")
-    loaded = architecture.load_from_checkpoint(tmp_path / "python.ckpt", weights_only=True)
+    loaded = load_checkpoint(str(tmp_path / "python.ckpt"), "cpu").model
     tokens = random_tokens(2, 16)
-    assert torch.equal(loaded(tokens), model(tokens))
+    torch.testing.assert_close(loaded(tokens), model(tokens).detach(), rtol=1e-5, atol=1e-5)  # other kernels to train
     assert loaded.model.blocks[0].attention.mechanism.tau == 3.0
     assert loaded.schedule == Schedule(final=0.5)
 

@@ -29,6 +29,7 @@ CHECKED_AT_ONCE = 1 << 20  # bytes
 SPLITS = ("train", "val", "test")
 DTYPES = {"uint16": 2, "int32": 4}
 """Types of tokens, little-endian, and their bytes."""
+LARGEST_SMALL_FILE = 200_000_000  # bytes of a manifest, an index (a million chunks) or a tokenizer
 REQUIRED = (
     "format_version",
     "corpus",
@@ -86,9 +87,15 @@ def read_bytes(path: str) -> bytes:
 
     Raises:
         FileNotFoundError: there is none.
-        UserError: the place cannot be reached.
+        UserError: the place cannot be reached, or the file is too large to be one of these.
     """
-    return fetch_bytes(path) if is_remote(path) else Path(path).read_bytes()
+    if is_remote(path):
+        return fetch_bytes(path)
+    with Path(path).open("rb") as file:
+        content = file.read(LARGEST_SMALL_FILE + 1)
+    if len(content) > LARGEST_SMALL_FILE:
+        raise _damaged(path, f"it has more than {LARGEST_SMALL_FILE:,} bytes")
+    return content
 
 
 def read_manifest(path: str) -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """Attention mechanisms by the names that a user gives on the command line."""
 
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from anlit.attention import mechanisms
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
+from anlit.settings import build, subclass_named
 from anlit.shipped import configuration_file
 
 D_HEAD = 64
@@ -61,23 +60,12 @@ def _of_file(path: str) -> Mechanism:
             f"--mechanisms {path} cannot be read ({str(error).splitlines()[0]}): give a YAML file"
         ) from error
     try:
-        made = _made(content["model"]["init_args"]["attention"])
-    except (KeyError, TypeError, AttributeError, ImportError, ValueError) as error:
+        described = content["model"]["init_args"]["attention"]
+        return build(subclass_named(Mechanism, described["class_path"], path), described.get("init_args") or {}, path)
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
             f"--mechanisms {path} does not describe an attention mechanism ({error}): set model.init_args.attention "
-            "to its class_path and init_args, as attention/log_n.yaml does"
+            "to its class_path and init_args, as the files in configs/attention/ do"
         ) from error
-    if not isinstance(made, Mechanism):
-        raise UserError(f"--mechanisms {path} makes a {type(made).__name__}, which is no attention mechanism")
-    return made
-
-
-def _made(described: Any) -> Any:
-    """The object that a class_path with init_args describes; arguments described so are made first."""
-    if isinstance(described, list):
-        return [_made(part) for part in described]
-    if not isinstance(described, dict) or "class_path" not in described:
-        return described
-    module, _, name = described["class_path"].rpartition(".")
-    arguments = {key: _made(value) for key, value in (described.get("init_args") or {}).items()}
-    return getattr(import_module(module or "anlit"), name)(**arguments)

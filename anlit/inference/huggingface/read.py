@@ -107,7 +107,7 @@ def _model(record: dict[str, Any], context_length: int | None) -> tuple[dict[str
     import torch
 
     from anlit import GPT, RoPE
-    from anlit.models.language_model import as_configuration
+    from anlit.settings import as_plain
 
     rope = _rope(record)
     with torch.device("meta"):
@@ -122,7 +122,7 @@ def _model(record: dict[str, Any], context_length: int | None) -> tuple[dict[str
             qk_norm=record["model_type"] == "qwen3" or bool(record.get("use_qk_norm")),
             norm_eps=record.get("rms_norm_eps", 1e-6),
         )
-    return as_configuration(dict(model.hparams)), model.model.state_dict()
+    return as_plain(dict(model.hparams)), model.model.state_dict()
 
 
 def read_weights(folder: Path) -> dict[str, "Tensor"]:

@@ -1,0 +1,71 @@
+"""From the content of a checkpoint to its model, without running anything that the checkpoint names."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+import anlit.attention.mechanisms  # noqa: F401  a checkpoint may name any of them; what is not imported is refused
+from anlit.errors import UserError
+from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
+from anlit.settings import build, subclass_named
+from anlit.models.language_model import LanguageModel
+
+OF_TRAINING = ("optimizer",)
+"""Settings that a model which is only evaluated does not need; it has the default ones."""
+EMBEDDING, BLOCKS, MLP = "model.embedding.weight", "model.blocks.", "W_u.weight"
+
+
+def rebuild(content: dict[str, Any], file: Path, changes: dict[str, Any]) -> LanguageModel:
+    """The model with its weights, on the CPU in float32.
+
+    Args:
+        content: Of the checkpoint, with hyper_parameters and state_dict.
+        file: Where it comes from, for messages.
+        changes: Constructor arguments to replace.
+
+    Raises:
+        UserError: It names a class that is not made, or its settings are not those of its weights.
+        ValueError: A class refuses one of the settings.
+    """
+    kind = subclass_named(LanguageModel, content["anlit"]["architecture"], f"{file}: architecture")
+    settings, weights = settings_of(content), content["state_dict"]
+    _check_sizes(settings, weights, kind, file)
+    model = build(kind, settings | changes, f"{file}: model")
+    model.configure_model()
+    model.load_state_dict(weights)
+    return model
+
+
+def settings_of(content: dict[str, Any]) -> dict[str, Any]:
+    """The model's constructor arguments as plain values, without those of its training."""
+    given = content["hyper_parameters"].items()
+    return {name: value for name, value in given if not name.startswith("_") and name not in OF_TRAINING}
+
+
+def _check_sizes(settings: dict[str, Any], weights: dict[str, Tensor], kind: type, file: Path) -> None:
+    """Refuse settings of another size than the weights have, before a model of that size is made."""
+    storages = [tensor.untyped_storage() for tensor in weights.values()]
+    held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    claimed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    if claimed > 2 * held:  # views of a small tensor can claim any shape; twice, for a weight that two layers share
+        raise UserError(f"{file} claims {claimed:,} bytes of weights and holds {held:,}: choose another checkpoint")
+    layers = {name.split(".")[2] for name in weights if name.startswith(BLOCKS)}
+    sizes = {"n_layers": len(layers)}
+    sizes["vocab_size"], sizes["d_model"] = _shape(weights, EMBEDDING, file)
+    first_mlp = f"{BLOCKS}0.{MLP}"
+    if first_mlp in weights or (layers and kind.__module__.startswith("anlit.")):  # one's own may have another MLP
+        sizes["d_ff"] = _shape(weights, first_mlp, file)[0]
+    for name, size in sizes.items():
+        if settings.get(name, size) not in (size, None):
+            raise UserError(
+                f"{file} says that {name} is {str(settings[name])[:20]}, but its weights are those of {name}={size}: "
+                "choose another checkpoint"
+            )
+
+
+def _shape(weights: dict[str, Tensor], name: str, file: Path) -> tuple[int, int]:
+    if name not in weights or weights[name].dim() != 2:
+        raise UserError(f"{file} has no matrix {name} among its weights: choose another checkpoint")
+    rows, columns = weights[name].shape
+    return rows, columns

@@ -1,0 +1,75 @@
+"""What a configuration may name: classes of the type that the key wants, and no functions.
+
+The parser checks that a class is of the right type, but it also takes functions: any where the key wants a callable,
+such as `model.init_args.optimizer`, elsewhere those whose annotation says that they return the right type. Both would
+be called. They are refused here, after parsing and before anything is made.
+"""
+
+import inspect
+from collections.abc import Iterator
+from pydoc import locate
+from typing import Any, NamedTuple
+
+from jsonargparse import Namespace, set_parsing_settings
+
+from anlit.errors import UserError
+from anlit.settings import shown
+
+
+class Setting(NamedTuple):
+    """A value in a parsed configuration."""
+
+    key: str
+    owner: Any
+    """The class whose argument it is; None outside of classes."""
+    name: str
+    """Of the argument."""
+    value: Any
+
+
+def restrict_parser() -> None:
+    """Let the parser refuse what its own list knows as dangerous, and make nothing where a key takes any value."""
+    set_parsing_settings(import_path_denylist=[], instantiate_subclass_spec_in_any=False)
+
+
+def refuse_functions(config: Any) -> None:
+    """Check a parsed configuration.
+
+    Raises:
+        UserError: It names something that would be called and is no class.
+    """
+    for setting in _settings(config, ""):
+        if setting.name == "class_path":
+            if not inspect.isclass(locate(setting.value)):
+                raise _refusal(setting.key, setting.value)
+        elif callable(setting.value) and not inspect.isclass(setting.value) and not _is_default(setting):
+            raise _refusal(setting.key, getattr(setting.value, "__qualname__", setting.value))
+
+
+def _settings(part: Any, key: str, owner: Any = None) -> Iterator[Setting]:
+    """Every value below `part`, at any depth."""
+    if isinstance(part, list | tuple):
+        for number, value in enumerate(part):
+            yield from _settings(value, f"{key}.{number}", owner)
+        return
+    if not isinstance(part, Namespace | dict):
+        return
+    parts = vars(part) if isinstance(part, Namespace) else part
+    path = parts.get("class_path")
+    for name, value in parts.items():
+        below = f"{key}.{name}".lstrip(".")
+        yield Setting(below, owner, str(name), value)
+        is_of_class = name == "init_args" and isinstance(path, str)
+        yield from _settings(value, below, locate(str(path)) if is_of_class else None)
+
+
+def _is_default(setting: Setting) -> bool:
+    """Whether the value is what the class itself has for this argument."""
+    classes = setting.owner.__mro__ if inspect.isclass(setting.owner) else ()
+    own = [vars(one)["__init__"] for one in classes if "__init__" in vars(one) and one is not object]
+    defaults = [inspect.signature(constructor).parameters.get(setting.name) for constructor in own]
+    return any(one is not None and one.default is setting.value for one in defaults)
+
+
+def _refusal(key: str, value: Any) -> UserError:
+    return UserError(f"{key} names {shown(value)}, which is no class and is not called: give a class of the right type")

@@ -1,0 +1,182 @@
+"""Settings as plain values, and the objects that they stand for.
+
+Checkpoints, exported folders and a run's config.yaml name classes, and whoever made such a file chose the names. So
+nothing here imports or calls what a file names. An object is made only of a class that is already imported and is a
+subclass of what the constructor's annotation asks for; its arguments are checked in the same way. A class of one's own
+is imported by `anlit … --import MODULE`.
+"""
+
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from jsonargparse._parameter_resolvers import get_signature_parameters
+from torch import nn
+
+from anlit.errors import UserError
+
+T = TypeVar("T")
+SCALARS = (bool, int, float, str, type(None))
+LONGEST_NAME = 100  # characters of a foreign name in a message
+LARGEST_NUMBER = 2**1000  # of those that become a float
+
+
+def as_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Constructor arguments as plain values, in the form that the command line stores.
+
+    A model built in Python holds instances; each becomes its class and the attributes named like its arguments. A
+    function, such as one that makes the optimizer, has no such form and is left out. So is what Lightning adds for
+    its own loading, whose names begin with an underscore.
+    """
+    return {
+        name: _plain(value) for name, value in arguments.items() if not name.startswith("_") and not _is_function(value)
+    }
+
+
+def build(kind: type[T], arguments: Mapping[str, Any], where: str) -> T:
+    """An object of `kind` from plain values, `as_plain` backwards.
+
+    Args:
+        kind: A class that the caller trusts. Its annotations decide what else can be made.
+        arguments: As a file has them.
+        where: The file and the key, for messages.
+
+    Raises:
+        UserError: An argument is unknown, of the wrong type, or names a class that is not made.
+        ValueError: The class refuses a value.
+    """
+    known = _annotations(kind)
+    if unknown := [name for name in arguments if name not in known]:
+        raise UserError(f"{where} has {shown(unknown[0])}, which is no setting of {kind.__name__}: take it out")
+    made = {name: _convert(known[name], value, kind, f"{where}.{name}") for name, value in arguments.items()}
+    return kind(**made)
+
+
+def subclass_named(base: type[T], path: str, where: str) -> type[T]:
+    """The imported subclass of `base` that a file names, by its dotted path or its bare name.
+
+    Raises:
+        UserError: There is none, or there are several.
+    """
+    package, name = path.partition(".")[0], path.rpartition(".")[2]
+    found = [one for one in _family(base) if one.__name__ == name]
+    if "." in path:  # of a class that its package offers under a shorter path, the package and the name are enough
+        exact = [one for one in found if f"{one.__module__}.{one.__qualname__}" == path]
+        found = exact or [one for one in found if one.__module__.partition(".")[0] == package]
+    if len(found) == 1:
+        return found[0]
+    raise UserError(
+        f"{where} names {shown(path)}, which is {'several' if found else 'no'} {base.__name__} of anlit or of an "
+        "imported module, so nothing is made of it: if it is yours, add --import with the module that defines it"
+    )
+
+
+def shown(name: Any) -> str:
+    """A name from a file, fit for a terminal."""
+    text = repr(name)
+    return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, nn.Module)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        kind = type(value)
+        arguments = {name: getattr(value, name) for name in _annotations(kind)}
+        return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": as_plain(arguments)}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _annotations(kind: type) -> dict[str, Any]:
+    """The arguments of a constructor and their types as the command line's parser sees them, through **kwargs too."""
+    parameters = get_signature_parameters(kind, None)
+    return {one.name: Any if one.annotation is inspect.Parameter.empty else one.annotation for one in parameters}
+
+
+def _family(base: type[T]) -> list[type[T]]:
+    """`base` and its subclasses, each once."""
+    found = [base]
+    for one in found:
+        found += [child for child in one.__subclasses__() if child not in found]
+    return found
+
+
+def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
+    """`value` as `annotation` wants it."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return _first_fit(inner, value, owner, where)
+    if (annotation is Any or (annotation in (list, dict) and isinstance(value, annotation))) and _is_plain(value):
+        return value
+    if annotation in (None, type(None)) and value is None:
+        return None
+    if origin is Literal and any(value == choice and type(value) is type(choice) for choice in inner):
+        return value
+    if annotation is float and type(value) is int and abs(value) < LARGEST_NUMBER:
+        return float(value)
+    if annotation in SCALARS and type(value) is annotation:
+        return value
+    if origin in (list, Sequence) and isinstance(value, list):
+        return [_convert(inner[0], one, owner, f"{where}.{number}") for number, one in enumerate(value)]
+    if origin is tuple and isinstance(value, list | tuple) and (len(value) == len(inner) or inner[-1] is ...):
+        kinds = [inner[0]] * len(value) if inner[-1] is ... else inner
+        return tuple(_convert(one, part, owner, where) for one, part in zip(kinds, value, strict=True))
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        key, of = inner
+        return {_convert(key, k, owner, where): _convert(of, v, owner, where) for k, v in value.items()}
+    if _is_ours(annotation, owner) and isinstance(value, str | dict):
+        return _build_part(annotation, value, where)
+    raise UserError(f"{where} is {shown(value)}, which cannot be read as {_words(annotation)}: give another value")
+
+
+def _first_fit(choices: Sequence[Any], value: Any, owner: type, where: str) -> Any:
+    """`value` as one of the types of a union; the complaint is that of the last one that is not None."""
+    complaint: UserError | None = None
+    for choice in choices:
+        try:
+            return _convert(choice, value, owner, where)
+        except UserError as error:
+            complaint = complaint if choice is type(None) and complaint else error
+    assert complaint is not None
+    raise complaint
+
+
+def _build_part(base: type, value: str | dict[str, Any], where: str) -> Any:
+    """A part of the network, or a group of settings: a name, {class_path, init_args}, or the arguments alone."""
+    if isinstance(value, str):
+        return build(subclass_named(base, value, where), {}, where)
+    if "class_path" not in value:
+        return build(base, value, where)
+    arguments = value.get("init_args", {})
+    if not isinstance(value["class_path"], str) or not isinstance(arguments, dict) or value.keys() - _PART:
+        raise UserError(f"{where} is {shown(value)}: give class_path and init_args, and nothing else")
+    return build(subclass_named(base, value["class_path"], where), arguments, where)
+
+
+_PART = {"class_path", "init_args"}
+
+
+def _is_ours(annotation: Any, owner: type) -> bool:
+    """Whether objects of this type may be made for an argument of `owner`: a class of anlit or of owner's package."""
+    if not isinstance(annotation, type) or not (issubclass(annotation, nn.Module) or is_dataclass(annotation)):
+        return False
+    return annotation.__module__.partition(".")[0] in ("anlit", owner.__module__.partition(".")[0])
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is made of numbers and texts, and describes no object."""
+    if isinstance(value, dict):
+        return "class_path" not in value and all(_is_plain(part) for part in (*value, *value.values()))
+    return all(_is_plain(part) for part in value) if isinstance(value, list) else isinstance(value, SCALARS)
+
+
+def _words(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")

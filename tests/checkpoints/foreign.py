@@ -1,0 +1,104 @@
+"""A run trained by the command line, and the same model in every form of a checkpoint, with settings of a stranger."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch.distributed import checkpoint as dcp
+
+from anlit.checkpoints.checkpoint_io import REST
+from anlit.cli import main
+from anlit.data.tokenizer import file_sha256, train_bpe
+from tests.data.prepared import VOCABULARY
+from tests.evaluation.saved import prepare
+from tests.inference.with_text import TEXTS
+
+Settings = dict[str, Any]
+
+
+def trained(folder: Path, architecture: str, *more: str) -> Path:
+    """FOLDER/run, made by `anlit fit` on FOLDER/data, which has a tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = folder / "tokenizer.json"
+    train_bpe(TEXTS, VOCABULARY - 10).save(str(tokenizer))
+    data = prepare(folder / "data", tokenizer_sha256=file_sha256(tokenizer))
+    shutil.copy(tokenizer, data / "tokenizer.json")
+    run = folder / "run"
+    arguments = [
+        "fit", f"--model={architecture}", f"--model.vocab_size={VOCABULARY}", "--model.context_length=16",
+        "--model.n_layers=1", "--model.n_heads=2", "--model.d_model=16", "--data=TokenShards", f"--data.path={data}",
+        "--data.batch_size=2", "--trainer.accelerator=cpu", "--trainer.max_steps=2", "--trainer.val_check_interval=2",
+        "--trainer.enable_progress_bar=false", f"--run_dir={run}", *more,
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    return run
+
+
+def as_file(run: Path, folder: Path, settings: Settings) -> Path:
+    """A .ckpt."""
+    content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    content["hyper_parameters"] |= settings
+    file = folder / "a.ckpt"
+    torch.save(content, file)
+    return file
+
+
+def as_shards(run: Path, folder: Path, settings: Settings) -> Path:
+    """A folder that ranks wrote."""
+    content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    content["hyper_parameters"] |= settings
+    dcp.save({"state_dict": content.pop("state_dict")}, checkpoint_id=folder / "shards", no_dist=True)
+    content.pop("optimizer_states")
+    torch.save(content, folder / "shards" / REST)
+    return folder / "shards"
+
+
+def as_export(run: Path, folder: Path, settings: Settings, *options: str) -> Path:
+    """What `anlit export` writes."""
+    out = folder / "exported"
+    assert main(["export", str(run), "--output", str(out), *options]) == 0
+    change_json(out / "config.json", lambda record: record["settings"].update(settings))
+    return out
+
+
+def as_folded(run: Path, folder: Path, settings: Settings) -> Path:
+    """What `anlit export --fold` writes."""
+    return as_export(run, folder, settings, "--fold")
+
+
+def as_run(run: Path, folder: Path, settings: Settings) -> Path:
+    """A run folder whose checkpoints and config.yaml have the settings."""
+    copy = folder / "run"
+    shutil.copytree(run, copy)
+    for name in ("best", "last"):
+        file = copy / "checkpoints" / f"{name}.ckpt"
+        file.unlink(missing_ok=True)
+        shutil.copy(as_file(run, folder, settings), file)
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config["model"]["init_args"] |= settings
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    return copy
+
+
+FORMS: dict[str, Callable[[Path, Path, Settings], Path]] = {
+    "file": as_file,
+    "shards": as_shards,
+    "export": as_export,
+    "folded": as_folded,
+    "run": as_run,
+}
+
+
+def change_json(file: Path, change: Callable[[Any], Any]) -> None:
+    record = json.loads(file.read_text())
+    change(record)
+    file.write_text(json.dumps(record))
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
