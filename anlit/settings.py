@@ -83,11 +83,16 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, nn.Module)
 
 
+def part_as_plain(part: nn.Module) -> dict[str, Any]:
+    """A part of the network as its class and the attributes named like its arguments."""
+    kind = type(part)
+    arguments = {name: getattr(part, name) for name in _annotations(kind)}
+    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": as_plain(arguments)}
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, nn.Module):
-        kind = type(value)
-        arguments = {name: getattr(value, name) for name in _annotations(kind)}
-        return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": as_plain(arguments)}
+        return part_as_plain(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -95,10 +100,15 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
+def parameters_of(kind: type) -> list[Any]:
+    """The arguments of a constructor as the command line's parser sees them, through **kwargs too: with `name`,
+    `annotation` and `default`."""
+    return list(get_signature_parameters(kind, None))
+
+
 def _annotations(kind: type) -> dict[str, Any]:
-    """The arguments of a constructor and their types as the command line's parser sees them, through **kwargs too."""
-    parameters = get_signature_parameters(kind, None)
-    return {one.name: Any if one.annotation is inspect.Parameter.empty else one.annotation for one in parameters}
+    empty = inspect.Parameter.empty
+    return {one.name: Any if one.annotation is empty else one.annotation for one in parameters_of(kind)}
 
 
 def _family(base: type[T]) -> list[type[T]]:

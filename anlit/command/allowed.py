@@ -11,9 +11,10 @@ from pydoc import locate
 from typing import Any, NamedTuple
 
 from jsonargparse import Namespace, set_parsing_settings
+from torch import nn
 
 from anlit.errors import UserError
-from anlit.settings import shown
+from anlit.settings import parameters_of, shown
 
 
 class Setting(NamedTuple):
@@ -42,7 +43,7 @@ def refuse_functions(config: Any) -> None:
         if setting.name == "class_path":
             if not inspect.isclass(locate(setting.value)):
                 raise _refusal(setting.key, setting.value)
-        elif callable(setting.value) and not inspect.isclass(setting.value) and not _is_default(setting):
+        elif callable(setting.value) and not isinstance(setting.value, type | nn.Module) and not _is_default(setting):
             raise _refusal(setting.key, getattr(setting.value, "__qualname__", setting.value))
 
 
@@ -65,10 +66,8 @@ def _settings(part: Any, key: str, owner: Any = None) -> Iterator[Setting]:
 
 def _is_default(setting: Setting) -> bool:
     """Whether the value is what the class itself has for this argument."""
-    classes = setting.owner.__mro__ if inspect.isclass(setting.owner) else ()
-    own = [vars(one)["__init__"] for one in classes if "__init__" in vars(one) and one is not object]
-    defaults = [inspect.signature(constructor).parameters.get(setting.name) for constructor in own]
-    return any(one is not None and one.default is setting.value for one in defaults)
+    known = parameters_of(setting.owner) if inspect.isclass(setting.owner) else []
+    return any(one.name == setting.name and one.default is setting.value for one in known)
 
 
 def _refusal(key: str, value: Any) -> UserError:
