@@ -8,8 +8,8 @@ from torch import Tensor
 import anlit.attention.mechanisms  # noqa: F401  a checkpoint may name any of them; what is not imported is refused
 from anlit.errors import UserError
 from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
-from anlit.settings import build, subclass_named
 from anlit.models.language_model import LanguageModel
+from anlit.settings import build, subclass_named
 
 OF_TRAINING = ("optimizer",)
 """Settings that a model which is only evaluated does not need; it has the default ones."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.distributed import checkpoint as dcp
 
 from anlit.checkpoints.checkpoint_io import REST
 from anlit.cli import main
-from anlit.data.tokenizer import file_sha256, train_bpe
+from anlit.data.tokenizer import train_bpe
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import prepare
 from tests.inference.with_text import TEXTS
@@ -26,7 +27,7 @@ def trained(folder: Path, architecture: str, *more: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = folder / "tokenizer.json"
     train_bpe(TEXTS, VOCABULARY - 10).save(str(tokenizer))
-    data = prepare(folder / "data", tokenizer_sha256=file_sha256(tokenizer))
+    data = prepare(folder / "data", tokenizer_sha256=sha256(tokenizer.read_bytes()).hexdigest())
     shutil.copy(tokenizer, data / "tokenizer.json")
     run = folder / "run"
     arguments = [
