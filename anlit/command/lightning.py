@@ -27,7 +27,6 @@ from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.command.allowed import refuse_functions, restrict_parser
 from anlit.command.bounds import check_bounds, make_run_dir, refused_by_lightning
 from anlit.command.complaints import one_sentence
-from anlit.command.defaults import spell_out_defaults
 from anlit.command.quiet import quiet
 from anlit.command.run_folder import hold, refuse_lost_checkpoint
 from anlit.command.trained_model import checkpoint_to_evaluate
@@ -90,7 +89,6 @@ class AnlitCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         restrict_parser()
-        spell_out_defaults()
         return super().init_parser(**kwargs)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

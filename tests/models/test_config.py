@@ -12,8 +12,8 @@ from anlit.models.angpt import AnGPTConfig
 from anlit.models.config import DecoderConfig
 from anlit.models.gpt import GPTConfig
 from anlit.models.language_model import LanguageModel
-from anlit.settings import as_plain
 from anlit.models.ngpt import NGPTConfig
+from anlit.settings import as_plain
 from tests.models.tiny import tiny
 
 CONFIGS = {"GPT": GPTConfig, "NGPT": NGPTConfig, "AnGPT": AnGPTConfig}
