@@ -54,8 +54,9 @@ class Attention(nn.Module):
         return BACKENDS[self.backend_for(q)].attend(q, k, v, self.mechanism, documents, dropout)
 
     def backend_for(self, q: Tensor) -> str:
-        """The name of the back end for queries like these: chosen once for each device, precision, need of gradients,
-        and for short and for long sequences.
+        """The name of the back end for queries like these.
+
+        It is chosen once for each device, precision, need of gradients, and for short and long sequences.
 
         Raises:
             UserError: The one that was asked for cannot do it on this device or in this precision.
@@ -67,13 +68,13 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def prepare(self, documents: Documents, h: Tensor) -> None:
-        """Do once, before any block runs, what blocks would do each, and would do inside of what is compiled.
+        """Choose the back end, and let it derive from `documents` what all layers share.
 
-        That is the choice of the back end, and whatever that one derives from `documents` for all layers.
+        It runs once, before the first block, so that it is not part of what is compiled.
 
         Args:
             documents: Those of the batch.
-            h: (B, T, d), the hidden states of which queries will be made.
+            h: (B, T, d), the hidden states from which queries are made.
         """
         if isinstance(documents, cache.Continuation) and documents.n_before:
             return
@@ -105,5 +106,5 @@ def computing_dtype(x: Tensor) -> torch.dtype:
 
 
 def _kind(x: Tensor, dtype: torch.dtype, length: int) -> tuple[str, torch.dtype, bool, bool]:
-    """What the choice of a back end depends on, beside the mechanism."""
+    """What the choice of a back end depends on besides the mechanism."""
     return x.device.type, dtype, x.requires_grad, length >= LONG

@@ -1,4 +1,4 @@
-"""Packed documents: from the ids in a batch to everything that attention derives from them, in one place."""
+"""Packed documents: everything that attention derives from the document ids of a batch."""
 
 from collections.abc import Hashable
 from functools import cached_property
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Packing(NamedTuple):
-    """`cu_seqlens` in a form that has one shape for every batch, so that nothing compiled has to be compiled again."""
+    """`cu_seqlens` in a form of the same shape for every batch, so that compiled code fits all of them."""
 
     bounds: Tensor
     """(B·T + 1,) int32 on the device: where each document begins in the B·T flattened tokens, then B·T to the end."""
@@ -20,7 +20,7 @@ class Packing(NamedTuple):
 class Documents:
     """Which keys each query may see: causal, and inside its own document where documents are masked.
 
-    Where a method takes `window`, a query sees only so many latest keys of those, itself included; None for all.
+    Where a method takes `window`, a query sees at most that many latest keys, its own included; None for all.
 
     Args:
         ids: (B, T) integers, non-decreasing along T, equal for tokens of one document; None for one document.
@@ -45,7 +45,7 @@ class Documents:
         self._masks: dict[int | None, Tensor] = {}
         self._packing: Packing | None = None
         self.derived: dict[Hashable, Any] = {}
-        """What back ends derived from the documents for the layers to share, each under a key of its own."""
+        """What back ends derived from the documents for all layers, each under its own key."""
         self._bounds: tuple[Tensor, Tensor] | None = None
         self.positions = self._positions()
         """Each token's place in its document, (B, T) integers from 0; None where all tokens are one document."""
@@ -129,7 +129,7 @@ class Documents:
     def mask(self, window: int | None = None) -> Tensor:
         """`visible` for all queries at once, (B or 1, 1, T, T); computed once per batch and shared by the layers.
 
-        In a compiled layer only what was there before: to leave it there would make another graph of the next layer.
+        A compiled layer reads it but does not store it: to store it would give the next layer another graph.
         """
         if window in self._masks:
             return self._masks[window]

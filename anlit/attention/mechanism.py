@@ -4,9 +4,8 @@ With q and k of unit root mean square, S_ij = q_i·k_j/√d_head has variance ab
 
     L_ij = a(i−j) · g(n_i) · S_ij + m(i−j)        over the keys j that query i may see,
 
-n_i the number of those keys and t = i − j the distance, so it is three small functions, and at most a window that
-narrows whose keys a query may see. To add one, write a subclass with the functions that are not trivial, and a YAML
-file that names it.
+n_i the number of those keys and t = i − j the distance. So a mechanism is three small functions, and perhaps a window.
+To add one, write a subclass with the functions that are not trivial, and a YAML file that names it.
 """
 
 import copy
@@ -17,13 +16,13 @@ from anlit.attention.coefficient import Coefficient
 
 
 class Mechanism(nn.Module):
-    """Base: a(t) = 1, g(n) = 1, m(t) = 0. A function that returns None is that trivial one, and costs nothing.
+    """Base: a(t) = 1, g(n) = 1, m(t) = 0. A function that returns None is trivial, and costs nothing.
 
     A subclass sets `scales_with_distance = True` if it overrides `distance_gain`: the kernels that cannot change
     logits one by one refuse it then.
 
-    What a user makes is a template; `for_layer` makes from it the module that computes, and only that one knows
-    `n_heads` and `d_head`. A number that may be learned is a `Coefficient`, called for its value.
+    A user makes a template. `for_layer` makes from it the module that computes, which knows `n_heads` and `d_head`. A
+    number that may be learned is a `Coefficient`; call it for its value.
     """
 
     scales_with_distance: bool = False

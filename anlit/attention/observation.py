@@ -17,7 +17,7 @@ from anlit.attention.backends.eager import QUERIES_PER_BLOCK, logits
 from anlit.attention.documents import Documents
 from anlit.attention.statistics import Range, squared_average, statistics
 
-# Logits in a block at most, over sequences and heads: 64 MiB in float32, of which there are a few copies.
+# At most so many logits in a block, over sequences and heads. They are 64 MiB in float32, and a few copies exist.
 BLOCK_ELEMENTS = 1 << 24
 
 
@@ -69,9 +69,9 @@ class BinnedMeans:
 def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator[list[BinnedMeans]]:
     """While this is open, every forward pass of `model` is counted in; gives the means of each layer, first to last.
 
-    A query's context length n is its place in its document, from 1, be there a window or not. Beside what
-    `anlit.attention.statistics.statistics` gives there are `squared_average`, `n`, and `visible_keys`, which is n or
-    the window. A compiled model runs uncompiled here, and its compiled form is kept.
+    A query's context length n is its position in its document, from 1, with or without a window. The statistics are
+    those of `anlit.attention.statistics.statistics`, and `squared_average`, `n` and `visible_keys`, the smaller of n
+    and the window. A compiled model runs uncompiled here, and its compiled form is kept.
     """
     layers = attention_layers(model)
     means = [BinnedMeans(edges) for _ in layers]

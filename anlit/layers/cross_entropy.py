@@ -152,5 +152,5 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def chunk_size(device_type: str, vocab_size: int, width: int) -> int:
-    """Tokens whose logits are held at a time; d at least, or adding to W's gradient costs more than the logits do."""
+    """Tokens whose logits are held at a time. At least d: adding to W's gradient would cost more than the logits do."""
     return max(width, CHUNK_NUMBERS.get(device_type, CHUNK_NUMBERS_ELSEWHERE) // vocab_size)

@@ -39,9 +39,8 @@ from anlit.layers.norms import (
     set_unit_norm,
 )
 from anlit.layers.positions import Rotation, rotate
-from anlit.layers.scaling import ScalingVector
 from anlit.layers.swiglu import swiglu
-from anlit.models.config import DecoderConfig
+from anlit.models.config import NormalisedConfig
 from anlit.models.decoder import Decoder, draw_unit_vectors, split_heads
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import AdamW, OptimizerFactory
@@ -66,31 +65,20 @@ class Approximation:
 
 
 @dataclass(frozen=True)
-class AnGPTConfig(DecoderConfig):
-    """Settings of anGPT. Each scaling vector has an initial value and a scale: how fast it learns relative to the
-    matrices; 1/√d_model if not given.
+class AnGPTConfig(NormalisedConfig):
+    """Settings of anGPT.
 
     Args:
         norm_eps: ε of the QK-norm.
         norms: Rows bounded by norm 1 after each step, or set to it (an ablation).
         approximation: Deviations of the factors, for ablations.
         alpha_init: Initial step size α of both residual updates; 1/n_layers if not given.
-        alpha_scale: The scale of α.
-        s_z_init: Initial scale of the logits.
-        s_z_scale: The scale of s_z.
     """
 
     norm_eps: float = 1e-6
     norms: Norms = "bounded"
     approximation: Approximation = Approximation()
     alpha_init: float | None = None
-    alpha_scale: float | None = None
-    s_z_init: float = 1.0
-    s_z_scale: float | None = None
-
-    def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
-        """A scaling vector (width,) with its default scale."""
-        return ScalingVector(width, init, 1 / math.sqrt(self.d_model) if scale is None else scale)
 
 
 class AnGPTBlock(nn.Module):

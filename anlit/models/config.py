@@ -1,10 +1,11 @@
-"""The settings that all three architectures have, each written once.
+"""The settings that architectures share, each written once.
 
 A field here is a key of `model.init_args` in YAML and an argument of `GPT`, `NGPT` and `AnGPT`. Each architecture's own
 settings, and its optimizer and schedule, stand in its file.
 """
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -16,6 +17,7 @@ from anlit.attention.mechanisms.plain import Plain
 from anlit.attention.output import Gate
 from anlit.errors import UserError
 from anlit.layers.positions import Positions, RoPE
+from anlit.layers.scaling import ScalingVector
 from anlit.models.runtime import Runtime
 
 
@@ -39,15 +41,15 @@ class DecoderConfig:
         backend: The attention kernel; auto takes the fastest that can do the mechanism.
         qk_norm: Normalise queries and keys per head.
         qk_norm_gain: Whether QK-norm has a learned gain; by default GPT+'s and nGPT's (s_qk) has, anGPT's has none.
-        qk_norm_eps: ε of the QK-norm, added to a mean square that is about 1 before it in nGPT and anGPT: one that is
-            not small lets q and k keep some of their norm. By default norm_eps, in nGPT 0.
+        qk_norm_eps: ε of the QK-norm. A large one lets q and k keep some of their norm. In nGPT and anGPT it is added
+            to a mean square of about 1. By default norm_eps, in nGPT 0.
         qk_clip: After each optimizer step, shrink queries and keys where a head's largest score q·k/√D since the last
             step was over this (arXiv 2507.20534); null for never. It costs a second product q·kᵀ.
         v_norm: Normalise values per head too (QKV-norm, arXiv 2410.16682).
         attention_norm: Normalise each head's weighted average of the values.
         attention_gate: Multiply the averages by 2σ(W_g x), W_g starting at 0: one factor per head, or one per element
             (arXiv 2505.06708).
-        post_norm: Normalise what W_o and W_d put out (peri-LN, arXiv 2502.02732); nGPT does so in any case.
+        post_norm: Normalise what W_o and W_d put out (peri-LN, arXiv 2502.02732); nGPT always does.
         dropout: Share dropped of the attention weights and of each block's two updates.
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         runtime: Compiled blocks, activation checkpointing, late initial values, float8.
@@ -109,8 +111,7 @@ class DecoderConfig:
         return self.d_ff or 4 * self.d_model
 
     def for_one_model(self) -> Self:
-        """The same settings with a mechanism whose shared coefficients are one model's own, and positions that know the
-        training length."""
+        """The same settings for one model: its own copy of the mechanism, and positions for its training length."""
         positions = self.positions.for_context(self.context_length)
         return replace(self, attention=copy.deepcopy(self.attention), positions=positions)
 
@@ -131,3 +132,23 @@ class DecoderConfig:
     def positions_of(self, layer: int) -> Positions:
         """The positions of layer number `layer`, from 0."""
         return self.positions.for_layer(layer)
+
+
+@dataclass(frozen=True)
+class NormalisedConfig(DecoderConfig):
+    """Settings that nGPT and anGPT share. Each scaling vector has an initial value and a scale: how fast it learns
+    relative to the matrices; 1/√d_model if not given.
+
+    Args:
+        alpha_scale: The scale of α.
+        s_z_init: Initial scale of the logits.
+        s_z_scale: The scale of s_z.
+    """
+
+    alpha_scale: float | None = None
+    s_z_init: float = 1.0
+    s_z_scale: float | None = None
+
+    def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
+        """A scaling vector (width,) with its default scale."""
+        return ScalingVector(width, init, 1 / math.sqrt(self.d_model) if scale is None else scale)

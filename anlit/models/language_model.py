@@ -66,9 +66,9 @@ class LanguageModel(L.LightningModule):
         self.step_loss = StepLoss()
 
     def configure_model(self) -> None:
-        """Prepare the decoder for its runtime; a strategy that shards does so after this.
+        """Prepare the decoder to run; a strategy shards it afterwards.
 
-        Loading a checkpoint without a Trainer calls it too: then it runs as it is.
+        Loading a checkpoint without a Trainer calls this too, and then only draws missing weights.
         """
         if self._trainer is None:
             self.model.draw_missing(torch.device("cpu"))
@@ -133,7 +133,7 @@ class LanguageModel(L.LightningModule):
         return objective
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Show the loss in the progress bar where it is looked at in any case."""
+        """Show the loss in the progress bar at steps that wait for the device anyway."""
         if self.device.type == "cpu" or is_logged(self.trainer, self.trainer.global_step):
             self.log("loss", self._loss.cpu(), prog_bar=True, logger=False)
 

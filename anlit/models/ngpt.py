@@ -26,9 +26,8 @@ from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, fused_linear
 from anlit.layers.norms import Norms, RMSNorm, UnitNorm, bound_norm, set_unit_norm, unit
 from anlit.layers.positions import Rotation, rotate
-from anlit.layers.scaling import ScalingVector
 from anlit.layers.swiglu import swiglu
-from anlit.models.config import DecoderConfig
+from anlit.models.config import NormalisedConfig
 from anlit.models.decoder import Decoder, draw_unit_vectors, split_heads
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import AdamW, OptimizerFactory
@@ -36,35 +35,24 @@ from anlit.optim.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class NGPTConfig(DecoderConfig):
-    """Settings of nGPT. Each scaling vector has an initial value and a scale: how fast it learns relative to the
-    matrices; 1/√d_model if not given.
+class NGPTConfig(NormalisedConfig):
+    """Settings of nGPT.
 
     Args:
         norms: Vectors set to norm 1 after each step, or bounded by it as in anGPT (an ablation).
         alpha_init: Initial step size α of both residual updates; of order 1/n_layers.
-        alpha_scale: The scale of α.
         s_qk_init: Initial scale of queries and keys.
         s_qk_scale: The scale of s_qk.
         s_uv_init: Initial scale of the MLP's u and z.
         s_uv_scale: The scale of s_u and s_v.
-        s_z_init: Initial scale of the logits.
-        s_z_scale: The scale of s_z.
     """
 
     norms: Norms = "strict"
     alpha_init: float = 0.05
-    alpha_scale: float | None = None
     s_qk_init: float = 1.0
     s_qk_scale: float | None = None
     s_uv_init: float = 1.0
     s_uv_scale: float = 1.0
-    s_z_init: float = 1.0
-    s_z_scale: float | None = None
-
-    def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
-        """A scaling vector (width,) with its default scale."""
-        return ScalingVector(width, init, 1 / math.sqrt(self.d_model) if scale is None else scale)
 
 
 class NGPTBlock(nn.Module):

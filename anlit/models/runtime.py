@@ -1,4 +1,4 @@
-"""How a model is run: compiled, recomputed, drawn late, which changes time and memory but no result; and in float8."""
+"""How a model is run: compilation, activation checkpointing and late initial values, which change no result; float8."""
 
 import ctypes
 import importlib.util
@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from anlit.layers.float8 import Recipe, use_float8
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's malloc.h: free bytes at the end of the heap that are given back, bytes of a block with a mapping of its
-own."""
+"""Of glibc's malloc.h. The first limits the free memory at the end of the heap, the second the blocks inside it."""
 LARGEST_INT, KEPT_BLOCK = 2**31 - 1, 2**30
 
 
@@ -26,14 +25,14 @@ class Runtime:
     Args:
         compile: Whether to compile each block with torch.compile; all blocks of a kind share one compilation. On a GPU
             also a chunk of the loss, and the restoration of norms where weights are not sharded. `auto` compiles on
-            CUDA. On CPU most of its gain is there without it: see `anlit.layers.cpu_gradients`.
+            CUDA. On CPU `anlit.layers.cpu_gradients` has most of its gain already.
         recompute_every: Activation checkpointing: recompute every n-th block in the backward pass instead of keeping
             what it computed; 1 recomputes all, 0 none.
-        meta_init: Draw the initial weights only after they are sharded, for models that one device or the host cannot
-            hold as often as it has ranks. They are the same weights.
+        meta_init: Draw the initial weights after they are sharded. It is for models of which the host cannot hold one
+            copy for each rank. The weights are the same.
         float8: Matrix products of the blocks in float8 (`tensorwise`, `rowwise`, `rowwise_with_gw_hp`, see
-            `anlit.layers.float8`), from compute capability 8.9 on; on CPU emulated, to see what the rounding does.
-            Embedding, output layer, norms and optimizer are not touched.
+            `anlit.layers.float8`). GPUs need compute capability 8.9. A CPU emulates the rounding. Embedding, output
+            layer, norms and optimizer stay as they are.
     """
 
     compile: bool | Literal["auto"] = "auto"
@@ -46,11 +45,11 @@ class Runtime:
             raise ValueError(f"runtime.recompute_every must not be negative, but is {self.recompute_every}")
 
     def device(self) -> AbstractContextManager[Any]:
-        """Where the network is built."""
+        """The device context in which the network is built."""
         return torch.device("meta") if self.meta_init else nullcontext()
 
     def compiles_on(self, device_type: str) -> bool:
-        """Whether to compile on such a device: as told, or for `auto` where Triton makes the kernels."""
+        """Whether to compile on such a device; `auto` does where Triton makes the kernels."""
         if self.compile == "auto":
             return device_type == "cuda" and importlib.util.find_spec("triton") is not None
         return self.compile
@@ -58,8 +57,8 @@ class Runtime:
     def apply(self, decoder: Any, device_type: str, is_sharded: bool = False) -> None:
         """Prepare a decoder, before it is sharded.
 
-        A block's `forward` is replaced and not the module: names in checkpoints stay, and what sharding hooks around
-        a block's call stays outside of what is compiled or recomputed.
+        Each block's `forward` is replaced, not the module. So the names in checkpoints stay, and sharding's hooks stay
+        outside of what is compiled or recomputed.
 
         Args:
             decoder: An `anlit.models.decoder.Decoder`.
@@ -84,9 +83,9 @@ class Runtime:
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep what is freed, for the next step to use; whether it does, which needs glibc.
+    """Let glibc keep freed memory for the next step. Returns whether it does; other C libraries do not.
 
-    Otherwise the activations of every step are given back to the kernel and come back page by page, zeroed.
+    Otherwise every step returns its activations' memory to the kernel and gets it back page by page, zeroed.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -96,11 +95,13 @@ def keep_freed_memory() -> bool:
 
 
 def flush_denormals() -> bool:
-    """Let this thread, and those that it starts from now on, take numbers too small to be normal (below 1.2e-38) for 0;
-    whether the processor can.
+    """Treat denormal numbers (below 1.2e-38) as 0, in this thread and those that it starts from now on.
 
-    A product with one takes many times as long. They come where exponentials run out, as in ALiBi's far weights, and in
-    Adam's averages for tokens that have not come for long.
+    A product with one takes many times as long. They arise where exponentials vanish, as in ALiBi's far weights, and in
+    Adam's averages for rare tokens.
+
+    Returns:
+        Whether the processor can.
     """
     return torch.set_flush_denormal(True)
 

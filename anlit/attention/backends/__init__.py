@@ -3,15 +3,15 @@
 A back end is a module, one file or a folder, with
 
     reason_against(mechanism, q=None, dropout=0.0) -> str | None
-        why it cannot do `mechanism`, None if it can. Without `q` only what no device can change counts; with it, an
-        example of queries (B, H, T, D), its device, precision, head width and whether it needs a gradient as well.
+        why it cannot do `mechanism`, None if it can. `q` is an example of queries, (B, H, T, D): its device, precision,
+        head width and need of a gradient count too. Without `q` only reasons that hold on every device count.
     attend(q, k, v, mechanism, documents, dropout) -> Tensor
         every tensor of shape (B, H, T, D), q and k of unit root mean square, the logits scaled by 1/√D.
-    prepare(mechanism, documents, n_rows)                                        (it may have this one)
-        called before the first layer, and outside of what is compiled: derive from the documents of `n_rows`
-        sequences what the layers share, and leave it with `documents`.
+    prepare(mechanism, documents, n_rows)                                        (optional)
+        derives what all layers share from the documents of `n_rows` sequences and stores it in `documents`. It is
+        called before the first layer, outside of compiled code.
 
-A new one is one module, its entry in `BACKENDS` and its place in `PREFERRED`.
+To add one, write a module and enter it in `BACKENDS` and `PREFERRED`.
 """
 
 import logging
@@ -34,16 +34,16 @@ BACKENDS: dict[str, ModuleType] = {
     "eager": eager,
 }
 
-# What `auto` takes the first possible of, for each type of device.
+# In this order `auto` tries them, for each type of device.
 PREFERRED: dict[str, tuple[str, ...]] = {
     # flash, triton and flex have not run on a GPU yet: name one to use it. `anlit benchmark attention --preset h200`
     # checks and times them, and is to order this list.
     "cuda": ("sdpa", "eager"),
-    # `anlit benchmark attention --preset cpu`: see the README's table. flex has no backward pass here.
+    # Measured by `anlit benchmark attention --preset cpu`: docs/results/attention_cpu. flex has no backward pass here.
     "cpu": ("sdpa", "eager"),
 }
-# On a CPU, for mechanisms that change logits by distance or have a window, for which sdpa needs a T × T mask: with one
-# thread, or from this length on. With several threads short sequences are too little work for it, as the README shows.
+# On a CPU, for mechanisms that change logits by distance or have a window: sdpa would need a T × T mask for them. With
+# several threads only from the length LONG on, because shorter sequences are too little work to share.
 PREFERRED_BY_DISTANCE = ("blockwise", "sdpa", "eager")
 LONG = 1024
 ELSEWHERE = ("sdpa", "eager")
@@ -66,7 +66,7 @@ def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:
 
 
 def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> str:
-    """Which back end computes `mechanism` for queries like `q`: `name`, or for auto the first possible of `PREFERRED`.
+    """The back end for queries like `q`: `name`, or for auto the first of `PREFERRED` that can do `mechanism`.
 
     What auto took, and why none before it, is logged once.
 
@@ -85,12 +85,12 @@ def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> 
 
 
 def likely(name: str, mechanism: Mechanism, device_type: str, dropout: float = 0.0) -> str:
-    """What `choose` will give on a device that is not here, in a precision and head width that suit every back end."""
+    """What `choose` would give on a device of this type, in a precision and head width that suit every back end."""
     return name if name != "auto" else _first_possible(device_type, mechanism, None, dropout)[0]
 
 
 def _first_possible(device_type: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[str, list[str]]:
-    """Of the preferred back ends the first possible, which there always is, and why not those before it."""
+    """The first preferred back end that can do it (there always is one), and why those before it cannot."""
     reasons = []
     preferred = PREFERRED.get(device_type, ELSEWHERE)
     is_long = q is not None and q.shape[-2] >= LONG
