@@ -1,7 +1,7 @@
 """One look for all figures: a colour and a marker belong to an architecture or a mechanism, wherever it is drawn.
 
 In a figure of several architectures the colour is the architecture's and the marker the mechanism's. In one of several
-mechanisms of one architecture both are the mechanism's. Lines that still would look alike differ in their dashes.
+mechanisms of one architecture both are the mechanism's. Lines that would still look alike differ in marker and dashes.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
             colour = ARCHITECTURES[architecture]
         elif architecture is None and _find(label, MECHANISMS) is None:  # nobody's: the next colour that is free
             colour, marker = spare[number % len(spare)], MARKERS[number % len(MARKERS)]
-        same = sum((one.colour, one.marker) == (colour, marker) for one in found.values())
-        found[label] = Look(colour, marker, DASHES[same % len(DASHES)])
+        taken = [one.marker for one in found.values() if one.colour == colour]
+        free = [marker, *(other for other in MARKERS if other not in taken)]
+        found[label] = Look(colour, free[marker in taken and len(free) > 1], DASHES[len(taken) % len(DASHES)])
     return found
 
 
@@ -92,6 +93,7 @@ def style() -> AbstractContextManager[None]:
         "axes.titlesize": 10,
         "axes.edgecolor": INK,
         "axes.unicode_minus": True,
+        "axes.formatter.useoffset": False,
         "grid.alpha": 0.25,
         "grid.linewidth": 0.6,
         "legend.frameon": False,
@@ -107,7 +109,8 @@ def save(figure: Figure, path: Path) -> None:
     Labels are no formulas, whatever dollar signs they hold; the numbers on logarithmic axes, made while drawing, are.
     """
     for text in figure.findobj(Text):
-        if "mathdefault" not in text.get_text():  # type: ignore[attr-defined]
+        shown = text.get_text()  # type: ignore[attr-defined]
+        if "$" in shown and "mathdefault" not in shown:
             text.set_parse_math(False)  # type: ignore[attr-defined]
     try:
         figure.savefig(path, dpi=DPI)

@@ -27,6 +27,7 @@ TITLES = {
 }
 LOGARITHMIC = ("inverse_largest_weight", "participation", "squared_average")
 COLUMNS = 4
+HEADS = "line: mean over heads; band: from the least to the greatest head"
 # Heat maps with more cells than this have no numbers written in.
 MOST_NUMBERS = 200
 
@@ -126,7 +127,8 @@ def average_figure(found: dict[str, Any]) -> Figure:
         ax.set_ylim(0.8 * math.sqrt(low), 1.25)
         _logarithmic(ax)
         ax.set_title(f"layer {layer}")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3 if len(axes) > 2 else 1, title=HEADS)
     return figure
 
 
@@ -213,4 +215,4 @@ def _logarithmic(ax: Axes) -> None:
 
 def _legend(figure: Figure, ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)), title=HEADS)
