@@ -15,7 +15,7 @@ from anlit.reporting.files import write_json, write_text
 from anlit.reporting.intervals import Interval
 from anlit.reporting.page import html
 from anlit.reporting.table import NONE, markdown_table, terminal_table
-from anlit.reporting.text import code, literal, visible
+from anlit.reporting.text import code, literal, minus, visible
 
 COLUMNS = (
     "seeds", "parameters", "validation loss", "bits per byte", "tokens", "seconds", "speed-up, tokens", "% of tokens",
@@ -180,8 +180,8 @@ def _tests(report: Report) -> str:
         test, cells = claim.loss, [NONE] * 6
         if test is not None:
             n = str(test.n[0]) if test.method.startswith("paired") else f"{test.n[0]}, {test.n[1]}"
-            interval = f"{test.low:+.4f} … {test.high:+.4f}"
-            cells = [n, f"{test.difference:+.4f}", interval, test.method, _p(test.p), _p(claim.p_holm)]
+            interval = minus(f"{test.low:+.4f} … {test.high:+.4f}")
+            cells = [n, minus(f"{test.difference:+.4f}"), interval, test.method, _p(test.p), _p(claim.p_holm)]
         t = claim.tokens
         speed = f"{t.difference:.2f} ({t.low:.2f} … {t.high:.2f}), {_p(t.p)}" if t else NONE
         rows.append([literal(claim.result.label), *cells, speed])

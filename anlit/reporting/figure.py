@@ -117,8 +117,3 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Producer": None, "Creator": None})
     finally:
         plt.close(figure)
-
-
-def minus(text: str) -> str:
-    """A number with the sign that axes have, `−0.5`."""
-    return text.replace("-", "−")

@@ -35,3 +35,8 @@ def code(text: str) -> str:
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     padding = " " if shown[:1] == "`" or shown[-1:] == "`" else ""
     return f"{fence}{padding}{shown}{padding}{fence}"
+
+
+def minus(number: str) -> str:
+    """A number with the sign that the axes of figures have, `−0.5`."""
+    return number.replace("-", "−")

@@ -15,6 +15,7 @@ from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.plan import Arm
 from anlit.errors import UserError
 from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.text import minus
 
 MARGIN = 0.005
 """A share of the loss: what counts as no change, where a claim gives no other."""
@@ -40,8 +41,9 @@ def ablation(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         failed = _failed(outcome, arm)
         rows.append([
             arm.title, str(len(losses)), str(failed), spread(Summary(tuple(losses.values())), 4),
-            f"{-change:+.2f} %" if change is not None else NONE,
-            f"{-interval[1]:+.2f} … {-interval[0]:+.2f} %" if interval else NONE, f"{test.p:.3g}" if test else NONE,
+            minus(f"{-change:+.2f} %") if change is not None else NONE,
+            minus(f"{-interval[1]:+.2f} … {-interval[0]:+.2f} %") if interval else NONE,
+            f"{test.p:.3g}" if test else NONE,
         ])  # fmt: skip
         labels.append(arm.title)
         means.append(change if change is not None else "failed" if failed else "not run")
@@ -97,7 +99,7 @@ def verdict(expected: str, ours: dict[Any, float], theirs: dict[Any, float], fai
     if test is None:
         return "open: too few finished seeds"
     room = margin * float(np.mean(list(theirs.values())))
-    told = f"{test.difference:+.4f} nats ({test.low:+.4f} … {test.high:+.4f}), p = {test.p:.2g}"
+    told = minus(f"{test.difference:+.4f} nats ({test.low:+.4f} … {test.high:+.4f})") + f", p = {test.p:.2g}"
     wider = np.std(list(ours.values())) >= 3 * np.std(list(theirs.values())) > 0
     answers = {
         "same": (-room <= test.low and test.high <= room, test.low > room or test.high < -room),

@@ -10,7 +10,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from anlit.analysis.study.outcome import Point
-from anlit.reporting.figure import BASELINE_LINE, COLOURS, INK, MAP, looks, minus, save, style
+from anlit.reporting.figure import BASELINE_LINE, COLOURS, INK, MAP, looks, save, style
+from anlit.reporting.text import minus
 
 PER_ROW = 3
 NAMES = {"tokens": "training tokens", "flops": "training compute", "lr": "learning rate", "batch_size": "batch size",

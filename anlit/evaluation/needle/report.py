@@ -13,7 +13,7 @@ from rich.table import Table
 from anlit.evaluation.needle.score import Scores
 from anlit.evaluation.report import provenance
 from anlit.reporting.table import markdown_table
-from anlit.reporting.text import literal
+from anlit.reporting.text import literal, minus
 
 Z = 1.959964
 """Quantile of the normal distribution for 95 %."""
@@ -138,4 +138,4 @@ def _accuracy(arm: ArmScores, length: int) -> str:
 
 
 def _nats(arm: ArmScores, length: int) -> str:
-    return f"{arm.nats_per_token(length):.3f}".replace("-0.000", "0.000").replace("-", "−")
+    return minus(f"{arm.nats_per_token(length):.3f}".replace("-0.000", "0.000"))

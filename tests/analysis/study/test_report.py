@@ -23,6 +23,7 @@ from anlit.analysis.study.selection import select
 from anlit.analysis.study.state import note_end, note_start
 from anlit.analysis.wall_clock import FILE
 from anlit.errors import UserError
+from anlit.reporting.text import minus
 
 from .conftest import write_study
 from .synthetic import POINTS, train
@@ -103,7 +104,8 @@ def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Tables) -
     tested = page.row("anGPT", 8)
     found = stats.ttest_rel(ours, theirs)
     low, high = found.confidence_interval()
-    assert tested[1:5] == ["3", f"{fmean(ours) - fmean(theirs):+.4f}", f"{low:+.4f} … {high:+.4f}", "paired t-test"]
+    shown = [minus(f"{fmean(ours) - fmean(theirs):+.4f}"), minus(f"{low:+.4f} … {high:+.4f}")]
+    assert tested[1:5] == ["3", *shown, "paired t-test"]
     assert tested[5] == f"p = {found.pvalue:.4f}"
     logs = stats.ttest_1samp(np.log(in_tokens), 0)
     assert tested[7].startswith(f"{math.exp(np.log(in_tokens).mean()):.2f} (")
@@ -219,7 +221,7 @@ def test_the_ablation_orders_changes_and_tests_claims(folder: Path) -> None:
     page = Tables(write(study, folder / "out", "x").read_text())
     change = 100 * (1 - fmean([3.30, 3.36, 3.31]) / fmean([3.50, 3.53, 3.49]))
     assert page.row("anGPT", 7)[1:5] == ["3", "0", "3.3233 ± 0.0321", f"+{change:.2f} %"]
-    assert page.row("anGPT against GPT+", 3)[2].startswith("holds: -0.1833 nats")
+    assert page.row("anGPT against GPT+", 3)[2].startswith("holds: −0.1833 nats")
     assert page.row("GPT+ against anGPT", 3)[1:] == ["same within ±0.5 %", page.row("GPT+ against anGPT", 3)[2]]
     assert page.row("GPT+ against anGPT", 3)[2].startswith("fails: +0.1833 nats")
 
