@@ -12,6 +12,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.distributed.checkpoint.api import CheckpointException
 
 from anlit.checkpoints.exported import is_exported, read_exported
+from anlit.checkpoints.integrity import DamagedError, next_best, verify
 from anlit.checkpoints.untrusted import check_plain
 from anlit.errors import RunError, UserError
 
@@ -44,9 +45,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """One file as it is; a folder of parts put together as if it were one. Never anything but plain values.
 
         Raises:
-            UserError: `path` is an address.
+            UserError: `path` is an address, or not what was written.
         """
         refuse_address(path)
+        try:
+            verify(Path(path))
+        except DamagedError as error:
+            raise UserError(f"ckpt_path={path} is damaged ({error}): {next_best(Path(path))}") from error
         if is_sharded(path):
             return read_whole(path)
         return super().load_checkpoint(path, map_location, weights_only=True)
@@ -102,9 +107,14 @@ def is_sharded(path: str | Path) -> bool:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint of any form on the CPU, an exported model too, read with weights_only=True."""
+    """A checkpoint of any form on the CPU, an exported model too, read with weights_only=True.
+
+    Raises:
+        DamagedError: It is not what was written.
+    """
     if is_exported(path):
         return read_exported(path)
+    verify(Path(path))
     if is_sharded(path):
         return read_whole(path)
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -23,6 +23,7 @@ from anlit.checkpoints.checkpoint_io import (
     write_durably,
     write_failed,
 )
+from anlit.checkpoints.integrity import write_sums
 
 
 class ShardedCheckpoints:
@@ -142,6 +143,7 @@ def _publish(folder: Path, path: Path) -> None:
     """Let the name `path` stand for `folder`, in one step, and remove what it stood for. Rank 0 does it."""
     if distributed.get_rank() != 0:
         return
+    write_sums(folder)
     link = path.with_name(".link-" + path.name)
     link.unlink(missing_ok=True)
     link.symlink_to(folder.relative_to(path.parent), target_is_directory=True)

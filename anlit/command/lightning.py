@@ -28,7 +28,7 @@ from anlit.command.allowed import refuse_functions, restrict_parser
 from anlit.command.bounds import check_bounds, make_run_dir, refused_by_lightning
 from anlit.command.complaints import one_sentence
 from anlit.command.quiet import quiet
-from anlit.command.run_folder import hold, refuse_lost_checkpoint
+from anlit.command.run_folder import hold, refuse_damaged_checkpoint, refuse_lost_checkpoint
 from anlit.command.trained_model import checkpoint_to_evaluate
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
@@ -152,6 +152,8 @@ class AnlitCLI(LightningCLI):
         self.model.accept_changes = self._get(self.config_init, "accept_changes")
         if self.trainer.is_global_zero:
             self.held = hold(run_dir)
+            if ckpt_path is not None:
+                refuse_damaged_checkpoint(run_dir, ckpt_path)
         goes_on = ckpt_path == "last" and (Path(run_dir) / "checkpoints" / "last.ckpt").exists()
         if path is not None and not goes_on:
             load_initial_weights(self.model, path)

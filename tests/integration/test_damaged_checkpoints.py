@@ -1,0 +1,144 @@
+"""A run is not continued from a damaged checkpoint, whatever the damage: one sentence names what else there is."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from anlit.checkpoints.checkpoint_io import read_checkpoint
+from anlit.checkpoints.integrity import DamagedError
+from anlit.cli import main
+from tests.integration.conftest import fit_arguments, run
+from tests.integration.ranks import FSDP, run_ranks
+
+STEPS = 6
+Damage = Callable[[Path], None]
+SHORT = (f"--trainer.max_steps={STEPS}", "--trainer.val_check_interval=3", "--ckpt_path=last")
+
+
+@pytest.fixture(scope="module")
+def single(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "single"
+    assert run(fit_arguments(shards, run_dir, *SHORT)) == 0
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def sharded(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "sharded"
+    assert run_ranks(fit_arguments(shards, run_dir, *SHORT, *FSDP), 2) == [0, 0]
+    return run_dir
+
+
+def flip(path: Path, share: float = 0.5) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * share)] ^= 4
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def resaved(change: Callable[[dict], object]) -> Damage:
+    def damage(path: Path) -> None:
+        content = torch.load(path, weights_only=True)
+        torch.save(change(content), path)
+
+    return damage
+
+
+def without(key: str) -> Damage:
+    return resaved(lambda content: {k: v for k, v in content.items() if k != key})
+
+
+def linked_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name("gone"))
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+FILE: dict[str, Damage] = {
+    "a flipped bit": flip,
+    "cut short": cut,
+    "empty": lambda path: path.write_bytes(b""),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "text": lambda path: path.write_text("no checkpoint"),
+    "a list": resaved(lambda content: [1, 2]),
+    "somebody else's": resaved(lambda content: {"state_dict": content["state_dict"]}),
+    "no weights": without("state_dict"),
+    "no optimizer": without("optimizer_states"),
+    "no loops": without("loops"),
+    "weights of a wrong type": resaved(lambda content: {**content, "state_dict": 5}),
+    "a folder": a_folder,
+    "a link to nothing": linked_to_nothing,
+}
+PARTS: dict[str, Damage] = {
+    "a flipped bit in a part": lambda path: flip(path / "__1_0.distcp"),
+    "a part cut short": lambda path: cut(path / "__1_0.distcp"),
+    "a part missing": lambda path: (path / "__0_0.distcp").unlink(),
+    "no description": lambda path: (path / ".metadata").unlink(),
+    "a flipped bit in the description": lambda path: flip(path / ".metadata"),
+    "no rest": lambda path: (path / "meta.pt").unlink(),
+    "a flipped bit in the rest": lambda path: flip(path / "meta.pt"),
+    "no sums": lambda path: (path / "sums.json").unlink(),
+}
+
+
+def assert_refused(shards: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = (run_dir / "run.json").read_bytes()
+    capsys.readouterr()
+    assert main(fit_arguments(shards, run_dir, *SHORT)) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("anlit: error")]
+    assert len(errors) == 1
+    assert "checkpoints/last.ckpt is damaged (" in errors[0]
+    assert f"continue with --ckpt_path {run_dir}/checkpoints/best.ckpt" in errors[0]
+    assert (run_dir / "run.json").read_bytes() == record
+
+
+@pytest.mark.parametrize("damage", FILE.values(), ids=FILE.keys())
+def test_a_damaged_file(
+    shards: Path, tmp_path: Path, single: Path, damage: Damage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = shutil.copytree(single, tmp_path / "run")
+    damage(run_dir / "checkpoints" / "last.ckpt")
+    assert_refused(shards, run_dir, capsys)
+
+
+@pytest.mark.parametrize("damage", PARTS.values(), ids=PARTS.keys())
+def test_a_damaged_folder(
+    shards: Path, tmp_path: Path, sharded: Path, damage: Damage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = shutil.copytree(sharded, tmp_path / "run", symlinks=True)
+    damage((run_dir / "checkpoints" / "last.ckpt").resolve())
+    assert_refused(shards, run_dir, capsys)
+
+
+def test_whoever_reads_looks_at_the_sums(tmp_path: Path, single: Path, sharded: Path) -> None:
+    """A copy of the file alone, too."""
+    copy = shutil.copy(single / "checkpoints" / "last.ckpt", tmp_path / "copy.ckpt")
+    assert read_checkpoint(copy)["global_step"] == STEPS
+    flip(Path(copy))
+    with pytest.raises(DamagedError):
+        read_checkpoint(copy)
+    folder = shutil.copytree((sharded / "checkpoints" / "last.ckpt").resolve(), tmp_path / "folder")
+    assert read_checkpoint(folder)["global_step"] == STEPS
+    flip(folder / "__0_0.distcp")
+    with pytest.raises(DamagedError):
+        read_checkpoint(folder)
+
+
+def test_nothing_else_to_go_on_from_is_said(
+    shards: Path, tmp_path: Path, single: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = shutil.copytree(single, tmp_path / "run")
+    for name in ("last.ckpt", "best.ckpt"):
+        flip(run_dir / "checkpoints" / name)
+    assert main(fit_arguments(shards, run_dir, *SHORT)) == 2
+    assert "the run has no other one" in capsys.readouterr().err
