@@ -12,6 +12,7 @@ from torch.distributed import checkpoint as dcp
 from anlit import GPT
 from anlit.checkpoints.checkpoint_io import REST, read_checkpoint, read_rest
 from anlit.checkpoints.initial_weights import load_initial_weights
+from anlit.checkpoints.integrity import write_sums
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.checkpoints.untrusted import METADATA
 from anlit.cli import main
@@ -51,6 +52,7 @@ def sharded(folder: Path, content: dict[str, Any], **more: Any) -> Path:
     rest = {key: value for key, value in content.items() if key not in ("state_dict", "optimizer_states")}
     dcp.save({"state_dict": content["state_dict"], **more}, checkpoint_id=folder, no_dist=True)
     torch.save(rest, folder / REST)
+    write_sums(folder)
     return folder
 
 
@@ -78,4 +80,5 @@ def test_every_part_of_a_sharded_one(content, tmp_path: Path, capsys) -> None:
     for number, evil in enumerate((pickle.dumps(RunsCode(trace)), b"cbuiltins\neval\n(S'1'\ntR.", b"")):
         metadata = sharded(tmp_path / f"metadata{number}", content)
         (metadata / METADATA).write_bytes(evil)
+        write_sums(metadata)  # whoever makes it can make those too
         refused(metadata, trace, capsys)
