@@ -152,3 +152,18 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, capsys) -> None
         file.write_text(content)
         assert main(["export", str(run), "--tokenizer", str(file), "--output", str(tmp_path / "out")]) == 2
         assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_code_cache")
+def test_the_tokenizer_of_a_folder_with_code_needs_none_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import dynamic_module_utils
+
+    def refuse(*arguments: object, **more: object) -> None:
+        raise AssertionError("code was fetched, or asked for")
+
+    run, out = make_run_with_text(tmp_path, AnGPT), tmp_path / "out"
+    assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
+    monkeypatch.setattr(dynamic_module_utils, "get_class_from_dynamic_module", refuse)
+    monkeypatch.setattr("builtins.input", refuse)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=False)
+    assert tokenizer.decode(tokenizer("the cat sat")["input_ids"]) == "the cat sat"

@@ -44,8 +44,10 @@ def import_huggingface(source: str, output: str, context_length: int | None = No
     folder, target = Path(source), new_folder(output)
     record = _read_json(folder / CONFIG, "give a folder that holds a Qwen3 of transformers")
     refuse(record, folder)
+    given = read_weights(folder)
+    _check_layers(given, record, folder)
     settings, shapes = _model(record, context_length)
-    weights, notes = as_gpt(read_weights(folder), record)
+    weights, notes = as_gpt(given, record)
     _check(weights, shapes, folder)
     content = {
         "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
@@ -69,7 +71,7 @@ def refuse(record: dict[str, Any], folder: Path) -> None:
     kind = record.get("model_type")
     if kind not in KNOWN:
         raise UserError(f"{folder} holds a model of type {kind!r}: anlit import reads {', '.join(KNOWN.values())}")
-    if missing := [key for key in SIZES if not isinstance(record.get(key), int)]:
+    if missing := [key for key in SIZES if type(record.get(key)) is not int or record[key] < 1]:
         raise UserError(f"{folder / CONFIG} does not tell {', '.join(missing)}: download it again")
     heads, width = record["num_attention_heads"], record["hidden_size"]
     d_head = record.get("head_dim") or width // heads
@@ -139,6 +141,8 @@ def read_weights(folder: Path) -> dict[str, "Tensor"]:
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
         names = sorted(set(_read_json(folder / INDEX, "download it again").get("weight_map", {}).values()))
+        if outside := [name for name in names if Path(name).name != name]:
+            raise UserError(f"{folder / INDEX} names {outside[0]!r}, which is not a file beside it: download it again")
     weights: dict[str, Tensor] = {}
     for name in names:
         if not (folder / name).is_file():
@@ -170,6 +174,16 @@ def as_gpt(theirs: dict[str, "Tensor"], record: dict[str, Any]) -> tuple[dict[st
             weights[name] = per_head.repeat_interleave(heads // kv_heads, 0).flatten(0, 1)
         notes.append(f"the {kv_heads} heads of keys and values are repeated to {heads}, one for each head of queries")
     return weights, notes
+
+
+def _check_layers(weights: dict[str, "Tensor"], record: dict[str, Any], folder: Path) -> None:
+    """Refuse a config.json of more layers than there are weights for, before a model of so many is made."""
+    there = len({name.split(".")[2] for name in weights if name.startswith("model.layers.")})
+    if record["num_hidden_layers"] != there:
+        raise UserError(
+            f"{folder / CONFIG} says {record['num_hidden_layers']} layers, but the weights are those of {there}: "
+            "download it again"
+        )
 
 
 def _check(weights: dict[str, "Tensor"], expected: dict[str, "Tensor"], folder: Path) -> None:
