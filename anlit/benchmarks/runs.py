@@ -35,10 +35,10 @@ from anlit.configuration import init_args, mapping
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.errors import UserError
 from anlit.evaluation.report import device_name
+from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import environment
-from anlit.training.language_model import LanguageModel
 
 ROUNDS, WARMUP = 15, 2
 TURN_SECONDS = 0.2
