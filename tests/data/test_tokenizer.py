@@ -90,7 +90,7 @@ def grow_decoded(content: dict[str, Any]) -> None:
 
 def test_an_end_of_document_that_texts_can_name_is_refused() -> None:
     tokenizer = parse_tokenizer(changed(ordinary), "a.json")
-    with pytest.raises(UserError, match=r'takes "<\|endoftext\|>" inside of a text .*: write "special": true'):
+    with pytest.raises(UserError, match=r'takes "<\|endoftext\|>" inside of a text .*: set "special": true'):
         end_of_document_id(tokenizer)
 
 

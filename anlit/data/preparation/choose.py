@@ -1,7 +1,7 @@
 """Which texts are held out, where the rule compares all of them: the corpus is read once before it is encoded.
 
-Reading and hashing takes about a hundredth of the time of encoding. A corpus from the hub is fetched for it, and its
-files stay in .work/source until they are encoded.
+Reading and hashing took 0.8 % of a preparation's processor time (30 MB of Python sources, one process). A corpus from
+the hub is fetched for it, and its files stay in .work/source until they are encoded.
 """
 
 from collections.abc import Sequence

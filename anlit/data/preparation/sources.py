@@ -57,7 +57,7 @@ class Source:
         """The file is not needed any more: a fetched copy is removed."""
 
     def settings(self) -> dict[str, Any]:
-        """What identifies the source beside the names and sizes of its files."""
+        """What identifies the source, besides the names and sizes of its files."""
         return {}
 
     def pinned(self) -> dict[str, Any]:

@@ -27,8 +27,8 @@ WORK = ".work"  # of an unfinished preparation
 CHUNK_HEADER_BYTES = 12
 CHECKED_AT_ONCE = 1 << 20  # bytes
 SPLITS = ("train", "val", "test")
-DTYPES = {"uint16": 2, "int32": 4}
-"""Types of tokens, little-endian, and their bytes."""
+DTYPES = ("uint16", "int32")
+"""Of tokens, little-endian."""
 LARGEST_SMALL_FILE = 200_000_000  # bytes of a manifest, an index (a million chunks) or a tokenizer
 REQUIRED = (
     "format_version",
@@ -141,7 +141,7 @@ def _check_manifest(manifest: dict[str, Any], where: str) -> None:
     splits = manifest["splits"]
     checks = {
         "splits": isinstance(splits, list) and all(split in SPLITS and split in manifest for split in splits),
-        "dtype": manifest["dtype"] in list(DTYPES),
+        "dtype": manifest["dtype"] in DTYPES,
         "vocab_size": type(size) is int and 0 < size <= 1 << 31,
         "end_of_document": type(size) is type(end) is int and 0 <= end < size,
         "document_token_at": manifest["document_token_at"] in ("end", "start"),
