@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch.distributed import checkpoint as dcp
 
 from anlit.checkpoints.checkpoint_io import REST
+from anlit.checkpoints.integrity import write_sums
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from tests.data.prepared import VOCABULARY
@@ -56,6 +57,7 @@ def as_shards(run: Path, folder: Path, settings: Settings) -> Path:
     dcp.save({"state_dict": content.pop("state_dict")}, checkpoint_id=folder / "shards", no_dist=True)
     content.pop("optimizer_states")
     torch.save(content, folder / "shards" / REST)
+    write_sums(folder / "shards")
     return folder / "shards"
 
 
