@@ -107,7 +107,7 @@ def test_a_wheel_brings_the_configurations_along(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(unpacked)}
     for arguments, expected in (
         (["fit", "--config", "model/angpt.yaml", "--data=PythonSources", "--print_config"], "anlit.AnGPT"),
-        (["study", "--config", "study/convergence.yaml", "--budget", "cpu", "--dry-run"], "estimate:"),
+        (["study", "--config", "study/convergence.yaml", "--budget", "cpu", "--dry_run"], "estimate:"),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "anlit", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True

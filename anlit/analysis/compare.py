@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from anlit.analysis.throughput import unsteady
 from anlit.analysis.wall_clock import FILE, measure, read_paired, usable
 from anlit.configuration import ARCHITECTURES
 from anlit.errors import UserError
+from anlit.options import CommandParser
 from anlit.reporting.files import output_folder, writing
 
 STANDARD = ARCHITECTURES["GPT"]
@@ -93,7 +93,7 @@ def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[st
 
 def main(argv: list[str]) -> int:
     """`anlit compare`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="anlit compare",
         description="Compares trained runs: how many tokens, and how much time, does each configuration need "
         "to reach the baseline's final validation loss? Runs that differ only in their seed are averaged.",

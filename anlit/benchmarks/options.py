@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 OUTPUT = "runs/benchmark"
 MINUTES = 7.5
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def parser_of(name: str, description: str | None, example: str) -> argparse.ArgumentParser:
+def parser_of(name: str, description: str | None, example: str) -> CommandParser:
     """A parser with --output and what --help says."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"anlit benchmark {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -99,7 +99,7 @@ def measure_once(module: str, do: str, python: str | None = None, **arguments: A
 
 
 def python_of_peer(package: str, python: str | None) -> str:
-    """The Python that has a peer's package: this one, or else the one that --peer-python gives.
+    """The Python that has a peer's package: this one, or else the one that --peer_python gives.
 
     Raises:
         UserError: Neither has it.
@@ -108,13 +108,13 @@ def python_of_peer(package: str, python: str | None) -> str:
         return sys.executable
     if python is None:
         raise UserError(
-            f"{package} is not installed here: give --peer-python, the Python of an environment that has it, "
+            f"{package} is not installed here: give --peer_python, the Python of an environment that has it, "
             "or leave it out"
         )
     try:
         subprocess.run([python, "-I", "-c", f"import {package}"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise UserError(f"--peer-python {python} cannot import {package}: install it there") from error
+        raise UserError(f"--peer_python {python} cannot import {package}: install it there") from error
     return python
 
 

@@ -143,7 +143,7 @@ def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> in
     if found in tokenizer.encode(token, add_special_tokens=False).ids:
         raise UserError(
             f'The tokenizer takes "{token}" inside of a text for the end of a document: set "special": true for '
-            "that token in the added_tokens of its tokenizer.json, or choose another --end-of-document."
+            "that token in the added_tokens of its tokenizer.json, or choose another --end_of_document."
         )
     return found
 

@@ -72,7 +72,7 @@ def score_continuations(
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"{batch_size} continuations of contexts of {len(batch[0].context)} tokens do not fit the memory: set "
-                "a smaller --batch-size or --length"
+                "a smaller --batch_size or --length"
             ) from error
         for (number, _), score in zip((pair for group in batch for pair in group.pairs), scores, strict=True):
             found[number] = score

@@ -1,10 +1,10 @@
 """`anlit export`: a checkpoint's model in a folder of its own, for anlit or for transformers."""
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 if TYPE_CHECKING:
     from anlit.checkpoints.loading import Checkpoint
@@ -82,7 +82,7 @@ def _write_safetensors(loaded: "Checkpoint", folder: Path, text: "Text | None", 
 
 def main(argv: list[str]) -> int:
     """`anlit export`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="anlit export",
         description="Writes a trained model into a folder of its own. As safetensors: model.safetensors, config.json "
         "and, where it is known, tokenizer.json; every command of anlit takes that folder, and --initial_weights "

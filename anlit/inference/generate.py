@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 if TYPE_CHECKING:
     from anlit.checkpoints.loading import Checkpoint
@@ -120,7 +121,7 @@ def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[
         UserError: A prompt, the checkpoint, its tokenizer or a setting is wrong.
     """
     if arguments.max_tokens < 1 or arguments.samples < 1 or arguments.batch_size < 1:
-        raise UserError("--max-tokens, --samples and --batch-size must be at least 1")
+        raise UserError("--max_tokens, --samples and --batch_size must be at least 1")
     prompts = read_prompts(arguments.prompt, arguments.prompts, stdin)
 
     from anlit.checkpoints.loading import load_checkpoint  # torch takes seconds: wrong prompts do not wait for it
@@ -186,24 +187,24 @@ def _record(prompt: Prompt, request: Any, continuation: "Continuation", text: "T
 
 def main(argv: list[str]) -> int:
     """`anlit generate`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="anlit generate",
         description="Continues prompts with a trained model. What a prompt gives depends on the seed and on the number "
         "of the sample, not on the other prompts.",
-        epilog="Example: anlit generate runs/angpt-seed1 'def main():' --max-tokens 200 --temperature 0.8 --top-p 0.95",
+        epilog="Example: anlit generate runs/angpt-seed1 'def main():' --max_tokens 200 --temperature 0.8 --top_p 0.95",
     )
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
     add("prompt", nargs="*", metavar="PROMPT", help="text to continue (default: standard input)")
     add("--prompts", metavar="FILE", help='.jsonl of {"prompt": …} or {"tokens": […]}, a text file, or - for stdin')
-    add("--max-tokens", type=int, default=100, metavar="N", help="tokens of a continuation at most (default: 100)")
+    add("--max_tokens", type=int, default=100, metavar="N", help="tokens of a continuation at most (default: 100)")
     add("--samples", type=int, default=1, metavar="N", help="continuations of each prompt (default: 1)")
     add("--temperature", type=float, default=1.0, metavar="X", help="0 for the most probable token (default: 1)")
-    add("--top-k", type=int, metavar="K", help="draw among the K most probable tokens")
-    add("--top-p", type=float, metavar="P", help="draw among the fewest tokens that together have probability P")
+    add("--top_k", type=int, metavar="K", help="draw among the K most probable tokens")
+    add("--top_p", type=float, metavar="P", help="draw among the fewest tokens that together have probability P")
     add("--seed", type=int, default=0, help="of the random numbers (default: 0)")
-    add("--go-on", action="store_true", help="do not stop where the document ends, but begin another one")
-    add("--batch-size", type=int, default=8, metavar="N", help="continuations side by side (default: 8)")
+    add("--go_on", action="store_true", help="do not stop where the document ends, but begin another one")
+    add("--batch_size", type=int, default=8, metavar="N", help="continuations side by side (default: 8)")
     add("--json", action="store_true", help="print one JSON object per continuation, with tokens and log-likelihoods")
     add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")

@@ -142,7 +142,7 @@ def check_memory(decoder: Decoder, rows: int, length: int) -> None:
     if needed > there:
         raise UserError(
             f"{rows} rows of {length:,} tokens need {needed / 1e9:.1f} GB for their keys, and {weight.device} "
-            f"has {there / 1e9:.1f} GB: set a smaller --batch-size or --max-tokens, or give a shorter prompt"
+            f"has {there / 1e9:.1f} GB: set a smaller --batch_size or --max_tokens, or give a shorter prompt"
         )
 
 
@@ -212,7 +212,7 @@ class _Batch:
                 raise
             raise UserError(
                 f"{len(tokens)} rows of {self.cache.n_read:,} tokens do not fit the memory of {tokens.device}: "
-                "set a smaller --batch-size or --max-tokens, or give a shorter prompt"
+                "set a smaller --batch_size or --max_tokens, or give a shorter prompt"
             ) from error
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 
 class Document(NamedTuple):
@@ -111,7 +112,7 @@ def main(argv: list[str]) -> int:
     import json
     import shlex
 
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="anlit score",
         description="Writes the log-likelihood of every token of texts as parquet: document, position, token, its text "
         "and bytes, tokens of context, nats, rank. A text longer than a window is read in windows that advance by the "
@@ -125,14 +126,14 @@ def main(argv: list[str]) -> int:
     add("--output", required=True, metavar="FILE", help="the table, scores.parquet")
     add("--length", type=int, metavar="N", help="tokens in a window (default: the training length)")
     add("--stride", type=int, metavar="N", help="tokens by which windows advance (default: half of a window)")
-    add("--batch-size", type=int, metavar="N", help="windows side by side (default: some 16,000 tokens)")
+    add("--batch_size", type=int, metavar="N", help="windows side by side (default: some 16,000 tokens)")
     add("--field", default="text", help="of a record that holds its text (default: text)")
     add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     add("--json", action="store_true", help="print the totals as JSON")
     given = parser.parse_args(argv)
     if any(number is not None and number < 1 for number in (given.length, given.batch_size)):
-        raise UserError("--length and --batch-size must be at least 1")
+        raise UserError("--length and --batch_size must be at least 1")
     totals = score_files(given, shlex.join(["anlit", "score", *argv]))
     figures = asdict(totals) | {"nats_per_token": totals.nats_per_token, "bits_per_byte": totals.bits_per_byte}
     if given.json:

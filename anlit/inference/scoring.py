@@ -142,7 +142,7 @@ def _read(decoder: Decoder, batch: list[tuple[_Sequence, Window]], width: int | 
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"A forward pass over {len(batch)} × {width:,} tokens does not fit the memory of {device}: "
-            "set a smaller --batch-size or --length"
+            "set a smaller --batch_size or --length"
         ) from error
     for number, (sequence, window) in enumerate(batch):
         begin = window.first - window.begin - (width - n_logits)

@@ -20,6 +20,7 @@ from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
 from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
+from anlit.options import CommandParser
 from anlit.shipped import with_configuration_files
 from anlit.sizing.estimate import DENSE_BF16, Plan, estimate
 from anlit.sizing.report import show, show_table
@@ -78,19 +79,18 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="anlit size",
         description="Parameters, memory per GPU, FLOPs and days of a run. Every other option is one of anlit fit, "
         "whose configuration also gives what is not said here.",
-        allow_abbrev=False,
     )
     parser.add_argument("--gpus", type=int, help="GPUs over all nodes")
     parser.add_argument("--strategy", choices=["1gpu", "ddp", "fsdp"])
     parser.add_argument("--precision", choices=["32-true", "bf16-mixed", "bf16-true"])
-    parser.add_argument("--gather-dtype", choices=["float32", "bfloat16"], help="under fsdp; see FullySharded")
-    parser.add_argument("--activation-checkpointing", help="none, full, or every-2, every-3 …")
-    parser.add_argument("--batch-size", type=int, help="sequences in a micro-batch on one GPU")
+    parser.add_argument("--gather_dtype", choices=["float32", "bfloat16"], help="under fsdp; see FullySharded")
+    parser.add_argument("--activation_checkpointing", help="none, full, or every-2, every-3 …")
+    parser.add_argument("--batch_size", type=int, help="sequences in a micro-batch on one GPU")
     parser.add_argument("--tokens", type=float, help="training tokens of the whole run, such as 300e9")
     parser.add_argument("--gpu", choices=sorted(DENSE_BF16), default="H100")
     parser.add_argument("--mfu", type=float, default=0.4, help="expected share of the dense bf16 peak")
@@ -141,7 +141,7 @@ def plan_of(own: argparse.Namespace, settings: Any) -> Plan:
     batch_size = own.batch_size or data.get("batch_size") or 8
     accumulate = trainer.accumulate_grad_batches
     if gpus < 1 or batch_size < 1:
-        raise UserError(f"--gpus {gpus} and --batch-size {batch_size} must be at least 1")
+        raise UserError(f"--gpus {gpus} and --batch_size {batch_size} must be at least 1")
     if strategy == "1gpu" and gpus > 1:
         raise UserError(f"--strategy 1gpu is for one GPU, not {gpus}: choose ddp or fsdp, or set --gpus 1")
     if not 0 < own.mfu <= 1:
@@ -181,7 +181,7 @@ def _checkpointing(text: str | None, model: Any) -> int | None:
     number = text.removeprefix("every-")
     if number.isdecimal() and int(number) > 0:
         return int(number)
-    raise UserError(f"--activation-checkpointing {text} is unknown: choose none, full or every-2, every-3 …")
+    raise UserError(f"--activation_checkpointing {text} is unknown: choose none, full or every-2, every-3 …")
 
 
 def _write(path: Path | None, record: Any) -> None:

@@ -6,4 +6,4 @@ from anlit.benchmarks.step.plan import Size
 
 CPU = torch.device("cpu")
 TINY = Size("tiny", 16, 2, 2, 64, 8, 2, torch.float32)
-SHAPE = ["--d-model", "16", "--n-layers", "2", "--n-heads", "2", "--vocab-size", "64", "--length", "8", "--batch", "2"]
+SHAPE = ["--d_model", "16", "--n_layers", "2", "--n_heads", "2", "--vocab_size", "64", "--length", "8", "--batch", "2"]

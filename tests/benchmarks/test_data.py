@@ -19,7 +19,7 @@ from anlit.data.preparation import catalogue
 from anlit.data.tokenizer import train_bpe
 from anlit.errors import UserError
 
-TINY = ["--megabytes", "0.3", "--tokens", "400000", "--rounds", "2", "--seconds", "0.05", "--memory-seconds", "0.5"]
+TINY = ["--megabytes", "0.3", "--tokens", "400000", "--rounds", "2", "--seconds", "0.05", "--memory_seconds", "0.5"]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 def test_all_parts(tmp_path: Path, in_this_process: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
     folders = ["--folder", str(tmp_path / "work"), "--output", str(tmp_path / "out")]
-    assert main(["data", *TINY, *folders, "--peer-python", "some-python"]) == 0
+    assert main(["data", *TINY, *folders, "--peer_python", "some-python"]) == 0
     record = json.loads((tmp_path / "out" / "data.json").read_text())
     assert record["settings"]["rounds"] == 2
     rows = [(m["part"], m["program"], m["workers"]) for m in record["measurements"]]
@@ -110,8 +110,8 @@ def test_unknown_names(tmp_path: Path) -> None:
     options = ["data", *TINY, "--folder", str(tmp_path), "--output", str(tmp_path)]
     with pytest.raises(UserError, match="--parts steam is not known: choose from prepare"):
         main([*options, "--parts", "prepare,steam"])
-    with pytest.raises(UserError, match="--peer-python"):
-        main([*options, "--peer-python", str(tmp_path / "no")])
+    with pytest.raises(UserError, match="--peer_python"):
+        main([*options, "--peer_python", str(tmp_path / "no")])
 
 
 def test_random_tokens_become_a_prepared_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

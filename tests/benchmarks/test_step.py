@@ -69,7 +69,7 @@ class PeerHere(TimedStep):
 def test_a_run_and_what_it_writes(tmp_path: Path, monkeypatch, capsys) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setattr(entrants, "PeerEntrant", PeerHere)
-    record = run(tmp_path, "--peer", "transformers", "--compiled", "no", "--peers-compiled", "no")
+    record = run(tmp_path, "--peer", "transformers", "--compiled", "no", "--peers_compiled", "no")
     rows = {row["label"]: row for row in record["rows"]}
     assert list(rows) == ["GPT+ eager", "nGPT eager", "anGPT eager", "Qwen3 eager"]
     model = OurStep("GPT", TINY, CPU).model.model
@@ -200,7 +200,7 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
         (["--models", "GTP"], "--models GTP is not known: choose from GPT"),
         (["--peer", "nanogpt"], "--peer nanogpt is not known"),
         (["--kinds", "infer"], "lacks train"),
-        (["--peer", "litgpt", "--peer-python", "/no/python"], "cannot import litgpt"),
+        (["--peer", "litgpt", "--peer_python", "/no/python"], "cannot import litgpt"),
         (["--device", "cuda"], "needs a CUDA device"),
     ):
         if torch.cuda.is_available() and "cuda" in options:

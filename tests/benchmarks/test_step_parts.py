@@ -105,7 +105,7 @@ def test_ways_to_the_loss(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(loss_command, "measure_once", here)
     monkeypatch.setitem(ways.WAYS, "torch", three_times)
     monkeypatch.setitem(ways.WAYS, "broken", three_times)
-    shape = ["--batch", "2", "--length", "64", "--d-model", "8", "--vocab-size", "300", "--device", "cpu"]
+    shape = ["--batch", "2", "--length", "64", "--d_model", "8", "--vocab_size", "300", "--device", "cpu"]
     assert main(["loss", *shape, "--ways", "broken,full,torch,anlit", "--output", str(tmp_path)]) == 0
     rows = {row["way"]: row for row in json.loads((tmp_path / "loss.json").read_text())["rows"]}
     assert list(rows) == ["full", "broken", "torch", "anlit"]

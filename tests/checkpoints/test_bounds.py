@@ -67,7 +67,7 @@ def test_a_folded_export_of_a_run_of_the_command_line_is_read_everywhere(run: Pa
     text = tmp_path / "text.txt"
     text.write_text("the cat sat\n")
     data = ["--data", str(run.parent / "data"), "--lengths", "16", "--tokens", "64", "--device", "cpu"]
-    assert main(["generate", str(out), "the cat", "--max-tokens", "3", "--device", "cpu"]) == 0
+    assert main(["generate", str(out), "the cat", "--max_tokens", "3", "--device", "cpu"]) == 0
     assert main(["score", str(out), str(text), "--output", str(tmp_path / "scores.parquet")]) == 0
     assert main(["lengths", str(out), *data, "--output", str(tmp_path / "lengths")]) == 0
     assert main(["diagnose", str(out), *data, "--output", str(tmp_path / "diagnose")]) == 0

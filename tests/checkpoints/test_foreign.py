@@ -86,7 +86,7 @@ def commands(path: Path, run: Path, out: Path) -> dict[str, Callable[[], int]]:
     data = ["--data", str(run.parent / "data"), "--output", str(out), "--device", "cpu"]
     fit = ["fit", f"--config={config}", f"--run_dir={out}", "--trainer.max_steps=3", "--trainer.limit_val_batches=1"]
     return {
-        "generate": lambda: main(["generate", str(path), "the cat", "--max-tokens", "2", "--device", "cpu"]),
+        "generate": lambda: main(["generate", str(path), "the cat", "--max_tokens", "2", "--device", "cpu"]),
         "export": lambda: main(["export", str(path), "--output", str(out)]),
         "score": lambda: main(["score", str(path), str(text), "--output", str(out / "scores.parquet")]),
         "lengths": lambda: main(["lengths", str(path), *data, "--lengths", "16", "--tokens", "64"]),
@@ -260,7 +260,7 @@ def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     path = as_file(run, tmp_path, {"attention": {"class_path": "labmade.Steep", "init_args": {"slope": 3}}})
-    asked = ["generate", str(path), "the cat", "--max-tokens", "2", "--device", "cpu"]
+    asked = ["generate", str(path), "the cat", "--max_tokens", "2", "--device", "cpu"]
     assert main(asked) == 2
     assert "labmade" not in sys.modules
     assert "names 'labmade.Steep', which is no Mechanism" in (sentence := capsys.readouterr().err)

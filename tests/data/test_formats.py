@@ -72,8 +72,8 @@ BAD_LINES = [
     (b'{"text": 7}', "no_text_field", 'the field "text" is a number and not a string'),
     (b'{"text": ["a"]}', "no_text_field", 'the field "text" is a list'),
     (b'{"text": ""}', "empty", "its text is empty"),
-    ('{"text": "äääää"}'.encode(), "too_long", "has 10 bytes, more than --max-document-bytes 9"),
-    (b'{"text": "aaaaaaaaaa"}', "too_long", "has 10 bytes, more than --max-document-bytes 9"),
+    ('{"text": "äääää"}'.encode(), "too_long", "has 10 bytes, more than --max_document_bytes 9"),
+    (b'{"text": "aaaaaaaaaa"}', "too_long", "has 10 bytes, more than --max_document_bytes 9"),
 ]
 
 
@@ -137,7 +137,7 @@ def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> Non
         tracemalloc.stop()
     assert (first.text, last.text, last.where) == ("a", "c", "line 3")
     assert (bad.where, bad.problem) == ("line 2", "too_long")
-    assert "--max-document-bytes 1048576" in bad.detail
+    assert "--max_document_bytes 1048576" in bad.detail
     assert peak < 24 << 20
 
 

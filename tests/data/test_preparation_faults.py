@@ -77,7 +77,7 @@ SAYS = {
     "no_text_field": 'the field "text" is missing or null and not a string',
     "no_subset_field": 'the field "meta.redpajama_set_name" is missing or null',
     "empty": "its text is empty",
-    "too_long": "its text has 50,000,000 bytes, more than --max-document-bytes 33554432",
+    "too_long": "its text has 50,000,000 bytes, more than --max_document_bytes 33554432",
 }
 
 
@@ -110,9 +110,9 @@ def test_a_bad_line_stops_or_is_skipped(
     write_slimpajama(tmp_path / "hub", [*lines[:3], BAD_LINES[problem], *lines[3:]])
     in_folder(tmp_path / "stopped", monkeypatch)
     assert prepare_command("SlimPajama", "--tokenizer", tokenizer) == 2
-    assert_sentence(capsys.readouterr().err, "../hub/train/chunk1/a.jsonl, line 4: ", SAYS[problem], "--on-bad skip")
+    assert_sentence(capsys.readouterr().err, "../hub/train/chunk1/a.jsonl, line 4: ", SAYS[problem], "--on_bad skip")
     assert not Path("out/manifest.json").exists()
-    assert prepare_command("SlimPajama", "--tokenizer", tokenizer, "--on-bad", "skip") == 0
+    assert prepare_command("SlimPajama", "--tokenizer", tokenizer, "--on_bad", "skip") == 0
     assert "7 documents, 1 skipped" in capsys.readouterr().err
     manifest = read_json(Path("out/manifest.json"))
     place = "train/chunk1/a.jsonl, line 4"
@@ -124,7 +124,7 @@ def test_a_bad_line_stops_or_is_skipped(
     assert SAYS[problem] in detail
     assert_holds(Path("out"), {"train/RedPajamaC4": good, "val/RedPajamaC4": ["val"]})
     in_folder(tmp_path / "skipped at once", monkeypatch)
-    assert prepare_command("SlimPajama", "--tokenizer", tokenizer, "--on-bad", "skip") == 0
+    assert prepare_command("SlimPajama", "--tokenizer", tokenizer, "--on_bad", "skip") == 0
     assert hashes(tmp_path / "skipped at once" / "out") == hashes(tmp_path / "stopped" / "out")
 
 
@@ -140,10 +140,10 @@ def test_a_truncated_zst(
     said = [
         "train/chunk2/example_train_0.jsonl.zst, line ",
         "ends in the middle of its compressed data",
-        "--on-bad skip",
+        "--on_bad skip",
     ]
     assert_sentence(capsys.readouterr().err, *said)
-    assert prepare_command("SlimPajama", "--tokenizer", tokenizer, "--on-bad", "skip") == 0
+    assert prepare_command("SlimPajama", "--tokenizer", tokenizer, "--on_bad", "skip") == 0
     skipped = read_json(Path("out/manifest.json"))["skipped"]
     assert list(skipped) == ["truncated"]
     kept = sum(len(read_texts(Path("out"), f"train/{name.name}")) for name in Path("out/train").iterdir())
@@ -167,13 +167,13 @@ def test_a_broken_row_group(
     start = column.dictionary_page_offset or column.data_page_offset
     content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
     files[1].write_bytes(content)
-    options = ["--tokenizer", tokenizer, "--val-documents", "3", "--val-tokens", "500"]
+    options = ["--tokenizer", tokenizer, "--val_documents", "3", "--val_tokens", "500"]
     in_folder(tmp_path / "stopped", monkeypatch)
     assert prepare_command(corpus, *options) == 2
     name = files[1].relative_to(tmp_path / "hub").as_posix()
-    said = [f"../hub/{name}, row group 2: it is damaged", "10 of its 10 rows are lost, from row 11", "--on-bad skip"]
+    said = [f"../hub/{name}, row group 2: it is damaged", "10 of its 10 rows are lost, from row 11", "--on_bad skip"]
     assert_sentence(capsys.readouterr().err, *said)
-    assert prepare_command(corpus, *options, "--on-bad", "skip") == 0
+    assert prepare_command(corpus, *options, "--on_bad", "skip") == 0
     manifest = read_json(Path("out/manifest.json"))
     assert manifest["skipped"] == {"damaged": {"count": 1, "listed": [f"{name}, row group 2"]}}
     kept = some[:40] + some[50:]

@@ -336,7 +336,7 @@ def test_what_is_something_else_is_not_touched(recipe: Recipe, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"max_document_bytes": 10}, r"row 1: its text has .* more than --max-document-bytes 10"),
+        ({"max_document_bytes": 10}, r"row 1: its text has .* more than --max_document_bytes 10"),
         ({"text": "txt"}, r'the file: there is no column "txt"'),
     ],
 )
@@ -354,13 +354,13 @@ def test_a_wrong_option_that_a_document_shows(
 def test_options_that_leave_a_split_empty(recipe: Recipe, finished: Path, place: Path, tmp_path: Path) -> None:
     layouts.fineweb(tmp_path / "hub", ["a few words", "and some more"] * 3, n_files=1)
     options = {"tokenizer": "bpe", "vocab_size": 300}
-    with pytest.raises(UserError, match=r"too few to hold out the first 10,485,760 .*: set --val-tokens"):
+    with pytest.raises(UserError, match=r"too few to hold out the first 10,485,760 .*: set --val_tokens"):
         make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", **options))
     manifest = make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", val_tokens=5, **options))
     assert manifest is not None
     options |= {"pattern": "*.jsonl", "text": "content"}
     text_file_source(tmp_path / "text", [f"text {number}" for number in range(40)], ".jsonl")
-    with pytest.raises(UserError, match=r"leaves no document for val, .*\(--val-fraction\)"):
+    with pytest.raises(UserError, match=r"leaves no document for val, .*\(--val_fraction\)"):
         make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=1e-9, **options))
     assert make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=0.5, **options))
 
@@ -383,7 +383,7 @@ def test_what_is_at_work_is_not_begun_anew(recipe: Recipe, place: Path, tokenize
         ({"tokenizer": "none"}, "--tokenizer none is for files that hold tokens already"),
         ({"tokenizer": "bpe", "vocab_size": 100}, "vocab_size 100 leaves no room"),
         ({"end_of_document": "<eos>"}, 'has no token "<eos>"'),
-        ({"val_documents": 1000}, "1,000 are to be held out for validation: set --val-documents"),
+        ({"val_documents": 1000}, "1,000 are to be held out for validation: set --val_documents"),
     ],
 )
 def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(

@@ -226,7 +226,7 @@ def test_fineweb_s_cut_at_the_end_of_a_document(tokenizer: str, tmp_path: Path, 
 
 def test_fineweb_that_is_too_small_is_refused(tokenizer: str, tmp_path: Path) -> None:
     layouts.fineweb(tmp_path / "hub", ["a", "b", "c"], n_files=1)
-    with pytest.raises(UserError, match=r"has 6 tokens, too few to hold out the first 5 .*--val-tokens"):
+    with pytest.raises(UserError, match=r"has 6 tokens, too few to hold out the first 5 .*--val_tokens"):
         make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", tokenizer=tokenizer, val_tokens=5))
 
 
@@ -419,7 +419,7 @@ def test_a_source_without_the_corpus_is_refused(tmp_path: Path, corpus: str, pat
 def test_text_that_is_all_on_one_side_is_refused(tokenizer: str, tmp_path: Path) -> None:
     pattern = text_file_source(tmp_path / "text", ["a", "b"], ".jsonl")
     options = {"pattern": pattern, "text": "content", "tokenizer": tokenizer}
-    with pytest.raises(UserError, match=r"leaves no document for val.*--val-fraction"):
+    with pytest.raises(UserError, match=r"leaves no document for val.*--val_fraction"):
         make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", val_fraction=1e-6, **options))
     shutil.rmtree(tmp_path / "out")
     make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", val_fraction=0.5, **options))

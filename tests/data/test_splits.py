@@ -61,13 +61,13 @@ def test_copies_of_a_held_out_text_are_on_neither_side() -> None:
 
 @pytest.mark.parametrize("documents", [10, 11])
 def test_all_cannot_be_held_out(documents: int) -> None:
-    with pytest.raises(UserError, match=r"has 10 different documents and .* --val-documents to a smaller number"):
+    with pytest.raises(UserError, match=r"has 10 different documents and .* --val_documents to a smaller number"):
         held_out(TEXTS[:10] * 2, documents)
 
 
 @pytest.mark.parametrize("documents", [-1, 0])
 def test_nothing_cannot_be_held_out(documents: int) -> None:
-    with pytest.raises(UserError, match="--val-documents must be at least 1"):
+    with pytest.raises(UserError, match="--val_documents must be at least 1"):
         HeldOutTexts(documents)
 
 
@@ -94,7 +94,7 @@ def test_a_fraction_that_leaves_a_side_empty_is_refused(fraction: float) -> None
 
 @pytest.mark.parametrize("tokens", [-1, 0])
 def test_no_tokens_cannot_be_held_out(tokens: int) -> None:
-    with pytest.raises(UserError, match="--val-tokens must be at least 1"):
+    with pytest.raises(UserError, match="--val_tokens must be at least 1"):
         FirstTokens(tokens)
 
 

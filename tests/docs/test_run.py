@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def is_run(words: list[str]) -> bool:
-    return "--dry-run" in words or not set(words) & set(NOT_RUN)
+    return "--dry_run" in words or not set(words) & set(NOT_RUN)
 
 
 def run(words: list[str]) -> None:
@@ -79,7 +79,7 @@ def test_table_of_what_takes_exported_folders_is_right(
     """docs/after-training.md; it goes on with the folders that the commands above left."""
     monkeypatch.chdir(folder)
     for exported in (EXPORTED, FOLDED):
-        run(["generate", exported, "import", "--max-tokens", "3"])
+        run(["generate", exported, "import", "--max_tokens", "3"])
         run(["score", exported, "texts/0.txt", "--output", "again.parquet"])
         common = ["--data", "data/mine", "--lengths", "256", "--output", "again"]
         run(["lengths", exported, "--tokens", "4096", *common])

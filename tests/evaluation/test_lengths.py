@@ -206,7 +206,7 @@ def test_too_little_memory_is_told_with_what_to_set(run: Path, monkeypatch) -> N
 
     monkeypatch.setattr(lengths_measure, "token_losses", full)
     checkpoint = load_checkpoint(str(run), "cpu")
-    with pytest.raises(UserError, match=r"A batch of 4 × 16 tokens does not fit .* set --batch-tokens to less"):
+    with pytest.raises(UserError, match=r"A batch of 4 × 16 tokens does not fit .* set --batch_tokens to less"):
         measure(checkpoint, data_of(checkpoint), [LENGTH], [True], N, 64)
 
 

@@ -73,7 +73,7 @@ def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) ->
         (["--lengths=16,x"], "--lengths '16,x' is no list of positive whole numbers"),
         (["--lengths="], "--lengths '' is no list"),
         (["--tokens=0"], "--tokens is 0"),
-        (["--batch-tokens=-1"], "--batch-tokens is -1"),
+        (["--batch_tokens=-1"], "--batch_tokens is -1"),
         (["--masking=maybe"], "--masking 'maybe' is unknown: choose on, off or on,off"),
         (["--lengths=16,2048"], f"/val has {VAL_TOKENS - 1:,} tokens to predict and this needs 2,048: set --lengths"),
         (["--lengths=47,48"], "needs 2,256, of which all of 47,48 are divisors"),

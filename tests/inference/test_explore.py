@@ -45,7 +45,7 @@ def test_a_view_has_the_whole_text_and_its_losses(runs: list[str]) -> None:
 def test_greedy_continuations_have_the_losses_that_generation_saw(runs: list[str], capsys) -> None:
     import json
 
-    assert main(["generate", runs[1], "the cat", "--max-tokens", "10", "--temperature", "0", "--json"]) == 0
+    assert main(["generate", runs[1], "the cat", "--max_tokens", "10", "--temperature", "0", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     session = Session(runs, "cpu")
     view = session.look(next(name for name in session.paths if name.startswith("angpt")), "the cat", 10, GREEDY)

@@ -26,7 +26,7 @@ def lines(capsys) -> list[dict]:
 
 
 def test_json_lines_and_the_stream_hold_the_same_text(run: Path, capsys) -> None:
-    command = ["generate", str(run), "the cat", "café ☕", "--samples", "2", "--max-tokens", "30", "--seed", "3"]
+    command = ["generate", str(run), "the cat", "café ☕", "--samples", "2", "--max_tokens", "30", "--seed", "3"]
     assert main([*command, "--json"]) == 0
     records = lines(capsys)
     assert [(one["prompt"], one["sample"]) for one in records] == [
@@ -47,14 +47,14 @@ def test_json_lines_and_the_stream_hold_the_same_text(run: Path, capsys) -> None
 
 def test_one_prompt_is_shown_without_a_header(run: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("the dog"))
-    assert main(["generate", str(run), "--temperature", "0", "--max-tokens", "5"]) == 0
+    assert main(["generate", str(run), "--temperature", "0", "--max_tokens", "5"]) == 0
     assert capsys.readouterr().out.startswith("the dog")
 
 
 def test_prompts_from_files(run: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "one.txt").write_text("the cat\nsat")
     (tmp_path / "many.jsonl").write_text('{"prompt": "the dog"}\n\n{"tokens": [5, 6, 7]}\n')
-    common = ["--max-tokens", "3", "--json"]
+    common = ["--max_tokens", "3", "--json"]
     assert main(["generate", str(run), "--prompts", str(tmp_path / "one.txt"), *common]) == 0
     assert lines(capsys)[0]["prompt"] == "the cat\nsat"
     assert main(["generate", str(run), "--prompts", str(tmp_path / "many.jsonl"), *common]) == 0
@@ -66,7 +66,7 @@ def test_an_exported_folder_brings_its_tokenizer(run: Path, tmp_path: Path, caps
     assert main(["export", str(run), "--output", str(tmp_path / "out")]) == 0
     capsys.readouterr()
     for place in (str(run), str(tmp_path / "out"), str(run / "checkpoints" / "best.ckpt")):
-        assert main(["generate", place, "the", "--json", "--max-tokens", "8"]) == 0
+        assert main(["generate", place, "the", "--json", "--max_tokens", "8"]) == 0
     first, *others = lines(capsys)
     assert all(one == first for one in others)
 
@@ -85,7 +85,7 @@ def test_a_separator_before_the_prompt_where_the_model_saw_one(tmp_path: Path) -
 def test_tokens_need_no_tokenizer(tmp_path: Path, capsys) -> None:
     run = make_run(tmp_path / "run", prepare(tmp_path / "data"), GPT)
     (tmp_path / "tokens.jsonl").write_text('{"tokens": [5, 6, 7]}')
-    assert main(["generate", str(run), "--prompts", str(tmp_path / "tokens.jsonl"), "--max-tokens", "4"]) == 0
+    assert main(["generate", str(run), "--prompts", str(tmp_path / "tokens.jsonl"), "--max_tokens", "4"]) == 0
     assert len(capsys.readouterr().out.split()) == 7
     assert main(["generate", str(run), "text"]) == 2
     assert "comes without a tokenizer: set --tokenizer" in capsys.readouterr().err
@@ -96,8 +96,8 @@ def test_tokens_need_no_tokenizer(tmp_path: Path, capsys) -> None:
     [
         ([""], "prompt 1 of 1 is empty: give at least one token"),
         (["the", "", "cat"], "prompt 2 of 3 is empty"),
-        (["the", "--max-tokens", "0"], "must be at least 1"),
-        (["the", "--top-p", "2"], "--top-p 2 must be a probability"),
+        (["the", "--max_tokens", "0"], "must be at least 1"),
+        (["the", "--top_p", "2"], "--top_p 2 must be a probability"),
         (["the", "--prompts", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["the", "--prompts", "bad.jsonl"], 'bad.jsonl, line 2 is no prompt: write {"prompt": "text"}'),
         (["--prompts", "outside.jsonl"], "the prompt has the token 4000, but the model knows 0 to 319 only"),

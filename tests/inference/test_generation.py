@@ -143,9 +143,9 @@ def test_only_tokens_with_a_text_are_drawn() -> None:
     [
         ({"temperature": -1.0}, "--temperature -1 must be 0"),
         ({"temperature": float("nan")}, "--temperature nan must be 0"),
-        ({"top_k": 0}, "--top-k 0 must be at least 1"),
-        ({"top_p": 0.0}, "--top-p 0 must be a probability"),
-        ({"top_p": 1.5}, "--top-p 1.5 must be a probability"),
+        ({"top_k": 0}, "--top_k 0 must be at least 1"),
+        ({"top_p": 0.0}, "--top_p 0 must be a probability"),
+        ({"top_p": 1.5}, "--top_p 1.5 must be a probability"),
         ({"seed": -1}, "--seed -1 must not be negative"),
     ],
 )
@@ -166,7 +166,7 @@ def test_wrong_prompts_are_refused_before_anything_is_generated() -> None:
 
 def test_damaged_weights_and_too_long_texts_are_refused() -> None:
     model = decoder(GPT)
-    with pytest.raises(UserError, match=r"3 rows of .* tokens need .* GB .* smaller --batch-size or --max-tokens"):
+    with pytest.raises(UserError, match=r"3 rows of .* tokens need .* GB .* smaller --batch_size or --max_tokens"):
         generate(model, requests(), 10**12, GREEDY)
     with torch.no_grad():
         model.head.weight[4, 4] = torch.nan

@@ -271,8 +271,8 @@ def test_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]
 
 
 def test_output_that_nobody_reads_is_no_traceback() -> None:
-    """As in `anlit study … --dry-run | head -1`."""
-    study = ["study", "--config", "configs/study/ablation.yaml", "--budget", "cpu", "--dry-run"]
+    """As in `anlit study … --dry_run | head -1`."""
+    study = ["study", "--config", "configs/study/ablation.yaml", "--budget", "cpu", "--dry_run"]
     program = "import sys; from anlit.cli import main; sys.exit(main(sys.argv[1:]))"
     reading, writing = os.pipe()
     os.close(reading)

@@ -19,6 +19,7 @@ from anlit.analysis.study.slurm import submit
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
 from anlit.analysis.wall_clock import measure, read_paired
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 
 def main(argv: list[str]) -> int:
@@ -56,8 +57,8 @@ def main(argv: list[str]) -> int:
     return _report(study, output, typed)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="anlit study",
         description="Trains the runs that a study's YAML asks for (a tuning grid for each arm, then its best setting "
         "on several seeds) and writes report.html and report.md. Started again, it goes on: finished runs are kept, "
@@ -68,9 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--config", required=True, metavar="FILE", help="the study, such as study/convergence.yaml")
     add("--budget", metavar="NAME", help="one of the file's budgets: cpu, 1gpu …")
     add("--output", metavar="DIR", help="folder of the run folders and the report (default: runs/<study>-<budget>)")
-    add("--dry-run", action="store_true", help="print the runs, their tokens and the estimated hours, start nothing")
-    add("--report-only", action="store_true", help="write the report from what has been run, start nothing")
-    add("--retry-failed", action="store_true", help="try failed runs again, from their last checkpoint")
+    add("--dry_run", action="store_true", help="print the runs, their tokens and the estimated hours, start nothing")
+    add("--report_only", action="store_true", help="write the report from what has been run, start nothing")
+    add("--retry_failed", action="store_true", help="try failed runs again, from their last checkpoint")
     add(
         "--reuse",
         nargs="+",
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 def _on_slurm(study: Study, output: Path, argv: list[str], typed: str, given: argparse.Namespace) -> int:
     """Submit the phase that has runs left, or finish: the job after the array calls this again."""
     options, at_once = shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0
-    again = ["study", *(argument for argument in argv if argument != "--retry-failed")]
+    again = ["study", *(argument for argument in argv if argument != "--retry_failed")]
     array = submit(study.tuning_runs(), output, again, options, at_once)
     if array is None:
         selected = select(study, output)

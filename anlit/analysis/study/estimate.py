@@ -55,7 +55,7 @@ def pace_of(study: Study) -> tuple[float | None, str]:
 
 
 def overview(study: Study, jobs: int) -> str:
-    """The runs of both phases by arm, their tokens and estimated hours, as `--dry-run` prints them."""
+    """The runs of both phases by arm, their tokens and estimated hours, as `--dry_run` prints them."""
     tuning = study.tuning_runs()
     measured = study.measured_runs({arm.name: arm.points[0] for arm in study.arms})
     rate, where = pace_of(study)

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         raise UserError(f"--folder {given.folder} cannot be made ({error.strerror}): give a writable folder") from error
     if given.peer_python is None:
-        say("litgpt is left out: give --peer-python, the Python of an environment with litgpt, to have it beside ours")
+        say("litgpt is left out: give --peer_python, the Python of an environment with litgpt, to have it beside ours")
     else:
         python_of_peer("litgpt", given.peer_python)
     settings = {**vars(given), "folder": str(given.folder)}
@@ -45,15 +45,15 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("data", __doc__, "--peer-python ~/litgpt/bin/python")
+    parser = parser_of("data", __doc__, "--peer_python ~/litgpt/bin/python")
     add = parser.add_argument
     add("--folder", type=Path, default=Path("data/benchmark"), help="generated texts and shards, kept (%(default)s)")
     add("--parts", type=names, default=tuple(PARTS), metavar="A,…", help=f"of {', '.join(PARTS)} (all)")
-    add("--peer-python", metavar="PATH", help="Python of an environment with litgpt; without it litgpt is left out")
+    add("--peer_python", metavar="PATH", help="Python of an environment with litgpt; without it litgpt is left out")
     add("--tokenizer", metavar="FILE", help="a tokenizer.json, such as GPT-2's (a BPE trained on the text)")
     add("--megabytes", type=float, default=200, help="text to prepare, 10⁶ bytes (%(default)s)")
     add("--tokens", type=int, default=1_000_000_000, help="random tokens to stream, two bytes each (%(default)s)")
     add("--rounds", type=int, default=5, help="repetitions (%(default)s)")
     add("--seconds", type=float, default=5, help="of streaming in each trial (%(default)s)")
-    add("--memory-seconds", type=float, default=90, help="of streaming while memory is watched (%(default)s)")
+    add("--memory_seconds", type=float, default=90, help="of streaming while memory is watched (%(default)s)")
     return parser

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add_device_options(parser)
     add = parser.add_argument
     add("--ways", type=names, default=("anlit", "torch"), metavar="A,…", help=f"of {', '.join(WAYS)} (anlit,torch)")
-    for name, value in (("batch", 8), ("length", 2048), ("d-model", 768), ("vocab-size", 50_304)):
+    for name, value in (("batch", 8), ("length", 2048), ("d_model", 768), ("vocab_size", 50_304)):
         add(f"--{name}", type=int, default=value, metavar="N", help="(%(default)s)")
     add("--dtype", choices=list(DTYPES), help="bfloat16 under autocast (on a GPU), or float32 (on CPU)")
     return parser

@@ -64,13 +64,13 @@ def changed_plan(plan: Plan, given: argparse.Namespace) -> Plan:
     changes: dict[str, Any] = {}
     for key, known in allowed.items():
         values = getattr(given, key)
-        check_names("peer" if key == "peers" else key.replace("_", "-"), values, known)
+        check_names("peer" if key == "peers" else key, values, known)
         if values:
             changes[key] = values
     if given.peers is None:
         changes["peers"] = tuple(peer for peer in plan.peers if is_installed(peer) or given.peer_python)
         for peer in set(plan.peers) - set(changes["peers"]):
-            say(f"{peer} is left out: install it, or give --peer-python, the Python of an environment that has it")
+            say(f"{peer} is left out: install it, or give --peer_python, the Python of an environment that has it")
     elif given.peers == ("none",):
         changes["peers"] = ()
     if "train" not in changes.get("kinds", ("train",)):
@@ -82,7 +82,7 @@ def changed_plan(plan: Plan, given: argparse.Namespace) -> Plan:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("step", __doc__, "--preset cpu --peer-python ~/litgpt/bin/python")
+    parser = parser_of("step", __doc__, "--preset cpu --peer_python ~/litgpt/bin/python")
     add_device_options(parser, PRESETS)
     add = parser.add_argument
     add("--models", type=names, metavar="A,…", help=f"of {', '.join(MODELS)}")
@@ -90,8 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--backends", type=names, metavar="A,…", help=f"of auto, {', '.join(BACKENDS)}")
     add("--compiled", type=names, metavar="A,…", help="of no, blocks, float8: how ours are run")
     add("--peer", dest="peers", type=names, metavar="A,…", help=f"of {', '.join(PEERS)}, or none (all that are there)")
-    add("--peers-compiled", type=names, metavar="A,…", help="of no, blocks, whole: how the peers are run")
-    add("--peer-python", metavar="PATH", help="Python of an environment with the peers that this one lacks")
+    add("--peers_compiled", type=names, metavar="A,…", help="of no, blocks, whole: how the peers are run")
+    add("--peer_python", metavar="PATH", help="Python of an environment with the peers that this one lacks")
     add("--kinds", type=names, metavar="A,…", help="of train, infer")
     add("--documents", action="store_true", help="pack documents into ours and mask them")
     add_size_options(parser)

@@ -58,9 +58,9 @@ class Size:
 
 
 def add_size_options(parser: argparse.ArgumentParser) -> None:
-    """--d-model and so on, --dtype."""
+    """--d_model and so on, --dtype."""
     for field in NUMBERS:
-        parser.add_argument(f"--{field.replace('_', '-')}", type=int, metavar="N", help="in place of the preset's")
+        parser.add_argument(f"--{field}", type=int, metavar="N", help="in place of the preset's")
     parser.add_argument("--dtype", choices=list(DTYPES), help="in place of the preset's")
 
 

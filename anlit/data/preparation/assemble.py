@@ -65,7 +65,7 @@ def _cut(documents: list[list[int]], n_tokens: int) -> tuple[dict[str, Any], dic
     if held_out >= len(documents):
         raise UserError(
             f"The first part of the corpus has {int(lengths.sum()):,} tokens, too few to hold out the first "
-            f"{n_tokens:,} of them and train on the rest: set --val-tokens to a smaller number."
+            f"{n_tokens:,} of them and train on the rest: set --val_tokens to a smaller number."
         )
 
     def counts(part: slice, skip: int) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.max_document_bytes < 1:
-            raise UserError(f"--max-document-bytes must be at least 1, not {self.max_document_bytes}.")
+            raise UserError(f"--max_document_bytes must be at least 1, not {self.max_document_bytes}.")
 
 
 def slimpajama(options: Options) -> Recipe:

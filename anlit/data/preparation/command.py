@@ -10,6 +10,7 @@ from anlit.data.preparation.prepare import RunOptions, prepare
 from anlit.data.preparation.workspace import say
 from anlit.data.storage.shards import MANIFEST
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 EPILOG = """\
 The same command goes on after an interruption, and repairs a finished folder that has lost chunks. Several machines
@@ -19,7 +20,7 @@ share the work on a common file system with --shard 0/4, 1/4, 2/4, 3/4.
 
 def main(argv: list[str]) -> int:
     """Run the command; `argv` without its name."""
-    arguments = _parser().parse_args([_with_dashes(argument) for argument in argv])
+    arguments = _parser().parse_args(argv)
     corpus = _corpus(arguments.corpus)
     chosen = {field.name: getattr(arguments, field.name) for field in fields(Options)}
     output = arguments.output or f"data/{corpus.lower()}"
@@ -53,16 +54,10 @@ def command_line(corpus: str, output: str, arguments: argparse.Namespace) -> str
         value = getattr(arguments, field.name)
         if value == field.default:
             continue
-        words += [f"--{field.name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        words += [f"--{field.name}", *([] if value is True else [str(value)])]
     if arguments.on_bad != "stop":
-        words += ["--on-bad", arguments.on_bad]
+        words += ["--on_bad", arguments.on_bad]
     return shlex.join(words)
-
-
-def _with_dashes(argument: str) -> str:
-    """--on_bad is --on-bad: the other commands spell options with underscores."""
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value if name.startswith("--") else argument
 
 
 def _corpus(name: str) -> str:
@@ -82,15 +77,8 @@ def _shard(text: str) -> tuple[int, int]:
     return shard, shards
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, as the other commands do."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(f"{message[:1].upper()}{message[1:]}: anlit prepare --help lists the options.")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="anlit prepare",
         description="Turn a corpus into token shards.",
         epilog=EPILOG,
@@ -102,20 +90,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--revision", default="main", help="the hub repository's branch, tag or commit (%(default)s)")
     parser.add_argument("--part", help="FineWeb: sample-10BT or sample-100BT; FineWebBin: 10B or 100B")
     parser.add_argument("--tokenizer", help="gpt2, gpt-neox, a tokenizer.json, bpe (trained on the corpus), or none")
-    parser.add_argument("--vocab-size", type=int, default=4096, help="of --tokenizer bpe (%(default)s)")
-    parser.add_argument("--end-of-document", default=Options.end_of_document, help="that token (%(default)s)")
+    parser.add_argument("--vocab_size", type=int, default=4096, help="of --tokenizer bpe (%(default)s)")
+    parser.add_argument("--end_of_document", default=Options.end_of_document, help="that token (%(default)s)")
     parser.add_argument("--workers", type=int, help="processes (one per core)")
     parser.add_argument("--shard", default="0/1", metavar="i/n", help="part i of n, for several machines")
     parser.add_argument(
-        "--on-bad", choices=("stop", "skip"), default="stop", help="a document that cannot be used (%(default)s)"
+        "--on_bad", choices=("stop", "skip"), default="stop", help="a document that cannot be used (%(default)s)"
     )
-    parser.add_argument("--max-document-bytes", type=int, default=Options.max_document_bytes, help="(%(default)s)")
+    parser.add_argument("--max_document_bytes", type=int, default=Options.max_document_bytes, help="(%(default)s)")
     parser.add_argument("--text", default="text", help="the field that holds a document's text (%(default)s)")
     parser.add_argument("--pattern", default=Options.pattern, help="TextFiles: which files (%(default)s)")
-    parser.add_argument("--val-documents", type=int, default=Options.val_documents, help="OpenWebText (%(default)s)")
-    parser.add_argument("--val-tokens", type=int, default=Options.val_tokens, help="FineWeb (%(default)s)")
-    parser.add_argument("--val-fraction", type=float, default=Options.val_fraction, help="others (%(default)s)")
+    parser.add_argument("--val_documents", type=int, default=Options.val_documents, help="OpenWebText (%(default)s)")
+    parser.add_argument("--val_tokens", type=int, default=Options.val_tokens, help="FineWeb (%(default)s)")
+    parser.add_argument("--val_fraction", type=float, default=Options.val_fraction, help="others (%(default)s)")
     parser.add_argument("--seed", type=int, default=42, help="of OpenWebText's held-out documents (%(default)s)")
-    parser.add_argument("--include-site-packages", action="store_true", help="PythonSources: installed packages too")
+    parser.add_argument("--include_site_packages", action="store_true", help="PythonSources: installed packages too")
     parser.add_argument("--verify", action="store_true", help="check every chunk's checksum in a finished folder")
     return parser

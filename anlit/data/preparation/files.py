@@ -31,7 +31,7 @@ def refuse_changed(path: Path, state: FileState) -> None:
 def bad_document(path: Path, where: str, detail: str) -> UserError:
     """The error for a document that cannot be used."""
     return UserError(
-        f"{path}, {where}: {detail}. Repair the file, or leave such documents out with --on-bad skip; what is done so "
+        f"{path}, {where}: {detail}. Repair the file, or leave such documents out with --on_bad skip; what is done so "
         "far is kept."
     )
 

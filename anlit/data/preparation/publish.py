@@ -42,7 +42,7 @@ def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> d
             workspace.start_over()
             raise UserError(
                 f"The corpus leaves no document for {split}, it has {len(plan.files):,} file(s): prepare more text, or "
-                "hold out another part of it (--val-fraction)."
+                "hold out another part of it (--val_fraction)."
             )
     for name, stream in streams.items():
         with replacing(workspace.target / name / INDEX) as temporary:

@@ -84,7 +84,7 @@ class HeldOutTexts(Splits):
         if not 0 <= seed < 1 << 64:
             raise UserError(f"--seed must be at least 0 and have at most 64 bits, not {seed}.")
         if documents < 1:
-            raise UserError(f"--val-documents must be at least 1, not {documents}.")
+            raise UserError(f"--val_documents must be at least 1, not {documents}.")
         self.documents, self.seed = documents, seed
 
     def hash_of(self, text: str) -> int:
@@ -108,7 +108,7 @@ class HeldOutTexts(Splits):
         if self.documents >= len(distinct):
             raise UserError(
                 f"The corpus has {len(distinct):,} different documents and {self.documents:,} are to be held out for "
-                "validation: set --val-documents to a smaller number."
+                "validation: set --val_documents to a smaller number."
             )
         held_out = first[: self.documents]
         all_of_them = np.flatnonzero(hashes <= distinct[self.documents - 1])
@@ -124,7 +124,7 @@ class FirstTokens(Splits):
 
     def __init__(self, tokens: int) -> None:
         if tokens < 1:
-            raise UserError(f"--val-tokens must be at least 1, not {tokens}.")
+            raise UserError(f"--val_tokens must be at least 1, not {tokens}.")
         self.tokens = tokens
 
     @property

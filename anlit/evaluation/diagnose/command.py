@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import shlex
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from anlit.evaluation.data import available_targets, data_of, spread
 from anlit.evaluation.options import parse_lengths
 from anlit.evaluation.report import header
 from anlit.layers.cross_entropy import IGNORED
+from anlit.options import CommandParser
 from anlit.reporting.files import output_folder
 
 LENGTHS = (256, 1024, 4096)
@@ -136,8 +136,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="anlit diagnose",
         description="Attention statistics per layer and head over the context length: entropy, 1/w_max, Σw², the "
         "weight on ranges of distances, on the last 100 tokens and on the first (the sink), and how large the "

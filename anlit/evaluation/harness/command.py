@@ -1,10 +1,10 @@
 """`anlit evaluate`: downstream tasks of the lm-evaluation-harness."""
 
-import argparse
 import shlex
 from typing import Any
 
 from anlit.evaluation.harness.run import Settings
+from anlit.options import CommandParser
 from anlit.shipped import configuration_file
 
 
@@ -45,7 +45,7 @@ def _task(name: str) -> str:
 
 def main(argv: list[str]) -> int:
     """`anlit evaluate`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="anlit evaluate",
         description="Downstream tasks of the lm-evaluation-harness over checkpoints. Contexts are read once for all "
         "their continuations. Needs lm_eval: make extras EXTRAS=eval. Tasks fetch their data from the hub; without a "

@@ -1,11 +1,11 @@
 """`anlit lengths`: a model's loss at the training length and beyond it, and by position."""
 
-import argparse
 import shlex
 from typing import Any
 
 from anlit.evaluation.lengths.settings import BATCH_TOKENS, MOST_TOKENS, Settings, parse_masking
 from anlit.evaluation.options import parse_lengths
+from anlit.options import CommandParser
 
 
 def lengths(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
@@ -46,7 +46,7 @@ def lengths(checkpoints: list[str], output: str, settings: Settings, command: st
 
 def main(argv: list[str]) -> int:
     """`anlit lengths`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="anlit lengths",
         description="The validation loss of trained models on sequences of several lengths, always of the same "
         "tokens, with and without document masking, and by position. Runs that differ only in their seed are averaged.",
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     )
     add("--tokens", type=int, metavar="N", help=many)
     batch = f"tokens per batch, which holds one sequence at least (default: {BATCH_TOKENS:,})"
-    add("--batch-tokens", type=int, default=BATCH_TOKENS, metavar="N", help=batch)
+    add("--batch_tokens", type=int, default=BATCH_TOKENS, metavar="N", help=batch)
     add("--masking", default="on,off", help="document masking: on, off or both (default: on,off)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     given = parser.parse_args(argv)

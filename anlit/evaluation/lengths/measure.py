@@ -118,7 +118,7 @@ def _at_length(
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"A batch of {len(batch.tokens)} × {length} tokens does not fit into the memory of "
-                f"{checkpoint.device}: set --batch-tokens to less, or --lengths to shorter ones"
+                f"{checkpoint.device}: set --batch_tokens to less, or --lengths to shorter ones"
             ) from error
         counted = (batch.targets != IGNORED).numpy()
         by_position.add(losses, counted, np.broadcast_to(in_sequence, losses.shape))

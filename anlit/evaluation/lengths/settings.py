@@ -36,7 +36,7 @@ class Settings:
         for length in self.lengths if self.lengths is not None else ():
             if length < 1:
                 raise UserError(f"--lengths has {length}: give lengths of one token or more, such as 256,1024,4096")
-        for name, value in (("--tokens", self.tokens), ("--batch-tokens", self.batch_tokens)):
+        for name, value in (("--tokens", self.tokens), ("--batch_tokens", self.batch_tokens)):
             if value is not None and value < 1:
                 raise UserError(f"{name} is {value}: set it to a positive number")
         assert self.masking

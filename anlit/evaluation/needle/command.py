@@ -1,11 +1,11 @@
 """`anlit needle`: how often models find a number in a long text, by depth and length (arXiv 2505.17083)."""
 
-import argparse
 import shlex
 from typing import Any
 
 from anlit.evaluation.needle.settings import Settings
 from anlit.evaluation.options import parse_lengths
+from anlit.options import CommandParser
 
 
 def needle(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
@@ -44,7 +44,7 @@ def needle(checkpoints: list[str], output: str, settings: Settings, command: str
 
 def main(argv: list[str]) -> int:
     """`anlit needle`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="anlit needle",
         description="Needle in a haystack: hides 'The special magic <city> number is <7 digits>.' in text of the "
         "validation split, asks for the number at its end, and counts how often the model gives it exactly. Runs that "

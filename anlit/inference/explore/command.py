@@ -1,14 +1,14 @@
 """`anlit explore`: serves the page."""
 
-import argparse
 import logging
 
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 
 def main(argv: list[str]) -> int:
     """`anlit explore`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="anlit explore",
         description="A page in the browser: type a prompt and see how several models continue it, the loss of each "
         "token as colour over the text, and attention statistics by layer and head. It needs Gradio: make extras "

@@ -1,11 +1,11 @@
 """`anlit import`: a checkpoint of transformers, Qwen3 above all, as a GPT+."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -207,7 +207,7 @@ def _read_json(file: Path, remedy: str) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     """`anlit import`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="anlit import",
         description="Reads a Qwen3 of transformers (config.json, safetensors, tokenizer.json) as a GPT+ into a folder "
         "that every command of anlit takes, --initial_weights too. Shared embeddings are copied and grouped keys and "

@@ -103,7 +103,7 @@ def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, star
     assert {(state.status, state.reason) for state in states} == {("failed", "error: it was to fail")}
     assert "error: it was to fail" in (folder / "out" / "report.md").read_text()
     assert "started" not in finish(start(), code=1)
-    assert finish(start("--retry-failed"), code=1).count("FAILED") == 3
+    assert finish(start("--retry_failed"), code=1).count("FAILED") == 3
 
 
 def test_a_run_that_another_process_trains_is_waited_for(study: Study, start: Launch, folder: Path) -> None:

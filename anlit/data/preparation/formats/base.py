@@ -105,7 +105,7 @@ def record_of(where: str, index: int, text: object, subset: object, columns: Col
 
 
 def too_long(size: int, columns: Columns) -> str:
-    return f"its text has {size:,} bytes, more than --max-document-bytes {columns.max_document_bytes}"
+    return f"its text has {size:,} bytes, more than --max_document_bytes {columns.max_document_bytes}"
 
 
 def not_utf8(error: UnicodeError) -> str:

@@ -142,7 +142,7 @@ def _records(pieces: Iterator[bytes], index: int, columns: Columns, at_end: bool
     try:
         for line in _lines(pieces, longest, at_end):
             if line is None:
-                detail = f"the line has more than {longest:,} bytes, too many for --max-document-bytes"
+                detail = f"the line has more than {longest:,} bytes, too many for --max_document_bytes"
                 yield bad_record(_line(index), index, "too_long", f"{detail} {columns.max_document_bytes}")
             else:
                 yield _parse(line, index, columns)
