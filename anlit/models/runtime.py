@@ -16,6 +16,9 @@ from anlit.layers.float8 import Recipe, use_float8
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h. The first limits the free memory at the end of the heap, the second the blocks inside it."""
 LARGEST_INT, KEPT_BLOCK = 2**31 - 1, 2**30
+RECOMPILE_LIMIT = 64
+"""Compilations of one block's code, at least."""
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Runtime:
     def compiles_on(self, device_type: str) -> bool:
         """Whether to compile on such a device; `auto` does where Triton makes the kernels."""
         if self.compile == "auto":
-            return device_type == "cuda" and importlib.util.find_spec("triton") is not None
+            return device_type == "cuda" and HAS_TRITON
         return self.compile
 
     def apply(self, decoder: Any, device_type: str, is_sharded: bool = False) -> None:
@@ -71,6 +74,8 @@ class Runtime:
         if self.float8:
             use_float8(decoder.blocks, self.float8, device_type)
         compiles = self.compiles_on(device_type)
+        if compiles:
+            configure_compiler()
         for number, block in enumerate(decoder.blocks):
             if compiles:
                 block.forward = torch.compile(block.forward, dynamic=False)
@@ -80,6 +85,17 @@ class Runtime:
             decoder.compiles_loss = True
             if not is_sharded:
                 decoder.restore_norms = torch.compile(decoder.restore_norms, dynamic=False)
+
+
+def configure_compiler() -> None:
+    """Set what torch.compile gets wrong by default for blocks that are compiled one by one.
+
+    DDP would split each block into several graphs to exchange gradients early. With one graph for each block they are
+    exchanged after each block in any case. A pattern of layers needs a compilation for each kind of layer, in training,
+    in validation and for the last batch. Beyond torch's limit of 8, blocks would run uncompiled.
+    """
+    torch._dynamo.config.optimize_ddp = False
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
 
 
 def keep_freed_memory() -> bool:

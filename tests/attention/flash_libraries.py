@@ -129,6 +129,7 @@ def pretend_package(monkeypatch: pytest.MonkeyPatch) -> Calls:
     package.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
     interface._flash_attn_varlen_forward = forward  # type: ignore[attr-defined]
     interface._flash_attn_varlen_backward = backward  # type: ignore[attr-defined]
+    monkeypatch.setattr(flash, "HAS_PACKAGE", True)
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     monkeypatch.setitem(sys.modules, "flash_attn.flash_attn_interface", interface)
     return calls
@@ -137,7 +138,7 @@ def pretend_package(monkeypatch: pytest.MonkeyPatch) -> Calls:
 def pretend_pytorch(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """PyTorch's operators, which have no kernel for the CPU."""
     calls = Calls()
-    monkeypatch.setattr(flash, "_has_package", lambda: False)
+    monkeypatch.setattr(flash, "HAS_PACKAGE", False)
 
     def named(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
         schema = operator.default._schema.arguments

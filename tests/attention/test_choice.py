@@ -28,7 +28,7 @@ class OnDevice:
 @pytest.fixture
 def h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(flash, "_has_package", lambda: False)
+    monkeypatch.setattr(flash, "HAS_PACKAGE", False)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_flash_attention_refuses_an_old_gpu(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_with_its_package_flash_attention_takes_alibi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash, "_has_package", lambda: True)
+    monkeypatch.setattr(flash, "HAS_PACKAGE", True)
     assert flash.reason_against(ALiBi()) is None
     assert flash.reason_against(SlidingWindow(3, ALiBi())) is None
     assert "m(t)" in str(flash.reason_against(LogBias()))

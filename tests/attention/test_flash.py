@@ -65,7 +65,7 @@ def test_the_libraries_are_asked_for_what_eager_computes(library, name, packed, 
 
 def test_an_implementation_that_was_activated_goes_before_the_package(monkeypatch) -> None:
     package, pytorch = pretend_package(monkeypatch), pretend_pytorch(monkeypatch)
-    monkeypatch.setattr(flash, "_has_package", lambda: True)
+    monkeypatch.setattr(flash, "HAS_PACKAGE", True)
     monkeypatch.setattr(flash, "current_flash_attention_impl", lambda: "FA4")
     run(flash.attend, Plain(), True)
     assert (package, pytorch) == ([], ["forward", "backward"])

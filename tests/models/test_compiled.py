@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import distributed
 from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
 
 from anlit import (
     GPT,
@@ -125,3 +127,25 @@ def test_compiled_on_our_own_kernels(monkeypatch, graphs) -> None:
     train(compiled(AnGPT, attention=attention, backend="triton", n_layers=2), range(3))
     assert len(graphs) == 1
     assert not counters["graph_break"]
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def test_ddp_leaves_each_block_whole(one_rank, graphs) -> None:
+    model = compiled(GPT, n_layers=2)
+    replica = DistributedDataParallel(model.model, bucket_cap_mb=0.001)
+    replica(changing_documents(1).tokens).square().mean().backward()
+    assert len(graphs) == 1
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_many_kinds_of_layers_stay_compiled(graphs) -> None:
+    pattern = AttentionPattern([SlidingWindow(width, Plain()) for width in range(1, 13)])
+    train(compiled(GPT, n_layers=12, attention=pattern), range(2))
+    assert len(graphs) == 12

@@ -24,6 +24,8 @@ from anlit.attention.mechanisms.alibi import ALiBi
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
 
 WIDEST_HEAD = 256
+HAS_PACKAGE = importlib.util.find_spec("flash_attn") is not None
+"""Looked up once: torch 2.11 cannot compile a function that looks it up."""
 ALL = -1  # a window without an end, in the libraries' terms
 
 _aten: Any = torch.ops.aten
@@ -37,7 +39,7 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
     if type(inner).distance_bias is not Mechanism.distance_bias:
         if type(inner).distance_bias is not ALiBi.distance_bias:
             return "of biases m(t) flash attention has ALiBi's alone"
-        if not _has_package():
+        if not HAS_PACKAGE:
             return "flash attention with ALiBi needs a package: pip install flash-attn --no-build-isolation"
     if dropout:  # whose random numbers activation checkpointing would not restore for an opaque operator
         return f"here flash attention drops no attention weights, and dropout is {dropout:g}"
@@ -65,7 +67,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     rows, scale = q.shape[0], q.shape[-1] ** -0.5
     window = ALL if mechanism.window is None else mechanism.window - 1
     slopes = _slopes(mechanism, q)
-    by_package = _has_package() and (slopes is not None or current_flash_attention_impl() is None)
+    by_package = HAS_PACKAGE and (slopes is not None or current_flash_attention_impl() is None)
     q = with_gain(q, mechanism, documents)
     if not documents.are_masked and by_package:
         from flash_attn import flash_attn_func
@@ -91,10 +93,6 @@ def _slopes(mechanism: Mechanism, q: Tensor) -> Tensor | None:
     """ALiBi's slopes (H,), float32: what m loses from one key to the next."""
     m = mechanism.distance_bias(torch.ones(1, device=q.device))
     return None if m is None else -m[:, 0]
-
-
-def _has_package() -> bool:
-    return importlib.util.find_spec("flash_attn") is not None
 
 
 @torch.library.custom_op("anlit::flash_attention", mutates_args=())

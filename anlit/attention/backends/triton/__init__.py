@@ -25,6 +25,8 @@ from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
 
+IS_INSTALLED = importlib.util.find_spec("triton") is not None
+"""Looked up once: torch 2.11 cannot compile a function that looks it up."""
 WIDEST = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OLDEST = (8, 0)
@@ -33,7 +35,7 @@ OLDEST = (8, 0)
 
 def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
     """Why this back end cannot do `mechanism`, or None if it can; `q` tells device, dtype and head width."""
-    if importlib.util.find_spec("triton") is None:
+    if not IS_INSTALLED:
         return "triton is not installed (make extras EXTRAS=triton)"
     if dropout:
         return f"it drops no attention weights, and dropout is {dropout}"
