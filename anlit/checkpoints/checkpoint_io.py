@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.load import _load_distributed_checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -15,6 +14,7 @@ from anlit.checkpoints.exported import is_exported, read_exported
 from anlit.checkpoints.integrity import DamagedError, next_best, verify
 from anlit.checkpoints.untrusted import check_plain
 from anlit.errors import RunError, UserError
+from anlit.lightning_internals import read_distributed_checkpoint
 
 FOLDERS = ".sharded"
 """Beside the checkpoints: what their names, which are links, stand for."""
@@ -127,7 +127,7 @@ def read_whole(path: str | Path) -> dict[str, Any]:
         pickle.UnpicklingError: It holds something else than tensors and plain values.
     """
     check_plain(Path(path))
-    content = _load_distributed_checkpoint(Path(path))
+    content = read_distributed_checkpoint(Path(path))
     names = sorted(name for name in content if name.startswith("optimizer_"))
     states = [content.pop(f"optimizer_{number}") for number in range(len(names))]
     return {**content, "optimizer_states": [by_number(state) for state in states]}

@@ -33,6 +33,7 @@ from anlit.command.trained_model import checkpoint_to_evaluate
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
 from anlit.errors import RunError, UserError
+from anlit.lightning_internals import CommandLine
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals
 from anlit.shipped import with_configuration_files
@@ -79,7 +80,7 @@ class SaveConfigOfTraining(SaveConfigCallback):
         super().setup(trainer, pl_module, "fit")
 
 
-class AnlitCLI(LightningCLI):
+class AnlitCLI(CommandLine):
     """LightningCLI whose `fit` writes one run folder: config, record, metrics, TensorBoard, checkpoints."""
 
     @staticmethod
@@ -117,9 +118,6 @@ class AnlitCLI(LightningCLI):
             "checkpoint's; weights that do not fit are refused all the same.",
         )
 
-    def _parse_ckpt_path(self) -> None:
-        """Leave the configuration as given; `LanguageModel.on_load_checkpoint` checks that the checkpoint fits it."""
-
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         check_bounds(config)
@@ -147,9 +145,9 @@ class AnlitCLI(LightningCLI):
             )
 
     def before_fit(self) -> None:
-        path = self._get(self.config_init, "initial_weights")
-        run_dir, ckpt_path = self._get(self.config_init, "run_dir"), self._get(self.config_init, "ckpt_path")
-        self.model.accept_changes = self._get(self.config_init, "accept_changes")
+        path = self.setting("initial_weights")
+        run_dir, ckpt_path = self.setting("run_dir"), self.setting("ckpt_path")
+        self.model.accept_changes = self.setting("accept_changes")
         if self.trainer.is_global_zero:
             self.held = hold(run_dir)
             if ckpt_path is not None:
@@ -188,7 +186,7 @@ class AnlitCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """The Trainer with what every run has, beside the callbacks and loggers of the configuration."""
-        trainer, run_dir = self._get(self.config_init, "trainer", default={}), self._get(self.config_init, "run_dir")
+        trainer, run_dir = self.setting("trainer", default={}), self.setting("run_dir")
         if self.subcommand != "fit":
             self.save_config_callback = None  # it would write config.yaml into the working directory
             predictions = [Predictions(run_dir)] if self.subcommand == "predict" else []
@@ -199,7 +197,7 @@ class AnlitCLI(LightningCLI):
                 plugins=[*_as_list(trainer.get("plugins")), AtomicCheckpointIO()],  # reads sharded checkpoints too
                 **kwargs,
             )
-        every = self._get(self.config_init, "checkpoint_every_n_steps")
+        every = self.setting("checkpoint_every_n_steps")
         own = _as_list(trainer.get("callbacks"))
         guarded = any(isinstance(callback, LossGuard) for callback in own)
         return super().instantiate_trainer(

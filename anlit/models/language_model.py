@@ -17,6 +17,7 @@ import anlit
 from anlit.errors import UserError
 from anlit.layers.cross_entropy import IGNORED
 from anlit.layers.sharded import full_tensor
+from anlit.lightning_internals import completes_step, is_made_by_cli, trainer_of
 from anlit.models.config import DecoderConfig
 from anlit.models.continuing import (
     changes,
@@ -26,7 +27,7 @@ from anlit.models.continuing import (
     run_settings,
     take_group_settings,
 )
-from anlit.models.trainer_steps import completes_step, is_logged
+from anlit.models.trainer_steps import is_logged
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
@@ -55,7 +56,7 @@ class LanguageModel(L.LightningModule):
     def __init__(self, config: DecoderConfig, optimizer: OptimizerFactory, schedule: Schedule) -> None:
         super().__init__()
         self.save_hyperparameters(ignore="config", logger=False)
-        if "_instantiator" not in self.hparams:  # built in Python: those that were not given are saved too
+        if not is_made_by_cli(self):  # built in Python: those that were not given are saved too
             self.hparams.update(vars(config))
         assert config.vocab_size is not None  # the configuration refuses it
         self.vocab_size, self.context_length = config.vocab_size, config.context_length
@@ -70,7 +71,7 @@ class LanguageModel(L.LightningModule):
 
         Loading a checkpoint without a Trainer calls this too, and then only draws missing weights.
         """
-        if self._trainer is None:
+        if trainer_of(self) is None:
             self.model.draw_missing(torch.device("cpu"))
             return
         device = self.trainer.strategy.root_device
@@ -203,7 +204,7 @@ class LanguageModel(L.LightningModule):
 
     def _data(self) -> Any:
         """The Trainer's data module; None without one, or without a Trainer."""
-        return getattr(self._trainer, "datamodule", None)
+        return getattr(trainer_of(self), "datamodule", None)
 
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
@@ -244,7 +245,7 @@ class LanguageModel(L.LightningModule):
                 f"the checkpoint in ckpt_path was trained with another tokenizer ({_short(then)}) than data.path's "
                 f"shards have ({_short(now)}): set --data.path to the shards that it was trained on"
             )
-        if self._trainer is not None and self.trainer.state.fn == "fit":
+        if trainer_of(self) is not None and self.trainer.state.fn == "fit":
             self._continue_from(checkpoint)
 
     def _continue_from(self, checkpoint: dict[str, Any]) -> None:

@@ -2,10 +2,7 @@
 
 import lightning as L
 
-
-def completes_step(trainer: L.Trainer) -> bool:
-    """Whether the training batch under way is the last micro-batch of an optimizer step."""
-    return not trainer.fit_loop._should_accumulate()
+from anlit.lightning_internals import completes_step
 
 
 def is_logged(trainer: L.Trainer, step: int) -> bool:

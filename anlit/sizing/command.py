@@ -48,9 +48,9 @@ class SizingCLI(AnlitCLI):
         if "vocab_size" in model and model.vocab_size is None:
             model.vocab_size = padded_vocabulary(settings.data.get("init_args.vocab_size") or USUAL_VOCABULARY)
         with torch.device("meta"):
-            self.model = self._parser("fit").instantiate_classes(Namespace(model=settings.model)).model
+            self.model = self.parser_of("fit").instantiate_classes(Namespace(model=settings.model)).model
 
-    def _run_subcommand(self, subcommand: str) -> None:
+    def run(self, subcommand: str) -> None:
         """Start nothing."""
 
 

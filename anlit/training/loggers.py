@@ -8,11 +8,12 @@ from lightning.pytorch.loggers import CSVLogger as LightningCSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
+from anlit.lightning_internals import MetricsWriter, experiment_of
 from anlit.reporting.files import replacing
 
 
-class _AppendingWriter(ExperimentWriter):
-    def _check_log_dir_exists(self) -> None:
+class _AppendingWriter(MetricsWriter):
+    def keep_existing(self) -> None:
         """Keep what is there, but for a last line that a kill cut short, and go on under its header."""
         path = Path(self.metrics_file_path)
         if path.is_file():
@@ -22,12 +23,12 @@ class _AppendingWriter(ExperimentWriter):
             with path.open(newline="") as file:
                 self.metrics_keys = next(csv.reader(file), [])
 
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+    def rewrite(self, header: list[str]) -> None:
         """Rewrite beside the file and rename, so that a kill here loses nothing."""
         path = Path(self.metrics_file_path)
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        _write_rows(path, fieldnames, rows)
+        _write_rows(path, header, rows)
 
 
 def _write_rows(path: Path, fieldnames: list[str], rows: list[dict[str, str]]) -> None:
@@ -46,9 +47,7 @@ class CSVLogger(LightningCSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        if self._experiment is None:
-            self._experiment = _AppendingWriter(log_dir=self.log_dir)
-        return self._experiment
+        return experiment_of(self, lambda: _AppendingWriter(log_dir=self.log_dir))
 
     def cut(self, step: int) -> list[dict[str, str]]:
         """Remove the rows of step number `step` (from 0) and of all that follow; returns the rows that stay."""

@@ -8,6 +8,7 @@ from lightning.pytorch.profilers import PyTorchProfiler
 from torch import distributed
 
 from anlit.errors import UserError
+from anlit.lightning_internals import is_profiling_training
 
 
 class TraceProfiler(PyTorchProfiler):
@@ -64,5 +65,5 @@ class TraceProfiler(PyTorchProfiler):
         rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
         folder = Path(self.dirpath)
         folder.mkdir(parents=True, exist_ok=True)
-        phase = "training" if self._schedule is None or self._schedule.is_training else "validation"
+        phase = "training" if is_profiling_training(self) else "validation"
         profiler.export_chrome_trace(str(folder / f"{phase}-rank{rank}.pt.trace.json"))

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.fabric.strategies.model_parallel import _load_raw_module_state
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.checkpoint.state_dict import (
@@ -21,11 +20,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from anlit.checkpoints.checkpoint_io import by_name, by_number, is_sharded, read_rest
 from anlit.checkpoints.sharded import ShardedCheckpoints
 from anlit.errors import UserError
+from anlit.lightning_internals import MeshStrategy, load_into_shards
 
 GATHERED = {"float32": None, "bfloat16": torch.bfloat16}
 
 
-class FullySharded(ModelParallelStrategy):
+class FullySharded(MeshStrategy):
     """Parameters, gradients and optimizer states split over the ranks, block by block, gathered while a block runs.
 
     Lightning's ModelParallelStrategy with data parallelism over all ranks, where its own "auto" sizes mean tensor
@@ -69,20 +69,12 @@ class FullySharded(ModelParallelStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
-    def setup_environment(self) -> None:
-        self._data_parallel_size, self._tensor_parallel_size = "auto", "auto"
-        super(ModelParallelStrategy, self).setup_environment()
-        self._setup_distributed()
+    def make_mesh(self) -> DeviceMesh:
         if self.world_size % self.replicas:
             raise UserError(
                 f"trainer.strategy.replicas={self.replicas} does not divide the number of ranks, {self.world_size}: "
                 "choose one that does"
             )
-        self._device_mesh = self._mesh()
-        assert self.lightning_module is not None
-        self.lightning_module._device_mesh = self._device_mesh
-
-    def _mesh(self) -> DeviceMesh:
         if self.replicas == 1:
             return init_device_mesh(self.root_device.type, (self.world_size,), mesh_dim_names=("shard",))
         shape = (self.replicas, self.world_size // self.replicas)
@@ -106,7 +98,7 @@ class FullySharded(ModelParallelStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        if not self._save_distributed_checkpoint:
+        if not self.writes_parts:
             path = self.broadcast(str(filepath))
             super(ModelParallelStrategy, self).save_checkpoint(checkpoint, path, storage_options)
             return
@@ -116,7 +108,7 @@ class FullySharded(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """This rank's part of the state, by parameter name; for a single file all of it on rank 0, as torch has it."""
-        if self._save_distributed_checkpoint:
+        if self.writes_parts:
             return super().optimizer_state(optimizer)
         assert self.model is not None
         bare = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
@@ -147,7 +139,7 @@ class FullySharded(ModelParallelStrategy):
             return rest
         checkpoint = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
         strict = self.lightning_module.strict_loading
-        _load_raw_module_state(checkpoint.pop("state_dict"), self.model, strict=strict)
+        load_into_shards(checkpoint.pop("state_dict"), self.model, strict)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer, state in zip(optimizers, checkpoint.get("optimizer_states", []), strict=False):

@@ -14,7 +14,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
 from anlit.benchmarks.step.plan import Size, blocks_of
 from anlit.data.batch import Batch, batch_from_blocks
+from anlit.lightning_internals import configure_model
 from anlit.models import GPT, NGPT, AnGPT
 from anlit.models.decoder import Decoder
 from anlit.models.fold import fold
@@ -151,12 +151,11 @@ def trainer_of(model: LanguageModel, device: torch.device, dtype: torch.dtype) -
     quiet.setLevel(level)
     model.log = model.log_dict = _ignored  # type: ignore[method-assign, assignment]
     trainer.strategy.connect(model)
-    trainer.strategy._lightning_module = model
     model.trainer = trainer
     trainer.state.fn = TrainerFn.FITTING
     trainer.training = True
     trainer.strategy.setup_environment()
-    call._call_configure_model(trainer)
+    configure_model(trainer, model)
     trainer.strategy.setup(trainer)
     model.train()
     return trainer

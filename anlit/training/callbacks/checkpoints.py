@@ -5,9 +5,16 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_info
 
+from anlit.lightning_internals import (
+    ask_for_sigterm_again,
+    last_saved_step,
+    launched_processes,
+    save_checkpoint_now,
+    stop_asking_for_sigterm,
+    validation_follows,
+)
 from anlit.training.interruption import Interruption
 
 
@@ -49,13 +56,11 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self.interruption.listen()
-        # With several ranks Lightning asks before every batch whether the first one was sent SIGTERM, and waits for the
-        # device to hear it; that signal does not reach it now.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        stop_asking_for_sigterm(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.interruption.restore()
-        vars(trainer.fit_loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
+        ask_for_sigterm_again(trainer)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -66,7 +71,7 @@ class LastCheckpoint(ModelCheckpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         stepped = trainer.global_step > self._step_before_batch
-        if not stepped or _validation_follows(trainer):
+        if not stepped or validation_follows(trainer):
             return
         if self.interruption.agreed():
             self._save(trainer)
@@ -81,7 +86,7 @@ class LastCheckpoint(ModelCheckpoint):
                 self._stop(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._last_global_step_saved != trainer.global_step:
+        if last_saved_step(self) != trainer.global_step:
             self._save(trainer)
         finish_writing(trainer)  # while a failure is still the run's
 
@@ -93,7 +98,7 @@ class LastCheckpoint(ModelCheckpoint):
             _end_launched_ranks(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
-        self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+        save_checkpoint_now(self, trainer)
 
     def _stop(self, trainer: L.Trainer) -> None:
         """End the run once the checkpoint is whole."""
@@ -106,24 +111,18 @@ class LastCheckpoint(ModelCheckpoint):
         raise self.interruption.exception()
 
 
-def _validation_follows(trainer: L.Trainer) -> bool:
-    loop = trainer.fit_loop
-    return trainer.enable_validation and loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
-
-
 def _end_launched_ranks(trainer: L.Trainer) -> None:
     """End the ranks that Lightning started from this process, which have nothing left to do.
 
     Lightning would do so later; but its observer, where it saw one end before this process, would kill this one too,
     and the exit status would not be that of an interrupted run.
     """
-    launcher = trainer.strategy.launcher
-    if isinstance(launcher, _SubprocessScriptLauncher):
-        children = [*launcher.procs]
-        launcher.procs.clear()  # the observer has this very list
-        for child in children:
-            child.kill()
-            child.wait()
+    observed = launched_processes(trainer)
+    children = [*observed]
+    observed.clear()
+    for child in children:
+        child.kill()
+        child.wait()
 
 
 def finish_writing(trainer: L.Trainer) -> None:

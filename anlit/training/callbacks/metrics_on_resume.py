@@ -3,10 +3,10 @@
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
+from anlit.lightning_internals import logged_metrics
 from anlit.models.trainer_steps import is_logged
 from anlit.training.loggers import CSVLogger
 
@@ -42,8 +42,7 @@ class MetricsOnResume(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._unlogged_step == trainer.global_step:
-            metrics = convert_tensors_to_scalars(trainer._logger_connector.metrics["log"])
-            checkpoint[KEY] = {"epoch": trainer.current_epoch, **metrics}
+            checkpoint[KEY] = {"epoch": trainer.current_epoch, **logged_metrics(trainer)}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._carried = checkpoint.get(KEY)

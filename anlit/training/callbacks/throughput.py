@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
+from anlit.lightning_internals import time_fetches
 from anlit.models.trainer_steps import is_logged
 
 # Lightning's table gives the H200 twice its dense bf16 peak; NVIDIA's data sheet says 989 TFLOP/s without sparsity.
@@ -85,28 +86,15 @@ class Throughput(L.Callback):
         self._peak = peak_flops(pl_module.device, trainer.precision)
         self._step = trainer.global_step
         self._start_interval()
-        self._watch_the_loader(trainer)
+        time_fetches(trainer, self._begin_wait, self._end_wait)
         self._mark = time.perf_counter()
         self._steps.mark()
 
-    def _watch_the_loader(self, trainer: L.Trainer) -> None:
-        """Time Lightning's own calls around `next(loader)`.
+    def _begin_wait(self) -> None:
+        self._asked_at = time.perf_counter()
 
-        Between the hooks of one batch's end and the next one's start lie also checkpoints, validation, logging and,
-        with several ranks, a broadcast that waits for the device.
-        """
-        loop: Any = trainer.fit_loop.epoch_loop
-        kind: Any = type(loop)
-
-        def on_before_fetch() -> None:
-            kind._on_before_fetch(loop)
-            self._asked_at = time.perf_counter()
-
-        def on_after_fetch() -> None:
-            self._waited += time.perf_counter() - self._asked_at
-            kind._on_after_fetch(loop)
-
-        loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
+    def _end_wait(self) -> None:
+        self._waited += time.perf_counter() - self._asked_at
 
     def _start_interval(self) -> None:
         self._logged = (self.tokens, self.seconds)

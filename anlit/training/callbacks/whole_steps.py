@@ -1,12 +1,22 @@
 """Validation, checkpoints and the end of a run between optimizer steps: Lightning counts and stops by micro-batches."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from anlit.errors import UserError
+from anlit.lightning_internals import (
+    completes_step,
+    number_logged_steps,
+    restore_validation_rule,
+    set_validation_rule,
+    stops_now,
+    validates_by_time,
+    validates_in_this_epoch,
+)
 
 
 class WholeSteps(Checkpoint):
@@ -25,44 +35,43 @@ class WholeSteps(Checkpoint):
         self._stop_after_step = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop: Any = trainer.fit_loop.epoch_loop
         _align_progress(trainer)
-        kind, every = type(loop), _steps_between_validations(trainer)
+        every = _steps_between_validations(trainer)
 
-        def is_due(data_fetcher: Any) -> bool:
-            if loop._should_accumulate():
+        def is_due(lightnings_rule: Callable[[], bool]) -> bool:
+            if not completes_step(trainer):
                 return False
-            is_stopping = trainer.should_stop and trainer.fit_loop._can_stop_early
-            if every is None or is_stopping:
-                return kind._should_check_val_fx(loop, data_fetcher)
+            if every is None or stops_now(trainer):
+                return lightnings_rule()
             steps = trainer.global_step
             if trainer.check_val_every_n_epoch is not None:
-                steps = math.ceil(loop.batch_progress.current.ready / trainer.accumulate_grad_batches)
-            return loop._should_check_val_epoch() and steps % every == 0
+                batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+                steps = math.ceil(batches / trainer.accumulate_grad_batches)
+            return validates_in_this_epoch(trainer) and steps % every == 0
 
-        loop._should_check_val_fx = is_due
+        set_validation_rule(trainer, is_due)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         # What is logged until the step is over has this number; Lightning's own count goes wrong by one where a run is
         # continued that had ended, or with another interval.
-        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+        number_logged_steps(trainer, trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         asked = trainer.should_stop or self._stop_after_step
-        within = trainer.fit_loop._should_accumulate()
+        within = not completes_step(trainer)
         trainer.should_stop, self._stop_after_step = asked and not within, asked and within
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        vars(trainer.fit_loop.epoch_loop).pop("_should_check_val_fx", None)
+        restore_validation_rule(trainer)
 
 
 def _steps_between_validations(trainer: L.Trainer) -> int | None:
     """Optimizer steps from one validation to the next; None where Lightning's own rule holds, by time for instance."""
-    if trainer._val_check_time_interval is not None:  # type: ignore[attr-defined]
+    if validates_by_time(trainer):
         return None
     interval, steps = trainer.val_check_interval, _steps_per_epoch(trainer)
     if isinstance(interval, float):

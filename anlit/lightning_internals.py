@@ -1,0 +1,225 @@
+"""Every private member of Lightning that anlit uses, behind a name that says what it is for.
+
+Lightning promises nothing about them, so pyproject.toml has an upper bound of its version, and
+tests/test_lightning_internals.py fails where one of them is gone. Nothing else of anlit may use one.
+"""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.fabric.strategies.model_parallel import _load_raw_module_state
+from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
+from lightning.fabric.utilities.load import _load_distributed_checkpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.profilers import PyTorchProfiler
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.trainer import call
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+
+def trainer_of(module: L.LightningModule) -> L.Trainer | None:
+    """The module's Trainer; `module.trainer` raises where there is none."""
+    return module._trainer
+
+
+def is_made_by_cli(module: L.LightningModule) -> bool:
+    """Whether LightningCLI made the module, which then has all of its arguments in `hparams`."""
+    return "_instantiator" in module.hparams
+
+
+def completes_step(trainer: L.Trainer) -> bool:
+    """Whether the training batch under way is the last micro-batch of an optimizer step."""
+    return not trainer.fit_loop._should_accumulate()
+
+
+def number_logged_steps(trainer: L.Trainer, step: int) -> None:
+    """Give what is logged from here on the number `step`."""
+    trainer.fit_loop.epoch_loop._batches_that_stepped = step
+
+
+def logged_metrics(trainer: L.Trainer) -> dict[str, Any]:
+    """What the batch under way has logged, as numbers, before loggers get it."""
+    metrics: dict[str, Any] = convert_tensors_to_scalars(trainer._logger_connector.metrics["log"])
+    return metrics
+
+
+def validation_follows(trainer: L.Trainer) -> bool:
+    """Whether validation comes after the training batch under way."""
+    loop: Any = trainer.fit_loop
+    return trainer.enable_validation and loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+
+
+def set_validation_rule(trainer: L.Trainer, is_due: Callable[[Callable[[], bool]], bool]) -> None:
+    """Let `is_due` decide after each training batch whether to validate; it is given Lightning's own rule."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    own = type(loop)._should_check_val_fx
+    loop._should_check_val_fx = lambda data_fetcher: is_due(lambda: own(loop, data_fetcher))
+
+
+def restore_validation_rule(trainer: L.Trainer) -> None:
+    """Lightning's own rule again."""
+    vars(trainer.fit_loop.epoch_loop).pop("_should_check_val_fx", None)
+
+
+def validates_in_this_epoch(trainer: L.Trainer) -> bool:
+    """What `check_val_every_n_epoch` says of the epoch under way."""
+    return trainer.fit_loop.epoch_loop._should_check_val_epoch()
+
+
+def validates_by_time(trainer: L.Trainer) -> bool:
+    """Whether `val_check_interval` is a time."""
+    of_trainer: Any = trainer
+    return of_trainer._val_check_time_interval is not None
+
+
+def stops_now(trainer: L.Trainer) -> bool:
+    """Whether the run ends after this batch because something asked for it."""
+    return trainer.should_stop and trainer.fit_loop._can_stop_early
+
+
+def time_fetches(trainer: L.Trainer, before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Call `before` and `after` next to each `next(loader)` of training, inside of what Lightning does there.
+
+    Between the hooks of one batch's end and the next one's start lie also checkpoints, validation, logging and, with
+    several ranks, a broadcast that waits for the device.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    kind: Any = type(loop)
+
+    def on_before_fetch() -> None:
+        kind._on_before_fetch(loop)
+        before()
+
+    def on_after_fetch() -> None:
+        after()
+        kind._on_after_fetch(loop)
+
+    loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
+
+
+def stop_asking_for_sigterm(trainer: L.Trainer) -> None:
+    """Leave out Lightning's question before every batch, with several ranks, whether the first was sent SIGTERM.
+
+    It waits for the device; `Interruption` agrees on signals without, and Lightning hears of none then.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    loop._broadcast_sigterm_tensor = lambda: None
+
+
+def ask_for_sigterm_again(trainer: L.Trainer) -> None:
+    """Undo `stop_asking_for_sigterm`."""
+    vars(trainer.fit_loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
+
+
+def launched_processes(trainer: L.Trainer) -> list[subprocess.Popen[Any]]:
+    """The ranks that Lightning started from this process: the very list that its observer has."""
+    launcher = trainer.strategy.launcher
+    return launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
+
+
+def save_checkpoint_now(callback: ModelCheckpoint, trainer: L.Trainer) -> None:
+    """Write the callback's checkpoint, whatever its interval says."""
+    callback._save_topk_checkpoint(trainer, callback._monitor_candidates(trainer))
+
+
+def last_saved_step(callback: ModelCheckpoint) -> int:
+    """The `global_step` of the callback's last checkpoint."""
+    return callback._last_global_step_saved
+
+
+def read_distributed_checkpoint(folder: Path) -> dict[str, Any]:
+    """All of a sharded checkpoint, on the host."""
+    return _load_distributed_checkpoint(folder)
+
+
+def load_into_shards(weights: dict[str, Any], module: nn.Module, strict: bool) -> None:
+    """Copy whole weights into a sharded module."""
+    _load_raw_module_state(weights, module, strict=strict)
+
+
+def experiment_of(logger: CSVLogger, make: Callable[[], ExperimentWriter]) -> ExperimentWriter:
+    """The logger's writer, made on first use."""
+    experiment: Any = logger._experiment
+    if experiment is None:
+        logger._experiment = experiment = make()
+    return experiment
+
+
+def is_profiling_training(profiler: PyTorchProfiler) -> bool:
+    """Whether what the profiler has recorded is training, not validation."""
+    return profiler._schedule is None or profiler._schedule.is_training
+
+
+def configure_model(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Call `module.configure_model` as a Trainer's own loop would, for steps that are taken without one."""
+    trainer.strategy._lightning_module = module
+    call._call_configure_model(trainer)
+
+
+class MetricsWriter(ExperimentWriter):
+    """Lightning's writer of metrics.csv, which deletes rows that it finds, with its two decisions left open."""
+
+    def keep_existing(self) -> None:
+        """Called once, before the first row."""
+        raise NotImplementedError
+
+    def rewrite(self, header: list[str]) -> None:
+        """Called where a row has names that the header lacks."""
+        raise NotImplementedError
+
+    def _check_log_dir_exists(self) -> None:
+        self.keep_existing()
+
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        self.rewrite(fieldnames)
+
+
+class MeshStrategy(ModelParallelStrategy):
+    """ModelParallelStrategy over a device mesh that its subclass makes; its own has tensor parallelism in a node."""
+
+    def make_mesh(self) -> DeviceMesh:
+        """The mesh of all ranks, once they can talk to each other."""
+        raise NotImplementedError
+
+    @property
+    def writes_parts(self) -> bool:
+        """Whether each rank writes its own part of a checkpoint."""
+        return self._save_distributed_checkpoint
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size, self._tensor_parallel_size = "auto", "auto"
+        super(ModelParallelStrategy, self).setup_environment()
+        self._setup_distributed()
+        self._device_mesh = self.make_mesh()
+        assert self.lightning_module is not None
+        self.lightning_module._device_mesh = self._device_mesh
+
+
+class CommandLine(LightningCLI):
+    """LightningCLI that leaves the configuration as it was given, and whose parts a subclass can use."""
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A setting of the subcommand under way, as an object where it names a class."""
+        return self._get(self.config_init, key, default)
+
+    def parser_of(self, subcommand: str) -> LightningArgumentParser:
+        """The parser of one subcommand."""
+        return self._parser(subcommand)
+
+    def run(self, subcommand: str) -> None:
+        """Do what the subcommand says, once everything is made."""
+        super()._run_subcommand(subcommand)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        self.run(subcommand)
+
+    def _parse_ckpt_path(self) -> None:
+        """Do not take settings from the checkpoint; `LanguageModel.on_load_checkpoint` checks that it fits them."""

@@ -1,0 +1,113 @@
+"""Lightning's private members: all in one file, and each still there."""
+
+import ast
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.profilers import PyTorchProfiler
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer import call
+
+import anlit
+from anlit import lightning_internals as internals
+
+PACKAGE = Path(anlit.__file__).parent
+HOME = PACKAGE / "lightning_internals.py"
+PUBLIC = {"_replace", "_asdict", "_fields"}  # NamedTuple's
+
+
+@pytest.fixture(scope="module")
+def owners(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """One of each thing whose private members are used."""
+    trainer = L.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
+    loop = trainer.fit_loop
+    writer = ExperimentWriter(log_dir=str(tmp_path_factory.mktemp("log")))
+    things = [trainer, loop, loop.epoch_loop, trainer.strategy, L.LightningModule(), ModelCheckpoint(), writer, call]
+    return [*things, CSVLogger("."), PyTorchProfiler(), ModelParallelStrategy(), LightningCLI]
+
+
+def test_every_private_member_that_is_used_exists(owners: list[Any]) -> None:
+    tree = ast.parse(HOME.read_text())
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_private(node.attr)}
+    overridden = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and is_private(node.name)}
+    assert len(used | overridden) > 20
+    missing = {name for name in used | overridden if not any(hasattr(owner, name) for owner in owners)}
+    assert not missing, f"this version of Lightning has no {', '.join(sorted(missing))}"
+
+
+def test_the_hooks_that_are_replaced_are_called_by_lightning() -> None:
+    """A name that stays but that nothing calls would let a replaced hook do nothing."""
+    sources = lightning_sources()
+    for call_of in (
+        "self._should_check_val_fx(data_fetcher)",
+        "data_fetcher._start_profiler = self._on_before_fetch",
+        "data_fetcher._stop_profiler = self._on_after_fetch",
+        "self._broadcast_sigterm_tensor()",
+        "self._check_log_dir_exists()",
+        "self._rewrite_with_new_header(self.metrics_keys)",
+        "self._run_subcommand(self.subcommand)",
+        "self._parse_ckpt_path()",
+        'hparams["_instantiator"] = ',
+    ):
+        assert call_of in sources, call_of
+
+
+def test_nothing_else_uses_private_members_of_lightning() -> None:
+    known = names_of_lightning()
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path != HOME:
+            found += [f"{path.relative_to(PACKAGE)}: {name}" for name in foreign(ast.parse(path.read_text()), known)]
+    assert not found, "move these into anlit/lightning_internals.py"
+
+
+def test_private_members_are_recognised() -> None:
+    tree = ast.parse("from lightning.x import _call\nclass A(B):\n    def f(self): self._own = self._trainer")
+    assert foreign(tree, {"_call", "_trainer", "_own"}) == ["_call", "_trainer"]
+
+
+def test_the_subcommands_parser_and_settings_can_be_had() -> None:
+    assert {"setting", "parser_of", "run"} <= vars(internals.CommandLine).keys()
+    assert not {"setting", "parser_of", "run"} & vars(LightningCLI).keys()
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def foreign(tree: ast.AST, known: set[str]) -> list[str]:
+    """Private names of Lightning that a file imports, or that it uses without defining them itself."""
+    nodes = list(ast.walk(tree))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and is_set_on_self(node)}
+    from_lightning = [
+        node for node in nodes if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lightning")
+    ]
+    imported = [alias.name for node in from_lightning for alias in node.names]
+    used = [node.attr for node in nodes if isinstance(node, ast.Attribute) and node.attr not in own | PUBLIC]
+    return [name for name in [*imported, *used] if is_private(name) and name in known]
+
+
+def is_set_on_self(node: ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def lightning_sources() -> str:
+    spec = find_spec("lightning")
+    assert spec is not None
+    assert spec.origin is not None
+    return "\n".join(path.read_text() for path in sorted(Path(spec.origin).parent.rglob("*.py")))
+
+
+def names_of_lightning() -> set[str]:
+    """What Lightning calls its private functions, classes and attributes."""
+
+    return set(re.findall(r"(?:def |class |self\.)(_[a-z]\w*|_[A-Z]\w*)", lightning_sources()))
