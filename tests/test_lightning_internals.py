@@ -110,4 +110,4 @@ def lightning_sources() -> str:
 def names_of_lightning() -> set[str]:
     """What Lightning calls its private functions, classes and attributes."""
 
-    return set(re.findall(r"(?:def |class |self\.)(_[a-z]\w*|_[A-Z]\w*)", lightning_sources()))
+    return set(re.findall(r"(?:def |class |\.)(_[a-z]\w*|_[A-Z]\w*)", lightning_sources()))
