@@ -3,12 +3,15 @@
 import contextlib
 import importlib
 import os
+from collections import defaultdict
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+
+from tests.covering import covering
 
 torch.set_num_threads(1)
 
@@ -19,8 +22,18 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` skip themselves where there is no CUDA device."""
+    """Tests marked `gpu` skip themselves where there is no CUDA device; `covering` marks what is left out as slow."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    products = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("covering"):
+            products[item.nodeid.split("[")[0]].append(item)
+    for product in products.values():
+        (strength,) = product[0].get_closest_marker("covering").args
+        fast = covering([[repr(value) for value in item.callspec.params.values()] for item in product], strength)
+        for index, item in enumerate(product):
+            if index not in fast:
+                item.add_marker(pytest.mark.slow)
