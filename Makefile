@@ -9,6 +9,10 @@ COMMON := experiment/demo/common.yaml
 # CPU or CUDA build of torch: cpu where no NVIDIA driver answers.
 TORCH_BUILD ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
+# Processes that run tests; the tests of a file stay together, for they share trained runs.
+JOBS    ?= 2
+BESIDE  := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
+
 EXTRAS  ?=
 VARIANT ?= cuda
 IMAGE   ?= anlit
@@ -29,11 +33,11 @@ $(RUNS)/%/finished: | $(VENV)/.installed
 	@$(BIN)/anlit fit --config experiment/demo/$*.yaml --config $(COMMON) --run_dir $(RUNS)/$* --ckpt_path last
 	@touch $@
 
-test: $(VENV)/.installed-dev  ## Fast tests (under 10 minutes on 2 cores)
-	$(BIN)/python -m pytest
+test: $(VENV)/.installed-dev  ## Fast tests (6 minutes on 2 cores; JOBS=4 on more)
+	$(BIN)/python -m pytest $(BESIDE)
 
 test-slow: $(VENV)/.installed-dev  ## Also the long ones: real runs, killed and resumed
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -m "slow or not slow" $(BESIDE)
 
 check: $(VENV)/.installed-dev  ## Lint, format and types
 	$(BIN)/ruff check .

@@ -43,6 +43,7 @@ def interpreter(request, monkeypatch) -> None:
 
 @kinds
 @pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.covering(1)
 def test_every_mechanism_is_the_reference(name, kind) -> None:
     blocks = 3 if kind == "window" else 2  # of 16, the last not full; with three, a window leaves a whole one out
     length = 16 * (blocks - 1) + 1 + sum(map(ord, name + kind)) % 15
@@ -51,6 +52,7 @@ def test_every_mechanism_is_the_reference(name, kind) -> None:
 
 @dtypes
 @pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.covering(1)
 def test_every_width_and_dtype_is_the_reference(width, dtype) -> None:
     check(backend, "scale-invariant", "dense", (1, 1, 19, width), dtype)
 

@@ -14,6 +14,7 @@ from anlit.cli import main
 from anlit.data import TextFiles
 
 VOCABULARY = 320
+STEPS = 40  # of a run that is not told otherwise
 Fit = Callable[..., int]
 
 
@@ -35,7 +36,7 @@ def fit_arguments(shards: Path, run_dir: Path, *extra: str, model: str = "AnGPT"
         "fit", f"--model={model}", f"--model.vocab_size={VOCABULARY}", "--model.context_length=32",
         "--model.n_layers=2", "--model.n_heads=2", "--model.d_model=32",
         "--data=TokenShards", f"--data.path={shards}", "--data.batch_size=4",
-        "--trainer.accelerator=cpu", "--trainer.max_steps=60", "--trainer.log_every_n_steps=1",
+        "--trainer.accelerator=cpu", f"--trainer.max_steps={STEPS}", "--trainer.log_every_n_steps=1",
         "--trainer.val_check_interval=17", "--trainer.limit_val_batches=2", "--trainer.enable_progress_bar=false",
         "--trainer.enable_model_summary=false", "--checkpoint_every_n_steps=8", f"--run_dir={run_dir}", *extra,
     ]  # fmt: skip

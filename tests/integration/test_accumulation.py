@@ -27,7 +27,7 @@ def steps_of(run_dir: Path, metric: str) -> list[int]:
         return [int(row["step"]) for row in csv.DictReader(file) if row.get(metric)]
 
 
-@pytest.mark.parametrize("micro_batches", [2, 3, 8])
+@pytest.mark.parametrize("micro_batches", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8))])
 def test_killed_after_a_validation_and_continued_is_identical(shards: Path, tmp_path: Path, micro_batches: int) -> None:
     """The interval of 5 is no multiple of the accumulation; the kill is within step 8, counted from 0."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"

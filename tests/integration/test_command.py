@@ -44,6 +44,7 @@ def test_demo_arm_resolves(capsys: pytest.CaptureFixture[str], arm: str) -> None
     sorted(p for f in ("attention", "block", "runtime", "optimizer") for p in (ROOT / "configs" / f).iterdir()),
 )
 @pytest.mark.parametrize("model", ["gpt", "ngpt", "angpt"])
+@pytest.mark.covering(1)
 def test_fragments_merge_with_every_model(capsys: pytest.CaptureFixture[str], model: str, path: Path) -> None:
     config = printed_config(
         capsys, f"--config={ROOT}/configs/model/{model}.yaml", f"--config={path}", "--data=PythonSources"

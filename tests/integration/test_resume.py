@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import (
+    STEPS,
     assert_same_training_state,
     fit_arguments,
     last_checkpoint,
@@ -40,14 +41,17 @@ def stop_at(arguments: list[str], run_dir: Path, step: int, number: signal.Signa
 
 
 def interrupted_equals_undisturbed(shards: Path, tmp_path: Path, number: signal.Signals, steps: list[int], *extra: str,
-                                   model: str = "AnGPT") -> None:  # fmt: skip
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert run(fit_arguments(shards, whole, *extra, model=model)) == 0
+                                   model: str = "AnGPT", whole: Path | None = None) -> None:  # fmt: skip
+    """`whole` is the folder of the undisturbed run, None to make one."""
+    cut = tmp_path / "cut"
+    if whole is None:
+        whole = tmp_path / "whole"
+        assert run(fit_arguments(shards, whole, *extra, model=model)) == 0
     for step in steps:
         code = stop_at(fit_arguments(shards, cut, *extra, "--ckpt_path=last", model=model), cut, step, number)
         assert code == (1 if number == signal.SIGINT else -number)
     assert run(fit_arguments(shards, cut, *extra, "--ckpt_path=last", model=model)) == 0
-    assert last_checkpoint(whole)["global_step"] == 60
+    assert last_checkpoint(whole)["global_step"] == STEPS
     assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
     assert validation_losses(whole) == validation_losses(cut)
 
@@ -58,10 +62,22 @@ def validation_losses(run_dir: Path) -> dict[str, str]:
         return {row["val/tokens"]: row["val/loss"] for row in csv.DictReader(file) if row.get("val/loss")}
 
 
+@pytest.fixture(scope="module")
+def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing stops."""
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert run(fit_arguments(shards, run_dir)) == 0
+    return run_dir
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_stopped_and_continued_is_identical(shards: Path, tmp_path: Path, number: signal.Signals, workers: int) -> None:
-    interrupted_equals_undisturbed(shards, tmp_path, number, [11, 33], f"--data.num_workers={workers}")
+@pytest.mark.covering(1)
+def test_stopped_and_continued_is_identical(
+    shards: Path, tmp_path: Path, undisturbed: Path, number: signal.Signals, workers: int
+) -> None:
+    workers_of_loader = f"--data.num_workers={workers}"
+    interrupted_equals_undisturbed(shards, tmp_path, number, [9, 23], workers_of_loader, whole=undisturbed)
 
 
 def test_dropout_accumulation_and_a_context_schedule_resume_exactly(shards: Path, tmp_path: Path) -> None:
@@ -81,27 +97,28 @@ def test_a_signal_loses_no_step_and_says_so(shards: Path, tmp_path: Path, number
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["GPT", "NGPT", "AnGPT"])
 def test_killed_at_random_moments(shards: Path, tmp_path: Path, model: str) -> None:
-    moments = sorted(random.Random(model).sample(range(1, 57), 6))
+    moments = sorted(random.Random(model).sample(range(1, STEPS - 3), 6))
     interrupted_equals_undisturbed(shards, tmp_path, signal.SIGKILL, moments, "--data.num_workers=1", model=model)
 
 
-def test_same_seed_same_run_and_other_seed_other_run(shards: Path, tmp_path: Path) -> None:
-    for name, seed in (("one", 7), ("two", 7), ("three", 8)):
+def test_same_seed_same_run_and_other_seed_other_run(shards: Path, tmp_path: Path, undisturbed: Path) -> None:
+    for name, seed in (("same", 1), ("other", 8)):
         assert run(fit_arguments(shards, tmp_path / name, f"--seed_everything={seed}")) == 0
-    assert_same_training_state(last_checkpoint(tmp_path / "one"), last_checkpoint(tmp_path / "two"))
+    assert_same_training_state(last_checkpoint(undisturbed), last_checkpoint(tmp_path / "same"))
     with pytest.raises(AssertionError):
-        assert_same_training_state(last_checkpoint(tmp_path / "one"), last_checkpoint(tmp_path / "three"))
+        assert_same_training_state(last_checkpoint(undisturbed), last_checkpoint(tmp_path / "other"))
 
 
 @pytest.mark.parametrize(("batch", "validated"), [(16, True), (20, True), (9, False)])
-def test_a_stop_is_after_the_validation_that_is_due(shards: Path, tmp_path: Path, batch: int, validated: bool) -> None:
+def test_a_stop_is_after_the_validation_that_is_due(
+    shards: Path, tmp_path: Path, undisturbed: Path, batch: int, validated: bool
+) -> None:
     """Validation is due after batch 16; a stop there must not lose it."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert run(fit_arguments(shards, whole)) == 0
+    cut = tmp_path / "cut"
     callback = ("--trainer.callbacks+=tests.integration.signals.SignalAt", f"--trainer.callbacks.batch={batch}")
     assert run(fit_arguments(shards, cut, *callback)) == 1
     assert last_checkpoint(cut)["global_step"] == batch + 1
     assert bool(validation_losses(cut)) is validated
     assert run(fit_arguments(shards, cut, "--ckpt_path=last")) == 0
-    assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
-    assert validation_losses(whole) == validation_losses(cut)
+    assert_same_training_state(last_checkpoint(undisturbed), last_checkpoint(cut))
+    assert validation_losses(undisturbed) == validation_losses(cut)

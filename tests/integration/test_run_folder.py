@@ -12,7 +12,7 @@ import pytest
 from anlit.cli import main
 from anlit.command.run_folder import hold
 from anlit.errors import UserError
-from tests.integration.conftest import fit_arguments, last_checkpoint, run, start
+from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, start
 from tests.integration.ranks import column, start_ranks
 from tests.integration.test_resume import steps_logged
 
@@ -82,8 +82,8 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(shards: Path, tmp_
     process.join()
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert run(arguments) == 0
-    assert last_checkpoint(tmp_path / "run")["global_step"] == 60
-    assert len(column(tmp_path / "run", "train/loss")) == 60
+    assert last_checkpoint(tmp_path / "run")["global_step"] == STEPS
+    assert len(column(tmp_path / "run", "train/loss")) == STEPS
 
 
 def test_the_lock_is_one_of_processes(tmp_path: Path) -> None:
