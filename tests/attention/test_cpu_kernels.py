@@ -6,7 +6,7 @@ import torch
 from anlit.attention.backends import blockwise, eager, sdpa
 from tests.attention.kernels import MECHANISMS, WIDTHS, check, dtypes, kinds
 
-pytestmark = [pytest.mark.usefixtures("poison"), pytest.mark.covering(2)]
+pytestmark = pytest.mark.usefixtures("poison")
 BACKENDS = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
 ABLE = [(b, name) for b in BACKENDS for name in MECHANISMS if BACKENDS[b].reason_against(MECHANISMS[name]) is None]
 

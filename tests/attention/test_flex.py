@@ -40,6 +40,7 @@ kinds = pytest.mark.parametrize("kind", ["dense", "short documents", "long docum
 
 @kinds
 @pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.covering(1)
 def test_the_forward_pass_is_eager(name, kind) -> None:
     mechanism = MECHANISMS[name].for_layer(HEADS, 16, 0)
     q, k, v, _ = inputs(150, torch.float32)

@@ -162,6 +162,7 @@ def test_every_mechanism_matches_the_formulas(architecture, mechanism) -> None:
 @pytest.mark.parametrize("masked", [True, False], ids=["documents", "one text"])
 @pytest.mark.parametrize("positions", POSITIONS)
 @architectures
+@pytest.mark.covering(2)
 def test_every_position_matches_the_formulas(architecture, positions, masked) -> None:
     check(architecture, "scale-invariant", positions, masked)
 
