@@ -76,6 +76,7 @@ def learned(mechanism: Mechanism) -> str:
 
 @pytest.mark.parametrize("name", LEARNED)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.covering(1)
 def test_what_is_learned_is_trained_without_decay_and_saved(architecture, name, tmp_path) -> None:
     model = tiny(architecture, attention=LEARNED[name], optimizer=adamw(lr=0.01, weight_decay=0.5), schedule=CONSTANT)
     parameters = coefficients(model)

@@ -1,0 +1,25 @@
+"""What the marker `covering` leaves among the fast tests."""
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from tests.covering import covering
+
+PRODUCT = list(itertools.product("abcdef", (0, 1), (True, False, None)))
+
+
+@pytest.mark.parametrize(("strength", "at_most"), [(1, 6), (2, 20), (3, len(PRODUCT)), (9, len(PRODUCT))])
+def test_a_few_rows_have_every_combination(strength: int, at_most: int) -> None:
+    chosen = [PRODUCT[index] for index in covering(PRODUCT, strength)]
+    assert len(chosen) <= at_most
+    for columns in itertools.combinations(range(3), min(strength, 3)):
+        assert len({tuple(row[i] for i in columns) for row in chosen}) == len(
+            {tuple(row[i] for i in columns) for row in PRODUCT}
+        )
+
+
+def test_values_that_many_rows_have_are_taken_in_turn() -> None:
+    chosen = [PRODUCT[index] for index in covering(PRODUCT, 1)]
+    assert Counter(row[2] for row in chosen) == {True: 2, False: 2, None: 2}
