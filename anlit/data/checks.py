@@ -3,8 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anlit.data.storage.shards import Source
 from anlit.errors import UserError
 
+LEAST = {
+    **dict.fromkeys(("batch_size", "context_length", "val_batch_size", "val_context_length"), 1),
+    **dict.fromkeys(("val_tokens", "val_blocks"), 1),
+    **dict.fromkeys(("num_workers", "seed", "cache_gb"), 0),
+}
+"""The smallest value of each number among a DataModule's settings."""
 VOCABULARY_PADDING = 128  # a model's vocabulary may be rounded up to a multiple of this, for faster kernels
 
 
@@ -22,9 +29,9 @@ def check_vocabulary(model_size: int | None, shards_size: int, path: str) -> Non
         )
 
 
-def check_ranges(least: Mapping[str, int], values: Mapping[str, Any]) -> None:
-    """Raise UserError for a setting below its least value; None stands for its default and is right."""
-    for name, smallest in least.items():
+def check_ranges(values: Mapping[str, Any]) -> None:
+    """Raise UserError for a setting below its smallest value. None stands for a default and is right."""
+    for name, smallest in LEAST.items():
         value = values[name]
         if value is not None and value < smallest:
             raise UserError(f"--data.{name} is {value}: set it to {smallest} or more.")
@@ -66,23 +73,36 @@ def check_weights(weights: Mapping[str, float] | None, names: Sequence[str], pat
 
 
 def check_enough_to_train(
-    blocks: Mapping[str, int], tokens: Mapping[str, int], batch_size: int, devices: int, length: int, path: str
+    sources: Mapping[str, Sequence[Source]],
+    weights: Mapping[str, float] | None,
+    batch_size: int,
+    devices: int,
+    length: int,
+    path: str,
 ) -> None:
-    """Raise UserError where there is no whole sequence to draw, or too few for one batch of every device.
+    """Raise UserError where no sequence can be drawn, or too few for one batch of every device.
 
     Args:
-        blocks: of each name that is drawn from, how many sequences of `length` it has.
-        tokens: of the same, the tokens in its longest array.
+        sources: by the names that weights are given for.
+        weights: None makes all sources one, of which some may be too short.
+        length: tokens of a sequence.
         path: of the prepared folder.
     """
-    for name, count in blocks.items():
+    if weights is None:
+        drawn = {"": [source for group in sources.values() for source in group]}
+    else:
+        drawn = {name: list(sources[name]) for name, weight in weights.items() if weight}
+    total, needed = 0, batch_size * devices
+    for name, group in drawn.items():
+        count = sum(max(0, source.n_tokens - 1) // length for source in group)
         if count == 0:
+            longest = max(source.n_tokens for source in group)
             where = f"{path}/train/{name}".rstrip("/")
             raise UserError(
-                f"context_length {length} is too long for {where}, which has {tokens[name]:,} tokens: set "
-                f"--model.context_length to {max(1, tokens[name] - 1)} or less."
+                f"context_length {length} is too long for {where}, which has {longest:,} tokens: set "
+                f"--model.context_length to {max(1, longest - 1)} or less."
             )
-    total, needed = sum(blocks.values()), batch_size * devices
+        total += count
     if total < needed:
         raise UserError(
             f"batch_size {batch_size} on each of {devices} device(s) needs {needed:,} sequences and {path}/train has "

@@ -74,8 +74,7 @@ class Haystack:
         Raises:
             UserError: the folder is missing or damaged, or has no tokenizer.
         """
-        stores = data._stores([source for group in data._sources(split).values() for source in group])
-        return cls(stores, data.tokenizer, data.manifest["end_of_document"], f"{data.path}/{split}")
+        return cls(data.stores(split), data.tokenizer, data.manifest["end_of_document"], f"{data.path}/{split}")
 
     @property
     def n_tokens(self) -> int:

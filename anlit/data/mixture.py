@@ -2,83 +2,42 @@
 
 import hashlib
 import json
+from functools import cached_property
 from typing import Any
 
 from anlit.data.module import TokenShards
-from anlit.data.storage import shards
+from anlit.data.storage.manifest import read_manifest
+from anlit.data.storage.shards import Source, sources_of
 from anlit.errors import UserError
 
 MUST_AGREE = ("tokenizer_sha256", "vocab_size", "dtype", "end_of_document", "document_token_at")
 
 
 class Mixture(TokenShards):
-    """Prepared folders mixed in given proportions; all of them made with the same tokenizer.
+    """Prepared folders mixed in given proportions, all of them made with the same tokenizer.
 
-    Validation goes through every folder's val split, one after the other, so each counts by its tokens.
+    `weights` are given for the names of the folders, not of their subsets. Validation goes through every folder's val
+    split, one after the other, so each counts by its tokens.
 
     Args:
         paths: name → prepared folder (or s3://, gs://, hf:// address).
-        batch_size: sequences per device and micro-batch.
-        context_length: tokens per sequence; by default the model's.
-        num_workers: loader processes per device for training.
-        shuffle: whether to shuffle the training blocks; validation never is.
-        seed: seed of the data order.
-        score_first_token: whether the first token of a document that follows another in the same
-            sequence counts in the loss.
-        val_batch_size: sequences per device and validation batch; by default batch_size.
-        weights: name → how often to draw from that folder; they need not sum to 1, and a folder that is not listed is
-            left out. By default all folders are one, and every block comes once.
-        val_tokens: see `TokenShards`.
-        val_blocks: see `TokenShards`.
-        val_context_length: see `TokenShards`.
-        context_schedule: see `TokenShards`.
-        cache_gb: see `TokenShards`.
     """
 
-    def __init__(
-        self,
-        paths: dict[str, str],
-        batch_size: int = 8,
-        context_length: int | None = None,
-        num_workers: int = 0,
-        shuffle: bool = True,
-        seed: int = 42,
-        score_first_token: bool = True,
-        val_batch_size: int | None = None,
-        weights: dict[str, float] | None = None,
-        val_tokens: int | None = None,
-        val_blocks: int | None = None,
-        val_context_length: int | None = None,
-        context_schedule: dict[int, int] | None = None,
-        cache_gb: float = 100.0,
-    ) -> None:
+    def __init__(self, paths: dict[str, str], **kwargs: Any) -> None:
         if not paths:
             raise UserError("--data.paths names no folder: give at least one as name: folder.")
         # In the order of their names, so that the order in a YAML file decides nothing.
         self.paths = {name: paths[name].rstrip("/") for name in sorted(paths)}
-        super().__init__(
-            " + ".join(self.paths.values()),
-            batch_size,
-            context_length,
-            num_workers,
-            shuffle,
-            seed,
-            score_first_token,
-            val_batch_size,
-            weights,
-            val_tokens,
-            val_blocks,
-            val_context_length,
-            context_schedule,
-            cache_gb,
-        )
+        super().__init__(" + ".join(self.paths.values()), **kwargs)
 
-    def _folders(self) -> list[str]:
+    @property
+    def folders(self) -> list[str]:
         return list(self.paths.values())
 
-    def _read_manifest(self) -> dict[str, Any]:
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
         """One manifest for all, with each folder's own under `parts`."""
-        parts = {name: shards.read_manifest(path) for name, path in self.paths.items()}
+        parts = {name: read_manifest(path) for name, path in self.paths.items()}
         first, *others = parts
         for other in others:
             for key in MUST_AGREE:
@@ -99,9 +58,9 @@ class Mixture(TokenShards):
             "parts": parts,
         }
 
-    def _read_sources(self, split: str) -> dict[str, list[shards.Source]]:
+    def _read_sources(self, split: str) -> dict[str, list[Source]]:
         parts = self.manifest["parts"]
-        return {name: shards.sources_of(path, parts[name], split) for name, path in self.paths.items()}
+        return {name: sources_of(path, parts[name], split) for name, path in self.paths.items()}
 
     @property
     def fingerprint(self) -> dict[str, Any]:

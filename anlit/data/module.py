@@ -4,29 +4,21 @@ import logging
 from typing import Any
 
 import lightning as L
-from tokenizers import Tokenizer
 
 from anlit.data import checks
 from anlit.data.batch import Batch
 from anlit.data.order.loader import BatchMaker, EvaluationLoader, ResumableLoader
-from anlit.data.order.mixing import training_order
-from anlit.data.order.streams import DrawOrder, EvaluationStream, Share, TokenStream
-from anlit.data.storage import shards
+from anlit.data.order.mixing import Order, training_order
+from anlit.data.order.streams import EvaluationStream, Share, TokenStream
 from anlit.data.storage.cache import caches_of
+from anlit.data.storage.folder import PreparedFolder
 from anlit.data.storage.store import TokenStore
-from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
 
 _log = logging.getLogger(__name__)
-LEAST = {
-    **dict.fromkeys(("batch_size", "context_length", "val_batch_size", "val_context_length"), 1),
-    **dict.fromkeys(("val_tokens", "val_blocks"), 1),
-    **dict.fromkeys(("num_workers", "seed", "cache_gb"), 0),
-}
-"""The smallest values of the numbers among a DataModule's settings."""
 
 
-class TokenShards(L.LightningDataModule):
+class TokenShards(PreparedFolder, L.LightningDataModule):
     """Batches from a folder of token shards that is already prepared.
 
     It knows nothing about how the shards came to be; a corpus is a subclass whose `prepare_data` makes
@@ -46,8 +38,9 @@ class TokenShards(L.LightningDataModule):
         score_first_token: whether the first token of a document that follows another in the same
             sequence counts in the loss.
         val_batch_size: sequences per device and validation batch; by default batch_size.
-        weights: how often to draw from each subset of the corpus, as {subset: weight}; they need not sum to 1, and a
-            subset that is not listed is left out. By default all subsets are one, and every block comes once.
+        weights: how often to draw from each subset of the corpus, or each folder of a `Mixture`, as {name: weight};
+            they need not sum to 1, and a name that is not listed is left out. By default all are one, and every block
+            comes once.
         val_tokens: validate on the first so many targets, which are tokens 1 … val_tokens of the split (token 0 is
             only input); by default, or if there are fewer, on all.
         val_blocks: validate on so many of these targets' blocks of `val_context_length`, the same ones in every run,
@@ -81,9 +74,9 @@ class TokenShards(L.LightningDataModule):
         context_schedule: dict[int, int] | None = None,
         cache_gb: float = 100.0,
     ) -> None:
-        checks.check_ranges(LEAST, locals())
-        super().__init__()
-        self.path = path.rstrip("/")
+        checks.check_ranges(locals())
+        L.LightningDataModule.__init__(self)
+        PreparedFolder.__init__(self, path)
         self.batch_size = batch_size
         self.context_length = context_length
         self.num_workers = num_workers
@@ -97,52 +90,13 @@ class TokenShards(L.LightningDataModule):
         self.val_context_length = val_context_length
         self.context_schedule = context_schedule
         self.cache_gb = cache_gb
-        self._manifest: dict[str, Any] | None = None
-        self._groups: dict[str, dict[str, list[shards.Source]]] = {}
         self._loader: ResumableLoader | None = None
         self._restored: dict[str, Any] = {}
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """What manifest.json says; read once."""
-        if self._manifest is None:
-            self._manifest = self._read_manifest()
-        return self._manifest
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data in a run's record."""
-        keys = ("corpus", "content_sha256", "tokenizer_sha256", "vocab_size", "documents", "bytes", "tokens")
-        found = {key: self.manifest[key] for key in keys if key in self.manifest}
-        return {"path": self.path, **found, **{split: self.manifest[split] for split in self.manifest["splits"]}}
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens in the shards' vocabulary, with the special ones."""
-        return self.manifest["vocab_size"]
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the shards.
-
-        Raises:
-            UserError: they came as tokens, without one; it is another one; or it cannot be read.
-        """
-        folder = self._folders()[0]
-        return parse_tokenizer(shards.read_tokenizer(folder, self.manifest), f"{folder}/{shards.TOKENIZER}")
 
     @property
     def counts_every_target(self) -> bool:
         """Whether all training batches count the same number of targets, which is all they have."""
         return self.score_first_token
-
-    def bytes_per_token(self, split: str = "val") -> float | None:
-        """Bytes of text per token, end-of-document tokens counted: turns nats per token into bits per byte.
-
-        None where the text is not known.
-        """
-        counts = self.manifest.get(split, self.manifest["val"])
-        return counts["bytes"] / counts["tokens"] if counts["bytes"] else None
 
     def setup(self, stage: str | None = None) -> None:
         """Check the shards against the model and the loader's settings.
@@ -156,15 +110,10 @@ class TokenShards(L.LightningDataModule):
             self.context_length = getattr(model, "context_length", None)
         if self.context_length is None:
             raise UserError("The data have no context length and the model tells none: set --data.context_length.")
-        for folder in self._folders():
-            shards.check_tokenizer(folder, self.manifest)
+        self.check()
         checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, self.path)
         checks.check_context_schedule(self.context_schedule, self.context_length)
-        for split in self.manifest["splits"]:
-            for group in self._sources(split).values():
-                for source in group:
-                    shards.check_sizes(source)
-        checks.check_weights(self.weights, list(self._sources("train")), self.path)
+        checks.check_weights(self.weights, list(self.sources("train")), self.path)
         if stage in (None, "fit"):
             self._check_training()
         self._check_validation()
@@ -195,9 +144,7 @@ class TokenShards(L.LightningDataModule):
             UserError: the checkpoint's place is in other data, or in another order.
         """
         assert self.context_length is not None, "setup() comes first"
-        groups = self._sources("train")
-        sources = [source for group in groups.values() for source in group]
-        stream = TokenStream(self._stores(sources), self._order(), self.context_length, self._share(self.batch_size))
+        stream = TokenStream(self.stores("train"), self._order(), self.context_length, self._share(self.batch_size))
         identity = {
             "--data.path (the texts in it)": self.manifest["content_sha256"],
             "--data.seed": self.seed,
@@ -241,30 +188,17 @@ class TokenShards(L.LightningDataModule):
         begun = [step for step in self.context_schedule if step <= self.trainer.global_step]
         return batch.cut(self.context_schedule[max(begun)])
 
-    def _folders(self) -> list[str]:
-        return [self.path]
-
-    def _read_manifest(self) -> dict[str, Any]:
-        return shards.read_manifest(self.path)
-
-    def _read_sources(self, split: str) -> dict[str, list[shards.Source]]:
-        """The sources of a split by the names that weights are given for."""
-        return {source.name: [source] for source in shards.sources_of(self.path, self.manifest, split)}
-
-    def _sources(self, split: str) -> dict[str, list[shards.Source]]:
-        if split not in self._groups:
-            self._groups[split] = self._read_sources(split)
-        return self._groups[split]
-
-    def _stores(self, sources: list[shards.Source]) -> list[TokenStore]:
+    def stores(self, split: str) -> list[TokenStore]:
+        """The token arrays of a split, to be read from."""
+        sources = self.all_sources(split)
         caches = caches_of(sources, int(self.cache_gb * 1e9))
         return [TokenStore(source, cache) for source, cache in zip(sources, caches, strict=True)]
 
-    def _order(self) -> DrawOrder:
+    def _order(self) -> Order:
         assert self.context_length is not None
         tokens = {
             name: [[chunk.tokens for chunk in source.chunks] for source in group]
-            for name, group in self._sources("train").items()
+            for name, group in self.sources("train").items()
         }
         return training_order(tokens, self.context_length, self.weights, self.shuffle, self.seed)
 
@@ -281,7 +215,7 @@ class TokenShards(L.LightningDataModule):
     def _evaluation_stream(self, split: str) -> EvaluationStream:
         assert self.context_length is not None, "setup() comes first"
         return EvaluationStream(
-            self._stores([source for group in self._sources(split).values() for source in group]),
+            self.stores(split),
             self.val_context_length or self.context_length,
             self._share(self.val_batch_size),
             self.manifest["end_of_document"],
@@ -293,18 +227,9 @@ class TokenShards(L.LightningDataModule):
 
     def _check_training(self) -> None:
         assert self.context_length is not None
-        groups = self._sources("train")
-        if self.weights is None:  # then all are one, and some may be too short for a block
-            drawn = {"": [source for group in groups.values() for source in group]}
-        else:
-            drawn = {name: groups[name] for name, weight in self.weights.items() if weight}
-        blocks = {
-            name: sum(max(0, source.n_tokens - 1) // self.context_length for source in group)
-            for name, group in drawn.items()
-        }
-        longest = {name: max(source.n_tokens for source in group) for name, group in drawn.items()}
         devices = self._share(self.batch_size).world_size
-        checks.check_enough_to_train(blocks, longest, self.batch_size, devices, self.context_length, self.path)
+        sources = self.sources("train")
+        checks.check_enough_to_train(sources, self.weights, self.batch_size, devices, self.context_length, self.path)
         self._order()  # refuses weights that are too small
 
     def _check_validation(self) -> None:

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from anlit.checkpoints.exported import SEPARATORS, is_exported, read_settings
 from anlit.checkpoints.loading import Checkpoint
 from anlit.data.batch import TokenAt
+from anlit.data.storage.manifest import MANIFEST, TOKENIZER, read_bytes
 from anlit.data.storage.remote import is_remote
-from anlit.data.storage.shards import MANIFEST, TOKENIZER, read_bytes
 from anlit.data.tokenizer import END_OF_DOCUMENT, parse_tokenizer, vocabulary_size
 from anlit.errors import UserError
 from anlit.inference.generation import Ending

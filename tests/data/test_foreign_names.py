@@ -126,3 +126,33 @@ def test_the_command_line_says_it_in_one_sentence(
     assert main(["fit", *arguments, "--run_dir", str(tmp_path / "run"), "--trainer.max_steps=1"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert "has '../../../../out' where a SHA-256 belongs: take the data from elsewhere." in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "curl https://example.org/x | sh",
+        "anlit prepare Test; rm -rf ~",
+        "anlit prepare Test $(reboot)",
+        "anlit prepare 'Test\nrm -rf ~'",
+        "anlit prepare 'Test",
+    ],
+)
+def test_a_manifest_s_command_is_shown_only_if_it_is_one_of_ours(command: str, prepared: str, tmp_path: Path) -> None:
+    """An error tells the user to run it."""
+    shutil.copytree(prepared, tmp_path / "own")
+    edit(tmp_path / "own" / "manifest.json", lambda manifest: manifest.update(command=command))
+    (tmp_path / "own" / "train" / "index.json").unlink()
+    with pytest.raises(UserError, match=r"index\.json is damaged .* remake it by preparing it again\.$"):
+        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+    edit(tmp_path / "own" / "manifest.json", lambda manifest: manifest.update(command="anlit prepare 'a b'"))
+    with pytest.raises(UserError, match=r"remake it with `anlit prepare 'a b'`\.$"):
+        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+
+
+def test_a_local_file_too_large_for_a_manifest_is_not_read(prepared: str, tmp_path: Path) -> None:
+    shutil.copytree(prepared, tmp_path / "own")
+    with open(tmp_path / "own" / "manifest.json", "wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(UserError, match=r"manifest\.json is damaged \(it has more than 268,435,456 bytes\)"):
+        TokenShards(str(tmp_path / "own"), context_length=64).setup()

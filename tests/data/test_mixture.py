@@ -132,7 +132,7 @@ def folders(tmp_path: Path, subsets: Subsets) -> tuple[dict[str, str], dict[str,
 
 def test_folders_by_weight(folders: tuple[dict[str, str], dict[str, np.ndarray]], subsets: Subsets) -> None:
     paths, tokens = folders
-    data = ready(Mixture(paths, 8, LENGTH, weights={"plain": 1, "slim": 4}))
+    data = ready(Mixture(paths, batch_size=8, context_length=LENGTH, weights={"plain": 1, "slim": 4}))
     parts = {"plain": tokens["plain"], **train_parts(subsets[1])}
     seen = shares(data.train_dataloader(), parts, 1250)
     assert len(seen.pop("plain")) == 2000
@@ -147,8 +147,8 @@ def test_folders_without_weights_and_the_order_of_their_names(
     folders: tuple[dict[str, str], dict[str, np.ndarray]],
 ) -> None:
     paths, _ = folders
-    one = ready(Mixture(paths, 8, LENGTH))
-    other = ready(Mixture(dict(reversed(paths.items())), 8, LENGTH))
+    one = ready(Mixture(paths, batch_size=8, context_length=LENGTH))
+    other = ready(Mixture(dict(reversed(paths.items())), batch_size=8, context_length=LENGTH))
     assert one.fingerprint == other.fingerprint
     loader = one.train_dataloader()
     assert len(loader) == (498 + 93) // 8
@@ -156,7 +156,7 @@ def test_folders_without_weights_and_the_order_of_their_names(
     assert one.fingerprint["tokens"] == 34_200 + 6_333
     assert one.fingerprint["train"]["tokens"] == 32_000 + 6_000
     assert set(one.fingerprint["parts"]) == {"plain", "slim"}
-    alone = ready(Mixture({"plain": paths["plain"]}, 8, LENGTH))
+    alone = ready(Mixture({"plain": paths["plain"]}, batch_size=8, context_length=LENGTH))
     assert alone.manifest["content_sha256"] != one.manifest["content_sha256"]
 
 
@@ -168,7 +168,7 @@ def test_folders_that_do_not_fit_together(
     manifest = Path(paths["plain"], "manifest.json")
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), key: value}))
     with pytest.raises(UserError, match=rf"plain and .*subsets differ in {key} .*: mix only folders"):
-        ready(Mixture(paths, 8, LENGTH))
+        ready(Mixture(paths, batch_size=8, context_length=LENGTH))
 
 
 def test_a_mixture_of_nothing() -> None:

@@ -19,8 +19,10 @@ from litdata.streaming import downloader as litdata_downloader
 
 from anlit.data.module import TokenShards
 from anlit.data.order.mixing import training_order
+from anlit.data.order.prefetch import Prefetcher
 from anlit.data.storage import cache, remote, shards
-from anlit.data.storage.cache import ChunkCache, Prefetcher
+from anlit.data.storage.cache import ChunkCache
+from anlit.data.storage.manifest import read_manifest
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from tests.data.modules import blocks_of
@@ -73,7 +75,7 @@ def ready(path: str = ADDRESS, **changes: Any) -> TokenShards:
 
 
 def source(path: str = ADDRESS) -> shards.Source:
-    return shards.sources_of(path, shards.read_manifest(path), "train")[0]
+    return shards.sources_of(path, read_manifest(path), "train")[0]
 
 
 def store_of(limit_bytes: int = 10**9) -> TokenStore:

@@ -184,7 +184,7 @@ def test_resume_of_subsets(
 
 def test_resume_of_a_mixture_of_folders(subsets: tuple[str, dict], prepared: str, tmp_path: Path) -> None:
     def make() -> TokenShards:
-        return Mixture({"a": subsets[0], "b": prepared}, BATCH, num_workers=2, weights={"a": 0.3, "b": 0.7})
+        return Mixture({"a": subsets[0], "b": prepared}, batch_size=BATCH, num_workers=2, weights={"a": 0.3, "b": 0.7})
 
     assert interrupted(make, tmp_path, [7, 31]) == run(make())
 

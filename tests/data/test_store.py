@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from anlit.data.storage import shards, store
+from anlit.data.storage.manifest import read_manifest
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from tests.data.prepared import random_tokens, write_prepared
@@ -17,7 +18,7 @@ COMMAND = r"remake it with `anlit prepare Test --path data/test`"
 
 
 def open_store(path: Path | str) -> TokenStore:
-    return TokenStore(shards.sources_of(str(path), shards.read_manifest(str(path)), "train")[0])
+    return TokenStore(shards.sources_of(str(path), read_manifest(str(path)), "train")[0])
 
 
 @pytest.fixture(params=[np.uint16, np.int32])

@@ -4,6 +4,7 @@ As in `anlit.data.order.blocks`, everything is a function of the seed and the dr
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -12,6 +13,19 @@ from anlit.errors import UserError
 
 PERIOD = 10_000
 """Draws in which a mixture holds its weights exactly."""
+
+
+class Order(Protocol):
+    """Which block of which source each draw is."""
+
+    n_blocks: int
+    """Blocks of a pass through all sources."""
+
+    def draw(self, first_draw: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source and block of `count` draws from `first_draw` on, each (count,) int64."""
+
+    def chunks_ahead(self, draw: int) -> list[tuple[int, int]]:
+        """(source, chunk) of what is needed from `draw` on, soonest first."""
 
 
 def spread(draws: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -187,7 +201,7 @@ def training_order(
     weights: Mapping[str, float] | None,
     shuffle: bool,
     seed: int,
-) -> PooledOrder | MixtureOrder:
+) -> Order:
     """The order in which a corpus is trained on.
 
     Args:

@@ -3,12 +3,13 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from anlit.data.storage.cache import Order, Prefetcher
+from anlit.data.order.mixing import Order
+from anlit.data.order.prefetch import Prefetcher
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 
@@ -66,14 +67,6 @@ class BlockStream(IterableDataset):
         """Stop what was begun for the iteration."""
 
 
-class DrawOrder(Order, Protocol):
-    """The orders in `anlit.data.order.mixing`."""
-
-    n_blocks: int
-
-    def draw(self, first_draw: int, count: int) -> tuple[np.ndarray, np.ndarray]: ...
-
-
 class TokenStream(BlockStream):
     """The endless training stream: global batch g is the draws [start + g·B·W, start + (g + 1)·B·W).
 
@@ -84,7 +77,7 @@ class TokenStream(BlockStream):
         share: the rows that are this device's.
     """
 
-    def __init__(self, stores: Sequence[TokenStore], order: DrawOrder, length: int, share: Share) -> None:
+    def __init__(self, stores: Sequence[TokenStore], order: Order, length: int, share: Share) -> None:
         self.stores, self.order, self.length, self.share = list(stores), order, length, share
         self.start = 0
         """Sequences drawn, by all devices, before the first batch."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from anlit.data.preparation.encode import Job
-from anlit.data.preparation.splits import TRAIN, VAL
 from anlit.data.preparation.workspace import read_json
+from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.data.storage.shards import checked_stream
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json

@@ -14,16 +14,8 @@ from anlit.data.preparation.formats import BY_ENDING, Columns
 from anlit.data.preparation.hub import HubSource
 from anlit.data.preparation.recipe import BPE, Recipe
 from anlit.data.preparation.sources import HubFiles, LocalFiles, Source
-from anlit.data.preparation.splits import (
-    TEST,
-    TRAIN,
-    VAL,
-    ContentFraction,
-    FirstTokens,
-    Folders,
-    HeldOutTexts,
-    Splits,
-)
+from anlit.data.preparation.splits import ContentFraction, FirstTokens, Folders, HeldOutTexts, Splits
+from anlit.data.storage.manifest import TEST, TRAIN, VAL
 from anlit.data.tokenizer import END_OF_DOCUMENT
 from anlit.errors import UserError
 

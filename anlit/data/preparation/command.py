@@ -8,7 +8,7 @@ from pathlib import Path
 from anlit.data.preparation.catalogue import CORPORA, Options
 from anlit.data.preparation.prepare import RunOptions, prepare
 from anlit.data.preparation.workspace import say
-from anlit.data.storage.shards import MANIFEST
+from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import UserError
 from anlit.options import CommandParser
 

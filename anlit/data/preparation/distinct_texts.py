@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from anlit.data.preparation.sources import Listing, Source, SourceFile, names_and_sizes_sha256
-from anlit.data.preparation.splits import TRAIN, VAL, is_held_out
+from anlit.data.preparation.splits import is_held_out
+from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.errors import UserError
 
 

@@ -19,8 +19,9 @@ from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.files import bad_document, refuse_changed
 from anlit.data.preparation.formats import Columns, Record, format_of, read_bin_tokens
 from anlit.data.preparation.plan import Piece, Task
-from anlit.data.preparation.splits import VAL, Splits
+from anlit.data.preparation.splits import Splits
 from anlit.data.preparation.workspace import Workspace
+from anlit.data.storage.manifest import VAL
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 

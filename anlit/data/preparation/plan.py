@@ -14,7 +14,7 @@ from anlit.data.preparation.formats import Span, format_of, read_bin_header
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.preparation.sources import SourceFile
 from anlit.data.preparation.workspace import Workspace, read_json, say
-from anlit.data.storage.shards import MANIFEST
+from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import UserError
 from anlit.reporting.files import write_json
 

@@ -26,8 +26,8 @@ from anlit.data.preparation.recipe import GPT2_END_OF_DOCUMENT, GPT2_VOCABULARY,
 from anlit.data.preparation.repair import Damage, begin_repair, chosen_texts, find_damage, reopen
 from anlit.data.preparation.run import Runner, all_groups_done
 from anlit.data.preparation.tokenizer import provide_tokenizer
-from anlit.data.preparation.workspace import LOCK, WORK, Workspace, say
-from anlit.data.storage.shards import MANIFEST, read_manifest
+from anlit.data.preparation.workspace import LOCK, Workspace, say
+from anlit.data.storage.manifest import MANIFEST, WORK, read_manifest
 from anlit.errors import UserError
 from anlit.reporting.text import visible
 

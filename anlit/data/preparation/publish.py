@@ -13,9 +13,9 @@ import numpy as np
 from anlit.data.preparation.encode import SKIPPED_LISTED, Job
 from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.plan import Plan
-from anlit.data.preparation.splits import TEST, TRAIN, VAL
 from anlit.data.preparation.workspace import read_json
-from anlit.data.storage.shards import FORMAT_VERSION, INDEX, MANIFEST, TOKENIZER, checked_chunk, checked_stream
+from anlit.data.storage.manifest import FORMAT_VERSION, MANIFEST, TEST, TOKENIZER, TRAIN, VAL
+from anlit.data.storage.shards import INDEX, checked_chunk, checked_stream
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json, write_text
 

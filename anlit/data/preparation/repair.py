@@ -14,7 +14,8 @@ from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.publish import SOURCES, index_text, join_streams
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.preparation.workspace import Workspace
-from anlit.data.storage.shards import INDEX, MANIFEST, TOKENIZER, read_manifest
+from anlit.data.storage.manifest import MANIFEST, TOKENIZER, read_manifest
+from anlit.data.storage.shards import INDEX
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 

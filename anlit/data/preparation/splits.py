@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from anlit.data.storage.manifest import TEST, TRAIN, VAL
 from anlit.errors import UserError
-
-TRAIN, VAL, TEST = "train", "val", "test"
 
 
 class Splits:

@@ -7,8 +7,8 @@ from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.formats import read_file
 from anlit.data.preparation.plan import Plan
 from anlit.data.preparation.recipe import BPE, Recipe
-from anlit.data.preparation.splits import TRAIN
 from anlit.data.preparation.workspace import Workspace, say
+from anlit.data.storage.manifest import TRAIN
 from anlit.reporting.files import replacing
 
 TOKENIZER_BYTES = 256 << 20

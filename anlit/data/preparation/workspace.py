@@ -19,12 +19,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from anlit.data.storage.shards import SPLITS
+from anlit.data.storage.manifest import SPLITS, WORK
 from anlit.errors import UserError
 from anlit.reporting.files import TEMPORARY
 from anlit.reporting.text import visible
 
-WORK = ".work"
 LOCK = ".prepare-"
 MOST_GROUPS_LOST = 3
 """As many finished groups as may be given up where the first has failed: those that were under way with it."""

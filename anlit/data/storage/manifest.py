@@ -1,0 +1,182 @@
+"""The manifest and the tokenizer of a prepared folder, read as someone else may have written them.
+
+    DIR/manifest.json     what the folder holds, and the command that makes it
+    DIR/tokenizer.json    absent where the tokens came without one
+
+Paths are local or an address that litdata fetches from (s3://, gs://, hf://).
+"""
+
+import hashlib
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from anlit.data.storage.names import checked_name, checked_sha256
+from anlit.data.storage.remote import SMALL_FILE_BYTES, fetch_bytes, is_remote
+from anlit.errors import UserError
+
+FORMAT_VERSION = 2
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+WORK = ".work"
+"""The folder of an unfinished preparation."""
+SPLITS = TRAIN, VAL, TEST = "train", "val", "test"
+DTYPES = ("uint16", "int32")
+"""Of tokens, little-endian."""
+REQUIRED = (
+    "format_version",
+    "corpus",
+    "command",
+    "splits",
+    "train",
+    "val",
+    "vocab_size",
+    "dtype",
+    "end_of_document",
+    "document_token_at",
+    "tokenizer_sha256",
+    "content_sha256",
+)
+
+
+def read_bytes(path: str) -> bytes:
+    """A small file of a prepared folder, local or remote.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UserError: the place cannot be reached, or the file is too large to be one of these.
+    """
+    if is_remote(path):
+        return fetch_bytes(path)
+    with Path(path).open("rb") as file:
+        content = file.read(SMALL_FILE_BYTES + 1)
+    if len(content) > SMALL_FILE_BYTES:
+        raise damaged(path, f"it has more than {SMALL_FILE_BYTES:,} bytes")
+    return content
+
+
+def read_manifest(path: str) -> dict[str, Any]:
+    """Manifest of the prepared folder `path`.
+
+    Raises:
+        UserError: no folder, not a prepared one, a damaged manifest or one of another format.
+    """
+    if not is_remote(path) and not Path(path).is_dir():
+        raise UserError(
+            f"There is no folder {path} with token shards: set --data.path to a prepared folder, "
+            "or choose a corpus that prepares one (--data PythonSources)."
+        )
+    try:
+        manifest = json.loads(read_bytes(f"{path}/{MANIFEST}"))
+    except FileNotFoundError as error:
+        raise UserError(_without_manifest(path)) from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(f"{path}/{MANIFEST}", str(error)) from error
+    version = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise UserError(
+            f"{path} has shards of format {version} and this version reads {FORMAT_VERSION}: "
+            "remove the folder and prepare it again."
+        )
+    missing = [key for key in REQUIRED if key not in manifest] if isinstance(manifest, dict) else list(REQUIRED)
+    if missing:
+        raise damaged(f"{path}/{MANIFEST}", f"without {', '.join(missing)}")
+    _check_manifest(manifest, f"{path}/{MANIFEST}")
+    return manifest
+
+
+def _check_manifest(manifest: dict[str, Any], where: str) -> None:
+    """Check what becomes a path, a type or a size.
+
+    Raises:
+        UserError: a value cannot be what `anlit prepare` writes.
+    """
+    checked_sha256(manifest["content_sha256"], where)
+    if manifest["tokenizer_sha256"] is not None:
+        checked_sha256(manifest["tokenizer_sha256"], where)
+    size, end = manifest["vocab_size"], manifest["end_of_document"]
+    splits = manifest["splits"]
+    checks = {
+        "splits": isinstance(splits, list) and all(split in SPLITS and split in manifest for split in splits),
+        "dtype": manifest["dtype"] in DTYPES,
+        "vocab_size": type(size) is int and 0 < size <= 1 << 31,
+        "end_of_document": type(size) is type(end) is int and 0 <= end < size,
+        "document_token_at": manifest["document_token_at"] in ("end", "start"),
+        "command": isinstance(manifest["command"], str),
+    }
+    for split in splits if checks["splits"] else ():
+        parts = (manifest[split].get("subsets") or {}) if isinstance(manifest[split], dict) else {}
+        checks[split] = isinstance(parts, dict) and all(map(_is_count, [manifest[split], *parts.values()]))
+        for name in parts:
+            checked_name(name, where)
+    if wrong := [key for key, is_right in checks.items() if not is_right]:
+        raise damaged(where, f"{wrong[0]} is {manifest[wrong[0]]!r:.80}")
+
+
+def _is_count(part: Any) -> bool:
+    return isinstance(part, dict) and all(
+        type(part.get(key)) is int and part[key] >= 0 for key in ("documents", "tokens")
+    )
+
+
+def read_tokenizer(path: str, manifest: dict[str, Any]) -> bytes:
+    """The content of a prepared folder's tokenizer.json, which is the one that its tokens were made with.
+
+    Raises:
+        UserError: there is none, or another one has taken its place.
+    """
+    try:
+        content = read_bytes(f"{path}/{TOKENIZER}")
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path} has no {TOKENIZER}, so its tokens cannot be turned into text: put the tokenizer's file there "
+            "under that name."
+        ) from error
+    then, now = manifest["tokenizer_sha256"], hashlib.sha256(content).hexdigest()
+    if then is not None and then != now:
+        raise UserError(
+            f"{path}/{TOKENIZER} is not the tokenizer that made the tokens (its SHA-256 begins with {now[:12]}, and "
+            f"{MANIFEST} has {then[:12]}): put that one back."
+        )
+    return content
+
+
+def check_tokenizer(path: str, manifest: dict[str, Any]) -> None:
+    """Compare the tokenizer.json of a local folder, if it has one, with the manifest.
+
+    Raises:
+        UserError: it is another one.
+    """
+    if not is_remote(path) and Path(path, TOKENIZER).is_file():
+        read_tokenizer(path, manifest)
+
+
+def _without_manifest(path: str) -> str:
+    if is_remote(path):
+        return f"There is no {path}/{MANIFEST}: set --data.path to the address of a prepared folder."
+    if Path(path, WORK).is_dir():
+        return f"The preparation of {path} is not finished: repeat the command that began it, which goes on there."
+    return (
+        f"{path} is not a prepared folder, it has no {MANIFEST}: set --data.path to one that is, "
+        "or to a new name if a corpus is to be prepared there."
+    )
+
+
+def damaged(what: str, how: str, command: str = "") -> UserError:
+    """The error for a file that is not what the manifest or the index says.
+
+    Args:
+        command: the manifest's, which anyone may have written: only one that is nothing but an anlit command is shown.
+    """
+    is_ours = command.isprintable() and command.startswith("anlit ") and _is_plain_command(command)
+    remake = f"with `{command}`" if is_ours else "by preparing it again"
+    return UserError(f"{what} is damaged ({how}): copy the folder again, or remove it and remake it {remake}.")
+
+
+def _is_plain_command(command: str) -> bool:
+    """Whether a shell would run these words and nothing else."""
+    try:
+        return shlex.join(shlex.split(command)) == command
+    except ValueError:  # a quotation that does not end
+        return False
