@@ -1,4 +1,4 @@
-"""Attention as the models call it: a mechanism, the back end that computes it, and whose keys a query may see."""
+"""Attention as the models call it: a mechanism, and the back end that computes it."""
 
 from typing import Literal
 
@@ -20,13 +20,13 @@ class Attention(nn.Module):
 
     Args:
         mechanism: The functions g, a, m of this layer, and its window.
-        backend: Which kernel computes it; see `anlit.attention.backends`.
+        backend: The kernel that computes it; see `anlit.attention.backends`.
         dropout: Share of attention weights dropped in training.
-        qk_clip: Watch the scores for one that is over this; None for not.
+        qk_clip: Record each head's largest score in training, for QK-clip with this threshold; None for no QK-clip.
 
     Raises:
-        ValueError: No back end of this name, or it cannot do the mechanism on any device. What depends on the device
-            and the precision is found at the first forward pass.
+        ValueError: There is no back end of this name, or it cannot compute the mechanism on any device. The first
+            forward pass checks the device and the precision.
     """
 
     def __init__(self, mechanism: Mechanism, backend: str, dropout: float = 0.0, qk_clip: float | None = None) -> None:
@@ -40,12 +40,12 @@ class Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """q, k, v: (B, H, T, D) → (B, H, T, D)."""
         if self.clip is not None and self.training:
-            self._watch(self.clip, q, k, documents)
+            self._observe_scores(self.clip, q, k, documents)
         dtype = computing_dtype(q)
         return self.attend(q.to(dtype), k.to(dtype), v.to(dtype), documents)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-        """The kernel alone: (B, H, T, D), in the precision in which it is to compute."""
+        """Run the kernel alone. q, k, v (B, H, T, D) have the precision to compute in; returns (B, H, T, D)."""
         if isinstance(documents, cache.Continuation):
             k, v = documents.cache.extend(self, k, v, self.mechanism.window)
             if documents.n_before:
@@ -54,12 +54,12 @@ class Attention(nn.Module):
         return BACKENDS[self.backend_for(q)].attend(q, k, v, self.mechanism, documents, dropout)
 
     def backend_for(self, q: Tensor) -> str:
-        """The name of the back end for queries like these.
+        """The name of the back end for queries like `q`.
 
-        It is chosen once for each device, precision, need of gradients, and for short and long sequences.
+        It is chosen once per device and precision, with and without gradients, for short and for long sequences.
 
         Raises:
-            UserError: The one that was asked for cannot do it on this device or in this precision.
+            UserError: The back end that the settings name cannot compute this on the device or in the precision of `q`.
         """
         kind = _kind(q, q.dtype, q.shape[-2])
         if kind not in self._chosen:
@@ -70,11 +70,11 @@ class Attention(nn.Module):
     def prepare(self, documents: Documents, h: Tensor) -> None:
         """Choose the back end, and let it derive from `documents` what all layers share.
 
-        It runs once, before the first block, so that it is not part of what is compiled.
+        The decoder calls this before the first block, outside of compiled code.
 
         Args:
-            documents: Those of the batch.
-            h: (B, T, d), the hidden states from which queries are made.
+            documents: The documents of the batch.
+            h: (B, T, d), the hidden states that queries are computed from.
         """
         if isinstance(documents, cache.Continuation) and documents.n_before:
             return
@@ -89,8 +89,8 @@ class Attention(nn.Module):
             prepare(self.mechanism, documents, h.shape[0])
 
     @torch.no_grad()
-    def _watch(self, clip: QKClip, q: Tensor, k: Tensor, documents: Documents) -> None:
-        """Show the scores q·k/√D of all visible keys to `clip`, 512 queries at a time."""
+    def _observe_scores(self, clip: QKClip, q: Tensor, k: Tensor, documents: Documents) -> None:
+        """Pass the scores q·k/√D of all visible keys to `clip`, 512 queries at a time."""
         for first in range(0, q.shape[-2], QUERIES_PER_BLOCK):
             end = min(first + QUERIES_PER_BLOCK, q.shape[-2])
             scores = q[..., first:end, :] @ k[..., :end, :].mT * q.shape[-1] ** -0.5
@@ -99,12 +99,12 @@ class Attention(nn.Module):
 
 
 def computing_dtype(x: Tensor) -> torch.dtype:
-    """The precision in which a product of tensors like `x` is computed: autocast's, where that is on."""
+    """The precision in which products of tensors like `x` are computed: autocast's if that is on, else their own."""
     if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
 
 
 def _kind(x: Tensor, dtype: torch.dtype, length: int) -> tuple[str, torch.dtype, bool, bool]:
-    """What the choice of a back end depends on besides the mechanism."""
+    """What the choice of a back end depends on, apart from the mechanism."""
     return x.device.type, dtype, x.requires_grad, length >= LONG

@@ -1,14 +1,14 @@
-"""Keys and values of text that was read before, so that reading on costs one pass over the new tokens alone.
+"""A cache of keys and values, so that generating a token costs one pass over the new tokens alone.
 
     cache = KeyValueCache(horizon=len(prompt) + 100)
-    logits = decoder(prompt, cache=cache)            # all at once, by the layers' own kernels
+    logits = decoder(prompt, cache=cache)            # the whole prompt at once
     logits = decoder(next_token, cache=cache)        # (B, 1) tokens, and so on
 
-The rows of a batch stand side by side at their ends: all have one last token, and shorter ones begin with padding
-that no token of theirs sees. So the place of a key is the same in every row, and what differs between rows is one
-number: where the document that is being read began. Positions, the counts n and the distances follow from these two.
+The rows of a batch are padded on the left, so they all end at the same slot. No token sees the padding. Rows differ in
+one number only: the slot at which the current document began. Positions, the counts n and the distances follow from
+this number and the slot.
 
-Shape letters: B rows, H heads, Q new tokens, K keys, D head width. A slot is a place in the rows, from 0.
+Shape letters: B rows, H heads, Q new tokens, K keys, D head width. A slot is an index along a row, from 0.
 """
 
 import torch
@@ -22,36 +22,35 @@ SMALLEST_BUFFER = 64
 
 
 class KeyValueCache:
-    """What the attention layers of one decoder keep of the tokens that they have read.
+    """The keys and values of all attention layers of one decoder.
 
-    A layer with a window keeps at most twice its width; others keep everything, in buffers that double.
+    A layer with a window keeps at most twice its width. Other layers keep everything, in buffers that double.
 
     Args:
-        horizon: Tokens of the longest row in the end, those to come included. Positions that follow the length of a
-            sequence (`DynamicNTK`) are those of so many from the beginning: the result is that of a sequence of this
-            length, read at once.
-        padding: (B,) integers, how many slots at the beginning of each row are not its text; none if not given.
+        horizon: The final length of the rows in tokens. Positions that depend on the length of the sequence
+            (`DynamicNTK`) use this length from the beginning, so the result equals one pass over the whole sequence.
+        padding: (B,) integers, the number of padded slots at the beginning of each row; None for no padding.
     """
 
     def __init__(self, horizon: int, padding: Tensor | None = None) -> None:
         self.horizon, self._padding = horizon, padding
         self.n_read = 0
-        """Slots so far."""
-        self._begin: Tensor | None = None  # (B or 1, 1) the slot at which each row's present document began
-        self._last_ids: Tensor | None = None  # (B, 1) of the document that it belongs to
+        """Slots that are filled so far."""
+        self._begin: Tensor | None = None  # (B or 1, 1) the slot at which each row's current document began
+        self._last_ids: Tensor | None = None  # (B, 1) the id of that document
         self._layers: dict[nn.Module, _Store] = {}
 
     @property
     def bytes(self) -> int:
-        """Memory of the buffers."""
+        """Memory of the buffers, in bytes."""
         return sum(buffer.nbytes for store in self._layers.values() for buffer in store.buffers)
 
     def read(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> "Continuation":
-        """The documents of the next tokens, for the layers to read them; each layer then calls `extend` once.
+        """The documents of the next tokens, for the layers' forward pass. Each layer then calls `extend` once.
 
         Args:
             n_tokens: Q.
-            document_ids: (B, Q) integers that go on from those of the tokens before; None for one document.
+            document_ids: (B, Q) integers that continue those of the tokens before; None for one document.
             device: Where the tokens are.
         """
         assert self.n_read + n_tokens <= self.horizon, (self.n_read, n_tokens, self.horizon)
@@ -63,20 +62,20 @@ class KeyValueCache:
         return documents
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        """Keep the new keys and values of a layer; returns all that its new queries may see, in order.
+        """Add the new keys and values of a layer. Returns all that its new queries may see, in order.
 
         Args:
-            layer: Whose they are.
+            layer: The attention layer.
             k, v: (B, H, Q, D).
-            window: The layer's, in keys.
+            window: The layer's window in keys, or None.
 
         Returns:
-            Keys and values (B, H, K, D), the new ones last; of the first call those given.
+            Keys and values (B, H, K, D), the new ones last. The first call returns its arguments.
         """
         return self._layers.setdefault(layer, _Store(window, self.horizon)).append(k, v)
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these rows only, or with several copies of one: (R,) int64 indices."""
+        """Keep these rows only; a row may appear several times. `rows`: (R,) int64 indices."""
         for store in self._layers.values():
             store.buffers = tuple(buffer[rows] for buffer in store.buffers)
         if self._padding is not None:
@@ -87,7 +86,7 @@ class KeyValueCache:
             self._last_ids = self._last_ids[rows]
 
     def _begins(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> Tensor | None:
-        """(B or 1, Q): the slot at which the document of each new token begins; None where all begin at slot 0."""
+        """(B or 1, Q): the slot at which the document of each new token begins; None if all begin at slot 0."""
         if document_ids is None and self._padding is None:
             return None
         slots = torch.arange(self.n_read, self.n_read + n_tokens, device=device)
@@ -100,14 +99,14 @@ class KeyValueCache:
 
 
 class Continuation(Documents):
-    """The documents of tokens that go on from those in a cache; of the first tokens, what `Documents` says of them.
+    """The documents of tokens that follow those in a cache.
 
     Args:
-        cache: Where the layers keep and find keys.
+        cache: The cache of the layers' keys and values.
         begins: (B or 1, Q), the slot at which each new token's document begins; None for 0.
-        n_before: Slots before the new tokens.
+        n_before: Number of slots before the new tokens.
         length: Q.
-        device: Where the masks are to be.
+        device: The device of the masks.
     """
 
     def __init__(
@@ -131,26 +130,26 @@ class Continuation(Documents):
         """Whether new tokens see keys: (B or 1, 1, rows, K) booleans.
 
         Args:
-            first: The first of the new tokens that are asked for, from 0.
-            distances: (rows, K), slots from each of them back to each key; negative where the key is ahead.
-            window: As elsewhere.
+            first: The index of the first row among the new tokens.
+            distances: (rows, K), slots from each query back to each key; negative if the key is ahead.
+            window: How many of the latest keys a query may see; None for all.
         """
         near = distances >= 0 if window is None else (distances >= 0) & (distances < window)
         if self.begins is None:
             return near[None, None]
         assert self.positions is not None
-        own = self.positions[:, first : first + len(distances), None]  # slots since the document began
-        return (near & (distances <= own))[:, None]
+        positions = self.positions[:, first : first + len(distances), None]
+        return (near & (distances <= positions))[:, None]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation) -> Tensor:
-    """softmax(a·g·S + m) v of new queries over kept keys, by the general form; 512 queries at a time.
+    """softmax(a·g·S + m) v of new queries over cached keys, 512 queries at a time.
 
     Args:
         q: (B, H, Q, D).
-        k, v: (B, H, K, D), the last Q of them of the queries' own tokens.
+        k, v: (B, H, K, D); the last Q belong to the new tokens.
         mechanism: The functions a, g, m, and the window.
-        documents: Of the new tokens.
+        documents: The documents of the new tokens.
 
     Returns:
         (B, H, Q, D).
@@ -175,7 +174,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Con
 
 
 class _Store:
-    """The keys and values of one layer: two buffers (B, H, capacity, D) of which the first `size` slots are in use."""
+    """The keys and values of one layer: two buffers (B, H, capacity, D), filled up to `size`."""
 
     def __init__(self, window: int | None, longest: int) -> None:
         self.window, self.longest = window, longest
@@ -184,7 +183,7 @@ class _Store:
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         n_new = k.shape[-2]
-        if not self.buffers:  # nothing was read before: no key beyond the window will be asked for again
+        if not self.buffers:  # the first tokens: no key beyond the window will be needed again
             kept = n_new if self.window is None else min(n_new, self.window - 1)
             self._write(k[..., n_new - kept :, :], v[..., n_new - kept :, :])
             return k, v
@@ -203,7 +202,7 @@ class _Store:
         self.size += n_new
 
     def _move(self, *new: Tensor) -> None:
-        """Into new buffers with room for `new`, without what has left the window."""
+        """Copy to new buffers with room for `new`, without keys that have left the window."""
         n_new = new[0].shape[-2]
         kept = self.size if self.window is None else min(self.size, self.window - 1)
         room = 2 * (kept + n_new if self.window is None else self.window)

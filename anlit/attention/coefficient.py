@@ -1,4 +1,4 @@
-"""The numbers of an attention mechanism that may be learned: for the model, for each layer or for each head."""
+"""Coefficients of an attention mechanism, constant or learned: for the model, per layer or per head."""
 
 from typing import Literal, get_args
 
@@ -6,19 +6,19 @@ import torch
 from torch import Tensor, nn
 
 Learned = Literal["never", "globally", "per_layer", "per_head"]
-"""Whether a coefficient stays as given, or is learned: one for all layers, one per layer, one per layer and head."""
+"""Whether a coefficient is constant or learned: one for all layers, one per layer, or one per layer and head."""
 
 
 class Coefficient(nn.Module):
-    """A number that a mechanism multiplies with.
+    """A constant or learned factor of a mechanism.
 
-    A learned one is a parameter of shape (1,) or (H,), for sharding takes no 0-d parameters; like every parameter
-    that is no matrix it is in the group without weight decay.
+    A learned one is a parameter of shape (1,) or (H,), because 0-d parameters cannot be sharded. Like all parameters
+    that are not matrices it has no weight decay.
 
     Args:
-        initial: Its value, or the value from which it is learned.
-        learned: By how many parameters.
-        n_heads: H, where it is learned per head.
+        initial: Its value, or the initial value of a learned one.
+        learned: Whether it is learned, and with how many parameters.
+        n_heads: H, if it is learned per head.
     """
 
     def __init__(self, initial: float, learned: Learned = "never", n_heads: int = 1) -> None:
@@ -34,24 +34,24 @@ class Coefficient(nn.Module):
             nn.init.constant_(self.value, self.initial)
 
     def for_layer(self, n_heads: int) -> nn.Module:
-        """What one layer uses: a coefficient of its own, or a reference to this one where that serves all layers."""
+        """The coefficient of one layer: a new one, or a reference to this one if all layers share it."""
         return Reference(self) if self.learned == "globally" else Coefficient(self.initial, self.learned, n_heads)
 
     def forward(self) -> Tensor | float:
-        """The number, or (H or 1, 1): it broadcasts with counts (B, 1, T) and with distances (T,)."""
+        """The constant, or the parameter as (H or 1, 1), which broadcasts with counts (B, 1, T) and distances (T,)."""
         return self.initial if self.value is None else self.value[:, None]
 
 
 class Reference(nn.Module):
-    """Stands in a layer for a coefficient that all layers share, without being its owner.
+    """A layer's reference to a coefficient that all layers share.
 
-    The decoder owns it (`shared_coefficients`). So it is one entry of the checkpoint and of the optimizer, and where
-    the blocks are sharded one by one it is in the outermost unit, which is gathered whenever a block runs.
+    The decoder owns the coefficient (`shared_coefficients`), so the checkpoint and the optimizer have it once. If the
+    blocks are sharded one by one, it is in the outermost unit, which is gathered whenever a block runs.
     """
 
     def __init__(self, coefficient: Coefficient) -> None:
         super().__init__()
-        self._hidden = (coefficient,)  # a module in a tuple is not registered as a part
+        self._hidden = (coefficient,)  # a module in a tuple is not registered as a submodule
 
     @property
     def coefficient(self) -> Coefficient:
@@ -62,6 +62,6 @@ class Reference(nn.Module):
 
 
 def shared_coefficients(model: nn.Module) -> list[Coefficient]:
-    """The coefficients that parts of `model` refer to, each once, in order of first appearance."""
+    """The coefficients that `Reference`s in `model` point to, each once, in order of first appearance."""
     found = [part.coefficient for part in model.modules() if isinstance(part, Reference)]
     return list(dict.fromkeys(found))

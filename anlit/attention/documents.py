@@ -12,22 +12,22 @@ class Packing(NamedTuple):
     """`cu_seqlens` in a form of the same shape for every batch, so that compiled code fits all of them."""
 
     bounds: Tensor
-    """(B·T + 1,) int32 on the device: where each document begins in the B·T flattened tokens, then B·T to the end."""
+    """(B·T + 1,) int32 on the device: where each document begins in the B·T flattened tokens, then filled with B·T."""
     counts: Tensor
-    """(2,) int64 on the host: how many documents there are, and the tokens of the longest or more."""
+    """(2,) int64 on the host: the number of documents, and an upper bound of their length in tokens."""
 
 
 class Documents:
-    """Which keys each query may see: causal, and inside its own document where documents are masked.
+    """Which keys each query may see: causal and, with document masking, inside its own document.
 
-    Where a method takes `window`, a query sees at most that many latest keys, its own included; None for all.
+    With a `window`, a query sees at most that many of the latest keys, its own included; None for all.
 
     Args:
         ids: (B, T) integers, non-decreasing along T, equal for tokens of one document; None for one document.
         length: T.
-        device: Where the masks are to be.
-        cu_seqlens: See the property of this name, as the `Batch` has it; derived from `ids` if not given.
-        longest: Tokens of the longest document; T is taken for it if not given.
+        device: The device of the masks.
+        cu_seqlens: As in the `Batch`, see the property of this name; None to derive it from `ids`.
+        longest: Tokens of the longest document; None for T.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class Documents:
     ) -> None:
         self.ids, self.length, self.device = ids, length, device
         self.horizon = length
-        """Tokens that the sequence has or, where a cache goes on with it, will have."""
-        self._given, self._longest = cu_seqlens, longest
+        """The length of the sequence in tokens; with a cache, its final length."""
+        self._cu_seqlens, self._longest = cu_seqlens, longest
         self._masks: dict[int | None, Tensor] = {}
         self._packing: Packing | None = None
         self.derived: dict[Hashable, Any] = {}
-        """What back ends derived from the documents for all layers, each under its own key."""
+        """What back ends derive from the documents for all layers, each under its own key."""
         self._bounds: tuple[Tensor, Tensor] | None = None
         self.positions = self._positions()
-        """Each token's place in its document, (B, T) integers from 0; None where all tokens are one document."""
+        """Each token's position in its document, (B, T) integers from 0; None if all tokens are one document."""
 
     @property
     def are_masked(self) -> bool:
@@ -60,7 +60,7 @@ class Documents:
         return self.positions
 
     def n_visible(self, dtype: torch.dtype, window: int | None = None) -> Tensor:
-        """n_i, the number of keys that query i may see, itself included: (B or 1, T), restarts with each document."""
+        """n_i, the number of keys that query i may see, its own included: (B or 1, T). Restarts with each document."""
         index = torch.arange(self.length, device=self.device)
         n = (index[None] if self.positions is None else self.positions) + 1
         return (n if window is None else n.clamp_max(window)).to(dtype)
@@ -89,12 +89,13 @@ class Documents:
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """Where each document begins in the B·T flattened tokens, and B·T: (documents + 1,) int32, none spans rows.
+        """Where each document begins in the B·T flattened tokens, then B·T: (documents + 1,) int32.
 
-        Waits for the device unless it was given: `Batch.cu_seqlens`, made on the host. Without ids, for one row.
+        No document spans rows. Without ids it is that of one row. If the batch has no `cu_seqlens` (made on the host),
+        this waits for the device.
         """
-        if self._given is not None and self.ids is not None:
-            return self._given
+        if self._cu_seqlens is not None and self.ids is not None:
+            return self._cu_seqlens
         positions = torch.arange(self.length, device=self.device) if self.positions is None else self.positions
         begins = (positions.flatten() == 0).nonzero().flatten()
         return torch.cat((begins, begins.new_tensor([positions.numel()]))).int()

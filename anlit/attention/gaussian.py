@@ -1,4 +1,4 @@
-"""Attention mechanisms over independent standard normal scores: what `anlit diagnose` compares a model with.
+"""Attention mechanisms on independent standard normal scores. `anlit diagnose` compares models with this.
 
 A query that sees n keys at distances t = 0 … n−1 has the logits L = a(t)·g(n)·S_t + m(t), S_t ~ N(0, 1).
 """
@@ -12,15 +12,15 @@ from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import participation
 
 SCORES = 1 << 20
-"""Scores drawn for one number of keys: 4 MiB in float32, and as much for every head that differs."""
+"""Scores drawn for one number of keys: 4 MiB in float32, and 4 MiB per head if the heads differ."""
 FEWEST_DRAWS, MOST_DRAWS = 64, 1 << 17
 
 
 def logits_of(mechanism: Mechanism, scores: Tensor) -> Tensor:
-    """L of the last query, key by key as they stand in the text; −∞ outside the window.
+    """L of the last query, with the keys in the order of the text; −∞ outside the window.
 
     Args:
-        mechanism: One that `for_layer` made.
+        mechanism: Made by `for_layer`.
         scores: S, (B, H or 1, 1, n).
 
     Returns:
@@ -43,12 +43,12 @@ def distance_functions(mechanism: Mechanism, n: int, like: Tensor) -> tuple[Tens
 
 @torch.no_grad()
 def expected_participation(mechanism: Mechanism, n: Tensor, seed: int = 0) -> Tensor:
-    """E Σ w², w the softmax of L, as a mean over draws of S: to a few percent, (H or 1, len(n)) float32.
+    """E Σ w² with w the softmax of L, estimated from draws of S to a few percent: (H or 1, N) float32.
 
     Args:
-        mechanism: One that `for_layer` made, on the device of n.
-        n: (N,) whole numbers ≥ 1.
-        seed: Of the draws, which are the same for every mechanism.
+        mechanism: Made by `for_layer`, on the device of n.
+        n: (N,) numbers of keys, whole numbers ≥ 1.
+        seed: Seed of the draws, which are the same for every mechanism.
     """
     columns = []
     for count in n.tolist():

@@ -1,10 +1,11 @@
-"""What an attention mechanism is.
+"""The base class of attention mechanisms.
 
 With q and k of unit root mean square, S_ij = q_i·k_j/√d_head has variance about 1. Every mechanism here has logits
 
     L_ij = a(i−j) · g(n_i) · S_ij + m(i−j)        over the keys j that query i may see,
 
-n_i the number of those keys and t = i − j the distance. So a mechanism is three small functions, and perhaps a window.
+where n_i is the number of those keys and t = i − j the distance. A mechanism is three small functions, and may have a
+window.
 To add one, write a subclass with the functions that are not trivial, and a YAML file that names it.
 """
 
@@ -16,13 +17,13 @@ from anlit.attention.coefficient import Coefficient
 
 
 class Mechanism(nn.Module):
-    """Base: a(t) = 1, g(n) = 1, m(t) = 0. A function that returns None is trivial, and costs nothing.
+    """Base class: a(t) = 1, g(n) = 1, m(t) = 0. A function that returns None is trivial and costs nothing.
 
-    A subclass sets `scales_with_distance = True` if it overrides `distance_gain`: the kernels that cannot change
-    logits one by one refuse it then.
+    A subclass that overrides `distance_gain` sets `scales_with_distance = True`. Kernels that cannot multiply single
+    logits then refuse it.
 
-    A user makes a template. `for_layer` makes from it the module that computes, which knows `n_heads` and `d_head`. A
-    number that may be learned is a `Coefficient`; call it for its value.
+    The object that a user makes is a template. `for_layer` makes from it the module of one layer, with `n_heads` and
+    `d_head`. A number that may be learned is a `Coefficient`; call it for its value.
     """
 
     scales_with_distance: bool = False
@@ -37,7 +38,7 @@ class Mechanism(nn.Module):
         return has_bias or self.scales_with_distance or self.window is not None
 
     def for_layer(self, n_heads: int, d_head: int, layer: int) -> "Mechanism":
-        """The module that layer number `layer` uses: a copy whose learned parts are this layer's own."""
+        """The mechanism of layer number `layer`, from 0: a copy with its own learned coefficients."""
         mechanism = copy.deepcopy(self)
         mechanism.n_heads, mechanism.d_head = n_heads, d_head
         for name, part in self.named_children():

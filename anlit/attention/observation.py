@@ -1,7 +1,7 @@
-"""What the attention layers of a model do with the text they read: their statistics, averaged over queries.
+"""Statistics of a model's attention layers on real text, averaged over queries.
 
-Hooks before each `Attention` take its q, k and v and compute the logits once more, block by block, so any back end
-can be observed and memory grows with the length and not with its square. Nothing of the model changes.
+A hook before each `Attention` computes the logits from q and k once more, block by block. So any back end can be
+observed, and memory grows with the length, not with its square. The model does not change.
 """
 
 import math
@@ -17,12 +17,12 @@ from anlit.attention.backends.eager import QUERIES_PER_BLOCK, logits
 from anlit.attention.documents import Documents
 from anlit.attention.statistics import Range, squared_average, statistics
 
-# At most so many logits in a block, over sequences and heads. They are 64 MiB in float32, and a few copies exist.
 BLOCK_ELEMENTS = 1 << 24
+"""The largest number of logits in a block, over sequences and heads: 64 MiB in float32, and a few copies exist."""
 
 
 def bin_edges(longest: int) -> list[int]:
-    """1, 2, 4 … for bins [2^k, 2^{k+1}) of context lengths up to `longest`; a power of two itself joins the last."""
+    """1, 2, 4 …: the bins [2^k, 2^{k+1}) of context lengths up to `longest`. If `longest` is 2^k, it joins the last."""
     return [1 << power for power in range(max(1, (longest - 1).bit_length()))]
 
 
@@ -30,7 +30,7 @@ class BinnedMeans:
     """Means over queries, for each head and each bin of the context length n.
 
     Args:
-        edges: Where the bins begin, increasing, the first at 1; the last has no end.
+        edges: Where the bins begin, increasing, the first at 1. The last bin has no end.
     """
 
     def __init__(self, edges: list[int]) -> None:
@@ -39,39 +39,44 @@ class BinnedMeans:
         self._counts: dict[str, Tensor] = {}
 
     def add(self, values: dict[str, Tensor], n: Tensor) -> None:
-        """Count in each statistic's values, (B, H, Q); NaN is left out.
+        """Add the values of each statistic; NaN is left out.
 
         Args:
-            values: By name.
+            values: (B, H, Q) by name of the statistic.
             n: (B, Q) integers, each query's context length.
         """
         edges = torch.tensor(self.edges, device=n.device)
-        place = (torch.bucketize(n, edges, right=True) - 1).flatten()
+        bins = (torch.bucketize(n, edges, right=True) - 1).flatten()
         for name, value in values.items():
             by_head = value.double().transpose(0, 1).flatten(1)  # (H, B·Q)
-            there = by_head.isfinite()
+            is_finite = by_head.isfinite()
             shape = (len(by_head), len(self.edges))
             if name not in self._sums:
                 self._sums[name], self._counts[name] = by_head.new_zeros(shape), by_head.new_zeros(shape)
-            self._sums[name].index_add_(1, place, by_head.where(there, 0.0))
-            self._counts[name].index_add_(1, place, there.double())
+            self._sums[name].index_add_(1, bins, by_head.where(is_finite, 0.0))
+            self._counts[name].index_add_(1, bins, is_finite.double())
 
     def means(self) -> dict[str, Tensor]:
-        """(H, bins) of each statistic, float64; NaN in a bin without queries."""
+        """The mean of each statistic by name, (H, bins) float64; NaN in a bin without queries."""
         return {name: total / self._counts[name] for name, total in self._sums.items()}
 
     def counts(self, name: str = "n") -> Tensor:
-        """How many queries each mean of a statistic is of, (H, bins)."""
+        """How many queries each mean of a statistic averages, (H, bins)."""
         return self._counts[name]
 
 
 @contextmanager
 def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator[list[BinnedMeans]]:
-    """While this is open, every forward pass of `model` is counted in; gives the means of each layer, first to last.
+    """Within this context every forward pass of `model` is recorded. Yields the means of each layer, first to last.
 
-    A query's context length n is its position in its document, from 1, with or without a window. The statistics are
-    those of `anlit.attention.statistics.statistics`, and `squared_average`, `n` and `visible_keys`, the smaller of n
-    and the window. A compiled model runs uncompiled here, and its compiled form is kept.
+    A query's context length n is its position in its document, from 1, also with a window. The statistics are those of
+    `anlit.attention.statistics.statistics`, `squared_average`, `n`, and `visible_keys`, which is the smaller of n and
+    the window. A compiled model runs uncompiled here and stays compiled afterwards.
+
+    Args:
+        model: A model with `Attention` layers.
+        edges: The bins of n, see `BinnedMeans`.
+        spans: The ranges of distances of the statistics.
     """
     layers = attention_layers(model)
     means = [BinnedMeans(edges) for _ in layers]
@@ -101,7 +106,7 @@ def attention_layers(model: nn.Module) -> list[Attention]:
 def observe(
     record: BinnedMeans, layer: Attention, q: Tensor, k: Tensor, v: Tensor, documents: Documents, spans: list[Range]
 ) -> None:
-    """Count one layer's queries in; q, k, v: (B, H, T, D) as `Attention.forward` gets them."""
+    """Add the statistics of one layer's queries; q, k, v: (B, H, T, D) as `Attention.forward` gets them."""
     n_sequences, n_heads, length, _ = q.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k, v = q.to(wide), k.to(wide), v.to(wide)

@@ -1,4 +1,4 @@
-"""What follows attention's kernel: a norm and a gate on the heads' averages, before W_o."""
+"""Between the attention kernel and W_o: a norm and a gate on the heads' averages of values."""
 
 from typing import Literal
 
@@ -8,24 +8,24 @@ from torch import Tensor, nn
 from anlit.layers.linear import ScaledLinear
 
 Gate = Literal["none", "per_head", "per_element"]
-"""Whether the heads' averages are multiplied with a learned function of the block's input, and with how many."""
+"""Whether the heads' averages are multiplied by learned functions of the block's input: one per head or per element."""
 
 
 class GateMap(ScaledLinear):
-    """The map W_g of a gate; starts at 0, where every gate is 1."""
+    """The map W_g of a gate. It starts at 0, so every gate starts at 1."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
 
 class AttentionOutput(nn.Module):
-    """From the heads' averages to the input of W_o: their norm, their gates 2σ(W_g x), side by side.
+    """The input of W_o: the heads' averages with norm and gates 2σ(W_g x), concatenated.
 
     Args:
         d_model: d.
         n_heads: H.
         gate: How many gates (arXiv 2505.06708).
-        gate_factor: Brings the gate's input x to a root mean square of 1: W_g x is this factor larger.
+        gate_factor: Multiplies W_g x. It is √d if x has norm 1, so that the gates see a root mean square of 1.
         norm: Norm over the last axis, applied to each head's average; None for none.
     """
 
@@ -37,7 +37,7 @@ class AttentionOutput(nn.Module):
         self.W_g = GateMap(d_model, outputs, gate_factor) if outputs else None
 
     def forward(self, attended: Tensor, x: Tensor) -> Tensor:
-        """attended (B, H, T, D), and the block's input to attention x (B, T, d) → (B, T, d)."""
+        """attended (B, H, T, D) and x (B, T, d), the input of attention → (B, T, d)."""
         attended = self.norm(attended)
         if self.W_g is not None:
             gate = 2 * torch.sigmoid(self.W_g(x))  # (B, T, H) or (B, T, d)

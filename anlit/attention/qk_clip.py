@@ -1,4 +1,4 @@
-"""QK-clip (arXiv 2507.20534): queries and keys shrink after a step in which a score was too large."""
+"""QK-clip (arXiv 2507.20534): shrinks queries and keys after a step in which a score was too large."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,7 @@ class QKClip(nn.Module):
     """Remembers each head's largest score q·k/√D since the last optimizer step.
 
     Args:
-        threshold: The score that none should exceed.
+        threshold: The largest score that is allowed.
         n_heads: H.
     """
 
@@ -36,25 +36,25 @@ class QKClip(nn.Module):
     @staticmethod
     @torch.no_grad()
     def factors(clips: "Sequence[QKClip]") -> list[Tensor]:
-        """√min(1, threshold/largest) per head for q and for k, (H,) for each layer; and forgets what was seen.
+        """√min(1, threshold/largest) per head, the factor of q and of k: (H,) for each layer. Resets `largest`.
 
-        With several ranks it is about what all of them observed, which one all-reduce tells for all layers together.
+        With several ranks `largest` is the maximum over ranks, from one all-reduce for all layers.
         """
         largest = torch.stack([clip.largest for clip in clips])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
         for clip in clips:
             clip.reset_parameters()
-        return [(mine / clip.threshold).clamp_min(1).rsqrt() for clip, mine in zip(clips, largest, strict=True)]
+        return [(score / clip.threshold).clamp_min(1).rsqrt() for clip, score in zip(clips, largest, strict=True)]
 
 
 @torch.no_grad()
 def shrink(maps: Iterable[tuple[ScaledLinear, nn.Module]], factors: Tensor) -> None:
-    """Multiply each head's queries and keys with its entry of `factors`.
+    """Multiply each head's queries and keys by its entry of `factors`.
 
     Args:
-        maps: W_q and W_k, each with the norm that follows it. A gain of that norm takes the factor in the place of W's
-            rows. All heads share it, so it follows the smallest entry.
+        maps: W_q and W_k, each with the norm that follows it. If that norm has a gain, the gain is multiplied instead
+            of W's rows. All heads share the gain, so it takes the smallest factor.
         factors: (H,).
     """
     for W, norm in maps:

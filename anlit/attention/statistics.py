@@ -1,9 +1,9 @@
-"""How an attention layer spreads its weights: numbers per query, from the logits.
+"""Statistics of attention weights, per query, from the logits.
 
-Shape letters: B sequences, H heads, Q queries, K keys, D head width. Everywhere `logits` is (B, H, Q, K), −inf where a
-key is not visible, and the last query stands at the last key, so the distance of key j from query i is
-t = (K − Q + i) − j. Weights are w = softmax(logits) over the keys. Results are (B, H, Q), in float32 at least, and NaN
-where a query sees none of the keys in question: what was not there is not a weight of 0.
+Shape letters: B sequences, H heads, Q queries, K keys, D head width. `logits` is always (B, H, Q, K), −∞ where a key is
+not visible. The last query is at the last key, so the distance of key j from query i is t = (K − Q + i) − j. Weights
+are w = softmax(logits) over the keys. Results are (B, H, Q), in float32 at least. They are NaN, not 0, where a query
+sees none of the keys in question.
 """
 
 import math
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 LATEST = 100
-"""[SI] asks for the weight on the last 100 tokens."""
+"""[SI] reports the weight on the last 100 tokens."""
 
 
 class Range(NamedTuple):
@@ -27,10 +27,10 @@ class Range(NamedTuple):
 
 
 def ranges(longest: int, ratio: float = 10.0) -> list[Range]:
-    """[0, 1), which is the query's own token, then [1, Δ), [Δ, Δ²) … up to a distance of `longest` tokens.
+    """The ranges [0, 1), which is the query's own token, then [1, Δ), [Δ, Δ²) … up to a distance of `longest` tokens.
 
     Args:
-        longest: The largest distance that is to lie in a range, at least 0.
+        longest: The largest distance that the ranges must contain, at least 0.
         ratio: Δ > 1; bounds are rounded to whole tokens.
     """
     assert ratio > 1, ratio
@@ -42,7 +42,7 @@ def ranges(longest: int, ratio: float = 10.0) -> list[Range]:
 
 
 def within(logits: Tensor, span: Range) -> Tensor:
-    """The logits of the keys at distances in `span`, −inf for other keys; keys in no query's range are cut off."""
+    """The logits of keys at distances in `span`, −∞ for other keys. Keys that are in no query's range are cut off."""
     n_queries, n_keys = logits.shape[-2:]
     low, high = max(0, n_keys - n_queries - span.end + 1), max(0, n_keys - span.first)
     queries = torch.arange(n_keys - n_queries, n_keys, device=logits.device)
@@ -51,13 +51,13 @@ def within(logits: Tensor, span: Range) -> Tensor:
 
 
 def log_total(logits: Tensor) -> Tensor:
-    """ln Σ e^L, the logarithm of the total weight before it is normalised."""
+    """ln Σ e^L, the logarithm of the softmax's denominator."""
     total = logits.to(_wide(logits)).logsumexp(-1)
     return total.masked_fill(total == -math.inf, math.nan)
 
 
 def weight_within(logits: Tensor, span: Range, total: Tensor | None = None) -> Tensor:
-    """Σ w over the visible keys at distances in `span`; `total` is `log_total(logits)`, if that is known."""
+    """Σ w over the visible keys at distances in `span`; `total` is `log_total(logits)`, None to compute it."""
     return (log_total(within(logits, span)) - (log_total(logits) if total is None else total)).exp()
 
 
@@ -71,14 +71,13 @@ def entropy(logits: Tensor) -> Tensor:
 def entropy_within(logits: Tensor, span: Range) -> Tensor:
     """The entropy in nats of the weights at distances in `span`, normalised to 1 there.
 
-    It is that of e^L restricted to the range, whose normalisation over all keys cancels: −Σ p ln p with
-    p = e^L / Σ e^L, all sums over the visible keys of the range ([SI], figure 2).
+    −Σ p ln p with p = e^L / Σ e^L, where all sums are over the visible keys in the range ([SI], figure 2).
     """
     return entropy(within(logits, span))
 
 
 def inverse_largest_weight(logits: Tensor, total: Tensor | None = None) -> Tensor:
-    """1/w_max, from 1 to K: about how many keys share the attention, as the heaviest of them tells."""
+    """1/w_max, from 1 to K: about how many keys share the attention."""
     total = log_total(logits) if total is None else total
     return (total - logits.to(total.dtype).amax(-1)).exp()
 
@@ -93,15 +92,15 @@ def weight_on(logits: Tensor, keys: Tensor) -> Tensor:
 
     Args:
         logits: (B, H, Q, K).
-        keys: (B or 1, Q) int64, the number of the key; NaN comes where that one is not visible.
+        keys: (B or 1, Q) int64, the index of the key. The result is NaN if that key is not visible.
     """
     index = keys[:, None, :, None].expand(*logits.shape[:-1], 1)
-    at = logits.to(_wide(logits)).gather(-1, index)[..., 0]
-    return (at.masked_fill(at == -math.inf, math.nan) - log_total(logits)).exp()
+    chosen = logits.to(_wide(logits)).gather(-1, index)[..., 0]
+    return (chosen.masked_fill(chosen == -math.inf, math.nan) - log_total(logits)).exp()
 
 
 def squared_average(logits: Tensor, v: Tensor) -> Tensor:
-    """‖Σ_j w_j v_j‖² over the mean of ‖v_j‖² of the visible keys: Σ w² if values are orthogonal and equally long.
+    """‖Σ_j w_j v_j‖² divided by the mean ‖v_j‖² of the visible keys: Σ w² if values are orthogonal and of equal norm.
 
     Args:
         logits: (B, H, Q, K).
@@ -114,13 +113,13 @@ def squared_average(logits: Tensor, v: Tensor) -> Tensor:
 
 
 def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: int = LATEST) -> dict[str, Tensor]:
-    """All of them by name, each (B, H, Q).
+    """All statistics by name, each (B, H, Q).
 
     Args:
         logits: (B, H, Q, K).
         first_keys: (B or 1, Q) int64, the key at which each query's document begins.
-        spans: The ranges of distances; `weight_1_to_10` and `entropy_1_to_10` are those of [1, 10). A range of which
-            a query sees a part counts with that part.
+        spans: The ranges of distances; `weight_1_to_10` and `entropy_1_to_10` are those of [1, 10). Of a range that a
+            query sees in part, the visible part counts.
         latest: `weight_latest_100` is the weight on the last 100 tokens, the query's own included.
     """
     total = log_total(logits)

@@ -22,7 +22,8 @@ def is_trained_eagerly_on_cpu(x: Tensor) -> bool:
 class Normalise(torch.autograd.Function):
     """factor · gain ∘ x / √(Σx² + eps) over the last axis, with a third of the passes that autograd takes.
 
-    With x̂ = x / √(Σx² + eps) the gradient by x is (g − x̂ (x̂·g)) · factor / √(Σx² + eps), g that by x̂.
+    With x̂ = x / √(Σx² + eps), the gradient by x is (g − x̂ (x̂·g)) · factor / √(Σx² + eps), where g is the gradient
+    by factor · x̂.
     """
 
     @staticmethod
@@ -52,7 +53,7 @@ class Normalise(torch.autograd.Function):
 
 
 class SwiGLU(torch.autograd.Function):
-    """u ∘ SiLU(z) of (…, 2f), u and then z. The gradients of u and z are written side by side, in three passes."""
+    """u ∘ SiLU(z) of (…, 2f), which holds u and then z. The backward pass writes the gradients in three passes."""
 
     @staticmethod
     def forward(ctx: Any, uz: Tensor) -> Tensor:
@@ -75,7 +76,10 @@ class SwiGLU(torch.autograd.Function):
 
 
 class Rotate(torch.autograd.Function):
-    """x ∘ (cos, cos, 1 …), to which each half of the rotated width adds sin times the other half; back by −sin."""
+    """y₁ = x₁ cos − x₂ sin and y₂ = x₂ cos + x₁ sin for the two halves of the rotated width; other dimensions pass.
+
+    `factors` is (cos, cos, 1 …). The backward pass is the same with −sin.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factors: Tensor, sin: Tensor) -> Tensor:

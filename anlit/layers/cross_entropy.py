@@ -3,8 +3,8 @@
 Logits are (tokens, V): at V = 50,304 and 16,384 tokens 3.3 GB in float32, more than all else in a small model, and
 the usual way holds several such tensors. `linear_cross_entropy` takes a chunk of tokens at a time through the
 vocabulary projection, the softmax and back to the gradients of the hidden states and of the projection, because the
-gradient of a mean cross-entropy needs nothing from later chunks (as in Liger, arXiv 2410.10989). What the backward
-pass is then left to do is one multiplication.
+gradient of a mean cross-entropy needs nothing from later chunks (as in Liger, arXiv 2410.10989). The backward pass
+only multiplies these gradients by the upstream gradient.
 
 Letters: N tokens, d width, V vocabulary.
 """
@@ -22,8 +22,9 @@ IGNORED = -100
 """Targets with this value do not count in the loss."""
 
 CHUNK_NUMBERS = {"cpu": 2**20}
-"""Logits in a chunk, by type of device: on CPU so few that they stay in its caches."""
-CHUNK_NUMBERS_ELSEWHERE = 2**27
+"""Logits in a chunk, by type of device. On CPU they fit into its caches."""
+CHUNK_NUMBERS_OTHERWISE = 2**27
+"""Logits in a chunk on other devices."""
 
 
 def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -50,20 +51,20 @@ def linear_cross_entropy(
     """`next_token_loss` of the logits x·Wᵀ, a chunk of tokens at a time: the loss, which carries no gradient, and the
     objective, which does.
 
-    Products are computed in autocast's precision where that is on, the rest in float32 at least. The gradients are
-    made in the forward pass and kept, N·d and V·d numbers. They can be taken once only, not differentiated again.
+    Products are computed in autocast's precision where that is on, the rest in float32 at least. The forward pass
+    computes the gradients and keeps them, N·d and V·d numbers. They can be used once and not differentiated again.
 
     Args:
         x: Hidden states, (B, T, d).
         weight: W, (V, d).
         targets: (B, T), −100 where a token does not count.
         z_loss: As in `next_token_loss`.
-        compiled: Whether to compile what is done to a chunk's logits: three passes over them instead of a dozen.
+        compiled: Whether to compile the work on a chunk's logits: three passes over them instead of a dozen.
     """
     dtype = x.dtype
     if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-    # Outside of it autograd would record the products' conversions one by one.
+    # Under autocast, autograd would record the conversion of every product.
     with torch.autocast(x.device.type, enabled=False):
         wants_gradients = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         rows, targets = x.flatten(0, -2), targets.flatten()
@@ -93,8 +94,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dweight = torch.zeros_like(weight, dtype=wide) if wants_gradients else None
         size = chunk_size(x.device.type, *weight.shape)
         for first in range(0, x.shape[0], size):
-            rows, own = x[first : first + size].to(dtype), targets[first : first + size]
-            losses, squares, gradient = chunk(rows @ narrow.mT, own, n_counted, z_loss, wants_gradients)
+            rows, row_targets = x[first : first + size].to(dtype), targets[first : first + size]
+            losses, squares, gradient = chunk(rows @ narrow.mT, row_targets, n_counted, z_loss, wants_gradients)
             total += losses
             penalty += squares
             if dx is not None and dweight is not None and gradient is not None:
@@ -116,7 +117,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _chunk(
     logits: Tensor, targets: Tensor, n_counted: Tensor, z_loss: float, wants_gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sums over counted rows of −log p(target) and of (log Z)², and the mean objective's gradient by the logits.
+    """Sums over counted rows of −log p(target) and of (log Z)², and the gradient of the mean objective by the logits.
 
     Args:
         logits: (rows, V).
@@ -126,7 +127,7 @@ def _chunk(
     counted = (targets != IGNORED)[:, None]
     at_target = targets.clamp_min(0)[:, None]
     probabilities = logits.softmax(-1, dtype=wide)
-    # The largest probability is exp(largest logit)/Z, and at least 1/V: from it log Z without another exponential.
+    # The largest probability is exp(largest logit)/Z and at least 1/V. It gives log Z without another exponential.
     log_z = logits.amax(-1, keepdim=True).to(wide) - probabilities.amax(-1, keepdim=True).log()
     losses = torch.where(counted, log_z - logits.gather(1, at_target), 0).sum()
     squares = torch.where(counted, log_z.square(), 0).sum()
@@ -152,5 +153,5 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def chunk_size(device_type: str, vocab_size: int, width: int) -> int:
-    """Tokens whose logits are held at a time. At least d: adding to W's gradient would cost more than the logits do."""
-    return max(width, CHUNK_NUMBERS.get(device_type, CHUNK_NUMBERS_ELSEWHERE) // vocab_size)
+    """Tokens whose logits are held at a time. At least d, or adding to W's gradient would cost more than the logits."""
+    return max(width, CHUNK_NUMBERS.get(device_type, CHUNK_NUMBERS_OTHERWISE) // vocab_size)

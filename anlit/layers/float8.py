@@ -1,7 +1,7 @@
 """Matrix products in float8, by torchao: x, W and the gradients are rounded to 8 bits right before each product.
 
-Weights, activations, sums and what is kept for the backward pass stay as they are. Numbers are scaled to float8's range
-by one factor for a tensor, or one for each row, from their largest magnitude (arXiv 2209.05433).
+Weights, activations, sums and tensors saved for the backward pass keep their precision. Numbers are scaled to float8's
+range by their largest magnitude, with one factor per tensor or one per row (arXiv 2209.05433).
 """
 
 from dataclasses import replace
@@ -14,20 +14,20 @@ from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
-"""torchao's recipes: one scale for a tensor; one for each row; and that with the weights' gradients not in float8."""
+"""torchao's recipes: one scale per tensor; one per row; one per row, with the weights' gradients not in float8."""
 
 CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9, 0)}
-"""The lowest compute capability of a CUDA device that has the products of a recipe."""
+"""The lowest compute capability of a CUDA device that supports a recipe."""
 MULTIPLE = 16
-"""Of which the kernels want every side of a matrix to be one."""
+"""Every side of a matrix must be a multiple of this: the kernels need it."""
 
 
 class Float8Product:
-    """x Wᵀ in float8, in the place of `torch.nn.functional.linear`.
+    """x Wᵀ in float8; replaces `torch.nn.functional.linear`.
 
     Args:
         recipe: Which numbers share a scale.
-        emulated: Round to float8 and multiply in the wider type: the same rounding on any device, and slower.
+        emulated: Round to float8 and multiply in the wider type: the same rounding on any device, but slower.
 
     Raises:
         UserError: torchao is missing.
@@ -42,7 +42,7 @@ class Float8Product:
                 f"runtime.float8={recipe} needs torchao ({error}): run `make extras EXTRAS=float8`, or leave float8 out"
             ) from error
         self.config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
-        with torch.device("meta"):  # only for the settings of the three products that it derives
+        with torch.device("meta"):  # only to derive the settings of the three products
             example = Float8Linear.from_float(nn.Linear(MULTIPLE, MULTIPLE, bias=False), self.config)
         self.products, self.multiply = example.linear_mm_config, matmul_with_hp_or_float8_args.apply
 
@@ -56,10 +56,10 @@ class Float8Product:
 
 
 def use_float8(module: nn.Module, recipe: Recipe, device_type: str) -> None:
-    """Let all `ScaledLinear` in `module` multiply in float8; on a CPU emulated.
+    """Let all `ScaledLinear` in `module` multiply in float8, emulated on a CPU.
 
     Raises:
-        UserError: torchao is missing, the device has no such products, or a matrix has a side that does not fit.
+        UserError: torchao is missing, the device does not support the recipe, or a matrix has an unsuitable side.
     """
     if device_type == "cuda" and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()

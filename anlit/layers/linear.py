@@ -18,7 +18,7 @@ class TokenEmbedding(nn.Embedding):
 class ScaledLinear(nn.Linear):
     """s ∘ (c · W) x without bias: c a constant, s a vector over the outputs or absent.
 
-    The factors multiply W, not the result: the same mathematics, over in·out numbers where the result has tokens·out.
+    The factors multiply W, not the result: the same mathematics on in·out numbers instead of tokens·out.
     Folding for inference stores the product. W is not initialised here: the decoder draws it.
 
     Args:
@@ -59,9 +59,9 @@ def fused_linear(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None]
     each map separately, because concatenating the weights would cost more. Each matrix stays a parameter of its own.
 
     Args:
-        x: What all maps read.
-        maps: Of one d_in.
-        scales: Each map's vector over its outputs, if they have one.
+        x: The input of all maps.
+        maps: Maps with the same d_in.
+        scales: For each map its vector over the outputs, (d_out,) or None; empty if no map has one.
     """
     weights = [linear.scaled(scale) for linear, scale in zip(maps, scales or [None] * len(maps), strict=True)]
     if x.numel() < x.shape[-1] ** 2:

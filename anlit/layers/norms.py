@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anlit.layers.cpu_gradients import Normalise, is_trained_eagerly_on_cpu
 
 Norms = Literal["bounded", "strict"]
-"""What an optimizer step leaves of a weight's vectors: norms of at most 1 (anGPT), or of exactly 1 (nGPT)."""
+"""The constraint on a weight's vectors after an optimizer step: norm at most 1 (anGPT) or exactly 1 (nGPT)."""
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
@@ -40,13 +40,13 @@ def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
     """
     wide, width = _at_least_float32(x), x.shape[-1]
     gain = None if gain is None else gain.to(wide.dtype)
-    if is_trained_eagerly_on_cpu(x):  # rms is √width · unit, and its ε adds to the sum of squares width times
+    if is_trained_eagerly_on_cpu(x):  # rms(x) = √width · x / √(Σx² + width · ε)
         return Normalise.apply(wide, gain, width * eps, math.sqrt(width)).to(x.dtype)
     return torch.nn.functional.rms_norm(wide, (width,), gain, eps).to(x.dtype)
 
 
 class RMSNorm(nn.Module):
-    """rms(x) · gain, the gain learned, of shape (width,), initially 1, or absent."""
+    """rms(x) · gain. The gain is learned, of shape (width,) and initially 1, or absent."""
 
     def __init__(self, width: int, eps: float, has_gain: bool = True) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Where in the sequence a query or key stands: rotations of q and k, chosen apart from the attention mechanism.
+"""Position encodings: rotations of q and k, chosen apart from the attention mechanism.
 
-Half-split pairing as in Qwen3 and GPT-NeoX: of the r rotated dimensions, dimension i turns with i + r/2; the
-others pass through. Every class here gives a true rotation, so scores depend on the distance alone.
+Half-split pairing as in Qwen3 and GPT-NeoX: of the R rotated dimensions, dimension i is paired with i + R/2. The other
+dimensions pass through. Every class here gives a true rotation, so scores depend on the distance alone.
 
 Shape letters: B batch, H heads, T time, D = d_head, R = rotated width.
 """
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from anlit.layers.cpu_gradients import Rotate, is_trained_eagerly_on_cpu
 
 Rotation = tuple[Tensor, Tensor]
-"""cos and sin of each token's angles, (T, R/2), or (B, 1, T, R/2) where documents begin anew."""
+"""cos and sin of each token's angles, each (T, R/2), or (B, 1, T, R/2) if positions restart with each document."""
 
 
 class Positions(nn.Module):
-    """Base: subclasses say with which angular frequency (radians per token) each rotated pair turns."""
+    """Base class. A subclass gives the angular frequency of each rotated pair, in radians per token."""
 
     def check(self, d_head: int) -> None:
-        """Raise ValueError if these positions cannot be used at head width `d_head`."""
+        """Raise ValueError unless these positions can be used at head width `d_head`."""
 
     def for_context(self, context_length: int) -> "Positions":
         """The positions of a model that trains on sequences of `context_length` tokens."""
@@ -39,8 +39,8 @@ class Positions(nn.Module):
     def tables(self, d_head: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of position × frequency, each (T, R/2), on the device of `like`, in float32 at least.
 
-        Built in float64: at 64k tokens a float32 product of position and frequency is off by 0.004 rad. Outside
-        inference mode, so that tables made in a validation serve training too.
+        Computed in float64, because at 64k tokens a float32 product of position and frequency is off by 0.004 rad.
+        Computed outside inference mode, so that training can use tables that were made in validation.
         """
         key = (d_head, length, like.device, like.dtype == torch.float64)
         if getattr(self, "_key", None) != key:
@@ -52,13 +52,13 @@ class Positions(nn.Module):
         return self._tables
 
     def rotation(self, d_head: int, length: int, index: Tensor | None, like: Tensor) -> Rotation | None:
-        """What turns queries and keys of a batch, for all layers that have these positions; None if nothing turns.
+        """The rotation of a batch's queries and keys, for all layers with these positions; None for no rotation.
 
         Args:
             d_head: D.
             length: Tokens of the whole sequence.
-            index: (B or 1, T) integers, each token's position in its document; 0, 1 … length−1 if not given.
-            like: Of the device and precision wanted.
+            index: (B or 1, T) integers, each token's position in its document; None for 0, 1 … length−1.
+            like: A tensor of the device and precision that the result is to have.
         """
         cos, sin = self.tables(d_head, length, like)
         if index is not None:
@@ -66,28 +66,28 @@ class Positions(nn.Module):
         return cos, sin
 
     def forward(self, *vectors: Tensor, index: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Rotate each (B, H, T, D) tensor by its positions along T, `index` as in `rotation`; norms are kept."""
+        """Rotate each (B, H, T, D) tensor by its positions along T; `index` as in `rotation`. Norms are kept."""
         length, d_head = vectors[0].shape[-2:]
         return rotate(self.rotation(d_head, length, index, vectors[0]), *vectors)
 
 
 def rotate(rotation: Rotation | None, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """Turn the pairs (i, i + R/2) of the first R dimensions of each (B, H, T, D) tensor; norms are kept."""
+    """Rotate the pairs (i, i + R/2) of the first R dimensions of each (B, H, T, D) tensor. Norms are kept."""
     if rotation is None:
         return vectors
     cos, sin = rotation
     if all(is_trained_eagerly_on_cpu(x) and x.dtype == cos.dtype for x in vectors):
-        unturned = cos.new_ones(*cos.shape[:-1], vectors[0].shape[-1] - 2 * cos.shape[-1])
-        factors = torch.cat((cos, cos, unturned), dim=-1)
+        ones = cos.new_ones(*cos.shape[:-1], vectors[0].shape[-1] - 2 * cos.shape[-1])
+        factors = torch.cat((cos, cos, ones), dim=-1)
         return tuple(Rotate.apply(x, factors, sin) for x in vectors)
-    return tuple(_turn(x, cos, sin) for x in vectors)
+    return tuple(_rotate(x, cos, sin) for x in vectors)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
     first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
 
 
 class RoPE(Positions):
@@ -96,7 +96,7 @@ class RoPE(Positions):
     Args:
         fraction: Share of the head width that rotates, in (0, 1]; fraction × d_head must be an even number.
             [anGPT] uses 0.5; 1.0 is Qwen3's.
-        base: Pair i of the r/2 rotated pairs turns by base^(−2i/r) radians per token.
+        base: Pair i of the R/2 rotated pairs turns by base^(−2i/R) radians per token.
     """
 
     def __init__(self, fraction: float = 0.5, base: float = 10_000.0) -> None:
@@ -119,20 +119,20 @@ class RoPE(Positions):
 
 
 class DynamicNTK(RoPE):
-    """RoPE whose base follows the sequence: base·(T/T_train)^{r/(r−2)} for a sequence of T > T_train tokens.
+    """RoPE whose base grows with the sequence: base·(T/T_train)^{R/(R−2)} for a sequence of T > T_train tokens.
 
-    The fastest pair turns as in training. The slowest turns, over T tokens, as far as it did over T_train, so no
-    longer sequence shows it an angle that it was not trained on. Up to T_train this is RoPE exactly.
+    The fastest pair turns as in training. The slowest pair turns as far over T tokens as it did over T_train, so a
+    longer sequence has no angle that the model was not trained on. Up to T_train this is RoPE exactly.
 
-    T is the length of the sequence, documents packed or not: positions restart with each masked document, but
-    their frequencies are those of the whole sequence. So beyond T_train a document's logits depend on how long a
-    sequence it is packed into.
+    T is the length of the whole sequence, also where it packs several documents: positions restart with each masked
+    document, but the frequencies do not change. So beyond T_train a document's logits depend on the length of the
+    sequence that it is packed into.
 
     Args:
         fraction: As in RoPE; at least 4 dimensions must rotate.
         base: As in RoPE, up to the training length.
-        training_length: T_train in tokens; the model's context_length if not given. Give it where context_length
-            is raised to evaluate on longer sequences.
+        training_length: T_train in tokens; None for the model's context_length. Set it if you raise context_length to
+            evaluate on longer sequences.
     """
 
     def __init__(self, fraction: float = 0.5, base: float = 10_000.0, training_length: int | None = None) -> None:
@@ -179,8 +179,8 @@ class PRoPE(Positions):
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
         quarter = d_head // 4
-        turning = self.base ** (-torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
-        return torch.cat((turning, torch.zeros(quarter, dtype=torch.float64)))
+        frequencies = self.base ** (-torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
+        return torch.cat((frequencies, torch.zeros(quarter, dtype=torch.float64)))
 
 
 class NoPE(Positions):
@@ -194,7 +194,7 @@ class PositionsPattern(Positions):
     """Different positions in different layers: layer number l (from 0) has `layers[l mod len(layers)]`.
 
     Args:
-        layers: Positions for each layer of the period, such as RoPE three times and then NoPE.
+        layers: The positions of each layer in the period, such as three times RoPE and then NoPE.
     """
 
     def __init__(self, layers: Sequence[Positions]) -> None:

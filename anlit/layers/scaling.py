@@ -11,6 +11,9 @@ class ScalingVector(nn.Module):
 
     Adam moves every entry of ŝ by about the learning rate, so s moves by lr · init / scale: `scale` sets how
     fast this vector learns relative to the matrices.
+
+    Raises:
+        ValueError: `scale` is not positive.
     """
 
     def __init__(self, width: int, init: float, scale: float) -> None:
@@ -28,7 +31,7 @@ class ScalingVector(nn.Module):
 
     @torch.no_grad()
     def multiply(self, factors: Tensor) -> None:
-        """s ← factors ∘ s, factors (width,), the same on every rank where the vector is sharded."""
+        """s ← factors ∘ s, with factors (width,) that are the same on every rank."""
         self.stored.mul_(replicated_like(factors, self.stored))
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""What elementwise work on weights needs to know where they are sharded over ranks."""
+"""Elementwise work on weights that may be sharded over ranks."""
 
 from collections.abc import Callable
 
@@ -8,22 +8,22 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 
 def replicated_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor`, which is the same on every rank, in a form that multiplies `like`: itself unless `like` is sharded."""
+    """`tensor`, which is the same on every rank, as a factor for `like`: a replicated DTensor if `like` is sharded."""
     if not isinstance(like, DTensor):
         return tensor
     return DTensor.from_local(tensor, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A tensor that may be sharded, gathered on every rank; all ranks must call this."""
+    """Gather a tensor that may be sharded on every rank; all ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def fill(weight: Tensor, draw: Callable[[Tensor], None]) -> None:
-    """Fill a weight by `draw`: all of it on the host, so that its values depend neither on device nor ranks.
+    """Fill a weight by `draw`, on the host, so that its values do not depend on the device or the number of ranks.
 
-    Every rank draws the same matrix from the same random state and keeps its own part; nothing is sent.
+    Every rank draws the whole matrix from the same random state and keeps its part. Nothing is sent.
     """
     if weight.device.type == "cpu" and not isinstance(weight, DTensor):
         draw(weight)

@@ -7,7 +7,7 @@ from anlit.layers.cpu_gradients import SwiGLU, is_trained_eagerly_on_cpu
 
 
 def swiglu(uz: Tensor) -> Tensor:
-    """u ∘ SiLU(z) = u ∘ z ∘ σ(z): (…, 2f), u and then z as one product gives them, → (…, f)."""
+    """u ∘ SiLU(z) = u ∘ z ∘ σ(z), (…, f), from uz (…, 2f), which holds u and then z."""
     if is_trained_eagerly_on_cpu(uz):
         return SwiGLU.apply(uz)
     u, z = uz.chunk(2, dim=-1)

@@ -11,8 +11,9 @@ OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Four groups by role: `matrices`, `embedding`, `head`, and `vectors` (all else: gains,
-    scales, a mechanism's own parameters; never decayed).
+    """Four groups by role: `matrices`, `embedding`, `head` and `vectors`.
+
+    `vectors` are all other parameters: gains, scales and those of attention mechanisms. They have no weight decay.
 
     Raises:
         AssertionError: A parameter is in no group or in two.

@@ -1,4 +1,4 @@
-"""The loss of an optimizer step as one mean over all tokens that its micro-batches on all ranks count."""
+"""The loss of an optimizer step: the mean over the counted tokens of all micro-batches on all ranks."""
 
 from collections.abc import Iterable
 
@@ -10,35 +10,35 @@ from anlit.layers.cross_entropy import IGNORED
 
 
 class StepLoss:
-    """Sums over the micro-batches of an optimizer step, and what its gradients are multiplied with before clipping.
+    """Sums the losses over the micro-batches of an optimizer step, and scales the gradients before clipping.
 
     Lightning divides each micro-batch's objective by `accumulate_grad_batches`, N, and the strategy averages gradients
-    over R ranks. That is the mean over tokens where all batches count as many; nothing is to be done then, but at the
-    end of an epoch that comes after n < N micro-batches, where gradients are multiplied by N/n.
+    over R ranks. If all batches count equally many tokens, the result is the mean over tokens. Then only a step that
+    the epoch's end cuts short after n < N micro-batches needs a factor: its gradients are multiplied by N/n.
 
-    Where numbers may differ, an objective goes into the backward pass as its sum over tokens divided by a constant K.
-    Gradients are multiplied by K·N·R / C, C the tokens that all micro-batches of all ranks count: one all-reduce of two
-    numbers a step, and no waiting of the host for a device.
+    If the numbers of counted tokens may differ, the backward pass takes the sum over tokens divided by a constant K.
+    Gradients are then multiplied by K·N·R / C, where C is the number of tokens that all micro-batches of all ranks
+    count. This costs one all-reduce of two numbers a step, and the host does not wait for the device.
 
     Args:
         counts_vary: Whether batches may count different numbers of tokens.
-        unit: K. Any constant does; the context length keeps gradients at the size that they have otherwise.
+        unit: K. Any constant works. The context length keeps gradients near the size that they otherwise have.
     """
 
     def __init__(self, counts_vary: bool = False, unit: int = 1) -> None:
         self.counts_vary, self.unit = counts_vary, unit
         self.factor: Tensor | float = 1.0
-        """For the gradients of the step whose last micro-batch was added; 0-d or a number."""
+        """What the gradients of the finished step are multiplied with; 0-d or a number."""
         self._losses: Tensor | None = None
         self._counted: Tensor | None = None
         self._micro_batches = 0
 
     def add(self, loss: Tensor, objective: Tensor, targets: Tensor) -> Tensor:
-        """Count a micro-batch in; returns what to differentiate.
+        """Add a micro-batch. Returns the objective to differentiate, 0-d.
 
         Args:
             loss: Its mean over counted tokens, 0-d, without gradient.
-            objective: The same mean with whatever else is to be minimised, 0-d.
+            objective: The same mean plus other terms to minimise, such as the z-loss, 0-d.
             targets: (B, T), −100 where a token does not count.
         """
         self._micro_batches += 1
@@ -50,8 +50,8 @@ class StepLoss:
         return objective
 
     def finish(self, accumulate_grad_batches: int) -> Tensor:
-        """After the last micro-batch: sets `factor`; returns the mean loss, of all ranks where counts vary, else of
-        this one."""
+        """Call after the last micro-batch. Sets `factor` and returns the mean loss, 0-d: over all ranks if counts
+        vary, else of this rank."""
         assert self._losses is not None
         losses, counted, n = self._losses, self._counted, self._micro_batches
         self._losses, self._counted, self._micro_batches = None, None, 0
@@ -62,9 +62,9 @@ class StepLoss:
         if distributed.is_available() and distributed.is_initialized():
             ranks = distributed.get_world_size()
             distributed.all_reduce(totals)
-        of_all = totals[1].clamp_min(1)  # no target at all: a loss of 0, not NaN
-        self.factor = self.unit * accumulate_grad_batches * ranks / of_all
-        return totals[0] / of_all
+        n_counted = totals[1].clamp_min(1)  # no target at all: a loss of 0, not NaN
+        self.factor = self.unit * accumulate_grad_batches * ranks / n_counted
+        return totals[0] / n_counted
 
     @torch.no_grad()
     def scale_gradients(self, parameters: Iterable[nn.Parameter]) -> None:

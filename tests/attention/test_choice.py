@@ -74,8 +74,8 @@ def test_on_cuda_auto_follows_the_preferences() -> None:
 
 
 def test_every_preferred_back_end_exists_and_the_last_can_do_anything() -> None:
-    assert {name for names in (*PREFERRED.values(), backends.ELSEWHERE) for name in names} <= BACKENDS.keys()
-    assert {names[-1] for names in (*PREFERRED.values(), backends.ELSEWHERE)} == {"eager"}
+    assert {name for names in (*PREFERRED.values(), backends.PREFERRED_OTHERWISE) for name in names} <= BACKENDS.keys()
+    assert {names[-1] for names in (*PREFERRED.values(), backends.PREFERRED_OTHERWISE)} == {"eager"}
 
 
 @pytest.mark.usefixtures("h200")

@@ -1,14 +1,14 @@
-"""The kernels behind one contract, and the choice among them.
+"""The attention kernels, with one interface, and the choice among them.
 
 A back end is a module, one file or a folder, with
 
     reason_against(mechanism, q=None, dropout=0.0) -> str | None
-        why it cannot do `mechanism`, None if it can. `q` is an example of queries, (B, H, T, D): its device, precision,
-        head width and need of a gradient count too. Without `q` only reasons that hold on every device count.
+        why it cannot compute `mechanism`, None if it can. `q` is an example of queries, (B, H, T, D): its device,
+        precision, head width and need of a gradient matter too. Without `q`, only reasons that hold on every device.
     attend(q, k, v, mechanism, documents, dropout) -> Tensor
-        every tensor of shape (B, H, T, D), q and k of unit root mean square, the logits scaled by 1/√D.
+        every tensor is (B, H, T, D); q and k have unit root mean square; q·k is scaled by 1/√D.
     prepare(mechanism, documents, n_rows)                                        (optional)
-        derives what all layers share from the documents of `n_rows` sequences and stores it in `documents`. It is
+        derives what all layers share from the documents of `n_rows` sequences, and stores it in `documents`. It is
         called before the first layer, outside of compiled code.
 
 To add one, write a module and enter it in `BACKENDS` and `PREFERRED`.
@@ -34,28 +34,28 @@ BACKENDS: dict[str, ModuleType] = {
     "eager": eager,
 }
 
-# In this order `auto` tries them, for each type of device.
+# `auto` tries the back ends in this order, by type of device.
 PREFERRED: dict[str, tuple[str, ...]] = {
-    # flash, triton and flex have not run on a GPU yet: name one to use it. `anlit benchmark attention --preset h200`
-    # checks and times them, and is to order this list.
+    # flash, triton and flex have not run on a GPU yet, so `auto` does not take them. `anlit benchmark attention
+    # --preset h200` checks and times them; its results should order this list.
     "cuda": ("sdpa", "eager"),
     # Measured by `anlit benchmark attention --preset cpu`: docs/results/attention_cpu. flex has no backward pass here.
     "cpu": ("sdpa", "eager"),
 }
 # On a CPU, for mechanisms that change logits by distance or have a window: sdpa would need a T × T mask for them. With
-# several threads only from the length LONG on, because shorter sequences are too little work to share.
+# several threads this list is for sequences of at least LONG tokens; shorter ones are too little work to share.
 PREFERRED_BY_DISTANCE = ("blockwise", "sdpa", "eager")
 LONG = 1024
-ELSEWHERE = ("sdpa", "eager")
+PREFERRED_OTHERWISE = ("sdpa", "eager")
 
 _log = logging.getLogger("anlit.attention")
 
 
 def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:
-    """Refuse a back end that cannot do `mechanism` on any device.
+    """Refuse a back end that cannot compute `mechanism` on any device.
 
     Raises:
-        ValueError: `name` is unknown, or that back end cannot; the message names those that can.
+        ValueError: `name` is unknown, or that back end cannot compute it. The message names those that can.
     """
     if name == "auto":
         return
@@ -66,12 +66,12 @@ def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:
 
 
 def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> str:
-    """The back end for queries like `q`: `name`, or for auto the first of `PREFERRED` that can do `mechanism`.
+    """The back end for queries like `q`: `name`, or for auto the first of `PREFERRED` that can compute `mechanism`.
 
-    What auto took, and why none before it, is logged once.
+    The choice of auto, and the reasons against the back ends before it, are logged once.
 
     Raises:
-        UserError: The back end called `name` cannot do it with such queries; the message names those that can.
+        UserError: The back end `name` cannot compute it for such queries. The message names those that can.
     """
     if name != "auto":
         if (reason := _reason_against(name, mechanism, q, dropout)) is not None:
@@ -85,14 +85,14 @@ def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> 
 
 
 def likely(name: str, mechanism: Mechanism, device_type: str, dropout: float = 0.0) -> str:
-    """What `choose` would give on a device of this type, in a precision and head width that suit every back end."""
+    """What `choose` returns on a device of this type, for a precision and head width that suit every back end."""
     return name if name != "auto" else _first_possible(device_type, mechanism, None, dropout)[0]
 
 
 def _first_possible(device_type: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[str, list[str]]:
-    """The first preferred back end that can do it (there always is one), and why those before it cannot."""
+    """The first preferred back end that can compute it (there always is one), and why those before it cannot."""
     reasons = []
-    preferred = PREFERRED.get(device_type, ELSEWHERE)
+    preferred = PREFERRED.get(device_type, PREFERRED_OTHERWISE)
     is_long = q is not None and q.shape[-2] >= LONG
     if device_type == "cpu" and mechanism.depends_on_distance and (is_long or torch.get_num_threads() == 1):
         preferred = PREFERRED_BY_DISTANCE

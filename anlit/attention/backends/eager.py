@@ -12,15 +12,15 @@ QUERIES_PER_BLOCK = 512
 
 
 def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
-    """Why this back end cannot do `mechanism`: it can do all."""
+    """None: this back end can compute every mechanism."""
     return None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
     """softmax(a·g·S + m) v, all of shape (B, H, T, D); q and k of unit root mean square.
 
-    Queries are taken in blocks of 512 and, if there are several, each block's logits are recomputed in the
-    backward pass, so memory grows with 512·T and not with T². Keys that lie before a block's window are not touched.
+    Queries are taken in blocks of 512. If there are several, the backward pass recomputes each block's logits, so
+    memory grows with 512·T and not with T². Keys before a block's window are not read.
     """
     length = q.shape[-2]
     a, m = distance_tables(mechanism, length, q)
@@ -46,9 +46,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
 
 
 def logits(q: Tensor, k: Tensor, mechanism: Mechanism, documents: Documents, first: int, end: int) -> Tensor:
-    """L of queries [first, end) over keys [0, end): (B, H, end − first, end) in float32 at least, −∞ where unseen.
+    """L of queries [first, end) over keys [0, end): (B, H, end − first, end) in float32 at least, −∞ if not visible.
 
-    For measurements: attention itself makes the tables of a and m once for all its blocks.
+    For measurements. `attend` makes the tables of a and m once for all blocks.
     """
     a, m = distance_tables(mechanism, end, q)
     rows = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)[..., first:end, :]
@@ -79,10 +79,10 @@ def _logits(
     first: int,
     begin: int,
 ) -> Tensor:
-    """L for the given rows of q, the first of which is query `first`, over keys from `begin` to the last row's own."""
+    """L of queries q, the first of which has index `first`, over the keys from `begin` to the last query's own."""
     end = first + q.shape[-2]
-    whole = first == begin == 0 and end == documents.length
-    visible = documents.mask(window) if whole else documents.visible(first, end, window, begin)
+    is_all = first == begin == 0 and end == documents.length
+    visible = documents.mask(window) if is_all else documents.visible(first, end, window, begin)
     index = _distances(first, end, begin, q.device)
     scores = (q @ k[..., begin:end, :].mT).to(torch.promote_types(q.dtype, torch.float32))
     bias = torch.where(visible, scores.new_zeros(()) if m is None else m[..., index], float("-inf"))

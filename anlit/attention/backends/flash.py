@@ -1,12 +1,11 @@
-"""Flash attention by the libraries that have it, for every mechanism with a(t) = 1 and no m(t) but ALiBi's.
+"""Flash attention from libraries, for mechanisms with a(t) = 1 and no m(t) other than ALiBi's.
 
-The package flash-attn is taken where it is installed, and else PyTorch, which has the same kernels but no slopes.
-Others that PyTorch knows come in through it: after `torch.nn.attention.activate_flash_attention_impl("FA4")` (which
-needs the package flash-attn-4) PyTorch is preferred. g(n) goes into q. Documents are sequences of varying length to
-these kernels, so nothing is computed between two of them.
+The package flash-attn computes it if it is installed, else PyTorch, which has the same kernels but no slopes. PyTorch
+is preferred after `torch.nn.attention.activate_flash_attention_impl("FA4")`, which needs the package flash-attn-4. g(n)
+multiplies q. For these kernels documents are sequences of varying length, so nothing is computed between documents.
 
-The calls for varying lengths are one operator of our own, opaque to torch.compile: how many documents a batch has,
-and how long the longest is, is no part of what is compiled. N = B·T tokens, shapes (N, H, D).
+The calls for varying lengths are a custom operator, opaque to torch.compile, so compiled code does not depend on the
+number of documents or their length. N = B·T tokens, shapes (N, H, D).
 """
 
 import importlib.util
@@ -25,24 +24,24 @@ from anlit.attention.mechanisms.sliding_window import SlidingWindow
 
 WIDEST_HEAD = 256
 HAS_PACKAGE = importlib.util.find_spec("flash_attn") is not None
-"""Looked up once: torch 2.11 cannot compile a function that looks it up."""
-ALL = -1  # a window without an end, in the libraries' terms
+"""Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
+ALL = -1  # how the libraries write a window without an end
 
 _aten: Any = torch.ops.aten
 
 
 def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
-    """Why this back end cannot do `mechanism` for queries like `q`, or None if it can."""
+    """Why this back end cannot compute `mechanism` for queries like `q`, None if it can."""
     if mechanism.scales_with_distance:
         return "its gain a(t) changes logits by distance, which flash attention cannot"
     inner = _without_window(mechanism)
     if type(inner).distance_bias is not Mechanism.distance_bias:
         if type(inner).distance_bias is not ALiBi.distance_bias:
-            return "of biases m(t) flash attention has ALiBi's alone"
+            return "of all biases m(t), flash attention can only compute ALiBi's"
         if not HAS_PACKAGE:
             return "flash attention with ALiBi needs a package: pip install flash-attn --no-build-isolation"
-    if dropout:  # whose random numbers activation checkpointing would not restore for an opaque operator
-        return f"here flash attention drops no attention weights, and dropout is {dropout:g}"
+    if dropout:  # activation checkpointing would not restore the random numbers of an opaque operator
+        return f"this flash attention has no dropout, and dropout is {dropout:g}"
     if q is None:
         return None
     if q.device.type != "cuda":
@@ -57,7 +56,7 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Bring `cu_seqlens` to the device."""
+    """Copy `cu_seqlens` to the device."""
     documents.packing(n_rows)
 
 
@@ -90,7 +89,7 @@ def _without_window(mechanism: Mechanism) -> Mechanism:
 
 
 def _slopes(mechanism: Mechanism, q: Tensor) -> Tensor | None:
-    """ALiBi's slopes (H,), float32: what m loses from one key to the next."""
+    """ALiBi's slopes (H,), float32: m(t) = −slope·t. None without a bias."""
     m = mechanism.distance_bias(torch.ones(1, device=q.device))
     return None if m is None else -m[:, 0]
 
@@ -107,20 +106,18 @@ def flash_attention(
     scale: float,
     by_package: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention inside each document: (N, H, D), and the logarithms of the total weights, (H, N) float32.
+    """Causal attention inside each document: the output (N, H, D) and log-sum-exp (H, N) float32.
 
     Args:
-        q: (N, H, D), as k and v.
-        k: Keys.
-        v: Values.
+        q, k, v: (N, H, D).
         bounds: See `Packing`.
         counts: See `Packing`.
-        slopes: (H,) float32, if m(t) = −slope·t; only by the package.
-        window: How many keys a query sees before its own; -1 for all.
+        slopes: (H,) float32 of m(t) = −slope·t, or None; the package only.
+        window: How many keys before its own a query sees; -1 for all.
         scale: 1/√D.
         by_package: Whether flash-attn computes it, or PyTorch.
     """
-    q = q.contiguous()  # the output is laid out like q
+    q = q.contiguous()  # the output has the memory layout of q
     cu_seqlens, longest = _sequences(bounds, counts)
     window_sizes = {"window_size_left": window, "window_size_right": 0}
     if by_package:
@@ -163,7 +160,7 @@ def flash_attention_backward(
     scale: float,
     by_package: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v for that of the output, all (N, H, D)."""
+    """The gradients of q, k and v from that of the output, all (N, H, D)."""
     gradient, q = gradient.contiguous(), q.contiguous()
     cu_seqlens, longest = _sequences(bounds, counts)
     window_sizes = {"window_size_left": window, "window_size_right": 0}
@@ -204,7 +201,7 @@ def flash_attention_backward(
 
 
 def _sequences(bounds: Tensor, counts: Tensor) -> tuple[Tensor, int]:
-    """`cu_seqlens` without what it is filled up with, and the length of the longest document."""
+    """`cu_seqlens` without padding, and the length of the longest document."""
     n_documents, longest = counts.tolist()
     return bounds[: n_documents + 1], longest
 

@@ -1,8 +1,8 @@
-"""PyTorch's FlexAttention: the general form, as functions of the score that it compiles into its own kernel.
+"""PyTorch's FlexAttention: the general form as a function of the score, which it compiles into its kernel.
 
-a(t) and m(t) are tables over the distance, loaded once per score; learned coefficients get their gradient through
-them. What is masked as a block is skipped; which blocks those are follows from the documents at the ends of each
-block, so the (T, T) mask is never made, and nothing about it has to be compiled.
+a(t) and m(t) are tables over the distance. Learned coefficients get their gradient through them. Blocks that are masked
+as a whole are skipped. The documents at the ends of each block tell which these are, so the (T, T) mask is never made,
+and no mask function has to be compiled for it.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from anlit.attention.mechanism import Mechanism
 BLOCK = 128
 NARROWEST_HEAD = 16
 RECOMPILE_LIMIT = 64
-"""Kinds of call in one process (shapes, mechanisms) before PyTorch stops compiling them, which it warns of."""
+"""Compilations in one process, for different shapes and mechanisms, before PyTorch stops compiling with a warning."""
 
 
 def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
-    """Why this back end cannot do `mechanism` for queries like `q`, or None if it can."""
+    """Why this back end cannot compute `mechanism` for queries like `q`, None if it can."""
     if dropout:
-        return f"FlexAttention drops no attention weights, and dropout is {dropout:g}"
+        return f"FlexAttention has no dropout, and dropout is {dropout:g}"
     if q is None:
         return None
     if q.device.type not in ("cuda", "cpu"):
@@ -41,7 +41,7 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Find the blocks that the layers with this window do not skip."""
+    """Find the blocks that layers with this window compute."""
     block_mask(documents, mechanism.window)
 
 
@@ -56,7 +56,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
 
 def _run(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, visible: BlockMask) -> Tensor:
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        t = (i - j).clamp(min=0)  # what lies ahead is masked, but computed where its block is not skipped
+        t = (i - j).clamp(min=0)  # keys ahead are masked, but computed if their block is not skipped
         if a is not None:
             s = s * (a[t] if a.dim() == 1 else a[h, t])
         if m is not None:
@@ -79,12 +79,12 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def _by_head(table: Tensor | None) -> Tensor | None:
-    """(T,) where all heads have the same, else (H, T)."""
+    """(T,) if all heads have the same table, else (H, T)."""
     return table[0] if table is not None and table.dim() == 2 and table.shape[0] == 1 else table
 
 
 def block_mask(documents: Documents, window: int | None) -> BlockMask:
-    """Which blocks of 128 × 128 logits are visible in part, and which as a whole; found once per batch."""
+    """Which blocks of 128 × 128 logits are visible in part, and which completely; computed once per batch."""
     key = ("flex", window)
     if key not in documents.derived:
         documents.derived[key] = _find_blocks(documents, window)
@@ -93,7 +93,7 @@ def block_mask(documents: Documents, window: int | None) -> BlockMask:
 
 
 def _find_blocks(documents: Documents, window: int | None) -> BlockMask:
-    """Ids do not decrease along a row, so a block's first and last tokens tell which documents it has."""
+    """The block mask, from the ids of each block's first and last token: ids do not decrease along a row."""
     length, device = documents.length, documents.device
     first = torch.arange(0, length, BLOCK, device=device)
     last = (first + BLOCK - 1).clamp_max(length - 1)
@@ -106,7 +106,7 @@ def _find_blocks(documents: Documents, window: int | None) -> BlockMask:
     any_visible, all_visible = any_visible[None], all_visible[None]  # (1, blocks of queries, blocks of keys)
     ids = documents.ids
     if ids is not None:
-        # A block of keys before the queries shares a document with them if its last token's reaches their first.
+        # A block of keys shares a document with the queries if the id of its last key reaches that of their first.
         any_visible = any_visible & (ids[:, None, last] >= ids[:, first, None])
         all_visible = all_visible & (ids[:, None, first] == ids[:, last, None])
     partly = any_visible & ~all_visible
@@ -120,7 +120,7 @@ def _find_blocks(documents: Documents, window: int | None) -> BlockMask:
 
 
 def _as_list(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has, (B or 1, 1, rows), and their columns, those first, (B or 1, 1, rows, columns)."""
+    """The number of blocks in each row, (B or 1, 1, rows), and columns with those first, (B or 1, 1, rows, columns)."""
     columns = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], columns.int()[:, None].contiguous()
 

@@ -1,5 +1,5 @@
-"""One file per attention mechanism. Every `Mechanism` in a file of this folder is offered by its name, here and as
-`anlit.<Name>`: a new one needs its file, and a YAML fragment in configs/attention/ if it is to be shared."""
+"""One file per attention mechanism. Every `Mechanism` in a file of this folder is available by name, here and as
+`anlit.<Name>`. To add one, write a file here and, for others to use it, a YAML fragment in configs/attention/."""
 
 import inspect
 import pkgutil

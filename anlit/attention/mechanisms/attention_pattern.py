@@ -8,11 +8,11 @@ from anlit.attention.mechanism import Mechanism
 class AttentionPattern(Mechanism):
     """Layer number l (from 0) has the mechanism `layers[l mod len(layers)]`.
 
-    Positions per layer are `PositionsPattern`. A coefficient that an entry learns globally is shared by the layers of
-    that entry.
+    `PositionsPattern` does the same for positions. A coefficient that an entry learns globally is shared by the layers
+    of that entry.
 
     Args:
-        layers: One mechanism for each layer of the period.
+        layers: The mechanism of each layer in the period.
     """
 
     def __init__(self, layers: Sequence[Mechanism]) -> None:

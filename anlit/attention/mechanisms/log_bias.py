@@ -1,4 +1,4 @@
-"""A logarithmic bias towards what is near, beside any gain that depends on the number of keys ([NOR])."""
+"""A logarithmic bias towards near keys, combined with any gain g(n) ([NOR])."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,13 @@ from anlit.attention.mechanisms.plain import Plain
 class LogBias(Mechanism):
     """m(t) = −ln(1+t/τ), with the g(n) of another mechanism.
 
-    For Gaussian S every range [t, tΔ) far beyond τ holds the same expected weight, as in scale-invariant attention,
-    but spread over ever more keys: the gain a(t) is missing, and with it the need for a kernel of its own.
+    For Gaussian S every range [t, tΔ) far beyond τ has the same expected weight, as in scale-invariant attention. But
+    without the gain a(t) the weight of a far range is spread over more keys. It needs no kernel that multiplies single
+    logits.
 
     Args:
         tau: Distance in tokens up to which the bias is small.
-        g: The mechanism that g is taken from, such as LogN or SqrtLogN.
+        g: The mechanism whose g(n) is used, such as LogN or SqrtLogN.
     """
 
     def __init__(self, tau: float = 10.0, g: Mechanism = Plain()) -> None:

@@ -10,14 +10,14 @@ from anlit.attention.mechanism import Mechanism
 class LogN(Mechanism):
     """g(n) = s·ln(b·n + c). With b = 1, c = 0 it is LogN ([SI]) or scalable softmax (arXiv 2501.19399).
 
-    A count shifted as in [NOR], say b = 0.1, c = 1.9, starts at g(1) = s·ln 2 and not at 0, and grows from about
-    n = c/b on: short contexts are treated alike.
+    With the shifted count of [NOR], such as b = 0.1 and c = 1.9, g(1) is s·ln 2 instead of 0, and g grows from about
+    n = c/b on. Short contexts then have nearly the same gain.
 
     Args:
         s: Strength; [SI] learns it from 0.4.
         learned: Whether s is learned.
         b: Factor of the count, not negative.
-        c: Added to it; b + c must be at least 1, so that g is never negative.
+        c: Added to b·n; b + c must be at least 1, so that g is never negative.
     """
 
     def __init__(self, s: float = 0.4, learned: Learned = "per_head", b: float = 1.0, c: float = 0.0) -> None:

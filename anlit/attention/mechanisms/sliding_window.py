@@ -12,7 +12,7 @@ class SlidingWindow(Mechanism):
     n counts the keys inside the window: a gain g(n) grows until the window is full.
 
     Args:
-        width: Keys that a query may see at most.
+        width: How many keys a query may see.
         mechanism: The functions g, a, m inside the window.
     """
 

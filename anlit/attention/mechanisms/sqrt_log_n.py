@@ -1,4 +1,4 @@
-"""Logits that grow as the largest of n normal numbers: √(2 log n) ([NOR], the Gaussian assumption)."""
+"""Logits that grow like the largest of n normal numbers, √(2 log n) ([NOR], the Gaussian assumption)."""
 
 import torch
 from torch import Tensor
@@ -12,16 +12,16 @@ class SqrtLogN(Mechanism):
     """g(n) = r·(a + √(2 ln(b·n + c))).
 
     The largest of n standard normal scores is about √(2 ln n), and the next ones follow at distances of order
-    1/√(2 ln n): a gain of this size, and no smaller one, keeps the weight on the largest from vanishing as n grows.
-    With a = 0, b = 1, c = 0 and r > 1, E[1/w_max] stays under 1 + 1/(r−1), with b = 0.1, c = 1.9 too for r = 1.5
-    and 2 up to n = 10⁵; at r = 1 it grows slowly, to 6.1 there.
+    1/√(2 ln n). A gain of this size keeps the weight on the largest from vanishing as n grows; a smaller one does not.
+    With a = 0, b = 1, c = 0 and r > 1, E[1/w_max] stays below 1 + 1/(r−1). With b = 0.1 and c = 1.9 this holds too for
+    r = 1.5 and 2, up to n = 10⁵. At r = 1 it grows slowly, to 6.1 at n = 10⁵.
 
     Args:
-        r: Strength; of 1, the edge between vanishing and staying, it is our choice as a start.
+        r: Strength. Our default of 1 is the border between a weight that vanishes and one that stays.
         learned: Whether r is learned.
         a: Added to the root.
         b: Factor of the count, not negative; [NOR] uses 0.1.
-        c: Added to it; [NOR] uses 1.9, so that g(1) = r·√(2 ln 2). b + c must be at least 1.
+        c: Added to b·n; [NOR] uses 1.9, so that g(1) = r·√(2 ln 2). b + c must be at least 1.
     """
 
     def __init__(

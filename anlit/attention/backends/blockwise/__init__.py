@@ -1,10 +1,10 @@
-"""Our own attention for CPUs: every mechanism at the price of plain attention, by matrix products of 128 queries each.
+"""Our own attention for CPUs: every mechanism costs about as much as plain attention. 128 queries are a block.
 
-Gradients are written by hand, so nothing T × T is ever made, and keys that no query of a block can see are skipped.
-The tables of a and m over distance are read as matrices that all blocks share, without an index for each pair; the
-causal limit and the window cost nothing beside them: they are −∞ in the table of m.
+Gradients are written by hand, so no T × T matrix is ever made. Keys that no query of a block can see are skipped. The
+tables of a and m over distance are stored as one matrix that all blocks slice, so no index per pair is needed. The
+causal mask and the window are −∞ in the matrix of m and cost nothing extra.
 
-Its operations are many and small, so it shares the sequences out to threads of one core each: see `workers`.
+The operations are many and small, so the sequences are divided among threads of one core each: see `workers`.
 """
 
 import torch
@@ -16,7 +16,7 @@ from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 
 SHARED_PAIRS = 2**17
-"""Pairs of query and key, over sequences and heads, from which on threads are worth their start."""
+"""From this number of query-key pairs on, over sequences and heads, several threads are faster than one."""
 
 
 def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
@@ -29,12 +29,12 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(a·g·S + m) v, all of shape (B, H, T, D); computed in float32 at least, whatever q has."""
+    """softmax(a·g·S + m) v, all of shape (B, H, T, D); computed in float32 at least, whatever the precision of q."""
     a, m = distance_tables(mechanism, q.shape[-2], q)
     rows = with_gain(q, mechanism, documents)
     starts = documents.bounds[0] if documents.bounds is not None else None
-    differentiated = [x for x in (rows, k, v, a, m) if x is not None and x.requires_grad]
-    keeps = torch.is_grad_enabled() and bool(differentiated)
+    need_gradients = [x for x in (rows, k, v, a, m) if x is not None and x.requires_grad]
+    keeps = torch.is_grad_enabled() and bool(need_gradients)
     wide = torch.promote_types(q.dtype, torch.float32)
     inputs = (x.to(wide) for x in (rows, k, v))
     n_pairs = q.shape[0] * q.shape[1] * q.shape[2] ** 2

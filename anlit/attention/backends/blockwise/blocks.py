@@ -1,4 +1,4 @@
-"""What is computed at a time, and the tables of a and m over distance as blocks need them.
+"""The blocks that are computed at a time, and a and m as matrices for them.
 
 Letters: B sequences, H heads, T length, t distance i − j.
 """
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 QUERIES = 128
-"""In a block: enough for a matrix product, and few enough that little above the diagonal is computed in vain."""
+"""Queries in a block: enough for a matrix product, few enough that little above the diagonal is wasted."""
 
 
 class Block(NamedTuple):
@@ -32,10 +32,13 @@ class Block(NamedTuple):
 
 
 def blocks(n_rows: int, length: int, starts: Tensor | None, window: int | None) -> list[Block]:
-    """What is computed at a time: all sequences together, or each alone where its documents say what it skips.
+    """The blocks: of all sequences together or, with documents, of each sequence, which skips keys of its own.
 
     Args:
+        n_rows: B.
+        length: T.
         starts: (B, T), where the document of each token begins; None for one document.
+        window: How many of the latest keys a query sees; None for all.
     """
     firsts = range(0, length, QUERIES)
     groups = [(0, n_rows, [0] * len(firsts))]
@@ -55,7 +58,7 @@ def blocks(n_rows: int, length: int, starts: Tensor | None, window: int | None) 
 
 
 class Share(NamedTuple):
-    """Some of the sequences and heads, which need nothing of the others."""
+    """Some of the sequences and heads, which can be computed without the others."""
 
     rows: slice
     heads: slice
@@ -74,7 +77,7 @@ class Share(NamedTuple):
 
 
 def shares(n_rows: int, n_heads: int, n: int) -> list[Share]:
-    """At most n shares of nearly equal size: of the sequences, or of the heads where those are more and needed."""
+    """At most n shares of nearly equal size: of the sequences, or of the heads if there are too few sequences."""
     by_rows = n_rows >= min(n, n_heads)
     total = n_rows if by_rows else n_heads
     n = min(n, total)
@@ -83,23 +86,23 @@ def shares(n_rows: int, n_heads: int, n: int) -> list[Share]:
 
 
 class Tables:
-    """a and m over distance as the matrices that blocks need.
+    """a and m over distance, as matrices for blocks.
 
-    The last key of a block is its last query, so the matrix of every block is the lower right part of one of
-    QUERIES × T, whose entry (x, y) is that of the distance (T − 1 − y) − (QUERIES − 1 − x).
+    The last key of a block is at its last query. So the matrix of every block is the lower right part of one
+    QUERIES × T matrix, whose entry (x, y) is for the distance (T − 1 − y) − (QUERIES − 1 − x).
 
     Args:
-        a, m: (T,), (H or 1, T), or None where trivial.
+        a, m: (T,), (H or 1, T), or None if trivial.
         length: T.
-        window: Keys that a query sees at most; farther ones have m = −∞, as have those ahead.
-        like: Of the precision and device.
+        window: How many of the latest keys a query sees; None for all. Invisible keys have m = −∞.
+        like: A tensor of the precision and device of the matrices.
     """
 
     def __init__(self, a: Tensor | None, m: Tensor | None, length: int, window: int | None, like: Tensor) -> None:
         self.length, self.window, self.has_bias = length, window, m is not None
-        place = torch.arange(length, device=like.device)
+        column = torch.arange(length, device=like.device)
         row = torch.arange(QUERIES, device=like.device)
-        distance = (length - 1 - place) - (QUERIES - 1 - row[:, None])
+        distance = (length - 1 - column) - (QUERIES - 1 - row[:, None])
         self.index = distance.clamp(0, length - 1)
         visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
         values = like.new_zeros(1, 1, 1) if m is None else m.to(like).reshape(-1, length)[:, self.index]
@@ -107,7 +110,7 @@ class Tables:
         self.gain = None if a is None else a.to(like).reshape(-1, length)[:, self.index]
 
     def part(self, matrix: Tensor, block: Block) -> Tensor:
-        """The block's own part of a matrix (H or 1, QUERIES, T), a view."""
+        """The block's part of a matrix (H or 1, QUERIES, T), a view."""
         return matrix[:, QUERIES - (block.end - block.first) :, self.length - (block.end - block.begin) :]
 
     def to_logits(self, scores: Tensor, block: Block, starts: Tensor | None) -> Tensor:
@@ -115,20 +118,20 @@ class Tables:
         if self.gain is not None:
             scores.mul_(self.part(self.gain, block))
         n_keys = block.end - block.begin
-        all_within = self.window is None or n_keys <= self.window
-        if self.has_bias or not all_within:
+        is_in_window = self.window is None or n_keys <= self.window
+        if self.has_bias or not is_in_window:
             scores.add_(self.part(self.bias, block))
-        else:  # only keys that stand among the queries may be ahead of one
+        else:  # only keys at the positions of the queries may be ahead of a query
             n = block.end - block.first
             scores[..., -n:].add_(self.bias[:, -n:, -n:])
         if starts is not None:
-            own = starts[block.row : block.end_row, block.first : block.end]
-            if own[0, -1] > block.begin:  # else the block's queries are all of one document
+            begins = starts[block.row : block.end_row, block.first : block.end]
+            if begins[0, -1] > block.begin:  # else all queries of the block are in one document
                 keys = torch.arange(block.begin, block.end, device=scores.device)
-                scores.masked_fill_((keys < own[..., None])[:, None], -math.inf)
+                scores.masked_fill_((keys < begins[..., None])[:, None], -math.inf)
         return scores
 
     def by_distance(self, total: Tensor, like: Tensor) -> Tensor:
-        """Sums of (H or 1, QUERIES, T) over equal distances, in the shape of a table (T,) or (H or 1, T)."""
+        """Sum `total` (H or 1, QUERIES, T) over equal distances; returns the shape of `like`, (T,) or (H or 1, T)."""
         sums = total.new_zeros(len(total), self.length).index_add_(1, self.index.flatten(), total.flatten(1))
         return sums.to(like.dtype).reshape(like.shape)

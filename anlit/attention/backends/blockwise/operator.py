@@ -1,10 +1,11 @@
-"""The kernel as operators of torch: `torch.compile` passes over them, autograd and FLOP counters know them.
+"""The kernel as custom operators: opaque to `torch.compile`, known to autograd and the FLOP counter.
 
     anlit::blockwise_attention(q, k, v, a, m, starts, window, keeps, n_shares) -> (out, kept)
 
-q, k, v and out are (B, H, T, D); a and m tables over distance, (T,) or (H or 1, T), or None where trivial; `starts`,
-(B, T), where the document of each token begins, or None for one document. A query sees keys from there to itself, and
-at most `window` of them. The sequences, or where they are few the heads, are computed in `n_shares` threads.
+q, k, v and out are (B, H, T, D). a and m are tables over distance, (T,) or (H or 1, T), or None if trivial. `starts`,
+(B, T), is where the document of each token begins; None for one document. A query sees the keys from there to its own,
+and at most `window` of them. The sequences, or the heads if there are few sequences, are divided among `n_shares`
+threads.
 """
 
 import math
@@ -18,8 +19,8 @@ from anlit.attention.backends.blockwise import workers
 from anlit.attention.backends.blockwise.blocks import QUERIES, Block, Share, Tables, blocks, shares
 
 KEPT_WEIGHTS = 2**22
-"""Attention weights kept for the backward pass where there are no more than so many a layer (16 MB in float32);
-beyond that they are computed again from the logits' log-sum-exp."""
+"""The largest number of attention weights of a layer that are kept for the backward pass (16 MB in float32). If there
+are more, the backward pass recomputes them from the logits' log-sum-exp."""
 
 
 @torch.library.custom_op("anlit::blockwise_attention", mutates_args=())
@@ -34,12 +35,12 @@ def blockwise_attention(
     keeps: bool,
     n_shares: int,
 ) -> tuple[Tensor, Tensor]:
-    """The average of v, and if `keeps` what the backward pass needs, see `_kept`; all of one precision."""
+    """The average of v and, if `keeps`, what the backward pass needs, see `_kept`. All tensors have one precision."""
     out, kept = _outputs(q), _kept(q, window, keeps)
 
     def compute(share: Share, part: Tensor) -> None:
-        own_a, own_m = (None if table is None else share.of_table(table) for table in (a, m))
-        inputs = share.of(q), share.of(k), share.of(v), own_a, own_m, share.of_starts(starts)
+        share_a, share_m = (None if table is None else share.of_table(table) for table in (a, m))
+        inputs = share.of(q), share.of(k), share.of(v), share_a, share_m, share.of_starts(starts)
         _forward(*inputs, window, share.of(out), part)
 
     with torch.autocast(q.device.type, enabled=False):
@@ -58,18 +59,18 @@ def _forward(
     out: Tensor,
     kept: Tensor,
 ) -> None:
-    """One share, written into `out` and `kept`."""
+    """Compute one share, into `out` and `kept`."""
     length, width = q.shape[-2:]
     rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
     tables = Tables(a, m, length, window, q)
-    for block, place in _placed(q, starts, window):
+    for block, offset in _blocks_with_offsets(q, starts, window):
         logits = tables.to_logits(_product(block.queries(rows), block.keys(k).mT), block, starts)
         if kept.dim() == 1 and kept.numel():
-            weights = kept[place : place + logits.numel()].view(logits.shape)
+            weights = kept[offset : offset + logits.numel()].view(logits.shape)
             torch.softmax(logits, -1, out=weights)
         else:
             weights = logits.softmax(-1)
-        if kept.dim() == 3:  # the largest weight is exp(largest logit)/Z, and not small
+        if kept.dim() == 3:  # log Z, because the largest weight is exp(largest logit)/Z
             block.queries(kept)[:] = logits.amax(-1) - weights.amax(-1).log()
         block.queries(out)[:] = _product(weights, block.keys(v))
 
@@ -88,23 +89,23 @@ def blockwise_attention_backward(
     of_tables: bool,
     n_shares: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, a and m, empty ones where the last two are not asked for."""
+    """Gradients of q, k, v, a and m; those of a and m are empty without `of_tables`."""
     gradients = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     dq, dk, dv = gradients
     parts = _shared(q, kept, n_shares)
 
     def compute(share: Share, part: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        own_a, own_m = (None if table is None else share.of_table(table) for table in (a, m))
-        inputs = share.of(upstream), share.of(q), share.of(k), share.of(v), own_a, own_m, share.of_starts(starts)
+        share_a, share_m = (None if table is None else share.of_table(table) for table in (a, m))
+        inputs = share.of(upstream), share.of(q), share.of(k), share.of(v), share_a, share_m, share.of_starts(starts)
         return _backward_share(*inputs, window, part, of_tables, share.of(dq), share.of(dk), share.of(dv))
 
     with torch.autocast(q.device.type, enabled=False):
         found = workers.run([partial(compute, *shared) for shared in parts])
     da, dm = (torch.zeros_like(t) if of_tables and t is not None else q.new_zeros(0) for t in (a, m))
-    for (share, _), of_tables_own in zip(parts, found, strict=True):
-        for total, own in zip((da, dm), of_tables_own, strict=True):
-            if own is not None:
-                share.of_table(total).add_(own)
+    for (share, _), table_gradients in zip(parts, found, strict=True):
+        for total, gradient in zip((da, dm), table_gradients, strict=True):
+            if gradient is not None:
+                share.of_table(total).add_(gradient)
     return dq, dk, dv, da, dm
 
 
@@ -123,20 +124,20 @@ def _backward_share(
     dk: Tensor,
     dv: Tensor,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """One share: its gradients of q, k, v are written, those of a and m returned."""
+    """Compute one share: writes the gradients of q, k, v, and returns those of a and m."""
     length, width = q.shape[-2:]
     rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
     upstream = upstream.contiguous()
     tables = Tables(a, m, length, window, q)
     dk_sum, dv_sum = torch.zeros_like(k), torch.zeros_like(v)
     d_gain, d_bias = (_zeros_of_matrix(table, q) if of_tables else None for table in (a, m))
-    for block, place in _placed(q, starts, window):
-        own, keys, gradient = block.queries(rows), block.keys(k), block.queries(upstream)
+    for block, offset in _blocks_with_offsets(q, starts, window):
+        queries, keys, gradient = block.queries(rows), block.keys(k), block.queries(upstream)
         if kept.dim() == 1:
-            shape = (*own.shape[:3], keys.shape[2])
-            weights = kept[place : place + math.prod(shape)].view(shape)
+            shape = (*queries.shape[:3], keys.shape[2])
+            weights = kept[offset : offset + math.prod(shape)].view(shape)
         else:
-            logits = tables.to_logits(_product(own, keys.mT), block, starts)
+            logits = tables.to_logits(_product(queries, keys.mT), block, starts)
             weights = logits.sub_(block.queries(kept)[..., None]).exp_()
         _add_product(block.keys(dv_sum), weights.mT, gradient)
         d_weights = _product(gradient, block.keys(v).mT)
@@ -144,11 +145,11 @@ def _backward_share(
         if d_bias is not None:
             _add_to(tables.part(d_bias, block), d_logits)
         if d_gain is not None:
-            _add_to(tables.part(d_gain, block), d_logits * _product(own, keys.mT))
+            _add_to(tables.part(d_gain, block), d_logits * _product(queries, keys.mT))
         if tables.gain is not None:
             d_logits.mul_(tables.part(tables.gain, block))
         torch.mul(_product(d_logits, keys), width**-0.5, out=block.queries(dq))
-        _add_product(block.keys(dk_sum), d_logits.mT, own)
+        _add_product(block.keys(dk_sum), d_logits.mT, queries)
     dk.copy_(dk_sum)
     dv.copy_(dv_sum)
     da = tables.by_distance(d_gain, a) if d_gain is not None and a is not None else None
@@ -157,13 +158,13 @@ def _backward_share(
 
 
 def _shared(q: Tensor, kept: Tensor, n_shares: int) -> list[tuple[Share, Tensor]]:
-    """The shares, each with its own part of what is kept."""
+    """The shares, each with its part of `kept`."""
     n_rows, n_heads = q.shape[:2]
-    found, place = [], 0
+    found, offset = [], 0
     for share in shares(n_rows, n_heads, n_shares):
         size = kept.numel() // (n_rows * n_heads) * share.of(q[:, :, 0, 0]).numel()
-        found.append((share, share.of(kept) if kept.dim() == 3 else kept[place : place + size]))
-        place += size
+        found.append((share, share.of(kept) if kept.dim() == 3 else kept[offset : offset + size]))
+        offset += size
     return found
 
 
@@ -177,26 +178,26 @@ def _add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
     total.view(-1, *total.shape[2:]).baddbmm_(x.flatten(0, 1), y.flatten(0, 1))
 
 
-def _placed(q: Tensor, starts: Tensor | None, window: int | None) -> list[tuple[Block, int]]:
-    """Every block with the place of its weights among those kept."""
+def _blocks_with_offsets(q: Tensor, starts: Tensor | None, window: int | None) -> list[tuple[Block, int]]:
+    """Every block with the offset of its weights in `kept`."""
     n_rows, n_heads, length, _ = q.shape
-    placed, place = [], 0
+    found, offset = [], 0
     for block in blocks(n_rows, length, starts, window):
-        placed.append((block, place))
-        place += (block.end_row - block.row) * n_heads * (block.end - block.first) * (block.end - block.begin)
-    return placed
+        found.append((block, offset))
+        offset += (block.end_row - block.row) * n_heads * (block.end - block.first) * (block.end - block.begin)
+    return found
 
 
 def _outputs(q: Tensor) -> Tensor:
-    """(B, H, T, D) that lies in memory as (B, T, H, D), as W_o reads it."""
+    """Uninitialised (B, H, T, D), in memory as (B, T, H, D), the layout that W_o reads."""
     B, H, T, D = q.shape
     return q.new_empty(B, T, H, D).transpose(1, 2)
 
 
 def _kept(q: Tensor, window: int | None, keeps: bool) -> Tensor:
-    """Room for all weights, one block after the other; where they are too many for log Z, (B, H, T); or for nothing.
+    """Memory for all weights, block after block; for log Z, (B, H, T), if they are too many; none without `keeps`.
 
-    Documents leave part of it unused, and so never touched.
+    With documents part of it stays untouched.
     """
     B, H, T, _ = q.shape
     n_weights = sum((b.end - b.first) * (b.end - b.begin) for b in blocks(1, T, None, window)) * B * H
@@ -206,7 +207,7 @@ def _kept(q: Tensor, window: int | None, keeps: bool) -> Tensor:
 
 
 def _zeros_of_matrix(table: Tensor | None, q: Tensor) -> Tensor | None:
-    """Where the gradient of a table (T,) or (H or 1, T) is summed, (H or 1, QUERIES, T)."""
+    """Zeros (H or 1, QUERIES, T), to sum the gradient of a table (T,) or (H or 1, T)."""
     if table is None:
         return None
     n_heads, length = table.numel() // q.shape[-2], q.shape[-2]
@@ -214,7 +215,7 @@ def _zeros_of_matrix(table: Tensor | None, q: Tensor) -> Tensor | None:
 
 
 def _add_to(total: Tensor, gradient: Tensor) -> None:
-    """total (H or 1, queries, keys) += gradient (sequences, H, queries, keys), summed."""
+    """total (H or 1, queries, keys) += gradient (sequences, H, queries, keys), summed over the missing axes."""
     total += gradient.sum(0) if len(total) > 1 else gradient.sum((0, 1))
 
 
@@ -248,7 +249,7 @@ blockwise_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _flops(q_shape, window: int | None, products: int) -> int:
-    """As the Triton kernels count: `products` matrix products over the visible pairs of sequences of one document."""
+    """FLOPs of `products` matrix products over the visible pairs, for sequences of one document, as for Triton."""
     B, H, T, D = q_shape
     seen = T if window is None else min(window, T)
     return 2 * products * D * B * H * (T * seen - math.comb(seen, 2))

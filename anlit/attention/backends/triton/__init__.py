@@ -1,14 +1,14 @@
 """Our own fused kernels, in Triton, for the general form: a(t) and m(t) as tables over distance.
 
-Of the logits a(i−j)·g(n_i)·S_ij + m(i−j), g goes into q beforehand and the two tables cost one load together per score.
-Keys outside a query's document or window are skipped by whole blocks. Learned tables get their gradient from a kernel
-of its own, which runs only then.
+The logits are a(i−j)·g(n_i)·S_ij + m(i−j). g multiplies q beforehand, and the two tables cost one load per score.
+Blocks of keys outside the queries' documents or windows are skipped. A separate kernel computes the gradient of the
+tables, if they are learned.
 
     operator.py          the operators for torch     launch.py       grids, strides, pointers
-    blocks.py            block sizes by device       registers.py    what the kernels take, without a GPU
+    blocks.py            block sizes by device       registers.py    the kernels' resources, without a GPU
     forward.py           out and lse                 diagonals.py    the gradients of the tables
     backward_queries.py  dq                          backward_keys.py    dk and dv
-    tiles.py             what the kernels share
+    tiles.py             functions that the kernels share
 """
 
 import importlib.util
@@ -34,11 +34,11 @@ OLDEST = (8, 0)
 
 
 def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
-    """Why this back end cannot do `mechanism`, or None if it can; `q` tells device, dtype and head width."""
+    """Why this back end cannot compute `mechanism`, None if it can; `q` gives device, dtype and head width."""
     if not IS_INSTALLED:
         return "triton is not installed (make extras EXTRAS=triton)"
     if dropout:
-        return f"it drops no attention weights, and dropout is {dropout}"
+        return f"it has no dropout, and dropout is {dropout}"
     if q is None:
         return None
     if q.shape[-1] > WIDEST:
@@ -66,10 +66,10 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
     """softmax(a·g·S + m) v: q (B, H, T, D) and k of unit root mean square, k and v (B, H_kv, T, D) → (B, H, T, D).
 
-    Under autocast q, k and v are taken in its dtype, as matrix products are.
+    Under autocast q, k and v are converted to its dtype, as for matrix products.
 
     Raises:
-        UserError: Dropout, dtype, head width or device are not for this back end.
+        UserError: This back end does not support the dropout, dtype, head width or device.
     """
     length, width = q.shape[-2:]
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -89,7 +89,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
 
 
 def _tables(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
-    """a(t) and m(t) as the kernels want them: (H or 1, T + PADDING, 2 or 1), float32, in base 2, a with 1/√D in it."""
+    """a(t) and m(t) for the kernels: (H or 1, T + PADDING, 2 or 1), float32, in base 2, with a divided by √D."""
     biases = None if m is None else (m * math.log2(math.e)).float().reshape(-1, m.shape[-1])
     if a is None:
         return None if biases is None else biases[..., None].contiguous()

@@ -1,4 +1,4 @@
-"""The backward kernel over blocks of keys: dk and dv; the formulas are in `backward_queries.py`."""
+"""The backward kernel over blocks of keys: dk and dv. The formulas are in `backward_queries.py`."""
 
 import triton
 import triton.language as tl
@@ -47,7 +47,7 @@ def backward_keys(
 ):
     """dk and dv (B, T, H_kv, D) of one block of keys, over all query heads of its group.
 
-    The queries touched begin at the block's first key and end where the last key's document or window does.
+    It reads the queries from the block's first key to the end of its last key's document or window.
     """
     n_heads_kv: tl.constexpr = n_heads // group
     first = tl.program_id(0) * block_n
@@ -60,14 +60,14 @@ def backward_keys(
     last = tl.minimum(first + block_n, length) - 1
     begin = first // block_m * block_m
     end = _end_of_queries(last, ends, window, length)
-    whole_begin = tl.cdiv(first + block_n - 1, block_m) * block_m
+    full_begin = tl.cdiv(first + block_n - 1, block_m) * block_m
     if starts is not None or window is not None:
-        whole_end = _end_of_queries(first, ends, window, length) // block_m * block_m
-        whole_end = tl.maximum(whole_end, whole_begin)
+        full_end = _end_of_queries(first, ends, window, length) // block_m * block_m
+        full_end = tl.maximum(full_end, full_begin)
     else:
-        whole_end = end
-    whole_begin = tl.minimum(whole_begin, end)
-    whole_end = tl.minimum(whole_end, end)
+        full_end = end
+    full_begin = tl.minimum(full_begin, end)
+    full_end = tl.minimum(full_end, end)
 
     k_tile = load_rows(k + b * k_b + h_kv * k_h, first, k_t, length, width, width_padded, block_n, True)
     v_tile = load_rows(v + b * v_b + h_kv * v_h, first, v_t, length, width, width_padded, block_n, True)
@@ -75,32 +75,32 @@ def backward_keys(
     dv_tile = tl.zeros([block_n, width_padded], tl.float32)
     for member in range(group):
         h = h_kv * group + member
-        q_own = q + b * q_b + h * q_h
-        d_out_own = d_out + b * d_out_b + h * d_out_h
-        lse_own = lse + (b * n_heads + h) * length
-        delta_own = delta + (b * n_heads + h) * length
-        tables_own = None if tables is None else tables + h * tables_h
+        q_head = q + b * q_b + h * q_h
+        d_out_head = d_out + b * d_out_b + h * d_out_h
+        lse_head = lse + (b * n_heads + h) * length
+        delta_head = delta + (b * n_heads + h) * length
+        tables_head = None if tables is None else tables + h * tables_h
         dk_tile, dv_tile = _over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, first,
-            starts, window, begin, whole_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
+            dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, tables_head, first,
+            starts, window, begin, full_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
             pairs, precision, True,
         )  # fmt: skip
         dk_tile, dv_tile = _over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, first,
-            starts, window, whole_begin, whole_end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
+            dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, tables_head, first,
+            starts, window, full_begin, full_end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
             pairs, precision, False,
         )  # fmt: skip
         if starts is not None or window is not None:
             dk_tile, dv_tile = _over_queries(
-                dk_tile, dv_tile, k_tile, v_tile, q_own, d_out_own, lse_own, delta_own, tables_own, first,
-                starts, window, whole_end, end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
+                dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, tables_head, first,
+                starts, window, full_end, end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
                 pairs, precision, True,
             )  # fmt: skip
 
     dk_tile *= LN_2 if pairs else LN_2 * scale
-    own = (b * length * n_heads_kv + h_kv) * width
-    store_rows(dk + own, dk_tile, first, n_heads_kv * width, length, width, width_padded, block_n)
-    store_rows(dv + own, dv_tile, first, n_heads_kv * width, length, width, width_padded, block_n)
+    offset = (b * length * n_heads_kv + h_kv) * width
+    store_rows(dk + offset, dk_tile, first, n_heads_kv * width, length, width, width_padded, block_n)
+    store_rows(dv + offset, dv_tile, first, n_heads_kv * width, length, width, width_padded, block_n)
 
 
 @triton.jit
@@ -142,12 +142,12 @@ def _over_queries(
     precision: tl.constexpr,
     masked: tl.constexpr,
 ):
-    """dk and dv of the block's keys, carried on over queries begin … end − 1; tiles are (keys, queries)."""
-    places = tl.arange(0, block_m)
+    """Add queries begin … end − 1 to dk and dv of the block's keys; tiles are (keys, queries)."""
+    offsets_m = tl.arange(0, block_m)
     keys = first + tl.arange(0, block_n)
-    offsets = places[None, :] - tl.arange(0, block_n)[:, None] + (block_n - 1)
+    offsets = offsets_m[None, :] - tl.arange(0, block_n)[:, None] + (block_n - 1)
     for row in tl.range(begin, end, block_m):
-        rows = row + places
+        rows = row + offsets_m
         inside = rows < length
         q_tile = load_rows(q, row, q_t, length, width, width_padded, block_m, True)
         d_out_tile = load_rows(d_out, row, d_out_t, length, width, width_padded, block_m, True)

@@ -1,7 +1,7 @@
 """The backward kernel over blocks of queries: dq, and δ for the other kernels.
 
-The backward kernels compute the weights again from the logits and the saved lse. With P the weights, O the output,
-δ_i = dO_i·O_i and dP = dO Vᵀ, the gradient of the logits is dL = P ∘ (dP − δ). Sums are taken in one order, without
+The backward kernels recompute the weights from the logits and the saved lse. With P the weights, O the output,
+δ_i = dO_i·O_i and dP = dO Vᵀ, the gradient of the logits is dL = P ∘ (dP − δ). Sums have a fixed order and no
 atomics.
 """
 
@@ -50,7 +50,7 @@ def backward_queries(
     pairs: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """dq (B, T, H, D), and δ (B, H, T) for the other kernels; the keys touched are those of the forward kernel."""
+    """dq (B, T, H, D), and δ (B, H, T) for the other kernels. It reads the same keys as the forward kernel."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
     b = (tl.program_id(1) // n_heads).to(tl.int64)
     h = (tl.program_id(1) % n_heads).to(tl.int64)
@@ -64,22 +64,22 @@ def backward_queries(
     rows = first + tl.arange(0, block_m)
     firsts = first_seen(rows, starts, window, length)
     end = tl.minimum(first + block_m, length)
-    whole_end = (first + 1) // block_n * block_n
+    full_end = (first + 1) // block_n * block_n
     if firsts is not None:
         begin = first_seen(first, starts, window, length) // block_n * block_n
-        whole_begin = tl.cdiv(first_seen(end - 1, starts, window, length), block_n) * block_n
-        whole_begin = tl.minimum(whole_begin, whole_end)
+        full_begin = tl.cdiv(first_seen(end - 1, starts, window, length), block_n) * block_n
+        full_begin = tl.minimum(full_begin, full_end)
     else:
         begin = 0
-        whole_begin = 0
+        full_begin = 0
 
     inside = rows < length
-    own = (b * length * n_heads + h) * width
+    offset = (b * length * n_heads + h) * width
     vector = (b * n_heads + h) * length
     q_tile = load_rows(q + b * q_b + h * q_h, first, q_t, length, width, width_padded, block_m, True)
     d_out += b * d_out_b + h * d_out_h
     d_out_tile = load_rows(d_out, first, d_out_t, length, width, width_padded, block_m, True)
-    out_tile = load_rows(out + own, first, n_heads * width, length, width, width_padded, block_m, True)
+    out_tile = load_rows(out + offset, first, n_heads * width, length, width, width_padded, block_m, True)
     delta_rows = tl.sum(out_tile.to(tl.float32) * d_out_tile.to(tl.float32), 1)
     tl.store(delta + vector + rows, delta_rows, mask=inside)
     lse_rows = tl.load(lse + vector + rows, mask=inside, other=float("inf"))
@@ -87,19 +87,19 @@ def backward_queries(
     dq_tile = tl.zeros([block_m, width_padded], tl.float32)
     if firsts is not None:
         dq_tile = _over_keys(
-            dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, begin, whole_begin,
+            dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, begin, full_begin,
             scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
         )  # fmt: skip
     dq_tile = _over_keys(
-        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, whole_begin, whole_end,
+        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, full_begin, full_end,
         scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False,
     )  # fmt: skip
     dq_tile = _over_keys(
-        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, whole_end, end,
+        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, full_end, end,
         scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
     )  # fmt: skip
     dq_tile *= LN_2 if pairs else LN_2 * scale
-    store_rows(dq + own, dq_tile, first, n_heads * width, length, width, width_padded, block_m)
+    store_rows(dq + offset, dq_tile, first, n_heads * width, length, width, width_padded, block_m)
 
 
 @triton.jit
@@ -128,11 +128,11 @@ def _over_keys(
     precision: tl.constexpr,
     masked: tl.constexpr,
 ):
-    """dq of the block's queries, carried on over keys begin … end − 1."""
-    places = tl.arange(0, block_m)
+    """Add keys begin … end − 1 to dq of the block's queries."""
+    offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
-    rows = first + places
-    offsets = places[:, None] - columns[None, :] + (block_n - 1)
+    rows = first + offsets_m
+    offsets = offsets_m[:, None] - columns[None, :] + (block_n - 1)
     for key in tl.range(begin, end, block_n):
         keys = key + columns
         k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)

@@ -1,8 +1,8 @@
-"""How large the blocks of each kernel are, by head width, dtype and device.
+"""Block sizes of each kernel, by head width, dtype and device.
 
-Chosen so that the kernels spill no or few registers (`registers.py` shows them); not yet timed on a GPU. A fixed
-choice and no timing at run time: the blocks decide in which order sums are taken, so the same run on the same device
-gives the same bits.
+They are chosen so that the kernels spill few or no registers (`registers.py` shows how many). They are not yet timed on
+a GPU. The choice is fixed, without autotuning, because block sizes decide the order of sums: the same run on the same
+device gives the same bits.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ PADDING = 128
 
 
 class Blocks(NamedTuple):
-    """What a program computes at a time and with how many warps; `stages` of tiles are loaded ahead."""
+    """Queries and keys that a program computes at a time, its warps, and the pipeline stages of its loads."""
 
     queries: int
     keys: int
@@ -23,7 +23,7 @@ class Blocks(NamedTuple):
 
 
 class KernelBlocks(NamedTuple):
-    """`tables` has square blocks."""
+    """The blocks of each kernel; those of `tables` are square."""
 
     forward: Blocks
     backward_queries: Blocks
@@ -32,20 +32,20 @@ class KernelBlocks(NamedTuple):
 
 
 SMALL = KernelBlocks(*[Blocks(16, 16, 4, 1)] * 4)
-"""For the interpreter, where tests want many blocks of short sequences."""
+"""For the interpreter: tests need many blocks in short sequences."""
 
 SINGLE = {
     64: KernelBlocks(Blocks(64, 32, 8, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1)),
     256: KernelBlocks(Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
-"""float32 takes twice the room and no matrix units: it is there to be right."""
+"""float32, by the largest head width. It needs twice the memory and has no matrix units; it serves as a reference."""
 
 HALF_8 = {
     64: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(32, 32, 4, 2)),
     128: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)),
     256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(32, 32, 4, 1)),
 }
-"""bfloat16 and float16 on compute capability 8.x, by the largest head width they serve."""
+"""bfloat16 and float16 on compute capability 8.x, by the largest head width."""
 
 HALF_9 = {
     64: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(64, 64, 8, 2)),
@@ -56,7 +56,7 @@ HALF_9 = {
 
 
 def blocks_for(width_padded: int, dtype: torch.dtype, capability: int | None) -> KernelBlocks:
-    """The blocks for heads of `width_padded`, a power of two up to 256; `capability` is 80, 90 …, None for a CPU."""
+    """The blocks for heads of `width_padded`, a power of two up to 256. `capability` is 80, 90 …, or None for a CPU."""
     if capability is None:
         return SMALL
     half = HALF_9 if capability >= 90 else HALF_8

@@ -1,4 +1,4 @@
-"""The gradients of the two tables over distance: sums of the logits' gradient along diagonals, in one order."""
+"""The gradients of the two tables over distance: sums of the logits' gradient along diagonals, in a fixed order."""
 
 import triton
 import triton.language as tl
@@ -44,10 +44,10 @@ def backward_tables(
 ):
     """Σ dL and, for pairs, Σ dL·(q·k) over the query-key pairs at each distance: (B, H, 1 or 2, 2, blocks·block).
 
-    A program owns the square tiles whose query block is `apart` blocks after their key block. Every one of them has
-    the same distance at the same place, so they are added place by place and only their sum is taken along diagonals.
-    Those of its place (x, y) with x ≥ y, distance apart·block + x − y, go to the first of the 2 parts, at that
-    distance; those with x < y to the second, one block further on.
+    A program has the square tiles whose query block is `apart` blocks after their key block. Entry (x, y) has the same
+    distance in all of them, apart·block + x − y. So the tiles are added first, and the sum is taken along diagonals.
+    Entries with x ≥ y go to the first of the 2 parts, at their distance; those with x < y to the second, one block
+    further on.
     """
     apart = tl.program_id(0)
     b = (tl.program_id(1) // n_heads).to(tl.int64)
@@ -60,20 +60,20 @@ def backward_tables(
     delta += (b * n_heads + h) * length
     if starts is not None:
         starts += b * length
-    places = tl.arange(0, block)
+    steps = tl.arange(0, block)
     if tables is not None:
         tables += h * tables_h
-    gain, bias = look_up(tables, 0, None, apart * block + places[:, None], places[None, :], scale, pairs, True)
+    gain, bias = look_up(tables, 0, None, apart * block + steps[:, None], steps[None, :], scale, pairs, True)
 
     sum_gains = tl.zeros([block, block], tl.float32)
     sum_biases = tl.zeros([block, block], tl.float32)
     begin = apart * block
     if window is not None:
-        begin = tl.where(begin - block + 1 >= window, length, begin)  # nothing of these tiles is inside the window
+        begin = tl.where(begin - block + 1 >= window, length, begin)  # these tiles are outside the window
     for row in tl.range(begin, length, block):
         key = row - apart * block
         if _reaches(row, key + block, starts):
-            rows = row + places
+            rows = row + steps
             inside = rows < length
             q_tile = load_rows(q, row, q_t, length, width, width_padded, block, True)
             d_out_tile = load_rows(d_out, row, d_out_t, length, width, width_padded, block, True)
@@ -82,7 +82,7 @@ def backward_tables(
             lse_rows = tl.load(lse + rows, mask=inside, other=float("inf"))
             delta_rows = tl.load(delta + rows, mask=inside, other=0.0)
             firsts = first_seen(rows, starts, window, length)
-            seen = visible(rows[:, None], key + places[None, :], None if firsts is None else firsts[:, None])
+            seen = visible(rows[:, None], key + steps[None, :], None if firsts is None else firsts[:, None])
             seen = seen & inside[:, None]
             scores = product(q_tile, tl.trans(k_tile), None, precision)
             logits = tl.where(seen, scores * gain + bias, float("-inf"))
@@ -94,14 +94,14 @@ def backward_tables(
             sum_biases += d_logits
 
     d_tables += (b * n_heads + h) * (4 if pairs else 2) * tl.num_programs(0) * block
-    _store_diagonals(d_tables, sum_biases, apart, places, block)
+    _store_diagonals(d_tables, sum_biases, apart, steps, block)
     if pairs:
-        _store_diagonals(d_tables + 2 * tl.num_programs(0) * block, sum_gains, apart, places, block)
+        _store_diagonals(d_tables + 2 * tl.num_programs(0) * block, sum_gains, apart, steps, block)
 
 
 @triton.jit
 def _reaches(row, key_end, starts):
-    """Whether a block of queries from `row` sees any key before `key_end`: its first sees the furthest."""
+    """Whether a block of queries from `row` sees any key before `key_end`; its first query sees the furthest."""
     reaches = row >= 0
     if starts is not None:
         reaches = tl.load(starts + row) < key_end
@@ -109,10 +109,10 @@ def _reaches(row, key_end, starts):
 
 
 @triton.jit
-def _store_diagonals(parts, tile, apart, places, block: tl.constexpr):
-    """The tile's sums along diagonals: row x rolled by x places puts each of them into one column of either part."""
-    rolled = tl.gather(tile, (places[:, None] - places[None, :] + block) % block, 1)
-    at_or_after = places[:, None] >= places[None, :]
-    parts += apart * block + places
+def _store_diagonals(parts, tile, apart, steps, block: tl.constexpr):
+    """Store the tile's sums along diagonals. Rolling row x by x turns each diagonal into a column of one part."""
+    rolled = tl.gather(tile, (steps[:, None] - steps[None, :] + block) % block, 1)
+    at_or_after = steps[:, None] >= steps[None, :]
+    parts += apart * block + steps
     tl.store(parts, tl.sum(tl.where(at_or_after, rolled, 0.0), 0) * LN_2)
     tl.store(parts + tl.num_programs(0) * block, tl.sum(tl.where(at_or_after, 0.0, rolled), 0) * LN_2)

@@ -39,8 +39,8 @@ def forward(
 ):
     """out (B, T, H, D) and lse (B, H, T), in base 2, for the queries of one block and head.
 
-    Keys before the first that the block's first query sees, and after its last query, are not touched. Of the rest,
-    those that every query of the block sees take no masking: only the blocks at either end do.
+    It reads the keys from the first that the block's first query sees to its last query. Blocks of keys that every
+    query of the block sees need no mask; only the blocks at either end do.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m  # the longest rows start first
     b = (tl.program_id(1) // n_heads).to(tl.int64)
@@ -55,14 +55,14 @@ def forward(
     rows = first + tl.arange(0, block_m)
     firsts = first_seen(rows, starts, window, length)
     end = tl.minimum(first + block_m, length)
-    whole_end = (first + 1) // block_n * block_n
+    full_end = (first + 1) // block_n * block_n
     if firsts is not None:
         begin = first_seen(first, starts, window, length) // block_n * block_n
-        whole_begin = tl.cdiv(first_seen(end - 1, starts, window, length), block_n) * block_n
-        whole_begin = tl.minimum(whole_begin, whole_end)
+        full_begin = tl.cdiv(first_seen(end - 1, starts, window, length), block_n) * block_n
+        full_begin = tl.minimum(full_begin, full_end)
     else:
         begin = 0
-        whole_begin = 0
+        full_begin = 0
 
     q_tile = load_rows(q + b * q_b + h * q_h, first, q_t, length, width, width_padded, block_m, True)
     average = tl.zeros([block_m, width_padded], tl.float32)
@@ -70,15 +70,15 @@ def forward(
     peak = tl.full([block_m], float("-inf"), tl.float32)
     if firsts is not None:
         average, total, peak = _over_keys(
-            average, total, peak, q_tile, k, v, tables, first, firsts, begin, whole_begin, scale, length,
+            average, total, peak, q_tile, k, v, tables, first, firsts, begin, full_begin, scale, length,
             k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
         )  # fmt: skip
     average, total, peak = _over_keys(
-        average, total, peak, q_tile, k, v, tables, first, firsts, whole_begin, whole_end, scale, length,
+        average, total, peak, q_tile, k, v, tables, first, firsts, full_begin, full_end, scale, length,
         k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False,
     )  # fmt: skip
     average, total, peak = _over_keys(
-        average, total, peak, q_tile, k, v, tables, first, firsts, whole_end, end, scale, length,
+        average, total, peak, q_tile, k, v, tables, first, firsts, full_end, end, scale, length,
         k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
     )  # fmt: skip
 
@@ -113,11 +113,11 @@ def _over_keys(
     precision: tl.constexpr,
     masked: tl.constexpr,
 ):
-    """The running softmax, carried on over keys begin … end − 1."""
-    places = tl.arange(0, block_m)
+    """Add keys begin … end − 1 to the running softmax."""
+    offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
-    rows = first + places
-    offsets = places[:, None] - columns[None, :] + (block_n - 1)
+    rows = first + offsets_m
+    offsets = offsets_m[:, None] - columns[None, :] + (block_n - 1)
     for key in tl.range(begin, end, block_n):
         keys = key + columns
         k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)

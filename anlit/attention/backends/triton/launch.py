@@ -10,7 +10,7 @@ from torch import Tensor
 from anlit.attention.backends.triton.blocks import Blocks, KernelBlocks, blocks_for
 
 NARROWEST = 16
-"""What a matrix product of tiles needs at least; narrower heads are filled up with zeros."""
+"""The smallest width of a matrix product of tiles. Narrower heads are padded with zeros."""
 
 
 def launch_forward(
@@ -26,7 +26,7 @@ def launch_forward(
     """Write `out` and `lse`; shapes as in `operator.py`."""
     from anlit.attention.backends.triton.forward import forward
 
-    q, k, v = (_rows_in_one_piece(x) for x in (q, k, v))
+    q, k, v = (_with_contiguous_rows(x) for x in (q, k, v))
     B, H, T, _ = q.shape
     blocks = _blocks(q).forward
     with _on(q.device):
@@ -52,12 +52,12 @@ def launch_backward(
     dv: Tensor,
     d_tables: Tensor | None,
 ) -> None:
-    """Write the gradients; d_tables only where given."""
+    """Write the gradients into dq, dk, dv and, unless it is None, d_tables."""
     from anlit.attention.backends.triton.backward_keys import backward_keys
     from anlit.attention.backends.triton.backward_queries import backward_queries
     from anlit.attention.backends.triton.diagonals import backward_tables
 
-    q, k, v, d_out = (_rows_in_one_piece(x) for x in (q, k, v, d_out))
+    q, k, v, d_out = (_with_contiguous_rows(x) for x in (q, k, v, d_out))
     B, H, T, _ = q.shape
     blocks = _blocks(q)
     delta = torch.empty_like(lse)
@@ -95,8 +95,8 @@ def _sum_parts(d_tables: Tensor, parts: Tensor, block: int) -> None:
     d_tables[:, n:] = 0
 
 
-def _rows_in_one_piece(x: Tensor) -> Tensor:
-    """`x` with the numbers of a row next to each other; other strides are the kernels' to follow."""
+def _with_contiguous_rows(x: Tensor) -> Tensor:
+    """`x` with contiguous rows. The kernels follow the other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -105,7 +105,7 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _head_stride(tables: Tensor | None) -> int:
-    """From one head's tables to the next: 0 where all share one."""
+    """The stride from one head's tables to the next: 0 if all heads share one."""
     return 0 if tables is None or tables.shape[0] == 1 else tables.stride(0)
 
 
@@ -122,7 +122,7 @@ def _blocks(q: Tensor) -> KernelBlocks:
 
 
 def _scale(q: Tensor) -> float:
-    """What q·k is multiplied with where there is no table of gains."""
+    """The factor of q·k without a table of gains, log2(e)/√D."""
     return math.log2(math.e) * q.shape[-1] ** -0.5
 
 
@@ -148,5 +148,5 @@ def _sizes(blocks: Blocks) -> dict[str, int]:
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Kernels are launched on the current device, which need not be that of the tensors."""
+    """Make `device` current: kernels are launched on the current device, whatever the tensors' device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

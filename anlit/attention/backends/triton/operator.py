@@ -1,11 +1,11 @@
-"""The kernels as operators of torch: `torch.compile` passes over them, autograd and FLOP counters know them.
+"""The kernels as custom operators: opaque to `torch.compile`, known to autograd and the FLOP counter.
 
     anlit::triton_attention(q, k, v, tables, starts, ends, window) -> (out, lse)
 
 q of shape (B, H, T, D), k and v (B, H_kv, T, D) with H_kv a divisor of H. Query i of head h sees the keys
 starts_i ≤ j ≤ i with j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T + PADDING, 2)
-float32, holds (gain, bias) by distance i−j; of last size 1 only the biases, and None no biases either: the gain is
-then log2(e)/√D. Kernels read what lies past distance T − 1, and nothing comes of it. `starts` and `ends`, (B, T)
+float32, holds (gain, bias) by distance i−j. With last size 1 it holds the biases only, and None is for no biases: the
+gain is then log2(e)/√D. Kernels may read entries past distance T − 1 but do not use them. `starts` and `ends`, (B, T)
 int32, are the bounds of each token's document. out (B, H, T, D) lies in memory as (B, T, H, D); lse (B, H, T) float32
 is in base 2.
 """
@@ -51,10 +51,10 @@ def triton_attention_backward(
     lse: Tensor,
     of_tables: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and the tables, an empty one where that is not asked for."""
+    """Gradients of q, k, v and the tables; that of the tables is empty without `of_tables`."""
     dq, dk, dv, d_tables = _gradients(q, k, tables, of_tables)
-    asked = d_tables if of_tables else None
-    launch_backward(q, k, v, tables, starts, ends, window, out, lse, d_out, dq, dk, dv, asked)
+    written = d_tables if of_tables else None
+    launch_backward(q, k, v, tables, starts, ends, window, out, lse, d_out, dq, dk, dv, written)
     return dq, dk, dv, d_tables
 
 
@@ -79,7 +79,7 @@ def _gradients(q: Tensor, k: Tensor, tables: Tensor | None, of_tables: bool) -> 
 
 
 def _empty_heads(like: Tensor) -> Tensor:
-    """(B, H, T, D) that lies in memory as (B, T, H, D), as the projections around attention want it."""
+    """Uninitialised (B, H, T, D), in memory as (B, T, H, D), the layout of the projections."""
     B, H, T, D = like.shape
     return like.new_empty(B, T, H, D).transpose(1, 2)
 
@@ -129,8 +129,8 @@ triton_attention.register_autograd(_backward, setup_context=_setup_context)
 def _flops(q_shape, window: int | None, products: int) -> int:
     """Multiplications and additions of `products` matrix products over the visible pairs of sequences of one document.
 
-    As in `anlit.models.flops`, what the backward pass computes again is not counted, and packed documents, whose
-    lengths a shape does not tell, need less.
+    As in `anlit.models.flops`, recomputation in the backward pass is not counted. Packed documents need less, but
+    shapes do not tell their lengths.
     """
     B, H, T, D = q_shape
     seen = T if window is None else min(window, T)

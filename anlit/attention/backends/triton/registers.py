@@ -1,7 +1,7 @@
-"""Compile the kernels without a GPU and show what they take: `python -m anlit.attention.backends.triton.registers`.
+"""Compile the kernels without a GPU and show their resources: `python -m anlit.attention.backends.triton.registers`.
 
 For compute capability 8.0 and 9.0 and each precision: registers and spilled bytes per thread, shared memory per
-program, and instructions by kind. A kernel that spills wants smaller blocks or more warps (`blocks.py`).
+program, and instructions by kind. A kernel that spills needs smaller blocks or more warps (`blocks.py`).
 """
 
 import argparse
@@ -19,14 +19,14 @@ from anlit.attention.backends.triton.blocks import Blocks, blocks_for
 N_HEADS = 12
 KERNELS = ("forward", "backward_queries", "backward_keys", "tables")
 FORMS = ("plain", "biases", "dense", "packed", "windowed")
-"""One document without tables, with biases, with both tables; both tables and documents; a window besides."""
+"""No tables; biases; gains and biases; the same with documents; the same with documents and a window."""
 PRECISIONS = {
     "bfloat16": (torch.bfloat16, "*bf16", "ieee"),
     "float16": (torch.float16, "*fp16", "ieee"),
     "float32": (torch.float32, "*fp32", "ieee"),
     "tf32": (torch.float32, "*fp32", "tf32"),
 }
-"""Of q, k and v, Triton's name for a pointer to it, and how products of float32 are taken."""
+"""The dtype of q, k and v, Triton's name for a pointer to it, and the input precision of products."""
 
 
 def compile_kernel(
@@ -62,8 +62,8 @@ def compile_kernel(
     signature = {name: "constexpr" if name in constants else _type_of(name, pointer) for name in function.arg_names}
     constants = {name: value for name, value in constants.items() if name in signature}
     aligned: Any = {
-        (place,): [["tt.divisibility", 16]]
-        for place, kind in enumerate(signature.values())
+        (index,): [["tt.divisibility", 16]]
+        for index, kind in enumerate(signature.values())
         if kind.startswith("*") or kind == "i32"
     }
     return triton.compile(
@@ -84,7 +84,7 @@ def _type_of(name: str, pointer: str) -> str:
 
 
 def resources(compiled: Any) -> dict[str, int]:
-    """registers and spilled bytes per thread, shared bytes per program, and counts of instructions."""
+    """Registers and spilled bytes per thread, shared memory per program in bytes, and counts of instructions."""
     from triton.backends.nvidia import __file__ as backend
 
     tools = Path(backend).parent / "bin"

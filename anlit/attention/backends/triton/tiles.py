@@ -1,7 +1,7 @@
-"""What the kernels share: which keys a query sees, tiles of the tensors, and the tables over distance.
+"""Functions that the kernels share: visible keys, tiles of tensors, and the tables over distance.
 
-Logits are in base 2: log2(e)·L = gain·(q·k) + bias, where gain = a(t)·log2(e)/√D and bias = m(t)·log2(e) come ready
-made, so an exponential is one instruction. `tables` that are None, and `firsts` that is None, cost nothing.
+Logits are in base 2: log2(e)·L = gain·(q·k) + bias, with gain = a(t)·log2(e)/√D and bias = m(t)·log2(e) computed
+beforehand. So an exponential is one instruction. `tables` and `firsts` cost nothing if they are None.
 """
 
 import os
@@ -12,12 +12,12 @@ import triton.language as tl
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
-"""Whether kernels may hold instructions of NVIDIA's GPUs."""
+"""Whether kernels may contain PTX, the assembly of NVIDIA's GPUs."""
 
 
 @triton.jit
 def first_seen(rows, starts, window, length):
-    """The first key that each query of `rows` sees: of its document, inside the window. None where that is key 0."""
+    """The first key that each query of `rows` sees, in its document and window. None without documents and window."""
     if starts is not None:
         firsts = tl.load(starts + tl.minimum(rows, length - 1))
         if window is not None:
@@ -86,7 +86,7 @@ def store_rows(
 @triton.jit
 def product(a, b, start, precision: tl.constexpr):
     """start + a b in float32; a `start` of None is 0."""
-    if INTERPRETED:  # its own product knows no bfloat16
+    if INTERPRETED:  # the interpreter's product has no bfloat16
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, start, input_precision=precision)
@@ -94,7 +94,7 @@ def product(a, b, start, precision: tl.constexpr):
 
 @triton.jit
 def logits_of(scores, tables, least, offsets, rows, keys, seen, scale, pairs: tl.constexpr, masked: tl.constexpr):
-    """log2(e)·L of a tile, −∞ for the pairs that are not seen, and what the scores were multiplied with."""
+    """log2(e)·L of a tile, −∞ for pairs that are not visible, and the gain of the scores."""
     if tables is None:
         gain = scale
         logits = scores * gain
@@ -110,8 +110,8 @@ def logits_of(scores, tables, least, offsets, rows, keys, seen, scale, pairs: tl
 def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, masked: tl.constexpr):
     """Gain and bias of the pairs (rows, keys), of shapes that broadcast.
 
-    Where not masked, rows − keys is least + offsets ≥ 0, and `offsets` ≥ 0 are those of all tiles: a thread computes
-    them once, and one address for each tile.
+    Unless masked, rows − keys is least + offsets ≥ 0. The `offsets` ≥ 0 are the same for all tiles, so a thread
+    computes them once, and one address per tile.
     """
     step: tl.constexpr = 2 if pairs else 1
     if masked:
@@ -130,16 +130,16 @@ def look_up(tables, least, offsets, rows, keys, scale, pairs: tl.constexpr, mask
 def _load_pairs(tables, offsets):
     """The two numbers at each offset.
 
-    Written in PTX where there is PTX: one load for both, and a plain one, while `tl.load` inside a loop would be
-    copied to shared memory ahead of time, a whole tile of numbers where only a diagonal's worth are different.
+    In PTX, if there is PTX: one plain load for both numbers. Triton would pipeline a `tl.load` inside a loop through
+    shared memory, with a whole tile of numbers of which only one per diagonal differs.
     """
     if PTX:
         one, other = tl.inline_asm_elementwise(
             """{
-            .reg .u64 place;
-            cvt.u64.u32 place, $2;
-            add.u64 place, place, $3;
-            ld.global.nc.v2.f32 {$0, $1}, [place];
+            .reg .u64 address;
+            cvt.u64.u32 address, $2;
+            add.u64 address, address, $3;
+            ld.global.nc.v2.f32 {$0, $1}, [address];
             }""",
             "=f,=f,r,l",
             [offsets * 8, tables.to(tl.uint64)],
@@ -159,10 +159,10 @@ def _load_singles(tables, offsets):
     if PTX:
         one = tl.inline_asm_elementwise(
             """{
-            .reg .u64 place;
-            cvt.u64.u32 place, $1;
-            add.u64 place, place, $2;
-            ld.global.nc.f32 $0, [place];
+            .reg .u64 address;
+            cvt.u64.u32 address, $1;
+            add.u64 address, address, $2;
+            ld.global.nc.f32 $0, [address];
             }""",
             "=f,r,l",
             [offsets * 4, tables.to(tl.uint64)],
