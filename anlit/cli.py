@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 import anlit
+from anlit.configuration import IMPORTED
 from anlit.errors import UserError
 from anlit.reporting.text import visible
 
@@ -111,6 +112,7 @@ def _import_modules(arguments: list[str]) -> list[str]:
                 f"--import {module} fails ({error}): give the dotted name of an installed module, or set PYTHONPATH to "
                 "the folder that it lies in"
             ) from error
+    IMPORTED.extend(given.modules)
     return others
 
 

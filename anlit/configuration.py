@@ -5,6 +5,8 @@ from typing import Any
 
 CONFIG = "config.yaml"
 """In a run folder."""
+IMPORTED: list[str] = []
+"""Modules that the user named by `--import`; a process that this one starts imports them too."""
 ARCHITECTURES = {
     "GPT": "GPT+",
     "NGPT": "nGPT",

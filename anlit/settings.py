@@ -124,7 +124,7 @@ def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return _first_fit(inner, value, owner, where)
-    if (annotation is Any or (annotation in (list, dict) and isinstance(value, annotation))) and _is_plain(value):
+    if (annotation is Any or (annotation in (list, dict) and isinstance(value, annotation))) and is_plain(value):
         return value
     if annotation in (None, type(None)) and value is None:
         return None
@@ -181,11 +181,11 @@ def _is_ours(annotation: Any, owner: type) -> bool:
     return annotation.__module__.partition(".")[0] in ("anlit", owner.__module__.partition(".")[0])
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether it is made of numbers and texts, and describes no object."""
     if isinstance(value, dict):
-        return "class_path" not in value and all(_is_plain(part) for part in (*value, *value.values()))
-    return all(_is_plain(part) for part in value) if isinstance(value, list) else isinstance(value, SCALARS)
+        return "class_path" not in value and all(is_plain(part) for part in (*value, *value.values()))
+    return all(is_plain(part) for part in value) if isinstance(value, list) else isinstance(value, SCALARS)
 
 
 def _words(annotation: Any) -> str:

@@ -20,7 +20,7 @@ from anlit.analysis.groups import Group
 from anlit.analysis.runs import hardware_label
 from anlit.analysis.significance import Test
 from anlit.analysis.speedup import Summary
-from anlit.configuration import mapping
+from anlit.configuration import IMPORTED, mapping
 from anlit.errors import UserError
 from anlit.reporting.intervals import Interval, median_with_interval, product
 
@@ -110,6 +110,7 @@ def measure(groups: list[Group], folder: Path, rounds: int | None = None) -> Non
     """
     runs = [str(group.counted[0].folder) for group in groups]
     options = [] if rounds is None else ["--rounds", str(rounds)]
+    options += [f"--import={module}" for module in IMPORTED]
     command = [sys.executable, "-m", PROGRAM, *runs, "--output", str(folder / FILE), *options]
     if subprocess.run(command, check=False).returncode:
         raise UserError("the steps of the runs could not be timed, see above: leave out --measure_steps")

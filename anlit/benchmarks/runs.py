@@ -14,13 +14,12 @@ import math
 import shlex
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import ArgumentParser
 from torch import Tensor
 
 import anlit.attention.mechanisms
@@ -31,14 +30,16 @@ from anlit.benchmarks.step.ours import take_step, trainer_of
 from anlit.benchmarks.step.plan import Size, blocks_of
 from anlit.benchmarks.turns import alternate, timed
 from anlit.checkpoints.loading import find_device
-from anlit.configuration import init_args, mapping
+from anlit.configuration import CONFIG, init_args, mapping
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.errors import UserError
 from anlit.evaluation.report import device_name
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals
+from anlit.optim.optimizers import OptimizerFactory
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import environment
+from anlit.settings import build, is_plain, subclass_named
 
 ROUNDS, WARMUP = 15, 2
 TURN_SECONDS = 0.2
@@ -85,32 +86,42 @@ def measure(runs: list[Run], rounds: int, device: torch.device) -> dict[str, Any
 
 
 def model_of(run: Run) -> LanguageModel:
-    """The model of a run's config.yaml, with new weights.
+    """The model of a run's config.yaml, with new weights and the run's optimizer; nothing else that it names is made.
 
     Raises:
         UserError: The configuration names no model of ours, or one that cannot be built.
     """
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(LanguageModel, "model")
+    where = f"{run.folder / CONFIG}: model"
+    settings = dict(init_args(run.config.get("model")))
+    optimizer = settings.pop("optimizer", None)
     try:
-        _check_optimizer(init_args(run.config.get("model")).get("optimizer"))
+        kind = subclass_named(LanguageModel, str(mapping(run.config.get("model")).get("class_path")), where)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of modules among the hyperparameters
-            return parser.instantiate(parser.parse_object({"model": run.config.get("model")})).model
-    except Exception as error:  # the parser raises many kinds, and so do constructors
-        reason = " ".join(str(error).split())
-        raise UserError(f"the model of {run.folder}/config.yaml cannot be built ({reason}): leave it out") from error
+            model = build(kind, settings, where)
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:  # a setting is missing, or refused by the class
+        raise UserError(f"{where} cannot be built ({error}): leave the run out") from error
+    if optimizer is not None:
+        model.make_optimizer = _optimizer_of(optimizer, f"{where}.optimizer")
+    return model
 
 
-def _check_optimizer(spec: Any) -> None:
-    """Refuse what is no optimizer. Parts of a model have a class in its signature, which the parser checks itself; an
-    optimizer is a callable there, and anything would be called.
-    """
-    if spec is not None:
-        module, _, name = str(mapping(spec).get("class_path")).rpartition(".")
-        kind = getattr(import_module(module or "torch.optim"), name)
-        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
-            raise TypeError(f"{module}.{name} is no optimizer")
+def _optimizer_of(spec: Any, where: str) -> OptimizerFactory:
+    """An optimizer as the configuration has it, from numbers and texts."""
+    path = spec if isinstance(spec, str) else mapping(spec).get("class_path")
+    kind = subclass_named(torch.optim.Optimizer, str(path), where)
+    if not is_plain(arguments := init_args(spec)):
+        raise UserError(f"{where} has settings that are no numbers or texts: leave the run out")
+
+    def make(groups: Iterable[Any]) -> torch.optim.Optimizer:
+        try:
+            return kind(groups, **arguments)
+        except TypeError as error:
+            raise UserError(f"{where} cannot be made ({error}): leave the run out") from error
+
+    return make
 
 
 def batch_of(run: Run, device: torch.device) -> tuple[Batch, torch.dtype]:
@@ -142,7 +153,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--output", required=True, metavar="FILE")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
     given = parser.parse_args(argv)
+    for module in given.modules:
+        import_module(module)
     flush_denormals()  # before torch starts its threads
     device = find_device(given.device)
     record = {"command": shlex.join(["python", "-m", "anlit.benchmarks.runs", *argv]), **environment()}

@@ -29,8 +29,11 @@ class Setting(NamedTuple):
 
 
 def restrict_parser() -> None:
-    """Let the parser refuse what its own list knows as dangerous, and make nothing where a key takes any value."""
-    set_parsing_settings(import_path_denylist=[], instantiate_subclass_spec_in_any=False)
+    """Let the parser refuse what its own list knows as dangerous, make nothing where a key takes any value, and read
+    the files that a configuration names from this machine alone, where Lightning would let it ask `s3://…` for them."""
+    set_parsing_settings(
+        import_path_denylist=[], instantiate_subclass_spec_in_any=False, config_read_mode_fsspec_enabled=False
+    )
 
 
 def refuse_functions(config: Any) -> None:

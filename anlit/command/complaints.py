@@ -6,10 +6,10 @@ ending with the whole configuration. The way to the culprit is in its "Parser ke
 
 import difflib
 import importlib
-import inspect
 import re
 
 from anlit.attention import mechanisms
+from anlit.settings import parameters_of
 
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _CLASS = re.compile(r"Problem with given class_path '([^']+)'")
@@ -70,7 +70,8 @@ def _key_path(message: str) -> str:
 
 def _options(class_path: str) -> list[str]:
     module, _, name = class_path.rpartition(".")
-    return [p for p in inspect.signature(getattr(importlib.import_module(module), name)).parameters if p != "params"]
+    kind = getattr(importlib.import_module(module), name)
+    return [one.name for one in parameters_of(kind) if one.name != "params"]
 
 
 def _choose(name: str, options: list[str]) -> str:

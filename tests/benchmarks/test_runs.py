@@ -1,6 +1,8 @@
 """Steps of finished runs in turns: what is built, what is written, what the comparison makes of it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from anlit.analysis.groups import group_runs
 from anlit.analysis.runs import load_run
 from anlit.analysis.wall_clock import FILE, read_paired
 from anlit.benchmarks import runs
+from anlit.cli import main
+from anlit.configuration import IMPORTED
 from anlit.errors import UserError
 
 SHAPE = {"vocab_size": 64, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 16}
@@ -58,16 +62,53 @@ def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path) -> No
     assert raw["paired_steps"]["arms"][0]["run"] == folders[0]
 
 
-@pytest.mark.parametrize("place", ["model", "optimizer"])
-def test_only_models_and_optimizers_are_built(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("named", ["os.system", "subprocess.Popen", "stranger.Layer", "anlit.cli.main"])
+@pytest.mark.parametrize("place", ["model", "optimizer", "lr", "attention", "layers"])
+def test_only_models_and_optimizers_are_built(
+    tmp_path: Path, place: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is a module imported: one could lie in the folder that somebody else's runs came in."""
+    (tmp_path / "stranger.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\nclass Layer: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    foreign = {"class_path": named, "init_args": {"args": ["mkdir", str(tmp_path / "ran")]}}
     folder = Path(make(tmp_path / "run", "GPT"))
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    foreign = {"class_path": "os.system", "init_args": {"command": f"touch {tmp_path}/ran"}}
-    if place == "model":
-        config["model"] = foreign
-    else:
-        config["model"]["init_args"]["optimizer"] = foreign
+    model = config["model"]["init_args"]
+    model |= {
+        "model": {},
+        "optimizer": {"optimizer": foreign},
+        "lr": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": foreign}}},
+        "attention": {"attention": foreign},
+        "layers": {"attention": {"class_path": "anlit.AttentionPattern", "init_args": {"layers": [foreign]}}},
+    }[place]
+    config["model"]["class_path"] = named if place == "model" else "anlit.GPT"
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(UserError, match=r"cannot be built|does not give vocab_size"):
+    with pytest.raises(UserError, match=r"config.yaml: model.* (names|has settings that are no numbers)") as error:
         runs.main([str(folder), "--output", str(tmp_path / "x.json"), "--device", "cpu"])
+    assert len(str(error.value)) < 400 + len(str(tmp_path))
+    assert "stranger" not in sys.modules
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_model_of_one_s_own_is_imported_by_the_process_that_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "ownmodel.py").write_text("import anlit\nclass Mine(anlit.GPT): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = Path(make(tmp_path / "run", "GPT"))
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("anlit.GPT", "ownmodel.Mine"))
+    own = ["--output", str(tmp_path / "x.json"), "--rounds", "1", "--device", "cpu"]
+    with pytest.raises(UserError, match="is no LanguageModel of anlit or of an imported module"):
+        runs.main([str(folder), *own])
+
+    started: list[str] = []
+    request.addfinalizer(IMPORTED.clear)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            subprocess, "run", lambda words, **more: started.extend(words) or subprocess.CompletedProcess(words, 0)
+        )
+        out = ["--baseline", str(folder), "--output", str(tmp_path / "out")]
+        main(["compare", str(folder), *out, "--measure_steps", "--import", "ownmodel"])
+    assert started[1:3] == ["-m", "anlit.benchmarks.runs"]
+    assert runs.main([*started[3:], *own]) == 0

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -139,6 +140,13 @@ def test_user_error_is_one_sentence(
     assert len(complaint[0]) < 500
     for name in names:
         assert name in complaint[0]
+
+
+def test_a_configuration_is_read_from_this_machine_alone(shards: Path, tmp_path: Path, capsys) -> None:
+    """Lightning would ask any address that fsspec knows, `s3://…` with the user's credentials."""
+    fsspec.filesystem("memory").pipe("/attention.yaml", b"class_path: anlit.LogN\n")
+    assert main(fit_arguments(shards, tmp_path / "run", "--model.attention=memory://attention.yaml")) == 2
+    assert "memory://attention.yaml either not accessible or invalid" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
