@@ -10,13 +10,12 @@ BENCHMARKS = {
         "attention kernels: right or not, time, share of the peak, memory",
     ),
     "folding": ("anlit.benchmarks.folding", "forward time of nGPT and anGPT, folded and not, beside GPT+"),
-    "step": ("anlit.benchmarks.step.command", "training steps of our models beside each other and beside peers'"),
+    "step": ("anlit.benchmarks.step", "training steps of our models beside each other and beside peers'"),
     "growth": ("anlit.benchmarks.growth.command", "how a step's time and memory grow with T, d and L"),
     "loss": ("anlit.benchmarks.loss.command", "memory of the vocabulary projection with its cross-entropy"),
-    "profile": ("anlit.benchmarks.step.profile", "where the time of a step goes, beside what the hardware allows"),
     "data": (
         "anlit.benchmarks.data.command",
-        "preparing text and streaming batches: rates, memory, time to the first batch",
+        "preparing text and streaming batches",
     ),
 }
 

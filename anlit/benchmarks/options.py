@@ -36,6 +36,13 @@ def add_device_options(parser: argparse.ArgumentParser, presets: Collection[str]
     parser.add_argument("--threads", type=int, help="processor threads of each program (torch's own number)")
 
 
+def add_loop_options(parser: argparse.ArgumentParser, rounds: int | None = None, minutes: float = MINUTES) -> None:
+    """--rounds, with the preset's or this default, and --minutes."""
+    shown = "the preset's" if rounds is None else rounds
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"how often what is timed takes turns ({shown})")
+    parser.add_argument("--minutes", type=float, default=minutes, help="begin nothing more after so long (%(default)s)")
+
+
 def preset_of(given: argparse.Namespace) -> str:
     """The preset that was chosen, or the one that fits the machine."""
     return given.preset or ("h200" if torch.cuda.is_available() else "cpu")

@@ -5,10 +5,7 @@ import torch
 from anlit.benchmarks.peers.clock import seconds_of
 
 PEAK_SIZE = {"cuda": 8192, "cpu": 1024}
-COPIED = {"cuda": 2**30, "cpu": 2**26}
-"""Bytes, well above any cache."""
 TRIALS = 10
-FLOAT32 = 4
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
@@ -17,14 +14,6 @@ def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
     one, other = torch.randn(2, size, size, device=device).to(dtype)
     best = min(seconds_of(lambda: one @ other, device) for _ in range(TRIALS))
     return float(2 * size**3 / best)
-
-
-def bandwidth(device: torch.device) -> float:
-    """Bytes per second of copying memory, read and written both counted; the best of ten."""
-    source = torch.zeros(COPIED[device.type] // FLOAT32, device=device)
-    target = torch.empty_like(source)
-    best = min(seconds_of(lambda: target.copy_(source), device) for _ in range(TRIALS))
-    return 2 * COPIED[device.type] / best
 
 
 def prepare_compiler() -> None:

@@ -26,8 +26,8 @@ import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  classes that a configuration may name
 from anlit.analysis.groups import group_runs
 from anlit.analysis.runs import Run, load_run
-from anlit.benchmarks.step.ours import take_step, trainer_of
-from anlit.benchmarks.step.plan import Size, blocks_of
+from anlit.benchmarks.our_step import take_step, trainer_of
+from anlit.benchmarks.size import Size, blocks_of
 from anlit.benchmarks.turns import alternate, timed
 from anlit.checkpoints.loading import find_device
 from anlit.configuration import CONFIG, init_args, mapping
@@ -141,7 +141,7 @@ def batch_of(run: Run, device: torch.device) -> tuple[Batch, torch.dtype]:
         ) from error
     low = str((run.config.get("trainer") or {}).get("precision") or "32").startswith("bf16")
     dtype = torch.bfloat16 if low else torch.float32
-    size = Size(run.folder.name, 0, 0, 0, vocabulary, length, rows, dtype)
+    size = Size(0, 0, 0, vocabulary, length, rows, dtype)
     batch = batch_from_blocks(*blocks_of(size, bool(model.get("document_masking", True))))
     return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch)), dtype  # type: ignore[arg-type]
 

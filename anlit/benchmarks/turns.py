@@ -58,9 +58,9 @@ def timed(call: Callable[[], Any], device: torch.device = torch.device("cpu"), r
     return lambda: seconds_of(call, device, repeats)
 
 
-def paired_ratio(times: Mapping[Name, Sequence[float]], a: Name, b: Name) -> Interval:
-    """The time of `a` over that of `b`: the median of the rounds' ratios, with its 95 % interval."""
-    return median_with_interval([one / other for one, other in zip(times[a], times[b], strict=True)])
+def paired_ratio(times: Sequence[float], others: Sequence[float]) -> Interval:
+    """How many times the others' time: the median of the rounds' ratios, with its 95 % interval."""
+    return median_with_interval([one / other for one, other in zip(times, others, strict=True)])
 
 
 def quartiles(values: Sequence[float]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import torch
 
-from anlit.benchmarks.step.plan import Size
+from anlit.benchmarks.size import Size
 
 CPU = torch.device("cpu")
-TINY = Size("tiny", 16, 2, 2, 64, 8, 2, torch.float32)
+TINY = Size(16, 2, 2, 64, 8, 2, torch.float32)
 SHAPE = ["--d_model", "16", "--n_layers", "2", "--n_heads", "2", "--vocab_size", "64", "--length", "8", "--batch", "2"]

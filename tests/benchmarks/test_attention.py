@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from anlit.attention.backends import eager
-from anlit.benchmarks.attention import cases
-from anlit.benchmarks.attention import command as attention_command
-from anlit.benchmarks.attention.cases import PRESETS, Entrant, Shape, entrants
-from anlit.benchmarks.attention.measure import documents_of
-from anlit.benchmarks.attention.report import ratio
+from anlit.benchmarks import cases
+from anlit.benchmarks.attention import kernels
+from anlit.benchmarks.attention.shapes import PRESETS, Shape, documents_of
 from anlit.benchmarks.command import main
 from anlit.errors import UserError
 
@@ -24,22 +22,22 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
 
 
 def rows(record: dict[str, Any], number: int) -> dict[str, dict[str, Any]]:
-    return {f"{row['mechanism']}, {row['kernel']}": row for row in record["shapes"][number]["entrants"]}
+    return {row["label"]: row for row in record["groups"][number]["rows"]}
 
 
 def test_it_measures_and_writes_what_it_found(tmp_path: Path) -> None:
     record = run(tmp_path)
-    assert [shape["shape"]["documents"] for shape in record["shapes"]] == [False, True]
+    assert [group["shape"]["documents"] for group in record["groups"]] == [False, True]
     dense, packed = (rows(record, number) for number in range(2))
-    assert dense.keys() == {entrant.label for entrant in cases.PRESETS["cpu"].entrants}
+    assert dense.keys() == {f"{mechanism}, {kernel}" for mechanism, kernel in PRESETS["cpu"].entrants}
     pairs = 32 * 33 // 2 * 128 * 16  # 128 sequences of 32, 16 heads of width 8
     for row in dense.values():
         assert row["reason"] is None
-        assert len(row["both"]["values"]) == 2
+        assert len(row["seconds"]["both"]["values"]) == 2
         assert row["error"].keys() >= {"out", "q", "k", "v"}
         assert row["flops"] == {"forward": 4 * 8 * pairs, "both": 3.5 * 4 * 8 * pairs}
-        per_second = row["flops"]["both"] / row["both"]["median"]
-        assert row["both_of_peak"] == pytest.approx(per_second / record["peak_flops_per_second"])
+        share = row["flops"]["both"] / row["seconds"]["both"]["median"] / record["peak_flops_per_second"]
+        assert cases.of_peak("both", record["peak_flops_per_second"])(row) == f"{share:.1%}"
     assert packed["plain, sdpa"]["flops"]["both"] < 0.5 * dense["plain, sdpa"]["flops"]["both"]
     assert record["settings"]["dtype"] == "torch.float32"
     assert "| plain, sdpa |" in (tmp_path / "attention.md").read_text()
@@ -48,23 +46,24 @@ def test_it_measures_and_writes_what_it_found(tmp_path: Path) -> None:
 def test_the_compiler_begins_anew_once_and_not_for_each_shape(tmp_path: Path, monkeypatch) -> None:
     resets = []
     monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(1))
-    assert len(run(tmp_path, "--entrants", "plain,eager")["shapes"]) == 2
+    assert len(run(tmp_path, "--entrants", "plain,eager")["groups"]) == 2
     assert len(resets) == 1
 
 
 def test_a_run_that_is_killed_leaves_the_shapes_that_it_did(tmp_path: Path, monkeypatch) -> None:
-    measure = attention_command.measure
+    measure = cases._measure_group
 
-    def killed(shape: Shape, *more: Any) -> dict[str, Any]:
-        if shape.documents:
+    def killed(group: cases.Group, *more: Any) -> None:
+        if "documents" in group.title:
             raise KeyboardInterrupt
-        return measure(shape, *more)
+        measure(group, *more)
 
-    monkeypatch.setattr(attention_command, "measure", killed)
+    monkeypatch.setattr(cases, "_measure_group", killed)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, "--entrants", "plain,eager")
     record = json.loads((tmp_path / "attention.json").read_text())
-    assert [shape["shape"]["label"] for shape in record["shapes"]] == ["D 8, T 32, dense"]
+    assert [group["title"] for group in record["groups"]] == ["D 8, T 32, dense, 128 × 16 heads"]
+    assert "median" in record["groups"][0]["rows"][0]["seconds"]["both"]
     assert not record["finished"]
 
 
@@ -75,8 +74,8 @@ def test_what_is_wrong_fails_or_cannot_is_told_and_not_timed(tmp_path: Path, mon
     def broken(q, k, v, mechanism, documents, dropout):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(cases.BACKENDS["blockwise"], "attend", wrong)
-    monkeypatch.setattr(cases.BACKENDS["sdpa"], "attend", broken)
+    monkeypatch.setattr(kernels.BACKENDS["blockwise"], "attend", wrong)
+    monkeypatch.setattr(kernels.BACKENDS["sdpa"], "attend", broken)
     record = run(tmp_path, "--entrants", "plain,eager plain,blockwise plain,sdpa scale-invariant,flash plain,flex")
     found = rows(record, 0)
     assert found["plain, eager"]["reason"] is None
@@ -84,14 +83,14 @@ def test_what_is_wrong_fails_or_cannot_is_told_and_not_timed(tmp_path: Path, mon
     assert found["plain, sdpa"]["reason"] == "it fails: out of memory"
     assert "a(t)" in found["scale-invariant, flash"]["reason"]
     assert "backward" in found["plain, flex"]["reason"]
-    assert not any("both" in row for name, row in found.items() if name != "plain, eager")
+    assert not any("seconds" in row for name, row in found.items() if name != "plain, eager")
     assert "it fails: out of memory" in capsys.readouterr().out
 
 
 def test_the_time_limit_names_what_it_left_out(tmp_path: Path) -> None:
     record = run(tmp_path, "--minutes", "0")
-    assert record["shapes"] == []
-    assert record["left_out"] == ["D 8, T 32, dense", "D 8, T 32, documents"]
+    assert record["groups"] == []
+    assert record["left_out"] == ["D 8, T 32, dense, 128 × 16 heads", "D 8, T 32, documents, 128 × 16 heads"]
     assert "Left out after 0 minutes: D 8, T 32, dense" in (tmp_path / "attention.md").read_text()
 
 
@@ -115,8 +114,8 @@ def test_a_preset_for_a_gpu_needs_one(tmp_path: Path) -> None:
 
 def test_the_h200_preset_has_what_is_to_be_compared() -> None:
     plan = PRESETS["h200"]
-    wanted = entrants("plain, flash", "log-n, flash", "scale-invariant, flex", "scale-invariant, flex-formula")
-    assert set(plan.entrants) >= {*wanted, Entrant("scale-invariant", "triton")}
+    wanted = {("scale-invariant", kernel) for kernel in ("flex", "flex-formula", "triton")}
+    assert set(plan.entrants) >= {*wanted, ("plain", "flash"), ("log-n", "flash")}
     shapes = plan.shapes()
     assert len(shapes) == 16
     assert {shape.heads * shape.width for shape in shapes} == {2048}
@@ -131,8 +130,3 @@ def test_documents_are_of_mixed_length_and_alike_for_all() -> None:
     assert lengths.sum() == 4 * 4096
     assert 2 * lengths.min() < lengths.float().mean() < lengths.max() / 2
     assert one.packing(4).counts.tolist() == [len(lengths), lengths.max()]
-
-
-def test_a_ratio_is_of_the_same_rounds() -> None:
-    flash, ours = ({"both": {"values": values}} for values in ([1.0, 2.0, 4.0], [1.3, 2.6, 5.2]))
-    assert ratio(ours, flash) == pytest.approx(1.3)

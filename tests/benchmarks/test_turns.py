@@ -44,8 +44,7 @@ def test_seconds_are_those_of_one_call() -> None:
 
 
 def test_a_ratio_is_of_the_same_round() -> None:
-    times = {"fast": [1.0, 10.0, 100.0], "slow": [2.0, 20.0, 50.0]}
-    assert paired_ratio(times, "slow", "fast") == (2.0, 0.5, 2.0)
+    assert paired_ratio([2.0, 20.0, 50.0], [1.0, 10.0, 100.0]) == (2.0, 0.5, 2.0)
 
 
 def test_the_interval_of_a_median() -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from anlit.benchmarks.data.texts import write_slimpajama
 from anlit.data.preparation import workers
 from anlit.data.preparation.catalogue import python_files
 from anlit.data.preparation.recipe import Recipe
@@ -36,6 +35,7 @@ from tests.data.preparing import (
     train_tokenizer,
     wait_for,
 )
+from tests.data.slimpajama import write_slimpajama
 
 STEPS = ("replace", "fsync", "unlink", "mkdir", "rmdir")
 """What changes the file system for others to see, apart from writing into files that have no lasting name yet."""

@@ -5,15 +5,23 @@ float32 itself), output and gradients; what is wrong is not timed. Then they tak
 """
 
 import argparse
-import time
 from dataclasses import replace
-from itertools import chain
 
 from anlit.attention.backends import BACKENDS
-from anlit.benchmarks.attention.cases import COMPARED, MECHANISMS, PRESETS, Entrant
-from anlit.benchmarks.attention.measure import measure
-from anlit.benchmarks.attention.report import notes, table
-from anlit.benchmarks.options import MINUTES, add_device_options, device_of, numbers, parser_of, preset_of, say
+from anlit.benchmarks.attention.kernels import COMPARED, MECHANISMS
+from anlit.benchmarks.attention.measure import group_of
+from anlit.benchmarks.attention.shapes import PRESETS, Entrant, entrants
+from anlit.benchmarks.cases import (
+    beside,
+    measure,
+    megabytes,
+    milliseconds,
+    notes,
+    of_peak,
+    quartiles_of,
+    tables,
+)
+from anlit.benchmarks.options import add_device_options, add_loop_options, device_of, numbers, parser_of, preset_of
 from anlit.benchmarks.rates import matrix_peak, prepare_compiler
 from anlit.benchmarks.record import Record
 from anlit.errors import UserError
@@ -27,47 +35,42 @@ def main(argv: list[str]) -> int:
         "widths": given.widths,
         "lengths": given.lengths,
         "rounds": given.rounds,
-        "entrants": given.entrants and entrants_of(given.entrants),
+        "entrants": given.entrants and checked_entrants(given.entrants),
     }
     plan = replace(PRESETS[preset_of(given)], **{name: value for name, value in changes.items() if value})
-    began, device = time.monotonic(), device_of(given)
+    device = device_of(given)
     if device.type == "cpu":
         flush_denormals()  # as a run does
     prepare_compiler()
-    settings = {**vars(plan), "dtype": str(plan.dtype), "entrants": [entrant.label for entrant in plan.entrants]}
-    record = Record("attention", argv, given.output, device, settings=settings, shapes=[], left_out=[])
-    shapes, left_out = record.values["shapes"], record.values["left_out"]
+    record = Record("attention", argv, given.output, device, settings={**vars(plan), "dtype": str(plan.dtype)})
     peak = matrix_peak(device, plan.dtype)
     record.keep(peak_flops_per_second=peak)
-    say(f"{record.machine}, {plan.dtype}: {peak / 1e12:.3g} TFLOP/s in a product of matrices")
-    for shape in plan.shapes():
-        if time.monotonic() - began > 60 * given.minutes:
-            left_out.append(shape.label)
-            continue
-        say(shape.label)
-        shapes.append(measure(shape, plan, device, peak))
-        record.keep()
-    lines = list(chain.from_iterable(map(notes, shapes)))
-    lines += [f"Left out after {given.minutes:g} minutes: {'; '.join(left_out)}."] if left_out else []
-    record.finish(map(table, shapes), lines)
+    measure((group_of(shape, plan, device) for shape in plan.shapes()), record, plan.rounds, given.minutes)
+    columns = {
+        "fwd, ms": milliseconds("forward"),
+        "both, ms": milliseconds("both"),
+        "quartiles": quartiles_of("both"),
+        "of peak": of_peak("both", peak),
+        "÷ first (95 %)": beside("both"),
+        "MB": megabytes,
+        "error": lambda row: f"{max(row['error'].values()):.0e}",
+    }
+    record.finish(tables(record, columns), notes(record))
     return 0
 
 
-def entrants_of(text: str) -> tuple[Entrant, ...]:
+def checked_entrants(text: str) -> tuple[Entrant, ...]:
     """From `mechanism,kernel mechanism,kernel …`.
 
     Raises:
         UserError: One of them is not known.
     """
-    found = []
-    for entry in text.split():
-        mechanism, _, kernel = entry.partition(",")
-        if mechanism not in MECHANISMS:
-            raise UserError(f"--entrants {entry}: no mechanism {mechanism!r}; choose {', '.join(MECHANISMS)}")
-        if kernel not in {**BACKENDS, **COMPARED}:
-            raise UserError(f"--entrants {entry}: no kernel {kernel!r}; choose {', '.join({**BACKENDS, **COMPARED})}")
-        found.append(Entrant(mechanism, kernel))
-    return tuple(found)
+    found, kernels = entrants(text), {**BACKENDS, **COMPARED}
+    for mechanism, kernel in found:
+        for kind, name, known in (("mechanism", mechanism, MECHANISMS), ("kernel", kernel, kernels)):
+            if name not in known:
+                raise UserError(f"--entrants {mechanism},{kernel}: no {kind} {name!r}; choose {', '.join(known)}")
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,6 +81,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--entrants", metavar="LIST", help="mechanism,kernel pairs between spaces, in place of the preset's")
     add("--widths", type=numbers, metavar="D,…", help="head widths")
     add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
-    add("--rounds", type=int, help="how often the entrants take turns")
-    add("--minutes", type=float, default=MINUTES, help="begin no further shape after so long (%(default)s)")
+    add_loop_options(parser)
     return parser

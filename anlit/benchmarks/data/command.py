@@ -1,59 +1,157 @@
-"""`anlit benchmark data`: from text to batches, measured beside the bare tokenizers library, a mapped file and litgpt.
+"""`anlit benchmark data`: from text to batches.
 
-prepare      text → tokens: ours and litgpt's preparation of the same SlimPajama files, and encode_batch alone
-stream       shards → batches of 8 × 2048 tokens: ours, a mapped file, litgpt's data module
-memory       what each loader process holds while it streams
-wait         what share of its time a device would wait for batches, if it asked for so many tokens a second
-first-batch  from a fresh process to a batch, at the start and at 90 % of an epoch
+prepare      text → tokens: our preparation of the interpreter's sources, beside the bare tokenizers library
+stream       shards → batches of 8 × 2048 tokens: ours, beside litdata's own loader of the same shards
 
-The programs take turns, each trial in a fresh process. About an hour with the defaults and litgpt on two cores; leave
-the machine alone meanwhile.
+What is compared takes turns, each trial in a fresh process. What it reads is generated once, in OUTPUT/data. Leave the
+machine alone meanwhile.
 """
 
 import argparse
+import shutil
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-from anlit.benchmarks.data.parts import PARTS
-from anlit.benchmarks.data.report import table
-from anlit.benchmarks.options import check_names, names, parser_of, say
-from anlit.benchmarks.process import python_of_peer
+from anlit.benchmarks.cases import Case, Group, Ready, Row, beside, measure, notes, tables
+from anlit.benchmarks.data.trials import texts
+from anlit.benchmarks.options import add_loop_options, check_names, names, parser_of, say
+from anlit.benchmarks.process import measure_once
 from anlit.benchmarks.record import Record
-from anlit.errors import UserError
+from anlit.data.preparation.catalogue import Options, fineweb_bin
+from anlit.data.preparation.formats.bin_tokens import HEADER, HEADER_BYTES, MAGIC, TOKEN, VERSION
+from anlit.data.preparation.prepare import prepare as prepare_folder
+from anlit.data.preparation.recipe import GPT2_END_OF_DOCUMENT, NO_TOKENIZER
+from anlit.data.tokenizer import load_tokenizer, train_bpe
+from anlit.reporting.files import output_folder
+from anlit.reporting.provenance import cores
+
+TRIALS = "anlit.benchmarks.data.trials"
+SHAPE = {"batch_size": 8, "length": 2048}
+STREAMING_WORKERS = (0, 1, 2)
+VOCAB_SIZE = 32_000
+TOKENIZER_DOCUMENTS = 2_000
+"""That the BPE is trained on."""
+DOCUMENT_TOKENS = 1000
+"""On average, of random tokens."""
+FILE_TOKENS, VAL_TOKENS = 100_000_000, 1 << 20
+
+
+def _case(label: str, trial: str, before: Callable[[], None] = lambda: None, **arguments: Any) -> Case:
+    """A trial in a process of its own; `before` runs outside of what is measured."""
+
+    def turn() -> dict[str, float]:
+        before()
+        found: dict[str, float] = measure_once(TRIALS, trial, **arguments)
+        return found
+
+    def build(rows: list[Row]) -> Ready:
+        return Ready(turn)
+
+    return Case(label, build)
+
+
+def prepare(given: argparse.Namespace) -> Group:
+    """Text to tokens: the tokenizers library alone, and ours with one worker and with one a core."""
+    tokenizer, output = str(tokenizer_file(given)), given.folder / "prepared"
+    clear = partial(shutil.rmtree, output, ignore_errors=True)
+    ours = [
+        _case(f"anlit, workers: {workers}", "prepare", clear, output=str(output), tokenizer=tokenizer, workers=workers)
+        for workers in sorted({1, cores()})
+    ]
+    return Group("prepare", [_case("encode_batch alone", "bare", tokenizer=tokenizer), *ours])
+
+
+def stream(given: argparse.Namespace) -> Group:
+    """Shards to batches: litdata's loader, which gives raw blocks, and ours."""
+    path = shards(given)
+    for file in path.rglob("*.bin"):
+        file.read_bytes()  # into the system's cache
+    arguments = {**SHAPE, "path": str(path), "seconds": given.seconds}
+    programs = (("litdata, raw blocks", "litdata"), ("anlit", "stream"))
+    return Group("stream", [
+        _case(f"{name}, workers: {workers}", trial, **arguments, workers=workers)
+        for workers in STREAMING_WORKERS
+        for name, trial in programs
+    ])  # fmt: skip
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Group]] = {"prepare": prepare, "stream": stream}
+
+
+def tokenizer_file(given: argparse.Namespace) -> Path:
+    """The tokenizer.json that was given, or a BPE that is trained once.
+
+    Raises:
+        UserError: The tokenizer that was given cannot be read.
+    """
+    if given.tokenizer is not None:
+        load_tokenizer(given.tokenizer)
+        return Path(given.tokenizer)
+    file: Path = given.folder / "tokenizer.json"
+    if not file.is_file():
+        say(f"training a BPE with {VOCAB_SIZE:,} tokens")
+        train_bpe(islice(texts(), TOKENIZER_DOCUMENTS), VOCAB_SIZE).save(str(file))
+    return file
+
+
+def shards(given: argparse.Namespace) -> Path:
+    """Random tokens as `anlit prepare FineWebBin` makes shards of them; made once for each number of tokens."""
+    folder: Path = given.folder / f"tokens-{given.tokens}"
+    source = given.folder / f"tokens-{given.tokens}-source"
+    if not (folder / "manifest.json").is_file():
+        say(f"writing {given.tokens:,} random tokens")
+        rng = np.random.default_rng(0)
+        source.mkdir(parents=True, exist_ok=True)
+        _write_tokens(source / "fineweb_val_000000.bin", VAL_TOKENS, rng)
+        for number, start in enumerate(range(0, given.tokens, FILE_TOKENS), start=1):
+            size = min(FILE_TOKENS, given.tokens - start)
+            _write_tokens(source / f"fineweb_train_{number:06d}.bin", size, rng)
+        prepare_folder(folder, fineweb_bin(Options(source=str(source), tokenizer=NO_TOKENIZER)))
+        shutil.rmtree(source)
+    return folder
+
+
+def _write_tokens(path: Path, size: int, rng: np.random.Generator) -> None:
+    tokens = rng.integers(0, GPT2_END_OF_DOCUMENT, size, dtype=TOKEN)
+    tokens[rng.integers(0, size, size // DOCUMENT_TOKENS)] = GPT2_END_OF_DOCUMENT
+    tokens[0] = GPT2_END_OF_DOCUMENT
+    header = np.zeros(HEADER_BYTES // HEADER.itemsize, HEADER)
+    header[:3] = MAGIC, VERSION, size
+    with path.open("wb") as file:
+        file.write(header.tobytes())
+        file.write(tokens.data)
 
 
 def main(argv: list[str]) -> int:
     """`anlit benchmark data`; returns the exit status and raises UserError for the user's mistakes."""
     given = _parser().parse_args(argv)
     check_names("parts", given.parts, PARTS)
-    try:
-        given.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--folder {given.folder} cannot be made ({error.strerror}): give a writable folder") from error
-    if given.peer_python is None:
-        say("litgpt is left out: give --peer_python, the Python of an environment with litgpt, to have it beside ours")
-    else:
-        python_of_peer("litgpt", given.peer_python)
-    settings = {**vars(given), "folder": str(given.folder)}
-    record = Record("data", argv, given.output, torch.device("cpu"), settings=settings, measurements=[])
-    for part in given.parts:
-        PARTS[part](given, record)
-        record.keep()
-    record.finish([table(record.values["measurements"])])
+    record = Record("data", argv, given.output, torch.device("cpu"), settings=dict(vars(given)))
+    given.folder = output_folder(given.output) / "data"
+    given.folder.mkdir(exist_ok=True)
+    measure((PARTS[part](given) for part in given.parts), record, given.rounds, given.minutes)
+    columns = {
+        "M tokens/s": lambda row: f"{1e-6 / row['seconds']['token']['median']:,.2f}",
+        "quartiles": lambda row: " – ".join(f"{1e-6 / one:,.2f}" for one in row["seconds"]["token"]["quartiles"][::-1]),
+        "time ÷ first (95 %)": beside("token"),
+        "processor time ÷ first": beside("processor"),
+    }
+    record.finish(tables(record, columns), notes(record))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("data", __doc__, "--peer_python ~/litgpt/bin/python")
+    parser = parser_of("data", __doc__, "--tokens 100000000 --rounds 3")
     add = parser.add_argument
-    add("--folder", type=Path, default=Path("data/benchmark"), help="generated texts and shards, kept (%(default)s)")
     add("--parts", type=names, default=tuple(PARTS), metavar="A,…", help=f"of {', '.join(PARTS)} (all)")
-    add("--peer_python", metavar="PATH", help="Python of an environment with litgpt; without it litgpt is left out")
     add("--tokenizer", metavar="FILE", help="a tokenizer.json, such as GPT-2's (a BPE trained on the text)")
-    add("--megabytes", type=float, default=200, help="text to prepare, 10⁶ bytes (%(default)s)")
     add("--tokens", type=int, default=1_000_000_000, help="random tokens to stream, two bytes each (%(default)s)")
-    add("--rounds", type=int, default=5, help="repetitions (%(default)s)")
     add("--seconds", type=float, default=5, help="of streaming in each trial (%(default)s)")
-    add("--memory_seconds", type=float, default=90, help="of streaming while memory is watched (%(default)s)")
+    add_loop_options(parser, 5, minutes=60)
     return parser

@@ -7,8 +7,6 @@ costs) flattens an exponent, and a device that small steps leave idle does too. 
 """
 
 import argparse
-import gc
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,27 +17,28 @@ import torch
 from scipy.stats import linregress
 from scipy.stats import t as student
 
-from anlit.benchmarks.attention.cases import MECHANISMS
+from anlit.benchmarks.attention.kernels import MECHANISMS
+from anlit.benchmarks.cases import Case, Group, Ready, Row, measure, notes, timed
 from anlit.benchmarks.growth.plot import plot
 from anlit.benchmarks.options import (
-    MINUTES,
     add_device_options,
+    add_loop_options,
     check_names,
     device_of,
     names,
     numbers,
     parser_of,
     preset_of,
-    say,
 )
+from anlit.benchmarks.our_step import MODELS, OurStep
 from anlit.benchmarks.peers.training_step import TimedStep
 from anlit.benchmarks.rates import prepare_compiler
 from anlit.benchmarks.record import Record, Table
-from anlit.benchmarks.step.ours import MODELS, OurStep
-from anlit.benchmarks.step.plan import NAMES, Size, add_size_options, changed_size
-from anlit.benchmarks.turns import alternate, quartiles
+from anlit.benchmarks.size import Size, add_size_options, changed_size
+from anlit.benchmarks.step import NAMES
 from anlit.errors import UserError
 from anlit.models.runtime import Runtime
+from anlit.reporting.table import NONE
 
 AXES = {"T": "length", "d": "d_model", "L": "n_layers"}
 HEADWIDTH = 64
@@ -52,8 +51,8 @@ POINTS: dict[str, dict[str, tuple[int, ...]]] = {
     },
 }
 BASES = {
-    "cpu": Size("small", 128, 2, 2, 4096, 256, 8, torch.float32),
-    "h200": Size("d 512, 12 layers", 512, 12, 8, 50_304, 2048, 32, torch.bfloat16),
+    "cpu": Size(128, 2, 2, 4096, 256, 8, torch.float32),
+    "h200": Size(512, 12, 8, 50_304, 2048, 32, torch.bfloat16),
 }
 WARM_UP = 2
 HEADINGS = ("model", "over", "time's exponent", "FLOPs' exponent", "memory's exponent")
@@ -78,25 +77,13 @@ def size_at(base: Size, axis: str, value: int) -> Size:
     return replace(base, **changes)
 
 
-def measure(size: Size, given: argparse.Namespace, device: torch.device, runtime: Runtime) -> list[dict[str, Any]]:
-    """One point: seconds of a step, its peak bytes and its FLOPs for each model, which take turns."""
-    rows: list[dict[str, Any]] = []
-    running: list[tuple[dict[str, Any], TimedStep]] = []
-    for model in given.models:
-        row: dict[str, Any] = {"model": model, "size": size.as_json(), "reason": None}
-        rows.append(row)
-        try:
-            timed = TimedStep(OurStep(model, size, device, runtime, MECHANISMS[given.mechanism]), device)
-            timed.seconds("train", WARM_UP)
-            row |= {"flops": timed.step.flops_per_token() * size.tokens, "bytes": timed.peak()}
-            running.append((row, timed))
-        except RuntimeError as error:  # out of memory
-            row["reason"] = str(error).splitlines()[0][:200]
-            say(f"{model} is left out: {row['reason']}")
-    calls = {number: partial(timed.seconds, "train") for number, (_, timed) in enumerate(running)}
-    for number, values in alternate(calls, given.rounds).items():
-        running[number][0]["seconds"] = quartiles(values)
-    return rows
+def build(size: Size, mechanism: str, device: torch.device, rows: list[Row]) -> Ready:
+    """The model of the last row at one point."""
+    runtime = Runtime(compile=device.type == "cuda")
+    step = TimedStep(OurStep(rows[-1]["model"], size, device, runtime, MECHANISMS[mechanism]), device)
+    step.seconds(WARM_UP)
+    flops = {"train": step.facts["flops_per_token"] * size.tokens}
+    return Ready(lambda: {"train": step.seconds()}, {"flops": flops}, step.peak, step.close)
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> dict[str, float] | None:
@@ -109,18 +96,23 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> dict[str, float] | None:
     return {"exponent": slope, "low": slope - half, "high": slope + half, "constant": float(np.exp(found.intercept))}
 
 
-def fits(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each axis and model the exponents of seconds, bytes and FLOPs."""
+def fits(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each axis and model what was timed along it, and the exponents of seconds, bytes and FLOPs."""
+    along: dict[tuple[str, str], list[tuple[int, Row]]] = {}
+    for group in groups:
+        for row in timed(group):
+            along.setdefault((group["axis"], row["model"]), []).append((group["value"], row))
     found = []
-    for axis, model in dict.fromkeys((point["axis"], point["model"]) for point in points):
-        mine = [p for p in points if (p["axis"], p["model"], p["reason"]) == (axis, model, None)]
-        x = [float(p["value"]) for p in mine]
-        held = [p["bytes"] for p in mine]
-        fit: dict[str, Any] = {"axis": axis, "model": model, "points": len(mine)}
-        fit["seconds"] = exponent(x, [p["seconds"]["median"] for p in mine])
-        fit["bytes"] = exponent(x, held) if all(held) else None
-        fit["flops"] = exponent(x, [p["flops"] for p in mine])
-        found.append(fit)
+    for (axis, model), points in along.items():
+        x = [value for value, _ in points]
+        held = [row["peak_bytes"] for _, row in points]
+        y = {
+            "seconds": [row["seconds"]["train"]["median"] for _, row in points],
+            "bytes": held if all(held) else [],
+            "flops": [row["flops"]["train"] for _, row in points],
+        }
+        powers = {kind: exponent(x, values) if values else None for kind, values in y.items()}
+        found.append({"axis": axis, "model": model, "x": x, "y": y, **powers})
     return found
 
 
@@ -132,7 +124,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _text(fit: Mapping[str, float] | None) -> str:
-    return "–" if fit is None else f"{fit['exponent']:.2f} ({fit['low']:.2f} – {fit['high']:.2f})"
+    return NONE if fit is None else f"{fit['exponent']:.2f} ({fit['low']:.2f} – {fit['high']:.2f})"
 
 
 def main(argv: list[str]) -> int:
@@ -140,32 +132,21 @@ def main(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
     check_names("grow", given.grow, AXES)
     check_names("models", given.models, MODELS)
-    began, preset, device = time.monotonic(), preset_of(given), device_of(given)
+    preset, device = preset_of(given), device_of(given)
     base = changed_size(BASES[preset], given)
-    runtime = Runtime(compile=device.type == "cuda" or given.compiled)
-    sizes = [
-        (axis, value, size_at(base, axis, value))
-        for axis in given.grow
-        for value in given.values or POINTS[preset][axis]
-    ]
+    groups = []
+    for axis in given.grow:
+        for value in given.values or POINTS[preset][axis]:
+            one = partial(build, size_at(base, axis, value), given.mechanism, device)
+            cases = [Case(NAMES.get(model, model), one, {"model": model}) for model in given.models]
+            groups.append(Group(f"{axis} = {value}", cases, {"axis": axis, "value": value}))
     prepare_compiler()
-    settings = {"compiled": runtime.compile, "mechanism": given.mechanism, "size": base.as_json()}
-    record = Record("growth", argv, given.output, device, **settings, points=[], left_out=[])
-    points, left_out = record.values["points"], record.values["left_out"]
-    for axis, value, size in sizes:
-        if time.monotonic() - began > 60 * given.minutes:
-            left_out.append(f"{axis} = {value}")
-            continue
-        say(f"{axis} = {value}")
-        points += [{"axis": axis, "value": value, **row} for row in measure(size, given, device, runtime)]
-        record.keep()
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    record.keep(fits=fits(points))
-    plot(record.values, record.path("png"))
-    lines = [f"Left out after {given.minutes:g} minutes: {', '.join(left_out)}."] if left_out else []
-    record.finish([table(record.values["fits"])], notes=lines)
+    record = Record("growth", argv, given.output, device, mechanism=given.mechanism, size=base.as_json())
+    measure(groups, record, given.rounds, given.minutes)
+    found = fits(record.values["groups"])
+    record.keep(fits=found)
+    plot(found, record.path("png"))
+    record.finish([table(found)], notes(record))
     return 0
 
 
@@ -177,8 +158,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--values", type=numbers, metavar="N,…", help="in place of the preset's")
     add("--models", type=names, default=tuple(MODELS), metavar="A,…", help=f"of {', '.join(MODELS)} (all)")
     add("--mechanism", choices=list(MECHANISMS), default="plain", help="attention's (%(default)s)")
-    add("--compiled", action="store_true", help="compile the blocks on the CPU too")
-    add("--rounds", type=int, default=5, help="steps of each at each point (%(default)s)")
-    add("--minutes", type=float, default=MINUTES, help="begin no further point after so long (%(default)s)")
+    add_loop_options(parser, 5)
     add_size_options(parser)
     return parser

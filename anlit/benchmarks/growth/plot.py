@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator, ScalarFormatter
 
-from anlit.benchmarks.step.plan import NAMES
+from anlit.benchmarks.step import NAMES
 from anlit.reporting.figure import COLOURS, INK, save, style
 
 AXIS_LABELS = {"T": "T, tokens in a sequence (tokens in a batch stay)", "d": "d, model width", "L": "L, layers"}
@@ -22,18 +22,19 @@ QUANTITIES = {"seconds": "step (ms)", "bytes": "peak memory (GB)"}
 STYLES = {"GPT": (INK, "o"), "nGPT": (COLOURS[1], "s"), "anGPT": (COLOURS[0], "D")}
 
 
-def plot(record: Mapping[str, Any], path: Path) -> None:
+def plot(fits: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write a column for each axis and a row for each quantity as PNG; nothing where nothing was measured."""
-    axes = list(dict.fromkeys(point["axis"] for point in record["points"]))
+    axes = list(dict.fromkeys(fit["axis"] for fit in fits))
     if not axes:
         return
     with style():
         figure, grid = plt.subplots(2, len(axes), figsize=(4.6 * len(axes), 8.2), squeeze=False)
         for column, axis in enumerate(axes):
+            shown = [fit for fit in fits if fit["axis"] == axis]
             for row, kind in enumerate(QUANTITIES):
                 ax = grid[row][column]
-                drawn = [_draw(ax, record, fit, kind) for fit in record["fits"] if fit["axis"] == axis]
-                _dress(ax, sorted({point["value"] for point in record["points"] if point["axis"] == axis}))
+                drawn = [_draw(ax, fit, kind) for fit in shown]
+                _dress(ax, sorted({value for fit in shown for value in fit["x"]}))
                 ax.set_xlabel(AXIS_LABELS[axis])
                 if any(drawn):
                     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize=9)
@@ -42,21 +43,18 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
         save(figure, path)
 
 
-def _draw(ax: Axes, record: Mapping[str, Any], fit: Mapping[str, Any], kind: str) -> bool:
-    points = [p for p in record["points"] if (p["axis"], p["model"], p["reason"]) == (fit["axis"], fit["model"], None)]
-    unit = 1e3 if kind == "seconds" else 1e-9
-    x = [point["value"] for point in points]
-    y = [(point["seconds"]["median"] if kind == "seconds" else point["bytes"] or np.nan) * unit for point in points]
-    if not points or np.isnan(y).all():
+def _draw(ax: Axes, fit: Mapping[str, Any], kind: str) -> bool:
+    if not fit["y"][kind]:
         return False
+    unit = 1e3 if kind == "seconds" else 1e-9
+    x, y = (np.asarray(values, dtype=float) for values in (fit["x"], fit["y"][kind]))
     label, (colour, marker) = NAMES.get(fit["model"], fit["model"]), STYLES[fit["model"]]
     if (power := fit[kind]) is not None:
         label += f": exponent {power['exponent']:.2f} ({power['low']:.2f} – {power['high']:.2f})"
         if kind == "seconds":
             label += f", FLOPs {fit['flops']['exponent']:.2f}"
-        line = unit * power["constant"] * np.asarray(x, dtype=float) ** power["exponent"]
-        ax.plot(x, line, "--", color=colour, linewidth=1)
-    ax.plot(x, y, linestyle="none", marker=marker, markersize=5.5, color=colour, label=label)
+        ax.plot(x, unit * power["constant"] * x ** power["exponent"], "--", color=colour, linewidth=1)
+    ax.plot(x, unit * y, linestyle="none", marker=marker, markersize=5.5, color=colour, label=label)
     return True
 
 

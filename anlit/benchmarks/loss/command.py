@@ -6,77 +6,92 @@ which every way leaves behind.
 """
 
 import argparse
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
+from anlit.benchmarks.cases import (
+    Case,
+    Group,
+    NotTimedError,
+    Ready,
+    Row,
+    measure,
+    megabytes,
+    milliseconds,
+    notes,
+    tables,
+)
 from anlit.benchmarks.loss.ways import WAYS
-from anlit.benchmarks.options import DTYPES, add_device_options, check_names, device_of, names, parser_of, say
-from anlit.benchmarks.process import ProcessError, measure_once
-from anlit.benchmarks.record import Record, Table
+from anlit.benchmarks.options import MINUTES, add_device_options, device_of, parser_of
+from anlit.benchmarks.process import measure_once
+from anlit.benchmarks.record import Record
+from anlit.benchmarks.size import Size, add_size_options, changed_size
+from anlit.reporting.table import NONE
 
+SIZE = Size(768, 1, 12, 50_304, 2048, 8, torch.float32)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 """‖gradient − that of the full logits‖/‖…‖ at most."""
 MODULE = "anlit.benchmarks.loss.ways"
-HEADINGS = ("way", "MB", "of full", "seconds", "loss", "gradients' error")
+
+Gradients = list[list[float]]
+
+
+def build(settings: dict[str, Any], full: dict[str, Any], rows: list[Row]) -> Ready:
+    """One way, measured; `full` keeps the result of the first, the full logits, for the others.
+
+    Raises:
+        NotTimedError: Its gradients are not those of the full logits.
+    """
+    result = measure_once(MODULE, "measure", way=rows[-1]["label"], **settings)
+    if len(rows) == 1:
+        full |= result
+    facts = {"loss": result["loss"]}
+    if full:
+        facts["error"] = relative_error(result["gradients"], full["gradients"])
+        if not facts["error"] <= TOLERANCE[settings["dtype"]]:
+            raise NotTimedError(f"it is wrong: relative error {facts['error']:.1e} of its gradients")
+        if result["peak_bytes"] and full["peak_bytes"]:
+            facts["part_of_full"] = result["peak_bytes"] / full["peak_bytes"]
+    return Ready(lambda: {"step": result["seconds"]}, facts, lambda: result["peak_bytes"])
+
+
+def relative_error(found: Gradients, expected: Gradients) -> float:
+    """The largest of the gradients' ‖found − expected‖/‖expected‖."""
+    pairs = zip(map(np.asarray, found), map(np.asarray, expected), strict=True)
+    return max(float(np.linalg.norm(mine - its) / np.linalg.norm(its)) for mine, its in pairs)
 
 
 def main(argv: list[str]) -> int:
     """`anlit benchmark loss`; returns the exit status and raises UserError for the user's mistakes."""
     given = _parser().parse_args(argv)
-    check_names("ways", given.ways, WAYS)
     device = device_of(given)
-    dtype = given.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-    shape = {"batch": given.batch, "length": given.length, "width": given.d_model, "vocab_size": given.vocab_size}
-    settings = {**shape, "device": str(device), "dtype": dtype, "threads": given.threads or 0}
+    if device.type == "cuda" and not given.dtype:
+        given.dtype = "bfloat16"
+    size = changed_size(SIZE, given)
+    settings = {
+        "batch": size.batch, "length": size.length, "width": size.d_model, "vocab_size": size.vocab_size,
+        "device": str(device), "dtype": size.as_json()["dtype"], "threads": given.threads or 0,
+    }  # fmt: skip
     record = Record("loss", argv, given.output, device, settings=settings)
-    results: dict[str, dict[str, Any]] = {}
-    for way in dict.fromkeys(("full", *given.ways)):
-        say(f"{way}: {given.batch * given.length} tokens × {given.vocab_size} logits")
-        try:
-            results[way] = measure_once(MODULE, "measure", way=way, **settings)
-        except ProcessError as error:  # not installed, or out of memory
-            results[way] = {"reason": str(error)}
-        record.keep(rows=compare(results, dtype))
-    rows = record.values["rows"]
-    title = f"{given.batch} × {given.length} tokens, d {given.d_model}, V {given.vocab_size}, {dtype}"
-    notes = [f"not measured: {row['way']}: {row['reason']}" for row in rows if "reason" in row]
-    lines = [_cells(row) for row in rows if "reason" not in row]
-    record.finish([Table(title, HEADINGS, lines)], notes)
+    one = partial(build, settings, {})
+    title = f"{size.batch} × {size.length} tokens, d {size.d_model}, V {size.vocab_size}, {settings['dtype']}"
+    measure([Group(title, [Case(way, one) for way in WAYS])], record, 1, MINUTES)
+    columns = {
+        "MB": megabytes,
+        "of full": lambda row: f"{row['part_of_full']:.1%}" if "part_of_full" in row else NONE,
+        "ms": milliseconds("step"),
+        "loss": lambda row: f"{row['loss']:.5f}",
+        "gradients' error": lambda row: f"{row['error']:.1e}" if "error" in row else NONE,
+    }
+    record.finish(tables(record, columns), notes(record))
     return 0
-
-
-def compare(results: Mapping[str, dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
-    """A row for each way: bytes, seconds and, beside the full logits, its part of their bytes and its errors."""
-    full = results.get("full", {})
-    rows = []
-    for way, result in results.items():
-        row: dict[str, Any] = {"way": way, **{key: value for key, value in result.items() if key != "gradients"}}
-        if "gradients" in result and "gradients" in full:
-            pairs = zip(result["gradients"], full["gradients"], strict=True)
-            arrays = [(np.asarray(mine), np.asarray(its)) for mine, its in pairs]
-            row["error"] = max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in arrays)
-            row["right"] = row["error"] <= TOLERANCE[dtype]
-            if result["peak_bytes"] and full["peak_bytes"]:
-                row["part_of_full"] = result["peak_bytes"] / full["peak_bytes"]
-        rows.append(row)
-    return rows
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    memory = "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}"
-    part = f"{row['part_of_full']:.1%}" if "part_of_full" in row else "–"
-    error = f"{row['error']:.1e}{'' if row['right'] else ' (wrong)'}" if "error" in row else "–"
-    return [row["way"], memory, part, f"{row['seconds']:.3g}", f"{row['loss']:.5f}", error]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("loss", __doc__, "--threads 2 (12 GB of memory)")
     add_device_options(parser)
-    add = parser.add_argument
-    add("--ways", type=names, default=("anlit", "torch"), metavar="A,…", help=f"of {', '.join(WAYS)} (anlit,torch)")
-    for name, value in (("batch", 8), ("length", 2048), ("d_model", 768), ("vocab_size", 50_304)):
-        add(f"--{name}", type=int, default=value, metavar="N", help="(%(default)s)")
-    add("--dtype", choices=list(DTYPES), help="bfloat16 under autocast (on a GPU), or float32 (on CPU)")
+    add_size_options(parser)
     return parser

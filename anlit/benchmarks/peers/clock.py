@@ -1,30 +1,13 @@
-"""Time and memory of a call. Importing this does not import torch, whose import some trials time."""
-
-from __future__ import annotations
+"""Time and memory of a call."""
 
 import ctypes
-import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-
-class Clock:
-    """Wall time, and processor time of this process and of those that it has waited for."""
-
-    def __init__(self) -> None:
-        self.begin, self.times = time.perf_counter(), os.times()
-
-    def read(self) -> dict[str, float]:
-        return {
-            "seconds": time.perf_counter() - self.begin,
-            "cpu_seconds": sum(os.times()[:4]) - sum(self.times[:4]),
-        }
+import torch
+from torch import Tensor
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
@@ -34,8 +17,6 @@ def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) 
         for _ in range(repeats):
             call()
         return (time.perf_counter() - begin) / repeats
-    import torch
-
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize(device)
     start.record()
@@ -53,8 +34,6 @@ def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.de
     """
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
     if device.type == "cuda":
-        import torch
-
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

@@ -133,13 +133,13 @@ class TimedStep:
     """What is asked about a training step.
 
     Args:
-        step: Has `train`, `tensors`, and perhaps `infer`.
+        step: Has `train`, `tensors`, `parameters` and `flops_per_token`.
         device: Where it computes.
     """
 
     def __init__(self, step: Any, device: torch.device) -> None:
         self.step, self.device = step, device
-        self.described: dict[str, Any] = {
+        self.facts: dict[str, Any] = {
             "parameters": step.parameters(),
             "flops_per_token": step.flops_per_token(),
         }
@@ -148,13 +148,17 @@ class TimedStep:
         """Takes a step and tells its loss."""
         return float(self.step.train())
 
-    def seconds(self, kind: str, repeats: int = 1) -> float:
-        """Of a call of `kind`, the mean of `repeats`."""
-        return seconds_of(getattr(self.step, kind), self.device, repeats)
+    def seconds(self, repeats: int = 1) -> float:
+        """Of a step, the mean of `repeats`."""
+        return seconds_of(self.step.train, self.device, repeats)
 
     def peak(self) -> int | None:
         """Bytes that a training step holds at its peak, with what stays between steps."""
         return peak_bytes(self.step.train, self.step.tensors(), self.device)
+
+    def close(self) -> None:
+        """Free what it holds."""
+        del self.step
 
 
 class Peer:
@@ -164,16 +168,16 @@ class Peer:
         """Make the step; returns what it is, and the versions that it runs with."""
         torch.set_num_threads(threads)
         self.timed = TimedStep(PeerStep(peer, size, torch.device(device), compiled), torch.device(device))
-        return {**self.timed.described, "versions": {package: version(package) for package in (peer, "torch")}}
+        return {**self.timed.facts, "versions": {package: version(package) for package in (peer, "torch")}}
 
     def loss(self) -> float:
         return self.timed.loss()
 
-    def seconds(self, kind: str, repeats: int) -> float:
+    def seconds(self, repeats: int) -> float:
         if self.timed.device.type != "cuda":
-            return self.timed.seconds(kind, repeats)
-        getattr(self.timed.step, kind)()  # fills the allocator's cache, which the last turn has emptied
-        found = self.timed.seconds(kind, repeats)
+            return self.timed.seconds(repeats)
+        self.timed.step.train()  # fills the allocator's cache, which the last turn has emptied
+        found = self.timed.seconds(repeats)
         torch.cuda.empty_cache()
         return found
 

@@ -1,4 +1,4 @@
-"""Text for the benchmark: the Python sources of this machine, written out in SlimPajama's layout."""
+"""Much text: the Python sources of this machine, written out in SlimPajama's layout."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ from anlit.data.preparation.catalogue import python_files
 
 MB = 1_000_000
 SUBSETS = ("RedPajamaCommonCrawl", "RedPajamaC4", "RedPajamaBook", "RedPajamaArXiv")
-"""Of the corpus's seven; litgpt leaves out RedPajamaGithub, and all programs shall prepare the same text."""
+"""Of the corpus's seven."""
 HELD_OUT = 50
 """Every so manieth document is for validation."""
 
@@ -71,11 +71,3 @@ def _python_texts() -> Iterator[str]:
             if text and text not in seen:
                 seen.add(text)
                 yield text if repetition == 1 else f"# repetition {repetition}\n{text}"
-
-
-def read_slimpajama(folder: Path) -> Iterator[str]:
-    """All documents of a folder in SlimPajama's layout, file by file."""
-    for path in sorted(folder.rglob("*.jsonl.zst")):
-        with path.open("rb") as file:
-            lines = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read().split(b"\n")
-        yield from (json.loads(line)["text"] for line in lines if line)

@@ -9,7 +9,6 @@ import logging
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
-from functools import cached_property, partial
 from typing import Any
 
 import lightning as L
@@ -19,12 +18,10 @@ from torch import Tensor
 
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
-from anlit.benchmarks.step.plan import Size, blocks_of
+from anlit.benchmarks.size import Size, blocks_of
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.lightning_internals import configure_model
 from anlit.models import GPT, NGPT, AnGPT
-from anlit.models.decoder import Decoder
-from anlit.models.fold import fold
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
 
@@ -42,7 +39,6 @@ class OurStep:
         device: Where.
         runtime: Compiled or not, in float8 or not.
         mechanism: Attention's.
-        backend: Attention's kernel.
         documents: Let the batch hold packed documents, and mask them; else each row is one.
     """
 
@@ -53,52 +49,28 @@ class OurStep:
         device: torch.device,
         runtime: Runtime = Runtime(compile=False),
         mechanism: Mechanism | None = None,
-        backend: str = "auto",
         documents: bool = False,
     ) -> None:
-        self._runtime, self._dtype = runtime, size.dtype
-        build: Any = partial(
-            MODELS[architecture],
-            vocab_size=size.vocab_size,
-            context_length=size.length,
-            n_layers=size.n_layers,
-            n_heads=size.n_heads,
-            d_model=size.d_model,
-            attention=mechanism or Plain(),
-            backend=backend,
-            document_masking=documents,
-        )
-        self._build = build
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of modules among the hyperparameters
-            self.model: LanguageModel = build(runtime=self._runtime)
+            self.model: LanguageModel = MODELS[architecture](
+                vocab_size=size.vocab_size,
+                context_length=size.length,
+                n_layers=size.n_layers,
+                n_heads=size.n_heads,
+                d_model=size.d_model,
+                attention=mechanism or Plain(),
+                document_masking=documents,
+                runtime=runtime,
+            )
         self.trainer = trainer_of(self.model, device, size.dtype)
-        self.batch = _batch(size, documents, device)
+        batch = batch_from_blocks(*blocks_of(size, documents))
+        self.batch = Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))  # type: ignore[arg-type]
 
     def train(self) -> Tensor:
         """Forward, backward, clipping, optimizer, norms; returns the loss, which the device may still compute."""
         return take_step(self.trainer, self.batch)
-
-    @torch.inference_mode()
-    def infer(self) -> Tensor:
-        """Logits (B, T, V) of a model for inference: folded where it has factors, weights in the products' type.
-
-        Its weights are others than those that `train` changes.
-        """
-        batch = self.batch
-        return self._finished(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
-
-    @cached_property
-    def _finished(self) -> Decoder:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            decoder = self._build().model
-        if not isinstance(self.model, GPT):
-            decoder = fold(decoder)
-        decoder.to(self.batch.tokens.device, self._dtype).eval().requires_grad_(False)
-        self._runtime.apply(decoder, self.batch.tokens.device.type)
-        return decoder
 
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
@@ -163,9 +135,3 @@ def trainer_of(model: LanguageModel, device: torch.device, dtype: torch.dtype) -
 
 def _ignored(*arguments: Any, **more: Any) -> None:
     """Stands for `log`, which outside of a Trainer's loop has nowhere to write."""
-
-
-def _batch(size: Size, documents: bool, device: torch.device) -> Batch:
-    blocks, end = blocks_of(size, documents)
-    batch = batch_from_blocks(blocks, end)
-    return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))  # type: ignore[arg-type]

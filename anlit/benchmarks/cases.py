@@ -1,0 +1,217 @@
+"""The one loop of all benchmarks: groups of cases are built and checked, then timed in turns, and each becomes a row.
+
+A row has `label`, what is known of its case, `reason` where it is not timed, and otherwise `seconds` (by kind: median,
+quartiles, values of the rounds), `beside` (by kind: how many times the base's time it takes, paired by round) and
+`peak_bytes`. The record is written after every case and every round.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from anlit.benchmarks.options import say
+from anlit.benchmarks.record import Record, Table
+from anlit.benchmarks.turns import alternate, paired_ratio, quartiles
+from anlit.reporting.table import NONE
+
+Row = dict[str, Any]
+Column = Callable[[Row], str]
+
+BUILDING = 0.7
+"""Share of the time that is left to a group in which its cases are built and checked; the rest is for the rounds."""
+FAILURES = (RuntimeError, ImportError, AssertionError, ValueError, TypeError, AttributeError)
+"""What kernels, compilers, peers and their processes raise; a UserError is a ValueError."""
+
+
+class NotTimedError(Exception):
+    """Why a case takes no part, or computes something else."""
+
+
+@dataclass
+class Ready:
+    """A case that is built and found right.
+
+    Args:
+        turn: Takes its turn, and returns seconds by kind.
+        facts: What building it told.
+        peak: The bytes that it holds at its peak, where the system tells.
+        close: Frees what it holds.
+    """
+
+    turn: Callable[[], Mapping[str, float]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    peak: Callable[[], int | None] = lambda: None
+    close: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to be timed.
+
+    Args:
+        label: Its name in the tables.
+        build: Builds and checks it. It gets the rows of the group so far, of which its own is the last, and raises
+            NotTimedError, or one of FAILURES, where it cannot take part.
+        facts: What the row shall say of it.
+        base: The label of the case that its times are put beside (the first that was timed).
+    """
+
+    label: str
+    build: Callable[[list[Row]], Ready]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that take turns."""
+
+    title: str
+    cases: Sequence[Case]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def measure(groups: Iterable[Group], record: Record, rounds: int, minutes: float) -> None:
+    """Time every group; the record gets `groups`, each with `rows`, and `left_out`, titles for which no time was left.
+
+    Args:
+        groups: In the order of their worth.
+        record: Grows with every item.
+        rounds: How often the cases of a group take turns.
+        minutes: No group, and no round but a group's first, begins after so long.
+    """
+    deadline = time.monotonic() + 60 * minutes
+    record.keep(minutes=minutes, groups=[], left_out=[])
+    for group in groups:
+        if time.monotonic() >= deadline:
+            record.values["left_out"].append(group.title)
+            continue
+        say(group.title)
+        _measure_group(group, record, rounds, deadline)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    record.keep()
+
+
+def _measure_group(group: Group, record: Record, rounds: int, deadline: float) -> None:
+    rows: list[Row] = []
+    record.values["groups"].append({"title": group.title, **group.facts, "rows": rows})
+    began = time.monotonic()
+    running: dict[int, Ready] = {}
+    for number, case in enumerate(group.cases):
+        rows.append({"label": case.label, **case.facts, "reason": None})
+        if time.monotonic() - began > BUILDING * (deadline - began):
+            rows[-1]["reason"] = "no time was left to build it"
+        elif (ready := _built(case, rows)) is not None:
+            running[number] = ready
+        if rows[-1]["reason"] is not None:
+            say(f"{case.label} is left out: {rows[-1]['reason']}")
+        record.keep()
+
+    def after_round(turns: dict[int, list[Mapping[str, float]]]) -> None:
+        for number, values in turns.items():
+            rows[number]["seconds"] = {kind: quartiles([one[kind] for one in values]) for kind in values[0]}
+        record.keep()
+
+    alternate({number: ready.turn for number, ready in running.items()}, rounds, deadline=deadline,
+              after_round=after_round)  # fmt: skip
+    for number, ready in running.items():
+        rows[number]["peak_bytes"] = ready.peak()
+        ready.close()
+    put_beside(rows, [case.base for case in group.cases])
+    record.keep()
+
+
+def _built(case: Case, rows: list[Row]) -> Ready | None:
+    """The case, ready for its turns; None, and the reason in its row, if it cannot take part."""
+    row, began = rows[-1], time.monotonic()
+    say(f"building and checking {case.label}")
+    try:
+        ready = case.build(rows)
+    except NotTimedError as reason:
+        row["reason"] = str(reason)
+        return None
+    except FAILURES as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        row["reason"] = f"it fails: {lines[0][:200]}"
+        return None
+    row |= {**ready.facts, "building_seconds": time.monotonic() - began}
+    return ready
+
+
+def put_beside(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
+    """Give every row that was timed its times beside those of its base, by kind."""
+    timed = {row["label"]: row["seconds"] for row in rows if "seconds" in row}
+    for row, base in zip(rows, bases, strict=True):
+        others = timed.get(base or next(iter(timed), ""), {})
+        row["beside"] = {
+            kind: paired_ratio(mine["values"], others[kind]["values"])._asdict()
+            for kind, mine in row.get("seconds", {}).items()
+            if kind in others and min(others[kind]["values"]) > 0
+        }
+
+
+def tables(record: Record, columns: Mapping[str, Column]) -> list[Table]:
+    """A table for each group, a row for each case that was timed."""
+    head = ("", *columns)
+    return [
+        Table(group["title"], head, [[row["label"], *(cell(row) for cell in columns.values())] for row in timed(group)])
+        for group in record.values["groups"]
+    ]
+
+
+def timed(group: Mapping[str, Any]) -> list[Row]:
+    return [row for row in group["rows"] if "seconds" in row]
+
+
+def notes(record: Record) -> list[str]:
+    """What was not timed, and why."""
+    lines = [
+        f"Not timed: {group['title']}: {row['label']}: {row['reason']}."
+        for group in record.values["groups"]
+        for row in group["rows"]
+        if row["reason"] is not None
+    ]
+    left_out = record.values["left_out"]
+    return (
+        [*lines, f"Left out after {record.values['minutes']:g} minutes: {'; '.join(left_out)}."] if left_out else lines
+    )
+
+
+def milliseconds(kind: str) -> Column:
+    """The median time."""
+    return lambda row: _ms(row["seconds"][kind]["median"])
+
+
+def quartiles_of(kind: str) -> Column:
+    """The quartiles of the times, in ms."""
+    return lambda row: " – ".join(map(_ms, row["seconds"][kind]["quartiles"]))
+
+
+def beside(kind: str) -> Column:
+    """How many times the base's time, with its 95 % interval."""
+
+    def cell(row: Row) -> str:
+        found = row["beside"].get(kind)
+        return NONE if found is None else f"{found['median']:.3f} ({found['low']:.3f} – {found['high']:.3f})"
+
+    return cell
+
+
+def of_peak(kind: str, peak: float) -> Column:
+    """The rate of `row["flops"]` as a share of the peak."""
+    return lambda row: f"{row['flops'][kind] / row['seconds'][kind]['median'] / peak:.1%}"
+
+
+def megabytes(row: Row) -> str:
+    """At the peak."""
+    return NONE if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"

@@ -1,0 +1,73 @@
+"""The shape of a model and of its batch, the options that change it, and the tokens in it."""
+
+import argparse
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from anlit.benchmarks.options import DTYPES
+from anlit.benchmarks.peers.training_step import random_blocks
+
+MEAN_DOCUMENT = 1 / 4
+"""Mean length of a packed document, in T."""
+NUMBERS = ("d_model", "n_layers", "n_heads", "vocab_size", "length", "batch")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's shape and its batch's; the MLP is 4·d wide, embedding and head are apart.
+
+    Args:
+        d_model, n_layers, n_heads, vocab_size: The network.
+        length: T, tokens in a sequence.
+        batch: Sequences.
+        dtype: Of products: bfloat16 under autocast, where parameters stay float32; or float32.
+    """
+
+    d_model: int
+    n_layers: int
+    n_heads: int
+    vocab_size: int
+    length: int
+    batch: int
+    dtype: torch.dtype
+
+    @property
+    def tokens(self) -> int:
+        """In a batch."""
+        return self.batch * self.length
+
+    @property
+    def title(self) -> str:
+        """All of it, for a table."""
+        shape = f"d {self.d_model}, L {self.n_layers}, T {self.length}, B {self.batch}, V {self.vocab_size}"
+        return f"{shape}, {self.as_json()['dtype']}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "dtype": str(self.dtype).removeprefix("torch.")}
+
+
+def add_size_options(parser: argparse.ArgumentParser) -> None:
+    """--d_model and so on, --dtype."""
+    for field in NUMBERS:
+        parser.add_argument(f"--{field}", type=int, metavar="N", help="in place of the one that is built in")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="in place of the one that is built in")
+
+
+def changed_size(size: Size, given: argparse.Namespace) -> Size:
+    """With what was given in its place."""
+    changes: dict[str, Any] = {field: value for field in NUMBERS if (value := getattr(given, field))}
+    if given.dtype:
+        changes["dtype"] = DTYPES[given.dtype]
+    return replace(size, **changes)
+
+
+def blocks_of(size: Size, documents: bool) -> tuple[np.ndarray, int]:
+    """Random tokens (B, T + 1) and the id that ends a document, which occurs only with `documents`."""
+    end = size.vocab_size - 1
+    blocks = random_blocks(size.batch, size.length, size.vocab_size)
+    if documents:
+        blocks[np.random.default_rng(1).random(blocks.shape) < 1 / (MEAN_DOCUMENT * size.length)] = end
+    return blocks, end

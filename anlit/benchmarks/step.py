@@ -1,0 +1,265 @@
+"""`anlit benchmark step`: training steps of our models, and of what one would take instead, beside each other.
+
+Each variant is built, checked (finite losses, the same eager and compiled; a peer has as many parameters and FLOPs) and
+warmed up; then all take turns in this one run, and what is compared is paired inside a round. Our step is Lightning's,
+with optimizer, clipping and the norms' restoration; loader, callbacks and logging are left out. A peer's is the plain
+loop: autocast, cross-entropy, clipping to 1.0, fused AdamW. Each row is one document, as the peers have it, unless
+--documents is given.
+"""
+
+import argparse
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from anlit.benchmarks.attention.kernels import MECHANISMS
+from anlit.benchmarks.cases import (
+    Case,
+    Group,
+    NotTimedError,
+    Ready,
+    Row,
+    beside,
+    measure,
+    megabytes,
+    milliseconds,
+    notes,
+    of_peak,
+    quartiles_of,
+    tables,
+)
+from anlit.benchmarks.options import (
+    add_device_options,
+    add_loop_options,
+    check_names,
+    device_of,
+    names,
+    parser_of,
+    preset_of,
+    say,
+)
+from anlit.benchmarks.our_step import MODELS, OurStep
+from anlit.benchmarks.peers.training_step import COMPILED, PEERS, TimedStep
+from anlit.benchmarks.process import Process, is_installed, python_of_peer
+from anlit.benchmarks.rates import matrix_peak, prepare_compiler
+from anlit.benchmarks.record import Record
+from anlit.benchmarks.size import Size, add_size_options, changed_size
+from anlit.models.runtime import Runtime
+
+BASE = "GPT"
+"""What the others' times are put beside."""
+NAMES = {"GPT": "GPT+", "transformers": "Qwen3"}
+"""How tables call a model, where they call it otherwise."""
+HOW = {"no": "eager", "blocks": "compiled", "whole": "compiled whole", "float8": "compiled, float8"}
+OURS_COMPILED = ("no", "blocks", "float8")
+CHECKED_STEPS = 3
+TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 1e-2}
+"""Relative, between the losses of one architecture in its first steps, however it is run."""
+FLOAT8_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is timed.
+
+    Args:
+        size: The step.
+        models, peers: Ours and theirs.
+        compiled: How ours are run: no, blocks, float8 (compiled blocks with products in float8).
+        peers_compiled: How theirs are run: no, blocks, whole.
+        mechanisms: Attention's in ours.
+        rounds: How often the variants take turns.
+        repeats: Steps in a turn.
+    """
+
+    size: Size
+    models: tuple[str, ...] = tuple(MODELS)
+    peers: tuple[str, ...] = tuple(PEERS)
+    compiled: tuple[str, ...] = ("no", "blocks")
+    peers_compiled: tuple[str, ...] = COMPILED
+    mechanisms: tuple[str, ...] = ("plain",)
+    rounds: int = 15
+    repeats: int = 1
+
+
+def _on_gpu(d_model: int, n_layers: int, n_heads: int, peers: tuple[str, ...] = tuple(PEERS)) -> Plan:
+    size = Size(d_model, n_layers, n_heads, 50_304, 2048, 8, torch.bfloat16)
+    return Plan(size, peers=peers, compiled=("blocks",), peers_compiled=("whole",), repeats=5, rounds=10)
+
+
+PRESETS = {
+    "cpu": Plan(Size(256, 6, 4, 4096, 256, 8, torch.float32)),
+    "h200": _on_gpu(1024, 24, 16),
+    "h200-125m": _on_gpu(512, 18, 8),
+    # Weights and optimizer of each take 17 GB, and what a step keeps about 50 GB: there is no room for peers.
+    "h200-1b": _on_gpu(1280, 36, 20, peers=()),
+}
+
+
+class PeerProcess:
+    """A peer in a process of its own, as its user would run it: ours changes how this one allocates memory.
+
+    Raises:
+        ProcessError: It could not be built, or the process ended.
+    """
+
+    def __init__(self, python: str, peer: str, size: Size, device: torch.device, compiled: str) -> None:
+        self._process = Process("training_step", python)
+        threads = torch.get_num_threads()
+        self.facts: dict[str, Any] = self._process.ask(
+            "build", peer=peer, size=size.as_json(), device=str(device), compiled=compiled, threads=threads
+        )
+
+    def loss(self) -> float:
+        return float(self._process.ask("loss"))
+
+    def seconds(self, repeats: int = 1) -> float:
+        return float(self._process.ask("seconds", repeats=repeats))
+
+    def peak(self) -> int | None:
+        found: int | None = self._process.ask("peak")
+        return found
+
+    def close(self) -> None:
+        self._process.close()
+
+
+def cases(plan: Plan, device: torch.device, documents: bool, python: str | None) -> list[Case]:
+    """All of ours, the compiled after the others, then the peers'; each beside GPT+ in the same mode.
+
+    For float8 and for a peer that is compiled as a whole that is GPT+ with compiled blocks.
+    """
+
+    def case(model: str, compiled: str, mechanism: str = "plain") -> Case:
+        name = [NAMES.get(model, model), *([] if mechanism == "plain" else [mechanism])]
+        build = partial(_build, plan, device, documents, python)
+        facts = {"model": model, "mechanism": mechanism, "compiled": compiled}
+        base = f"{NAMES[BASE]} {HOW['no' if compiled == 'no' else 'blocks']}"
+        return Case(" ".join((*name, HOW[compiled])), build, facts, base)
+
+    ours = [case(model, how, mechanism) for how in plan.compiled for mechanism in plan.mechanisms
+            for model in plan.models]  # fmt: skip
+    return ours + [case(peer, how) for peer in plan.peers for how in plan.peers_compiled]
+
+
+def _build(plan: Plan, device: torch.device, documents: bool, python: str | None, rows: list[Row]) -> Ready:
+    """The variant of the last row after its first steps. A peer runs in this Python if that has it, else in the other.
+
+    Raises:
+        NotTimedError: It computes something else.
+    """
+    row, size = rows[-1], plan.size
+    model, compiled = row["model"], row["compiled"]
+    step: TimedStep | PeerProcess
+    if model in PEERS:
+        step = PeerProcess(python_of_peer(model, python), model, size, device, compiled)
+    else:
+        runtime = Runtime(compile=compiled != "no", float8="tensorwise" if compiled == "float8" else None)
+        step = TimedStep(OurStep(model, size, device, runtime, MECHANISMS[row["mechanism"]], documents), device)
+    try:
+        row |= {**step.facts, "losses": [step.loss() for _ in range(CHECKED_STEPS)]}
+        if reason := reason_against(row, rows, size):
+            raise NotTimedError(reason)
+        step.seconds(2)
+    except Exception:
+        step.close()
+        raise
+    facts = {"flops": {"train": step.facts["flops_per_token"] * size.tokens}}
+    return Ready(lambda: {"train": step.seconds(plan.repeats)}, facts, step.peak, step.close)
+
+
+def reason_against(row: Row, rows: list[Row], size: Size) -> str | None:
+    """Why a variant's numbers are wrong, if they are.
+
+    Its first losses have to be those of the same architecture as it ran before. A peer has to do the work of our GPT,
+    and to begin near log V as every network does that knows nothing.
+    """
+    losses = row["losses"]
+    if not all(math.isfinite(loss) for loss in losses):
+        return f"its losses are {losses}"
+    if row["model"] in PEERS:
+        start = math.log(size.vocab_size)
+        if abs(losses[0] / start - 1) > 0.1:
+            return f"it is wrong: its first loss is {losses[0]:.3f}, not about {start:.2f}"
+        ours = next((other for other in rows if other["model"] == BASE and other["reason"] is None), None)
+        if ours is not None and (reason := other_work(row, ours)):
+            return reason
+    same = ("model", "mechanism")
+    first = next(other for other in rows if all(other[key] == row[key] for key in same) and other.get("losses"))
+    allowed = FLOAT8_TOLERANCE if row["compiled"] == "float8" else TOLERANCE[size.dtype]
+    if any(abs(mine / its - 1) > allowed for mine, its in zip(losses, first["losses"], strict=True)):
+        return f"it is wrong: its first losses are {losses}, those of {first['label']} {first['losses']}"
+    return None
+
+
+def other_work(row: Row, ours: Row) -> str | None:
+    """Why a peer's step is not the work of ours; None if it is. Gains are counted as parameters by some."""
+    for what, allowed in (("flops_per_token", 1e-9), ("parameters", 0.002)):
+        if abs(row[what] / ours[what] - 1) > allowed:
+            return f"it does other work: {what} {row[what]:.6g}, ours {ours[what]:.6g}"
+    return None
+
+
+def main(argv: list[str]) -> int:
+    """`anlit benchmark step`; returns the exit status and raises UserError for the user's mistakes."""
+    given = _parser().parse_args(argv)
+    name = preset_of(given)
+    plan = changed_plan(PRESETS[name], given)
+    for peer in plan.peers:
+        python_of_peer(peer, given.peer_python)
+    device = device_of(given)
+    settings = {**vars(plan), "size": plan.size.as_json(), "documents": given.documents}
+    record = Record("step", argv, given.output, device, f"step-{name}", settings=settings)
+    prepare_compiler()
+    peak = matrix_peak(device, plan.size.dtype)
+    record.keep(peak_flops_per_second=peak)
+    title = f"{plan.size.title}; peak {peak / 1e12:.3g} TFLOP/s"
+    group = Group(title, cases(plan, device, given.documents, given.peer_python))
+    measure([group], record, plan.rounds, given.minutes)
+    columns = {"step, ms": milliseconds("train"), "quartiles": quartiles_of("train"), "MFU": of_peak("train", peak),
+               "÷ GPT+ (95 %)": beside("train"), "MB": megabytes}  # fmt: skip
+    record.finish(tables(record, columns), notes(record))
+    return 0
+
+
+def changed_plan(plan: Plan, given: argparse.Namespace) -> Plan:
+    """The preset with what was given in its place.
+
+    Raises:
+        UserError: A name is not known.
+    """
+    allowed: dict[str, Collection[str]] = {
+        "models": MODELS, "compiled": OURS_COMPILED, "mechanisms": MECHANISMS, "peers": ("none", *PEERS),
+    }  # fmt: skip
+    changes: dict[str, Any] = {"size": changed_size(plan.size, given), "rounds": given.rounds or plan.rounds}
+    for key, known in allowed.items():
+        values = getattr(given, key)
+        check_names(key, values, known)
+        if values:
+            changes[key] = values
+    if given.peers is None:
+        changes["peers"] = tuple(peer for peer in plan.peers if is_installed(peer) or given.peer_python)
+        for peer in set(plan.peers) - set(changes["peers"]):
+            say(f"{peer} is left out: install it, or give --peer_python, the Python of an environment that has it")
+    elif given.peers == ("none",):
+        changes["peers"] = ()
+    return replace(plan, **changes)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of("step", __doc__, "--preset cpu --peer_python ~/litgpt/bin/python")
+    add_device_options(parser, PRESETS)
+    add = parser.add_argument
+    add("--models", type=names, metavar="A,…", help=f"of {', '.join(MODELS)}")
+    add("--mechanisms", type=names, metavar="A,…", help=f"of {', '.join(MECHANISMS)}")
+    add("--compiled", type=names, metavar="A,…", help="of no, blocks, float8: how ours are run")
+    add("--peers", type=names, metavar="A,…", help=f"of {', '.join(PEERS)}, or none (all that are there)")
+    add("--peer_python", metavar="PATH", help="Python of an environment with the peers that this one lacks")
+    add("--documents", action="store_true", help="pack documents into ours and mask them")
+    add_size_options(parser)
+    add_loop_options(parser)
+    return parser
