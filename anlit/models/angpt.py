@@ -10,8 +10,8 @@ its mean; rows of the weights are bounded by 1. ν = 1/√E‖g(x)‖², see `an
     h_M = ν_d W_d (ν_acf · u ∘ SiLU(√d z))                               h ← ν(α_M) ∘ (h + α_M ∘ (h_M − h))
     logits = s_z ∘ (W_head h)
 
-The attention average has no factor (exact where attention is peaked). No norm layer but QK-norm, no weight decay,
-no warm-up. Shape letters as in `anlit.models.decoder`.
+The attention average has no factor, which is exact if attention is peaked. The only norm layer is QK-norm. No weight
+decay, no warm-up. Shape letters as in `anlit.models.decoder`.
 """
 
 import math
@@ -49,11 +49,11 @@ from anlit.optim.schedule import Schedule
 
 @dataclass(frozen=True)
 class Approximation:
-    """How anGPT's factors deviate from the paper's; for ablations.
+    """Deviations of anGPT's factors from the paper, for ablations.
 
     Args:
-        residual_factor: Multiply each update with ν(α); without it h grows or shrinks and training is less stable.
-        error: Every constant factor (ν_qkv, ν_p, ν_uz, ν_acf, ν_d) is taken 1 + error times.
+        residual_factor: Multiply each update by ν(α). Without it the norm of h changes and training is less stable.
+        error: Multiply every constant factor (ν_qkv, ν_p, ν_uz, ν_acf, ν_d) by 1 + error.
     """
 
     residual_factor: bool = True
@@ -82,18 +82,18 @@ class AnGPTConfig(NormalisedConfig):
 
 
 class AnGPTBlock(nn.Module):
-    """h (B, T, d) of norm about 1 → two interpolations, towards the attention's and the MLP's suggestion."""
+    """h (B, T, d) of norm about 1 → the same, after interpolations towards the attention's and the MLP's output."""
 
     def __init__(self, config: AnGPTConfig, layer: int) -> None:
         super().__init__()
         d, f, root_d = config.d_model, config.d_hidden, math.sqrt(config.d_model)
         self.n_heads, self.d_head = config.n_heads, config.d_head
-        off = 1 + config.approximation.error
-        nu_qkv, nu_p = off * nu_linear(d, self.d_head), off * nu_concatenated_heads(self.n_heads)
-        nu_uz, nu_d, nu_acf = off * nu_linear(d, f), off * nu_linear(f, d), off * nu_activation(d, f)
+        scale = 1 + config.approximation.error
+        nu_qkv, nu_p = scale * nu_linear(d, self.d_head), scale * nu_concatenated_heads(self.n_heads)
+        nu_uz, nu_d, nu_acf = scale * nu_linear(d, f), scale * nu_linear(f, d), scale * nu_activation(d, f)
         self.has_residual_factor = config.approximation.residual_factor
-        # Every constant stands with the map that it multiplies, or that multiplies it: scalars commute with W.
-        # Without QK-norm q and k have norm about 1, so √D of them has root mean square about 1 (our choice).
+        # Every constant is the factor of a map, also if it multiplies the map's input: scalars commute with W. Without
+        # QK-norm q and k have norm about 1, so the factor √D gives them a root mean square of about 1 (our choice).
         qk_factor = nu_qkv if config.qk_norm else math.sqrt(self.d_head) * nu_qkv
         self.W_q, self.W_k = (ScaledLinear(d, d, qk_factor) for _ in range(2))
         self.W_v, self.W_o = ScaledLinear(d, d, nu_qkv), ScaledLinear(d, d, nu_p)
@@ -101,7 +101,7 @@ class AnGPTBlock(nn.Module):
         self.W_d = ScaledLinear(f, d, nu_d * nu_acf)
         alpha_init = 1 / config.n_layers if config.alpha_init is None else config.alpha_init
         self.alpha_A, self.alpha_M = (config.scaling(d, alpha_init, config.alpha_scale) for _ in range(2))
-        # Rotations keep norms: normalised before RoPE is normalised after it, and a gain there is no gain by position.
+        # Rotations keep norms, so QK-norm may come before RoPE. A gain before RoPE does not depend on the position.
         qk_eps = config.norm_eps if config.qk_norm_eps is None else config.qk_norm_eps / self.d_head
         has_gain = config.qk_norm_gain is True
         self.norm_q, self.norm_k = (
@@ -129,7 +129,7 @@ class AnGPTBlock(nn.Module):
         return torch.addcmul(weight_of_h * h, weight_of_suggestion, self.dropout(suggestion))
 
     def residual_weights(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """ν(α)(1 − α) and ν(α)α, (d,) each, or without the factor."""
+        """ν(α)(1 − α) and ν(α)α, each (d,); without ν if `residual_factor` is off."""
         if not self.has_residual_factor:
             return 1 - alpha, alpha
         nu = nu_residual(alpha)
@@ -146,7 +146,7 @@ class AnGPTBlock(nn.Module):
         return self.W_d(swiglu(fused_linear(h, self.W_u, self.W_z)))
 
     def shrink_qk(self, factors: Tensor) -> None:
-        """Multiply each head's queries and keys with its entry of factors (H,)."""
+        """Multiply each head's queries and keys by its entry of factors (H,)."""
         shrink([(self.W_q, self.norm_q), (self.W_k, self.norm_k)], factors)
 
 
@@ -163,7 +163,7 @@ class AnGPTDecoder(Decoder):
         return h, self.s_z()
 
     def constrained(self) -> Iterator[nn.Parameter]:
-        """Every matrix, embedding and head included; the bound holds for its rows, along the input axis."""
+        """Every matrix, embedding and head included; its rows, along the input axis, are bounded."""
         return (weight for _, weight in self.matrices())
 
     def draw(self, name: str, weight: Tensor) -> None:
@@ -171,7 +171,7 @@ class AnGPTDecoder(Decoder):
 
     def restore_norms(self) -> None:
         for name, weight in self.matrices():
-            # The gates W_g start at 0 and so cannot have norm 1.
+            # The gates W_g start at 0, so they cannot have norm 1.
             restore = set_unit_norm if self.norms == "strict" and name != "W_g" else bound_norm
             restore(weight, dim=1)
 
@@ -185,7 +185,7 @@ class AnGPT(LanguageModel):
     Args:
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
-        settings: Those of `AnGPTConfig`.
+        settings: The fields of `AnGPTConfig`.
     """
 
     def __init__(

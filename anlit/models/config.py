@@ -1,7 +1,7 @@
 """The settings that architectures share, each written once.
 
-A field here is a key of `model.init_args` in YAML and an argument of `GPT`, `NGPT` and `AnGPT`. Each architecture's own
-settings, and its optimizer and schedule, stand in its file.
+A field here is a key of `model.init_args` in YAML and an argument of `GPT`, `NGPT` and `AnGPT`. The settings of
+one architecture, its optimizer and its schedule are in its file.
 """
 
 import copy
@@ -25,32 +25,33 @@ from anlit.models.runtime import Runtime
 class DecoderConfig:
     """Settings of a decoder.
 
-    Norms that are switched on here are the architecture's own kind: RMS with a learned gain in GPT+, the unit norm in
-    nGPT and anGPT, whose heads have vectors of norm 1.
+    Norms that are switched on here are of the architecture's kind: RMS with a learned gain in GPT+, the unit norm in
+    nGPT and anGPT.
 
     Args:
-        vocab_size: V, the number of tokens; `anlit fit` takes that of its data if not given, as a multiple of 128.
+        vocab_size: V, the number of tokens. By default `anlit fit` takes that of the data, rounded up to a multiple of
+            128.
         context_length: T, tokens in a training sequence.
         n_layers: L, the number of blocks.
         n_heads: H, attention heads; must divide d_model.
         d_model: d, the width of the hidden state.
-        d_ff: f, the width of the MLP; 4·d_model if not given.
-        attention: What happens between q·k and the weights.
+        d_ff: f, the width of the MLP; by default 4·d_model.
+        attention: The attention mechanism.
         positions: RoPE, PRoPE, DynamicNTK, NoPE, or a PositionsPattern.
         document_masking: Let a token attend only within its own document.
-        backend: The attention kernel; auto takes the fastest that can do the mechanism.
+        backend: The attention kernel; auto takes the fastest that can compute the mechanism.
         qk_norm: Normalise queries and keys per head.
-        qk_norm_gain: Whether QK-norm has a learned gain; by default GPT+'s and nGPT's (s_qk) has, anGPT's has none.
-        qk_norm_eps: ε of the QK-norm. A large one lets q and k keep some of their norm. In nGPT and anGPT it is added
-            to a mean square of about 1. By default norm_eps, in nGPT 0.
-        qk_clip: After each optimizer step, shrink queries and keys where a head's largest score q·k/√D since the last
-            step was over this (arXiv 2507.20534); null for never. It costs a second product q·kᵀ.
+        qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one, anGPT has none.
+        qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is added to
+            a mean square of about 1. By default norm_eps, in nGPT 0.
+        qk_clip: After each optimizer step, shrink queries and keys of heads whose largest score q·k/√D since the last
+            step was above this (arXiv 2507.20534); null for never. It costs a second product q·kᵀ.
         v_norm: Normalise values per head too (QKV-norm, arXiv 2410.16682).
         attention_norm: Normalise each head's weighted average of the values.
-        attention_gate: Multiply the averages by 2σ(W_g x), W_g starting at 0: one factor per head, or one per element
-            (arXiv 2505.06708).
-        post_norm: Normalise what W_o and W_d put out (peri-LN, arXiv 2502.02732); nGPT always does.
-        dropout: Share dropped of the attention weights and of each block's two updates.
+        attention_gate: Multiply the averages by 2σ(W_g x), with W_g initially 0: one factor per head, or one per
+            element (arXiv 2505.06708).
+        post_norm: Normalise the outputs of W_o and W_d (peri-LN, arXiv 2502.02732); nGPT always does.
+        dropout: Dropout probability of the attention weights and of each block's two updates.
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         runtime: Compiled blocks, activation checkpointing, late initial values, float8.
 
@@ -83,9 +84,9 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         for name in ("attention", "positions"):
-            if hasattr(type(given := getattr(self, name)), "lazy_get_init_args"):
-                _, _, real, *_ = type(given).__mro__  # after the lazy class and the mixin that makes it so
-                object.__setattr__(self, name, real(**given.lazy_get_init_args().as_dict()))
+            if hasattr(type(value := getattr(self, name)), "lazy_get_init_args"):
+                _, _, real, *_ = type(value).__mro__  # after jsonargparse's lazy class and mixin
+                object.__setattr__(self, name, real(**value.lazy_get_init_args().as_dict()))
         if self.vocab_size is None:
             raise UserError("vocab_size is not given: set it to the number of tokens of the data's vocabulary")
         if self.d_model % self.n_heads:
@@ -107,7 +108,7 @@ class DecoderConfig:
 
     @property
     def d_hidden(self) -> int:
-        """f, the width of the MLP: `d_ff`, or its default."""
+        """f, the width of the MLP: `d_ff` or its default."""
         return self.d_ff or 4 * self.d_model
 
     def for_one_model(self) -> Self:
@@ -119,7 +120,7 @@ class DecoderConfig:
         """The attention of layer number `layer`, from 0.
 
         Raises:
-            UserError: The positions do not fit the head width, or the back end cannot do the mechanism.
+            UserError: The positions do not fit the head width, or the back end cannot compute the mechanism.
         """
         try:
             self.positions.check(self.d_head)
@@ -136,8 +137,10 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class NormalisedConfig(DecoderConfig):
-    """Settings that nGPT and anGPT share. Each scaling vector has an initial value and a scale: how fast it learns
-    relative to the matrices; 1/√d_model if not given.
+    """Settings that nGPT and anGPT share.
+
+    Each scaling vector has an initial value and a scale. The scale sets how fast it learns relative to the matrices; by
+    default it is 1/√d_model.
 
     Args:
         alpha_scale: The scale of α.

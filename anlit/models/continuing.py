@@ -1,14 +1,14 @@
-"""A run that is continued with other settings than its checkpoint's: what is refused, what is taken, and its taking.
+"""Continuing a run with settings that differ from those of its checkpoint.
 
 Settings                                        On a change
-model: its shape, heads, attention, positions …  refused, unless `accept_changes`: then the new ones are taken
-optimizer's class                               refused, unless `accept_changes`: then it begins without a state
-seed_everything                                 refused, unless `accept_changes`: the random states stay
-learning rates, betas, weight decay, schedule,  the new ones are taken, from the next step on, and one line says so
+model: its shape, heads, attention, positions … refused; with `accept_changes` the new ones are used
+optimizer's class                               refused; with `accept_changes` it starts without state
+seed_everything                                 refused; with `accept_changes` the random states are kept
+learning rates, betas, weight decay, schedule,  the new ones are used from the next step on, and one line is logged
 dropout, z_loss, runtime, backend, Trainer's
 
-So config.yaml, which is written when training begins, is what the run goes on with. The data module refuses other texts
-or another order of them itself.
+So config.yaml, which is written when training starts, has the settings that the run continues with. The data module
+itself refuses other texts or another order.
 """
 
 import os
@@ -25,12 +25,12 @@ from anlit.errors import UserError
 
 TAKEN = ("model.optimizer.", "model.schedule", "model.dropout", "model.z_loss", "model.runtime", "model.backend",
          "trainer.")  # fmt: skip
-"""What the names of settings begin with that a run may change on its way; `model.optimizer` itself is its class."""
+"""Prefixes of the settings that a continued run may change. `model.optimizer` without a dot is the class."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that differs: its dotted name, its value in the checkpoint and now."""
+    """A setting that differs: its dotted name, its value in the checkpoint, and its value now."""
 
     name: str
     then: Any
@@ -41,15 +41,15 @@ class Change:
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
-    """What a checkpoint records of a run beside the model's own settings."""
-    seed = os.environ.get("PL_GLOBAL_SEED")  # where seed_everything leaves it
+    """The settings of a run that a checkpoint records in addition to the model's."""
+    seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
     names = ("max_steps", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
     values = {name: getattr(trainer, name) for name in names} | {"precision": str(trainer.precision)}
     return {"trainer": values, "seed_everything": int(seed) if seed is not None else None}
 
 
 def changes(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[Change]:
-    """The settings that differ; of a class that was replaced the class alone."""
+    """The settings that differ. If a class was replaced, only the class is listed, not its arguments."""
     for key in [*then, *(key for key in now if key not in then)]:
         if key.startswith("_"):
             continue
@@ -63,10 +63,10 @@ def changes(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iter
 
 
 def check_changes(found: list[Change], ckpt_path: Any, accept: bool) -> str | None:
-    """The line that tells what is taken, None if nothing has changed.
+    """The line to log about changed settings, None if nothing has changed.
 
     Raises:
-        UserError: What has changed would make another model or begin another run.
+        UserError: A setting has changed that a continued run may not change, and `accept` is False.
     """
     refused = [change for change in found if not change.name.startswith(TAKEN)]
     if refused and not accept:
@@ -74,32 +74,34 @@ def check_changes(found: list[Change], ckpt_path: Any, accept: bool) -> str | No
             f"ckpt_path={ckpt_path} was trained with other settings ({_listed(refused)}): set them back as "
             "in the run's config.yaml, or give --accept_changes true to go on with the new ones"
         )
-    return f"Continued with changed settings, the new ones are taken: {_listed(found)}" if found else None
+    return f"Continued with changed settings, the new ones are used: {_listed(found)}" if found else None
 
 
-def refuse_other_shapes(given: dict[str, torch.Tensor], own: dict[str, torch.Tensor], ckpt_path: Any) -> None:
-    """Raises:
-    UserError: The weights of a checkpoint are not those of the model, which no setting can mend.
+def refuse_other_shapes(saved: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], ckpt_path: Any) -> None:
+    """Refuse a checkpoint whose weights do not have the names and shapes of the model's.
+
+    Raises:
+        UserError: A weight is missing, unknown or of another shape.
     """
-    for name in [*own, *(name for name in given if name not in own)]:
-        there, here = (tuple(tensor.shape) if tensor is not None else "missing"
-                       for tensor in (given.get(name), own.get(name)))  # fmt: skip
-        if there != here:
+    for name in [*expected, *(name for name in saved if name not in expected)]:
+        saved_shape, shape = (tuple(tensor.shape) if tensor is not None else "missing"
+                       for tensor in (saved.get(name), expected.get(name)))  # fmt: skip
+        if saved_shape != shape:
             raise UserError(
-                f"ckpt_path={ckpt_path} does not fit the model ({name} is {there} there and {here} here): give the "
-                "settings of the run that it comes from, with --config RUN/config.yaml"
+                f"ckpt_path={ckpt_path} does not fit the model ({name} is {saved_shape} in it and {shape} in the "
+                "model): give the settings of the run that it comes from, with --config RUN/config.yaml"
             )
 
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The settings of each parameter group, as the configuration gave them if no schedule has changed them yet."""
+    """A copy of the settings of each parameter group, without the parameters."""
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
 def take_group_settings(
     optimizer: torch.optim.Optimizer, scheduler: LambdaLR, configured: list[dict[str, Any]]
 ) -> None:
-    """Replace the checkpoint's settings by the configuration's; where they agree nothing changes to the bit."""
+    """Replace the checkpoint's settings by the configured ones. Equal settings change nothing, to the last bit."""
     for number, (group, settings) in enumerate(zip(optimizer.param_groups, configured, strict=True)):
         for key, value in settings.items():
             if key != "lr" and _plain(group.get(key)) != _plain(value):
@@ -118,7 +120,7 @@ def _plain(value: Any) -> Any:
 
 
 def _short(value: Any) -> str:
-    """A class by its name, another setting as it is."""
+    """A class as its name, other settings as they are."""
     if isinstance(value, dict) and "class_path" in value:
         return str(value["class_path"]).rsplit(".", 1)[-1]
     return str(value)

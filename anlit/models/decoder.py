@@ -1,7 +1,7 @@
 """The skeleton that the three architectures share: embed → blocks → head, and the hook that restores norms.
 
 Shape letters, used across `anlit.models`: B batch, T context length, d = d_model, H heads, D = d_head = d/H,
-f = d_ff, V vocabulary. A linear map is W of shape (out, in); "row" is one output's weights.
+f = d_ff, V vocabulary. A linear map is W of shape (out, in); a "row" is the weights of one output.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,11 +27,11 @@ from anlit.models.flops import flops_per_token
 
 
 class Decoder(nn.Module):
-    """tokens (B, T) → logits (B, T, V). Subclasses add `output` and, if they have one, the constraint.
+    """tokens (B, T) → logits (B, T, V). Subclasses add `output`, the initial values and, if any, the constraint.
 
     Args:
         config: The settings.
-        block: Makes the block of a layer from the settings and the layer's number, from 0.
+        block: Called with the settings and a layer's number, from 0; returns the block of this layer.
     """
 
     def __init__(self, config: DecoderConfig, block: Callable[[Any, int], nn.Module]) -> None:
@@ -60,13 +60,13 @@ class Decoder(nn.Module):
 
         Args:
             tokens: Token ids.
-            document_ids: (B, T), which tokens belong to one document.
-            cu_seqlens: Where the documents begin, as in a `Batch`; with it no kernel has to wait for the device.
+            document_ids: (B, T), equal for tokens of one document.
+            cu_seqlens: Where the documents begin, as in a `Batch`; without it some kernels wait for the device.
             longest: Tokens of the longest document, as in a `Batch`.
-            targets: (B, T), −100 where a token does not count; see `linear_cross_entropy` for what is returned then.
+            targets: (B, T), −100 where a token does not count. The result is then that of `linear_cross_entropy`.
             z_loss: Weight of the squared log-partition in the objective.
-            cache: What was read before these tokens, and where they are kept for those that follow.
-            n_logits: Give the logits of so many last tokens only, (B, n_logits, V).
+            cache: The keys and values of earlier tokens; those of these tokens are added to it.
+            n_logits: Compute the logits of only this many last tokens, (B, n_logits, V).
         """
         ids = document_ids if self.document_masking else None
         if cache is None:
@@ -74,7 +74,7 @@ class Decoder(nn.Module):
         else:
             documents = cache.read(tokens.shape[1], ids, tokens.device)
         h = self.embedding(tokens)
-        for module in self.blocks:  # before the first block, so that all of them, if compiled, find the same
+        for module in self.blocks:  # before the first block, so that compiled blocks all see the same state
             block: Any = module
             block.attention.prepare(documents, h)
         rotations = self.rotations(documents, h)
@@ -86,7 +86,7 @@ class Decoder(nn.Module):
         return linear_cross_entropy(x, self.head.scaled(scale), targets, z_loss, self.compiles_loss)
 
     def rotations(self, documents: Documents, h: Tensor) -> dict[Positions, Rotation | None]:
-        """How each kind of the blocks' positions turns the queries and keys of this batch, made once for all layers."""
+        """The rotation of this batch for each kind of positions in the blocks, computed once for all layers."""
         blocks: Iterable[Any] = self.blocks
         kinds = {block.positions: block.d_head for block in blocks}
         return {
@@ -107,13 +107,13 @@ class Decoder(nn.Module):
         return self.head(x, scale)
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The last hidden state (B, T, d) → what the head reads, and the factors of its rows (V,), None for 1."""
+        """The last hidden state (B, T, d) → the head's input (B, T, d), and factors of its rows (V,), None for 1."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draw every initial value; the subclass's docstring tabulates them. Gates W_g start at 0.
+        """Draw all initial values, which the subclass's docstring lists. Gates W_g start at 0.
 
-        On the meta device, which holds none, `draw_missing` draws them later, as they would have been drawn now.
+        On the meta device nothing is drawn; `draw_missing` draws the same values later.
         """
         if self.embedding.weight.is_meta:
             self._random_state = torch.get_rng_state()
@@ -126,7 +126,7 @@ class Decoder(nn.Module):
                 module.reset_parameters()
 
     def draw_missing(self, device: torch.device) -> None:
-        """Give a decoder that was built on the meta device its initial values, on `device`; others stay as they are."""
+        """Give a decoder that was built on the meta device its initial values, on `device`. Others do not change."""
         if self.embedding.weight.is_meta:
             self.to_empty(device=device)
             with torch.random.fork_rng(devices=[]):
@@ -142,14 +142,14 @@ class Decoder(nn.Module):
         blocks: list[Any] = [block for block in self.blocks if block.attention.clip is not None]
         if blocks:
             factors = QKClip.factors([block.attention.clip for block in blocks])
-            for block, mine in zip(blocks, factors, strict=True):
-                block.shrink_qk(mine)
+            for block, factors_of_heads in zip(blocks, factors, strict=True):
+                block.shrink_qk(factors_of_heads)
 
     def restore_norms(self) -> None:
         """Bring the weights back to the architecture's constraint; called once after each optimizer step."""
 
     def row_norms(self) -> Iterable[Tensor]:
-        """The norm of every vector that the constraint speaks of, one 1-d tensor per matrix; none for GPT+."""
+        """The norms of all constrained vectors, one 1-d tensor per matrix; none for GPT+."""
         return ()
 
     def n_parameters(self) -> int:
@@ -166,7 +166,7 @@ def split_heads(x: Tensor, n_heads: int) -> Tensor:
 
 
 def draw_unit_vectors(weight: Tensor, dim: int) -> None:
-    """Fill with Gaussian noise, every vector along `dim` scaled to norm 1: uniform on the sphere."""
+    """Fill with Gaussian noise and scale every vector along `dim` to norm 1, so that it is uniform on the sphere."""
     with torch.no_grad():
         weight.normal_()
         weight.div_(torch.linalg.vector_norm(weight, dim=dim, keepdim=True))

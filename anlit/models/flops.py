@@ -1,10 +1,10 @@
-"""How many floating-point operations a token costs in training: what MFU and the days of a run are counted with.
+"""Floating-point operations of training per token, for MFU and for estimates of a run's time.
 
-Counted are the matrix products that the formulas ask for, a multiplication and an addition as two: forward once and
-backward twice. Not counted are elementwise work (norms, rotations, softmax, scaling vectors, the products of scales
-with weights; together about one percent, and it runs at memory speed), what a kernel or activation checkpointing
-computes again in the backward pass, and masked logits that a kernel computes all the same. So MFU is the share of the
-peak that did what the model needs, whatever the back end and the memory settings.
+This counts the matrix products in the formulas, once for the forward and twice for the backward pass; a multiplication
+and an addition are two operations. It does not count elementwise work (norms, rotations, softmax, scaling vectors,
+products of scales and weights; together about one percent, at memory speed), recomputation in the backward pass, or
+masked logits that a kernel computes anyway. So MFU is the share of the peak spent on what the model needs, whatever the
+back end and the memory settings.
 """
 
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ def mean_visible_keys(length: int, window: int | None = None) -> float:
 def flops_per_token(model: nn.Module, length: int, mean_keys: float | None = None) -> float:
     """FLOPs of one training step per token, for a decoder of any architecture and mechanism.
 
-    6 for every weight of a linear map (the embedding is a look-up), gates included; and 12·d a layer for every key
-    that a query sees on average: 2·d for q·k, 2·d for weights·v, three times.
+    6 for every weight of a linear map, gates included (the embedding is a look-up), and 12·d per layer for every key
+    that a query sees on average: 2·d for q·k and 2·d for weights·v, times 3.
 
     Args:
         model: A decoder; its blocks hold an `Attention` each.
         length: T, tokens in a sequence.
-        mean_keys: Keys that a query sees on average. If not given, each layer's for sequences that are one document:
-            (T + 1)/2, less with a window. Packed documents need less, so for them this is an upper bound.
+        mean_keys: Keys that a query sees on average. By default that of sequences of one document: (T + 1)/2, or less
+            in layers with a window. For packed documents this is an upper bound.
     """
     linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     pairs = 0.0

@@ -1,14 +1,14 @@
-"""Folding: the factors of nGPT and anGPT stored in the matrices that they multiply, for inference.
+"""Folding: for inference, the factors of nGPT and anGPT are stored in the matrices that they multiply.
 
-Training keeps every factor apart from its matrix, because the bound on the matrix's rows and the step size of a scaling
-vector are about the parts. Afterwards the product is enough:
+Training keeps factors and matrices apart, because the bound on the matrix's rows and the step size of a scaling vector
+apply to each of them. After training the product is enough:
 
     anGPT   W ← c·W for ν_qkv, ν_p, ν_uz, √d, ν_d ν_acf;  W_head ← s_z ∘ W_head
             h ← w_h ∘ h + W_o(…),  w_h = ν(α)(1−α),  W_o ← ν(α)α ∘ W_o, and W_d alike
     nGPT    W_u ← s_u ∘ W_u,  W_z ← √d s_v ∘ W_z,  W_head ← s_z ∘ W_head,  |α| and s_qk as they multiply
 
-where s ∘ W multiplies row i of W by s_i. What cannot be folded stays: nGPT's norms, s_qk behind the norm of q and k,
-and ν(α)α where a post-norm stands behind W_o and W_d.
+where s ∘ W multiplies row i of W by s_i. Some factors cannot be folded: nGPT's norms, s_qk after the norm of q and k,
+and ν(α)α if a post-norm follows W_o and W_d.
 """
 
 import copy
@@ -27,7 +27,7 @@ from anlit.models.ngpt import NGPT, NGPTBlock
 
 
 class Stored(nn.Module):
-    """In the place of a scaling vector: gives it as it multiplies, (width,)."""
+    """Replaces a scaling vector: returns its value, (width,)."""
 
     def __init__(self, vector: Tensor) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class Stored(nn.Module):
 
 
 class Absorbed(nn.Module):
-    """In the place of a scaling vector whose matrix holds it already: gives None."""
+    """Replaces a scaling vector that its matrix has absorbed: returns None."""
 
     def forward(self) -> None:
         return None
 
 
 class ResidualWeights(nn.Module):
-    """In the place of anGPT's α: the weights of h and of the suggestion, each (d,); the latter None where folded."""
+    """Replaces anGPT's α: the weights of h and of the suggestion, each (d,); the latter is None if it is folded."""
 
     def __init__(self, h: Tensor, suggestion: Tensor | None) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class FoldedAnGPTBlock(AnGPTBlock):
     """A block of anGPT with one elementwise multiplication for each update: h ← w_h ∘ h + suggestion.
 
     Args:
-        block: Its parts are taken over and changed.
+        block: The block to fold. Its submodules are reused and changed.
     """
 
     def __init__(self, block: AnGPTBlock) -> None:
@@ -70,7 +70,7 @@ class FoldedAnGPTBlock(AnGPTBlock):
         self.alpha_M: Any = _residual_weights(block, block.alpha_M(), block.W_d)
 
     def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Any) -> Tensor:
-        """w_h ∘ h + w_s ∘ suggestion; `alpha` holds both weights, and w_s is None where W_o or W_d carries it."""
+        """w_h ∘ h + w_s ∘ suggestion; `alpha` holds both weights; w_s is None if W_o or W_d has absorbed it."""
         weight_of_h, weight_of_suggestion = alpha
         if weight_of_suggestion is not None:
             suggestion = weight_of_suggestion * suggestion
@@ -78,7 +78,7 @@ class FoldedAnGPTBlock(AnGPTBlock):
 
 
 def _residual_weights(block: AnGPTBlock, alpha: Tensor, linear: ScaledLinear) -> ResidualWeights:
-    """ν(α)(1−α) and ν(α)α; the latter goes into the rows of W_o or W_d unless a norm follows."""
+    """ν(α)(1−α) and ν(α)α; the latter multiplies the rows of W_o or W_d unless a norm follows."""
     weight_of_h, weight_of_suggestion = block.residual_weights(alpha)
     if isinstance(block.post_norm, nn.Identity):
         linear.scale_rows(weight_of_suggestion)
@@ -88,10 +88,10 @@ def _residual_weights(block: AnGPTBlock, alpha: Tensor, linear: ScaledLinear) ->
 
 @torch.no_grad()
 def fold(decoder: Decoder) -> Decoder:
-    """A decoder with the same logits in which every factor that can be is in a matrix; `decoder` stays as it is.
+    """A copy of `decoder` with the same logits, whose factors are in its matrices as far as possible.
 
     Raises:
-        UserError: It has no factors (GPT+), or is folded already.
+        UserError: The decoder has no factors (GPT+), or is folded already.
     """
     kinds = {type(block) for block in decoder.blocks}
     if FoldedAnGPTBlock in kinds or isinstance(getattr(decoder, "s_z", None), Absorbed):
@@ -127,18 +127,18 @@ def _fold_ngpt_block(block: Any) -> None:
 
 
 class _Folded(LanguageModel):
-    """What a folded model refuses."""
+    """A folded model, which refuses to train."""
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
             raise UserError(
-                "a folded model cannot be trained, because its factors are in its matrices: train from the run's own "
+                "a folded model cannot be trained, because its factors are in its matrices: train from the run's "
                 "checkpoint, or export it without --fold"
             )
 
 
 class FoldedAnGPT(_Folded, AnGPT):
-    """anGPT folded for inference; made by `anlit export --fold`. Arguments as in AnGPT."""
+    """anGPT, folded for inference, as `anlit export --fold` writes it. Arguments as in AnGPT."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -146,7 +146,7 @@ class FoldedAnGPT(_Folded, AnGPT):
 
 
 class FoldedNGPT(_Folded, NGPT):
-    """nGPT folded for inference; made by `anlit export --fold`. Arguments as in NGPT."""
+    """nGPT, folded for inference, as `anlit export --fold` writes it. Arguments as in NGPT."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -154,4 +154,4 @@ class FoldedNGPT(_Folded, NGPT):
 
 
 FOLDED: dict[str, type[LanguageModel]] = {"AnGPT": FoldedAnGPT, "NGPT": FoldedNGPT}
-"""The class of a model's folded form, by the name of its own."""
+"""The folded class of each architecture, by class name."""

@@ -84,7 +84,7 @@ class GPTBlock(nn.Module):
         return self.W_d(swiglu(fused_linear(x, self.W_u, self.W_z)))
 
     def shrink_qk(self, factors: Tensor) -> None:
-        """Multiply each head's queries and keys with its entry of factors (H,)."""
+        """Multiply each head's queries and keys by its entry of factors (H,)."""
         shrink([(self.W_q, self.norm_q), (self.W_k, self.norm_k)], factors)
 
 
@@ -111,7 +111,7 @@ class GPT(LanguageModel):
     Args:
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
-        settings: Those of `GPTConfig`.
+        settings: The fields of `GPTConfig`.
     """
 
     def __init__(

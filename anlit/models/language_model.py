@@ -47,29 +47,29 @@ class LanguageModel(L.LightningModule):
 
     model: Any  # a Decoder; built by the subclass
     on_gradient_norm: Callable[[Tensor], None] | None = None
-    """Told the global gradient norm of each step before the optimizer takes it; a callback sets it."""
+    """Called with the global gradient norm of each step, before the optimizer's step; a callback sets it."""
     accept_changes = False
-    """Whether a run may go on from a checkpoint with a changed model, optimizer or seed."""
+    """Whether a run may continue from a checkpoint with a changed model, optimizer or seed."""
     is_continued = begins_new_optimizer = False
-    """Whether it goes on from a checkpoint, and whether without the optimizer's state in it."""
+    """Whether the run continues from a checkpoint, and whether it does so without the optimizer's state."""
 
     def __init__(self, config: DecoderConfig, optimizer: OptimizerFactory, schedule: Schedule) -> None:
         super().__init__()
         self.save_hyperparameters(ignore="config", logger=False)
-        if not is_made_by_cli(self):  # built in Python: those that were not given are saved too
+        if not is_made_by_cli(self):  # built in Python: save default settings too
             self.hparams.update(vars(config))
         assert config.vocab_size is not None  # the configuration refuses it
         self.vocab_size, self.context_length = config.vocab_size, config.context_length
         self.z_loss, self.make_optimizer, self.schedule = config.z_loss, optimizer, schedule
-        # NaN stays NaN. By default it is left out of the mean; with "disable" torchmetrics 1.9 forgets the weights.
+        # NaN stays NaN. By default torchmetrics leaves it out of the mean; with "disable", 1.9 ignores the weights.
         self.mean_loss = MeanMetric(nan_strategy=math.nan)
         self.runtime, self._is_configured = config.runtime, False
         self.step_loss = StepLoss()
 
     def configure_model(self) -> None:
-        """Prepare the decoder to run; a strategy shards it afterwards.
+        """Prepare the decoder to run. A strategy shards it afterwards.
 
-        Loading a checkpoint without a Trainer calls this too, and then only draws missing weights.
+        Without a Trainer, when a checkpoint is loaded, this only draws missing weights.
         """
         if trainer_of(self) is None:
             self.model.draw_missing(torch.device("cpu"))
@@ -89,7 +89,7 @@ class LanguageModel(L.LightningModule):
         cu_seqlens: Tensor | None = None,
         longest: int | None = None,
     ) -> Tensor:
-        """tokens (B, T) → logits (B, T, V); the rest is about packed documents, see `Decoder.forward`."""
+        """tokens (B, T) → logits (B, T, V); for the arguments on packed documents see `Decoder.forward`."""
         return self.model(tokens, document_ids, cu_seqlens, longest)
 
     def logits_of(self, batch: Any) -> Tensor:
@@ -97,7 +97,7 @@ class LanguageModel(L.LightningModule):
         return self(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
 
     def loss_of(self, batch: Any, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Mean loss of a `Batch` in nats per counted token, and the objective to differentiate, which has the z-loss.
+        """Mean loss of a `Batch` in nats per counted token, and the objective to differentiate, with the z-loss.
 
         The logits of all tokens are never held together; see `anlit.layers.cross_entropy`.
         """
@@ -113,7 +113,7 @@ class LanguageModel(L.LightningModule):
             )
 
     def on_train_start(self) -> None:
-        """Batches of a loader that nobody knows may count different numbers of tokens."""
+        """Assume that batches of an unknown data module may count different numbers of tokens."""
         counts_vary = not getattr(self._data(), "counts_every_target", False)
         self.step_loss = StepLoss(counts_vary, self.context_length)
         if self.is_continued:
@@ -121,7 +121,7 @@ class LanguageModel(L.LightningModule):
             take_group_settings(self.trainer.optimizers[0], scheduler, self._configured_groups)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Logs the loss of the whole step with its last micro-batch; before, that of the micro-batch alone."""
+        """Logs the loss of the whole step at its last micro-batch, and before that the loss of the micro-batch."""
         loss, objective = self.loss_of(batch, self.z_loss)
         loss = loss.detach()
         objective = self.step_loss.add(loss, objective, batch.targets)
@@ -182,7 +182,7 @@ class LanguageModel(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip as the Trainer was told, and log the global norm before clipping, which clipping by norm computes."""
+        """Clip as the Trainer's settings say, and log the global norm before clipping."""
         self.step_loss.scale_gradients(self.model.parameters())
         by_value = gradient_clip_algorithm == "value"
         largest = math.inf if by_value or not gradient_clip_val else gradient_clip_val
@@ -195,9 +195,9 @@ class LanguageModel(L.LightningModule):
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-        self.log("train/learning_rate", torch.as_tensor(rate))  # a number would be sent to the device, which waits
+        self.log("train/learning_rate", torch.as_tensor(rate))  # a number would wait for the device
         super().optimizer_step(*args, **kwargs)
-        # Lightning does so only after the next forward pass, whose activations would lie beside these gradients.
+        # Lightning does this only after the next forward pass, with both its activations and these gradients in memory.
         self.trainer.optimizers[0].zero_grad()
         self.model.clip_qk()
         self.model.restore_norms()
@@ -208,14 +208,14 @@ class LanguageModel(L.LightningModule):
 
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: Lightning would make what the file names, whatever that is.
+        """Not supported: Lightning would make any object that the file names.
 
         Raises:
             UserError: Always.
         """
         raise UserError(
             "load_from_checkpoint makes objects of any class that the file names: use "
-            "anlit.load_checkpoint(path).model, which makes none but anlit's and those of imported modules"
+            "anlit.load_checkpoint(path).model, which makes only classes of anlit and of imported modules"
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -249,7 +249,7 @@ class LanguageModel(L.LightningModule):
             self._continue_from(checkpoint)
 
     def _continue_from(self, checkpoint: dict[str, Any]) -> None:
-        """Compare the settings; a strategy that loads the weights itself comes here first without them."""
+        """Compare the settings with the checkpoint's. A strategy that loads the weights itself leaves them out."""
         then = {"model": checkpoint.get("hyper_parameters", {}), **checkpoint["anlit"].get("run", {})}
         now = {"model": as_plain(dict(self.hparams)), **run_settings(self.trainer)}
         found = list(changes(then, now))
@@ -264,5 +264,5 @@ class LanguageModel(L.LightningModule):
 
 
 def _short(fingerprint: dict[str, Any]) -> str:
-    """The beginning of the tokenizer's hash; token files come without a tokenizer."""
+    """The beginning of the tokenizer's hash; none if the data came as tokens."""
     return f"{fingerprint['tokenizer_sha256'][:12]}…" if fingerprint["tokenizer_sha256"] else "none"

@@ -7,9 +7,9 @@
     h_M = unit(W_d (u ∘ SiLU(z)))                           h ← unit(h + |α_M| ∘ (h_M − h))
     logits = s_z ∘ (W_head h)
 
-No norm layer, no weight decay, no warm-up. The paper's public code rotates q and k by something that is no
-rotation; here RoPE is one, and QK normalisation is per head. A learned s_qk after RoPE makes scores depend on the
-absolute position, so positions restart with each masked document. Shape letters as in `anlit.models.decoder`.
+No norm layer, no weight decay, no warm-up. RoPE in the paper's public code is not a rotation; here it is,
+and QK normalisation is per head. Because s_qk is learned and follows RoPE, scores depend on the absolute position. So
+positions restart with each masked document. Shape letters as in `anlit.models.decoder`.
 """
 
 import math
@@ -56,15 +56,15 @@ class NGPTConfig(NormalisedConfig):
 
 
 class NGPTBlock(nn.Module):
-    """h (B, T, d) of norm 1 → two steps on the sphere, towards the attention's and the MLP's suggestion."""
+    """h (B, T, d) of norm 1 → the same, after steps on the sphere towards the attention's and the MLP's output."""
 
     def __init__(self, config: NGPTConfig, layer: int) -> None:
         super().__init__()
         d, f, root_d = config.d_model, config.d_hidden, math.sqrt(config.d_model)
         self.n_heads, self.d_head = config.n_heads, config.d_head
-        # √D·unit has unit root mean square: with the 1/√D inside attention that is the softmax scale √D. √d·W h is of
-        # that size too, for W's rows have norm 1: so it is without QK-norm, and what a finite ε is added to (our
-        # choices; the paper always normalises).
+        # √D·unit(x) has unit root mean square. With the 1/√D inside attention this gives the softmax scale √D. √d·W h
+        # has about that size too, because W's rows have norm 1. It is used without QK-norm, and a finite ε is added to
+        # its mean square (our choices; the paper always normalises).
         self.W_q, self.W_k = (ScaledLinear(d, d, 1.0 if config.qk_norm else root_d) for _ in range(2))
         self.W_v, self.W_o = ScaledLinear(d, d), ScaledLinear(d, d)
         self.norm_qk: nn.Module = nn.Identity()
@@ -105,12 +105,12 @@ class NGPTBlock(nn.Module):
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 
     def mlp(self, h: Tensor) -> Tensor:
-        uz = fused_linear(h, self.W_u, self.W_z, scales=(self.s_u(), self.s_v()))  # W_z carries the factor √d
+        uz = fused_linear(h, self.W_u, self.W_z, scales=(self.s_u(), self.s_v()))  # W_z has the factor √d
         return self.W_d(swiglu(uz))
 
     @torch.no_grad()
     def shrink_qk(self, factors: Tensor) -> None:
-        """Multiply each head's queries and keys with its entry of factors (H,), by its entries of s_qk."""
+        """Multiply each head's queries and keys by its entry of factors (H,), through s_qk."""
         assert self.s_qk is not None
         self.s_qk.multiply(factors.repeat_interleave(self.s_qk.stored.numel() // self.n_heads))
 
@@ -128,9 +128,9 @@ class NGPTDecoder(Decoder):
         return h, self.s_z()
 
     def constrained(self) -> Iterator[tuple[nn.Parameter, int]]:
-        """Each matrix with the axis that holds the embedding: the output axis of W_o and W_d, else the input axis.
+        """Each matrix and its embedding axis: the output axis of W_o and W_d, else the input axis.
 
-        Without the gates W_g, which start at 0 and so cannot have norm 1: their rows are bounded by it (our choice).
+        The gates W_g are left out: they start at 0, so they cannot have norm 1. Their rows are bounded (our choice).
         """
         return ((weight, embedding_axis(name)) for name, weight in self.matrices() if name != "W_g")
 
@@ -160,7 +160,7 @@ class NGPT(LanguageModel):
     Args:
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
-        settings: Those of `NGPTConfig`.
+        settings: The fields of `NGPTConfig`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How a model is run: compilation, activation checkpointing and late initial values, which change no result; float8."""
+"""How a model runs: compilation, activation checkpointing and late initial values, which change no result; float8."""
 
 import ctypes
 import importlib.util
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from anlit.layers.float8 import Recipe, use_float8
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's malloc.h. The first limits the free memory at the end of the heap, the second the blocks inside it."""
+"""From glibc's malloc.h: limits of the free memory at the end of the heap, and of the size of blocks inside it."""
 LARGEST_INT, KEPT_BLOCK = 2**31 - 1, 2**30
 RECOMPILE_LIMIT = 64
 """Compilations of one block's code, at least."""
@@ -23,16 +23,16 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 @dataclass(frozen=True)
 class Runtime:
-    """Settings of how a model is run.
+    """Settings of how a model runs.
 
     Args:
         compile: Whether to compile each block with torch.compile; all blocks of a kind share one compilation. On a GPU
-            also a chunk of the loss, and the restoration of norms where weights are not sharded. `auto` compiles on
-            CUDA. On CPU `anlit.layers.cpu_gradients` has most of its gain already.
+            this compiles the loss and, unless weights are sharded, the restoration of norms too. `auto` compiles on
+            CUDA. On CPU `anlit.layers.cpu_gradients` already brings most of the gain.
         recompute_every: Activation checkpointing: recompute every n-th block in the backward pass instead of keeping
-            what it computed; 1 recomputes all, 0 none.
-        meta_init: Draw the initial weights after they are sharded. It is for models of which the host cannot hold one
-            copy for each rank. The weights are the same.
+            its activations; 1 recomputes all blocks, 0 none.
+        meta_init: Draw the initial weights after sharding, for models of which the host cannot hold one copy per rank.
+            The weights are the same.
         float8: Matrix products of the blocks in float8 (`tensorwise`, `rowwise`, `rowwise_with_gw_hp`, see
             `anlit.layers.float8`). GPUs need compute capability 8.9. A CPU emulates the rounding. Embedding, output
             layer, norms and optimizer stay as they are.
@@ -52,7 +52,7 @@ class Runtime:
         return torch.device("meta") if self.meta_init else nullcontext()
 
     def compiles_on(self, device_type: str) -> bool:
-        """Whether to compile on such a device; `auto` does where Triton makes the kernels."""
+        """Whether to compile on a device of this type; `auto` does on CUDA with Triton."""
         if self.compile == "auto":
             return device_type == "cuda" and HAS_TRITON
         return self.compile
@@ -60,12 +60,12 @@ class Runtime:
     def apply(self, decoder: Any, device_type: str, is_sharded: bool = False) -> None:
         """Prepare a decoder, before it is sharded.
 
-        Each block's `forward` is replaced, not the module. So the names in checkpoints stay, and sharding's hooks stay
-        outside of what is compiled or recomputed.
+        Each block's `forward` is replaced, not the module. So the names in checkpoints do not change, and the hooks of
+        sharding are neither compiled nor recomputed.
 
         Args:
             decoder: An `anlit.models.decoder.Decoder`.
-            device_type: Where it will run: `cpu`, `cuda` …
+            device_type: The type of device that it will run on: `cpu`, `cuda` …
             is_sharded: Whether its weights will be sharded.
         """
         if device_type == "cpu":
@@ -101,7 +101,7 @@ def configure_compiler() -> None:
 def keep_freed_memory() -> bool:
     """Let glibc keep freed memory for the next step. Returns whether it does; other C libraries do not.
 
-    Otherwise every step returns its activations' memory to the kernel and gets it back page by page, zeroed.
+    By default every step returns the memory of its activations to the kernel, and gets it back page by page, zeroed.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -113,11 +113,11 @@ def keep_freed_memory() -> bool:
 def flush_denormals() -> bool:
     """Treat denormal numbers (below 1.2e-38) as 0, in this thread and those that it starts from now on.
 
-    A product with one takes many times as long. They arise where exponentials vanish, as in ALiBi's far weights, and in
-    Adam's averages for rare tokens.
+    A product with a denormal takes many times as long. Denormals arise from vanishing exponentials, such as ALiBi's far
+    weights, and in Adam's averages for rare tokens.
 
     Returns:
-        Whether the processor can.
+        Whether the processor can do it.
     """
     return torch.set_flush_denormal(True)
 

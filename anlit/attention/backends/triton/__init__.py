@@ -26,7 +26,7 @@ from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
 
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
-"""Looked up once: torch 2.11 cannot compile a function that looks it up."""
+"""Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
 WIDEST = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OLDEST = (8, 0)
