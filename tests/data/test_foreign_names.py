@@ -1,6 +1,7 @@
 """Prepared folders and listings by someone else: no name in them leads out of its folder, none is written there."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,10 @@ from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.preparing import hashes, make, recipe_of, train_tokenizer
 
-WRONG = ["../out", "/etc/passwd", "a/../../out", "a\\b", "a\0b", "", ".", "..", "C:x", "a//b", None, 3, ["a"]]
+WRONG = [
+    *("../out", "/etc/passwd", "a/../../out", "a\\b", "a\0b", "", ".", "..", "C:x", "a//b"),
+    *("a\nb", "\x1b[2J", "\ud800", "a" * 256, None, 3, ["a"]),
+]
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -62,6 +66,7 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a split that is a path": lambda manifest: manifest.update(splits=["train", "val", "../out"]),
     "a type that is none": lambda manifest: manifest.update(dtype="object"),
     "no number of tokens": lambda manifest: manifest["val"].update(tokens="many"),
+    "no number of bytes": lambda manifest: manifest["val"].update(bytes="many"),
     "a separator out of the vocabulary": lambda manifest: manifest.update(end_of_document=10**9),
 }
 
@@ -79,6 +84,25 @@ def test_an_index_that_leads_elsewhere(prepared: str, tmp_path: Path) -> None:
     shutil.copy(tmp_path / "own" / "train" / "chunk-0-0.bin", tmp_path / "secret")
     edit(tmp_path / "own" / "train" / "index.json", rename_chunk)
     with pytest.raises(UserError, match=r"index\.json names a file '\.\./\.\./secret'"):
+        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+
+
+def test_an_index_that_claims_more_tokens_than_its_bytes_hold(prepared: str, tmp_path: Path) -> None:
+    """The order of 10¹² tokens does not fit into memory."""
+    shutil.copytree(prepared, tmp_path / "own")
+    edit(tmp_path / "own" / "train" / "index.json", lambda index: index["chunks"][0].update(dim=10**12))
+    n_tokens = sum(chunk["dim"] for chunk in json.loads((tmp_path / "own/train/index.json").read_text())["chunks"])
+    edit(tmp_path / "own" / "manifest.json", lambda manifest: manifest["train"].update(tokens=n_tokens))
+    with pytest.raises(UserError, match=r"says [\d,]+ bytes and tokens that take 2,000,000,000,012\)"):
+        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "train/index.json"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name: str, prepared: str, tmp_path: Path) -> None:
+    shutil.copytree(prepared, tmp_path / "own")
+    (tmp_path / "own" / name).unlink()
+    os.mkfifo(tmp_path / "own" / name)
+    with pytest.raises(UserError, match=r"json is damaged \(it is no file\)"):
         TokenShards(str(tmp_path / "own"), context_length=64).setup()
 
 

@@ -45,10 +45,12 @@ def read_bytes(path: str) -> bytes:
 
     Raises:
         FileNotFoundError: there is none.
-        UserError: the place cannot be reached, or the file is too large to be one of these.
+        UserError: the place cannot be reached, or it is no file, or too large to be one of these.
     """
     if is_remote(path):
         return fetch_bytes(path)
+    if Path(path).exists() and not Path(path).is_file():
+        raise damaged(path, "it is no file")
     with Path(path).open("rb") as file:
         content = file.read(SMALL_FILE_BYTES + 1)
     if len(content) > SMALL_FILE_BYTES:
@@ -115,9 +117,10 @@ def _check_manifest(manifest: dict[str, Any], where: str) -> None:
 
 
 def _is_count(part: Any) -> bool:
-    return isinstance(part, dict) and all(
-        type(part.get(key)) is int and part[key] >= 0 for key in ("documents", "tokens")
-    )
+    if not isinstance(part, dict):
+        return False
+    counts = part | {"bytes": part.get("bytes") or 0}  # null where tokens came without text
+    return all(type(counts.get(key)) is int and counts[key] >= 0 for key in ("documents", "tokens", "bytes"))
 
 
 def read_tokenizer(path: str, manifest: dict[str, Any]) -> bytes:

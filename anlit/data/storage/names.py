@@ -12,7 +12,9 @@ from anlit.errors import UserError
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 DRIVE = re.compile(r"[A-Za-z]:")
-UNSAFE_CHARACTERS = {"\\", "\0"}
+UNSAFE_CHARACTERS = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Backslashes, what steers a terminal, and what no file system can write."""
+LONGEST_PART = 255  # bytes
 UNSAFE_PARTS = {"", ".", ".."}
 
 
@@ -24,13 +26,14 @@ def checked_path(name: Any, where: str) -> str:
         where: that file or listing, for the error.
 
     Raises:
-        UserError: it is no text, is empty or absolute, or has an empty part, "." or "..", a backslash, a NUL or a
-            drive letter.
+        UserError: it is no text, is empty or absolute, or has an empty part, "." or "..", a part of more than 255
+            bytes, a backslash, a control character or a drive letter.
     """
     if (
         not isinstance(name, str)
-        or not UNSAFE_CHARACTERS.isdisjoint(name)
+        or UNSAFE_CHARACTERS.search(name)
         or not UNSAFE_PARTS.isdisjoint(name.split("/"))
+        or any(len(part.encode()) > LONGEST_PART for part in name.split("/"))
         or DRIVE.match(name)
     ):
         raise _outside(name, where)
@@ -49,7 +52,9 @@ def checked_name(name: Any, where: str) -> str:
 
 
 def _outside(name: Any, where: str) -> UserError:
-    return UserError(f"{where} names a file {name!r}, which is not inside of its folder: take the data from elsewhere.")
+    return UserError(
+        f"{where} names a file {name!r:.80}, which is not inside of its folder: take the data from elsewhere."
+    )
 
 
 def checked_sha256(text: Any, where: str) -> str:

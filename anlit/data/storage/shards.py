@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from anlit.data.storage.manifest import SPLITS, damaged, read_bytes
 from anlit.data.storage.names import checked_name, checked_path
 from anlit.data.storage.remote import is_remote
@@ -68,6 +70,9 @@ def sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
         folder = "/".join(part for part in (path, split, name) if part)
         chunks = _read_index(folder, manifest["command"])
         source = Source(name, folder, chunks, manifest["dtype"], manifest["content_sha256"], manifest["command"])
+        for chunk in chunks:
+            if chunk.size != (size := CHUNK_HEADER_BYTES + chunk.tokens * np.dtype(source.dtype).itemsize):
+                raise source.damaged(chunk, f"its index says {chunk.size:,} bytes and tokens that take {size:,}")
         if source.n_tokens != count["tokens"]:
             how = f"{source.n_tokens:,} tokens where the manifest has {count['tokens']:,}"
             raise damaged(folder, how, manifest["command"])
