@@ -12,7 +12,7 @@ BENCHMARKS = {
     "folding": ("anlit.benchmarks.folding", "forward time of nGPT and anGPT, folded and not, beside GPT+"),
     "step": ("anlit.benchmarks.step", "training steps of our models beside each other and beside peers'"),
     "growth": ("anlit.benchmarks.growth.command", "how a step's time and memory grow with T, d and L"),
-    "loss": ("anlit.benchmarks.loss.command", "memory of the vocabulary projection with its cross-entropy"),
+    "loss": ("anlit.benchmarks.loss", "memory of the vocabulary projection with its cross-entropy"),
     "data": (
         "anlit.benchmarks.data.command",
         "preparing text and streaming batches",
