@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     products = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("covering"):
+        if item.get_closest_marker("covering") and not item.get_closest_marker("slow"):
             products[item.nodeid.split("[")[0]].append(item)
     for product in products.values():
         (strength,) = product[0].get_closest_marker("covering").args

@@ -26,7 +26,8 @@ def trained(shards: Path, run_dir: Path, model: str, n_ranks: int, *extra: str) 
 
 
 @pytest.mark.parametrize(
-    ("model", "extra"), [("AnGPT", COUNTED), ("NGPT", ()), pytest.param("GPT", (), marks=pytest.mark.slow)]
+    ("model", "extra"),
+    [("AnGPT", COUNTED), *(pytest.param(model, (), marks=pytest.mark.slow) for model in ("NGPT", "GPT"))],
 )
 def test_more_ranks_than_heads(shards: Path, tmp_path: Path, model: str, extra: tuple[str, ...]) -> None:
     """Norms are restored and logged, gradients and QK clipped, checkpoints written as on one rank."""

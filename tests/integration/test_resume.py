@@ -109,7 +109,9 @@ def test_same_seed_same_run_and_other_seed_other_run(shards: Path, tmp_path: Pat
         assert_same_training_state(last_checkpoint(undisturbed), last_checkpoint(tmp_path / "other"))
 
 
-@pytest.mark.parametrize(("batch", "validated"), [(16, True), (20, True), (9, False)])
+@pytest.mark.parametrize(
+    ("batch", "validated"), [(16, True), pytest.param(20, True, marks=pytest.mark.slow), (9, False)]
+)
 def test_a_stop_is_after_the_validation_that_is_due(
     shards: Path, tmp_path: Path, undisturbed: Path, batch: int, validated: bool
 ) -> None:

@@ -87,6 +87,7 @@ def assert_norms_hold(run_dir: Path, model: str) -> None:
     ("n_ranks", "strategy"),
     [pytest.param(2, DDP, id="ddp2"), pytest.param(2, FSDP, id="fsdp2"), pytest.param(4, FSDP, id="fsdp4", marks=slow)],
 )
+@pytest.mark.covering(1)
 def test_every_strategy_trains_alike(train: Train, model: str, n_ranks: int, strategy: list[str]) -> None:
     reference, run_dir = train(model), train(model, n_ranks, strategy)
     assert min(column(reference, "train/grad_norm")) > 2 * CLIP
