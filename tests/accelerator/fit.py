@@ -1,7 +1,8 @@
-"""A Trainer's run: `python -m tests.accelerator.fit MODEL` prints a JSON object, from the number of each optimizer step
-to what waited for the device in it.
+"""A Trainer's run of each model: `python -m tests.accelerator.fit MODEL…` prints a JSON object, from the model and the
+number of each optimizer step to what waited for the device in it.
 """
 
+import contextlib
 import copy
 import json
 import sys
@@ -35,7 +36,7 @@ from anlit.training.loggers import CSVLogger
 from tests.accelerator.device import NAME, on_device, register
 from tests.models.tiny import tiny
 
-LAST_STEP, LOGGED_EVERY, MICRO_BATCHES = 13, 10, 2
+LAST_STEP, LOGGED_EVERY, MICRO_BATCHES = 8, 5, 2
 BATCH, LENGTH = 4, 16
 
 
@@ -154,12 +155,17 @@ def make_fake() -> None:
     torchmetrics.metric.deepcopy = copied  # type: ignore[attr-defined]
 
 
-def main(architecture: str) -> None:
+def main(architectures: list[str]) -> None:
     warnings.simplefilter("ignore")
     device = register()
-    model = tiny(getattr(anlit, architecture))
-    waits = Waits()
+    models = {architecture: tiny(getattr(anlit, architecture)) for architecture in architectures}
     make_fake()
+    print(json.dumps({architecture: waits_of(model, device) for architecture, model in models.items()}))
+
+
+def waits_of(model: L.LightningModule, device: torch.device) -> dict[int, list[str]]:
+    """What waited in each optimizer step of a run."""
+    waits = Waits()
     with tempfile.TemporaryDirectory() as run_dir, FakeTensorMode(allow_non_fake_inputs=True), waits:
         on_device(model.model)
         batch = Batch(*(torch.empty(BATCH, LENGTH, dtype=torch.int64) for _ in range(4)), torch.empty(9).int(), LENGTH)
@@ -182,11 +188,11 @@ def main(architecture: str) -> None:
                 Steps(waits),
             ],
         )
-        try:
+        with contextlib.suppress(EnoughError):
             trainer.fit(model, Batches(batch))
-        except EnoughError:
-            print(json.dumps(waits.seen))
+            raise AssertionError(f"the run ended before step {LAST_STEP}")
+    return waits.seen
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

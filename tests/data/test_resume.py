@@ -114,6 +114,7 @@ def test_epochs_lose_nothing(uninterrupted: list[Rows], streams: dict[str, np.nd
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 @pytest.mark.parametrize("limit", [{"max_steps": STEPS}, {"max_epochs": 3, "max_steps": -1}], ids=["steps", "epochs"])
+@pytest.mark.covering(1)
 def test_resume_at_random_steps(
     workers: int, limit: dict[str, int], make: Data, uninterrupted: list[Rows], tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_every_mechanism_in_code_of_its_own(mechanism, tmp_path: Path) -> None:
     ],
     ids=str,
 )
+@pytest.mark.covering(1)
 def test_every_gate_and_norm_in_code_of_its_own(architecture, settings, tmp_path: Path) -> None:
     model = loud(architecture, **settings)
     assert_the_same(model, read(write(model, tmp_path / "out"), trust=True))
