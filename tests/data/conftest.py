@@ -1,12 +1,17 @@
-"""A small corpus with everything that goes wrong in real ones, prepared once per session."""
+"""Corpora that are prepared once per session, and folders in memory."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from anlit.data.preparation.recipe import Recipe
+from tests.data import layouts
+from tests.data.layouts import documents
 from tests.data.prepared import random_tokens, write_prepared
+from tests.data.preparing import SIZES, make, read_sources, recipe_of, scratch, train_tokenizer
 
 WORDS = ["the", "norm", "of", "a", "row", "is", "one", "größe", "naïve", "日本語", "and", "x = 1\n", "\t\r\n", "🙂"]
 
@@ -26,6 +31,40 @@ def write_corpus(folder: Path, n_files: int = 60) -> Path:
     (folder / "latin1.txt").write_bytes("größe".encode("latin-1"))
     (folder / "other.md").write_text("not asked for", encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with scratch() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def place() -> Iterator[Path]:
+    """Of what all preparations share."""
+    with scratch() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(place: Path) -> str:
+    """A tokenizer.json of 800 tokens."""
+    return str(train_tokenizer(place / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def recipe(place: Path, tokenizer: str) -> Recipe:
+    """Of 50 documents in several groups of several tasks, nine of them held out."""
+    layouts.openwebtext(place / "hub", list(documents(60, seed=1))[10:], n_files=4, row_group_size=4)
+    return recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_documents=9)
+
+
+@pytest.fixture(scope="session")
+def finished(place: Path, recipe: Recipe) -> Path:
+    """The folder that `recipe` makes."""
+    make(place / "finished", recipe)
+    assert len(read_sources(place / "finished")) > 2
+    return place / "finished"
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
+from anlit.data.preparation import hub_requests
+
 PAGE_ENTRIES = 2  # the hub has 1000
 
 
@@ -78,6 +83,15 @@ def hub(folder: Path) -> Iterator[HubServer]:
         http.shutdown()
         http.server_close()
         thread.join()
+
+
+def alone_with(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """No wait between attempts, and what is cached lies in `folder`."""
+    patch.setattr(hub_requests, "FIRST_WAITS", (0.0,))
+    patch.setattr(hub_requests, "LATER_WAITS", (0.0, 0.0, 0.0))
+    patch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    patch.setattr(constants, "HF_ASSETS_CACHE", str(folder / "assets"))
+    patch.setenv("NO_PROXY", "127.0.0.1,localhost")
 
 
 class _Handler(BaseHTTPRequestHandler):

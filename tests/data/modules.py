@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
 
@@ -10,6 +11,12 @@ from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 
 LENGTH = 64
+
+
+def quiet_trainer(**options: Any) -> L.Trainer:
+    """A trainer on the CPU that shows nothing and, by default, writes nothing."""
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return L.Trainer(**{"accelerator": "cpu", **quiet, **options})
 
 
 def ready(path: str, **changes: Any) -> TokenShards:

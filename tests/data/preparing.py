@@ -7,6 +7,7 @@ import functools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import struct
 import sys
@@ -35,6 +36,8 @@ from anlit.data.preparation.recipe import Recipe
 from tests.data.layouts import END_OF_DOCUMENT, documents
 
 SMALL: dict[str, Any] = {"task_bytes": 20_000, "group_bytes": 60_000, "chunk_bytes": 10_001}
+SIZES: dict[str, Any] = {"task_bytes": 6_000, "group_bytes": 12_000, "chunk_bytes": 10_001}
+"""Of several groups of several tasks in a corpus of 50 documents."""
 KILLED = 9  # exit code of a process that a test ends on purpose
 
 
@@ -43,9 +46,11 @@ def recipe_of(corpus: str, source: Path | None, sizes: Mapping[str, int] = SMALL
     return replace(CORPORA[corpus](Options(source=source and str(source), **options)), **sizes)
 
 
-def make(folder: Path, recipe: Recipe, workers: int = 1, **way: Any) -> dict[str, Any] | None:
-    """Prepare `folder` in this process; the manifest."""
-    return prepare(folder, recipe, RunOptions(workers=workers, command="anlit prepare", **way))
+def make(folder: Path, recipe: Recipe, workers: int = 1, **options: Any) -> dict[str, Any]:
+    """Prepare `folder` in this process; the manifest, empty if other shards still have to do their part."""
+    manifest = prepare(folder, recipe, RunOptions(workers=workers, command="anlit prepare", **options))
+    assert manifest is not None or options.get("shards", 1) > 1
+    return manifest or {}
 
 
 def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
@@ -98,6 +103,22 @@ def counted(patch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     patch.setattr(run_module, "encode_task", lambda job, task: (done.append((task.group, task.number)),
                                                                 encode_task(job, task))[1])  # fmt: skip
     return done
+
+
+def interrupted(folder: Path, recipe: Recipe, tasks: int) -> None:
+    """Begin a preparation and leave it after so many tasks."""
+
+    def encode(job: Any, task: Any, left: Iterator[int] = iter(range(tasks))) -> dict[str, Any]:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return encode_task(job, task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "encode_task", encode)
+        patch.setattr(run_module, "GROUPS_AT_ONCE", 1)  # no thread fetches on when this returns
+        with pytest.raises(KeyboardInterrupt):
+            make(folder, recipe)
+    assert (folder / ".work" / "plan.json").is_file()
 
 
 class PlainTokenizer:
@@ -222,9 +243,10 @@ def hashes(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder in memory where there is such a place: preparing waits for the disk at every step, which adds up."""
+    """A folder in memory where there is room: preparing waits for the disk at every step, which adds up."""
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 30
+    with tempfile.TemporaryDirectory(dir=memory if has_room else None) as folder:
         yield Path(folder)
 
 

@@ -10,7 +10,7 @@ import torch
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from tests.data.modules import LENGTH, ready
+from tests.data.modules import LENGTH, quiet_trainer, ready
 
 
 class Lengths(L.LightningModule):
@@ -38,11 +38,7 @@ class Lengths(L.LightningModule):
 
 
 def fit_lengths(data: TokenShards, checkpoint: str | None = None, **trainer: Any) -> tuple[Lengths, L.Trainer]:
-    model = Lengths()
-    fitting = L.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
-        enable_model_summary=False, **{"max_steps": 6, "val_check_interval": 3, **trainer},
-    )  # fmt: skip
+    model, fitting = Lengths(), quiet_trainer(**{"max_steps": 6, "val_check_interval": 3, **trainer})
     fitting.fit(model, data, ckpt_path=checkpoint)
     return model, fitting
 

@@ -14,9 +14,7 @@ from anlit.data.module import TokenShards
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.storage.names import checked_name, checked_path, checked_sha256, path_inside
 from anlit.errors import UserError
-from tests.data import layouts
-from tests.data.layouts import documents
-from tests.data.preparing import hashes, make, recipe_of, train_tokenizer
+from tests.data.preparing import hashes, make
 
 WRONG = [
     *("../out", "/etc/passwd", "a/../../out", "a\\b", "a\0b", "", ".", "..", "C:x", "a//b"),
@@ -104,15 +102,6 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name: str, prepared: st
     os.mkfifo(tmp_path / "own" / name)
     with pytest.raises(UserError, match=r"json is damaged \(it is no file\)"):
         TokenShards(str(tmp_path / "own"), context_length=64).setup()
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    place = tmp_path_factory.mktemp("names")
-    layouts.openwebtext(place / "hub", list(documents(30, seed=1))[10:], n_files=2, row_group_size=4)
-    tokenizer = str(train_tokenizer(place / "tokenizer.json", 500))
-    sizes = {"task_bytes": 6_000, "group_bytes": 6_000, "chunk_bytes": 10_001}
-    return recipe_of("OpenWebText", place / "hub", sizes, tokenizer=tokenizer, val_documents=4)
 
 
 def move_stream(group: dict[str, Any]) -> None:

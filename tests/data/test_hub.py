@@ -16,7 +16,7 @@ from huggingface_hub import close_session, constants
 from anlit.data.preparation import hub_requests
 from anlit.data.preparation.hub import HubFile, HubSource, fetch_tokenizer, matches
 from anlit.errors import UserError
-from tests.data.hub_server import HubServer, hub
+from tests.data.hub_server import HubServer, alone_with, hub
 
 REPO = "owner/corpus"
 BIG = "train/chunk1/example_1.jsonl.zst"
@@ -36,11 +36,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
     }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content)
-    monkeypatch.setattr(hub_requests, "FIRST_WAITS", (0.0,))
-    monkeypatch.setattr(hub_requests, "LATER_WAITS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    alone_with(monkeypatch, tmp_path)
     with hub(tmp_path / "hub") as running:
         yield running
     close_session()

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -16,7 +15,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.layers.cross_entropy import IGNORED
 from tests.data.devices import on_two_devices
-from tests.data.modules import LENGTH, all_blocks, blocks_of, ready, with_model, with_trainer
+from tests.data.modules import LENGTH, all_blocks, blocks_of, quiet_trainer, ready, with_model, with_trainer
 from tests.data.prepared import write_prepared
 
 
@@ -95,10 +94,9 @@ def test_a_device_without_a_row_left_gets_one_that_is_ignored(prepared: str) -> 
 def validate(path: str, val_batch_size: int, **trainer: Any) -> dict[str, float]:
     torch.manual_seed(0)
     model = GPT(vocab_size=320, context_length=LENGTH, n_layers=1, n_heads=1, d_model=8)
-    validating = L.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, **trainer
+    return dict(
+        quiet_trainer(**trainer).validate(model, TokenShards(path, val_batch_size=val_batch_size), verbose=False)[0]
     )
-    return dict(validating.validate(model, TokenShards(path, val_batch_size=val_batch_size), verbose=False)[0])
 
 
 @pytest.mark.parametrize("batch_size", [8, 79])
@@ -203,7 +201,7 @@ def test_unknown_bytes_log_no_bits_per_byte(tmp_path: Path, streams: dict[str, n
     for data_bytes in (15_000, None):
         data = ready(str(tmp_path / "own"))
         data.manifest["val"]["bytes"] = data_bytes
-        trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+        trainer = quiet_trainer()
         model = GPT(vocab_size=320, context_length=LENGTH, n_layers=1, n_heads=1, d_model=8)
         logged.append(trainer.validate(model, data, verbose=False)[0])
     assert logged[0].keys() - logged[1].keys() == {"val/bits_per_byte"}
@@ -211,7 +209,7 @@ def test_unknown_bytes_log_no_bits_per_byte(tmp_path: Path, streams: dict[str, n
 
 
 def test_validation_at_a_longer_context_than_training(prepared: str) -> None:
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    trainer = quiet_trainer()
     model = GPT(vocab_size=320, context_length=16, n_layers=1, n_heads=1, d_model=8)
     data = TokenShards(prepared, val_context_length=256)
     losses = [trainer.validate(model, data, verbose=False)[0]["val/loss"]]

@@ -1,7 +1,6 @@
 """Documents and source files that cannot be used: one sentence, or left out, counted and listed."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import SET_NAMES, documents
 from tests.data.preparing import (
+    SIZES,
     assert_holds,
     counted,
     hashes,
@@ -21,31 +21,9 @@ from tests.data.preparing import (
     read_sources,
     read_texts,
     recipe_of,
-    scratch,
-    train_tokenizer,
 )
 
-SIZES = {"task_bytes": 6_000, "group_bytes": 12_000, "chunk_bytes": 10_001}
-
-
 FIFTY_MB = 50_000_000
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(place: Path) -> str:
-    return str(train_tokenizer(place / "tokenizer.json"))
 
 
 def jsonl_line(text: object, name: str = SET_NAMES[1]) -> bytes:
@@ -190,7 +168,6 @@ def test_a_file_that_is_no_parquet(content: bytes, tokenizer: str, tmp_path: Pat
     with pytest.raises(UserError, match=r"train-00001-of-00080\.parquet, the file: it has no readable parquet footer"):
         make(tmp_path / "out", recipe)
     manifest = make(tmp_path / "out", recipe, skip_bad=True)
-    assert manifest is not None
     assert manifest["documents"] == 3
     assert manifest["skipped"]["damaged"]["listed"] == ["plain_text/train-00001-of-00080.parquet, the file"]
 
@@ -202,7 +179,6 @@ def test_empty_documents_in_parquet(tokenizer: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"parquet, row 2: its text is empty"):
         make(tmp_path / "out", recipe)
     manifest = make(tmp_path / "out", recipe, skip_bad=True)
-    assert manifest is not None
     places = [f"plain_text/train-00000-of-00080.parquet, row {row}" for row in (2, 5)]
     assert manifest["skipped"] == {"empty": {"count": 2, "listed": places}}
 
@@ -220,7 +196,6 @@ def test_a_document_of_just_the_longest_size(tokenizer: str, tmp_path: Path) -> 
     layouts.openwebtext(tmp_path / "hub", ["val", *texts], n_files=1)
     options = {"tokenizer": tokenizer, "val_documents": 1, "max_document_bytes": 1000}
     manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", SIZES, **options), skip_bad=True)
-    assert manifest is not None
     assert manifest["skipped"]["too_long"]["listed"] == ["plain_text/train-00000-of-00080.parquet, row 4"]
     assert manifest["documents"] == 3
 
@@ -239,7 +214,6 @@ def test_only_the_first_thousand_places_are_listed(tokenizer: str, tmp_path: Pat
     sizes = SIZES | {"task_bytes": 1_000_000}
     manifest = make(tmp_path / "out", recipe_of("SlimPajama", tmp_path / "hub", sizes, tokenizer=tokenizer), 1,
                     skip_bad=True)  # fmt: skip
-    assert manifest is not None
     assert manifest["skipped"]["empty"]["count"] == 3000
     listed = manifest["skipped"]["empty"]["listed"]
     assert len(listed) == 1000

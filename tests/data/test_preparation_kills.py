@@ -23,6 +23,7 @@ from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.preparing import (
     KILLED,
+    SIZES,
     finish,
     hashes,
     make,
@@ -30,9 +31,7 @@ from tests.data.preparing import (
     read_json,
     read_sources,
     recipe_of,
-    scratch,
     start,
-    train_tokenizer,
     wait_for,
 )
 from tests.data.slimpajama import write_slimpajama
@@ -76,25 +75,12 @@ def killed_at(number: int, folder: Path, recipe: Recipe) -> int | None:
     return finish(start(work))
 
 
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder
-
-
 @pytest.fixture(scope="module")
 def recipe(place: Path) -> Recipe:
     """Several groups, with held-out documents to count and a tokenizer to train."""
-    folder = place / "hub"
+    folder = place / "hub of the killed"
     layouts.openwebtext(folder, list(documents(50, seed=1))[10:], n_files=4, row_group_size=4)
-    sizes = {"task_bytes": 6_000, "group_bytes": 12_000, "chunk_bytes": 10_001}
-    return recipe_of("OpenWebText", folder, sizes, tokenizer="bpe", vocab_size=280, val_documents=9)
+    return recipe_of("OpenWebText", folder, SIZES, tokenizer="bpe", vocab_size=280, val_documents=9)
 
 
 @pytest.fixture(scope="module")
@@ -198,11 +184,10 @@ def test_workers_whose_parent_is_killed_do_no_harm(
     wait_for(lambda: members(process.pid or 0) == [])
 
 
-def test_killed_at_random_moments_with_two_workers(tmp_path: Path, recipe: Recipe) -> None:
+def test_killed_at_random_moments_with_two_workers(tokenizer: str, tmp_path: Path) -> None:
     """Only the command itself is killed; its workers, also busy ones, end without being told."""
     layouts.openwebtext(tmp_path / "hub", list(documents(300, seed=2))[10:], n_files=6, row_group_size=10)
     sizes = {"task_bytes": 20_000, "group_bytes": 60_000, "chunk_bytes": 50_001}
-    tokenizer = str(train_tokenizer(tmp_path / "tokenizer.json"))
     larger = recipe_of("OpenWebText", tmp_path / "hub", sizes, tokenizer=tokenizer, val_documents=9)
     begun = time.monotonic()
     assert finish(start(lambda: make(tmp_path / "undisturbed", larger, workers=2))) == 0

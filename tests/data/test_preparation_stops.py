@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,54 +16,15 @@ from anlit.data.preparation.encode import Job, encode_task
 from anlit.data.preparation.plan import Task
 from anlit.data.preparation.recipe import Recipe
 from anlit.errors import UserError
-from tests.data import layouts
-from tests.data.layouts import documents
 from tests.data.preparing import (
     finish,
     hashes,
     make,
     members,
-    read_sources,
-    recipe_of,
-    scratch,
     start,
     start_command,
-    train_tokenizer,
     wait_for,
 )
-
-SIZES = {"task_bytes": 6_000, "group_bytes": 12_000, "chunk_bytes": 10_001}
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(place: Path) -> str:
-    return str(train_tokenizer(place / "tokenizer.json"))
-
-
-@pytest.fixture(scope="module")
-def recipe(place: Path, tokenizer: str) -> Recipe:
-    """Several groups of several tasks."""
-    layouts.openwebtext(place / "hub", list(documents(60, seed=1))[10:], n_files=4, row_group_size=4)
-    return recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_documents=9)
-
-
-@pytest.fixture(scope="module")
-def finished(place: Path, recipe: Recipe) -> Path:
-    make(place / "finished", recipe)
-    assert len(read_sources(place / "finished")) > 2
-    return place / "finished"
 
 
 def failing(number: int, error: Callable[[], BaseException]) -> Callable[[int], None]:

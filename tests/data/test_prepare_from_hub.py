@@ -12,27 +12,26 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from anlit.cli import main
-from anlit.data.preparation import hub_requests
 from anlit.data.preparation import run as run_module
 from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.recipe import HUB_TOKENIZERS, Recipe
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.hub_server import HubServer, hub
+from tests.data.hub_server import HubServer, alone_with, hub
 from tests.data.layouts import documents
 from tests.data.preparing import (
+    SIZES,
     finish,
     hashes,
+    interrupted,
     make,
     read_json,
     recipe_of,
-    scratch,
     start_command,
     train_tokenizer,
     wait_for,
 )
 
-SIZES = {"task_bytes": 6_000, "group_bytes": 12_000, "chunk_bytes": 10_001}
 REPOSITORIES = {
     "SlimPajama": "cerebras/SlimPajama-627B",
     "OpenWebText": "Skylion007/openwebtext",
@@ -40,12 +39,6 @@ REPOSITORIES = {
     "FineWebBin": "kjj0/fineweb10B-gpt2",
 }
 OPTIONS: dict[str, dict[str, Any]] = {"OpenWebText": {"val_documents": 5}, "FineWeb": {"val_tokens": 500}}
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +63,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(repositories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    monkeypatch.setattr(hub_requests, "FIRST_WAITS", (0.0,))
-    monkeypatch.setattr(hub_requests, "LATER_WAITS", (0.0, 0.0))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    alone_with(monkeypatch, tmp_path)
     with hub(repositories) as running:
         for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):  # what HF_ENDPOINT sets, before the package is loaded
             address = getattr(constants, name).replace(constants._HF_DEFAULT_ENDPOINT, running.endpoint)
@@ -105,8 +94,6 @@ def test_the_hub_gives_what_a_copy_gives(corpus: str, server: HubServer, tmp_pat
     manifest = make(tmp_path / "out", from_hub(corpus), workers=2)
     copy = make(tmp_path / "copy", from_copy(corpus, server))
     assert without_manifest(tmp_path / "out") == without_manifest(tmp_path / "copy")
-    assert manifest is not None
-    assert copy is not None
     assert manifest["content_sha256"] == copy["content_sha256"]
     assert manifest["pinned"] == {"commit": server.commit}
     assert (manifest["settings"]["repository"], manifest["settings"]["revision"]) == (REPOSITORIES[corpus], "main")
@@ -126,28 +113,14 @@ def test_fetched_files_go_as_soon_as_their_group_is_done(
     monkeypatch.setattr(run_module, "encode_task", counting)
     monkeypatch.setattr(run_module, "GROUPS_AT_ONCE", 1)
     manifest = make(tmp_path / "out", from_hub("OpenWebText"))
-    assert manifest is not None
     assert manifest["files"] == 4
     assert sorted(set(at_once)) == [2, 4]  # all were fetched for the choice of texts; a group has two
     assert at_once == sorted(at_once, reverse=True)
 
 
-def test_going_on_holds_to_the_commit_that_was_begun_with(
-    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_going_on_holds_to_the_commit_that_was_begun_with(server: HubServer, tmp_path: Path) -> None:
     make(tmp_path / "undisturbed", from_hub("FineWeb"))
-    done = iter(range(1))
-
-    def encode(job: Any, task: Any) -> dict[str, Any]:
-        if next(done, None) is None:
-            raise KeyboardInterrupt
-        return encode_task(job, task)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "encode_task", encode)
-        patch.setattr(run_module, "GROUPS_AT_ONCE", 1)
-        with pytest.raises(KeyboardInterrupt):
-            make(tmp_path / "out", from_hub("FineWeb"))
+    interrupted(tmp_path / "out", from_hub("FineWeb"), tasks=1)
     server.asked.clear()
     make(tmp_path / "out", from_hub("FineWeb"))
     assert server.asked

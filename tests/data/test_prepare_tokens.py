@@ -1,7 +1,6 @@
 """The tokenizer of a preparation, the width of its tokens, and that litdata reads them."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,22 +17,10 @@ from tests.data.preparing import (
     read_stream,
     read_texts,
     recipe_of,
-    scratch,
     text_file_source,
     train_tokenizer,
     write_texts,
 )
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(train_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"))
 
 
 @pytest.mark.parametrize("kind", [".txt", ".jsonl"])
@@ -68,7 +55,6 @@ def test_tokens_take_two_bytes_where_they_can(tmp_path: Path, vocab_size: int, d
     layouts.openwebtext(tmp_path / "hub", some)
     tokenizer = big_tokenizer(tmp_path / "tokenizer.json", vocab_size)
     manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_documents=5))
-    assert manifest is not None
     assert (manifest["dtype"], manifest["vocab_size"]) == (dtype, vocab_size)
     val = read_texts(tmp_path / "out", "val")
     assert_holds(tmp_path / "out", {"val": val, "train": [text for text in some if text not in val]})
@@ -113,7 +99,6 @@ def test_another_end_of_document(tokenizer: str, tmp_path: Path) -> None:
     layouts.openwebtext(tmp_path / "hub", ["a", "b", "c"], n_files=1)
     options = {"tokenizer": str(tmp_path / "other.json"), "val_documents": 1}
     manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", end_of_document="<eod>", **options))
-    assert manifest is not None
     assert manifest["end_of_document"] == 800
     assert read_stream(tmp_path / "out", "train").tolist().count(800) == 2
     with pytest.raises(UserError, match='has no token "<eos>"'):
@@ -155,7 +140,6 @@ def test_a_text_that_is_encoded_to_the_end_of_document(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"row 3: the tokenizer makes the end-of-document token out of its text"):
         make(tmp_path / "out", recipe)
     manifest = make(tmp_path / "out", recipe, skip_bad=True)
-    assert manifest is not None
     assert (manifest["documents"], manifest["skipped"]["separator"]["count"]) == (4, 1)
     tokens = [token for split in ("train", "val") for token in read_stream(tmp_path / "out", split).tolist()]
     assert tokens.count(0) == 4
@@ -172,7 +156,6 @@ def test_ids_with_a_gap(tmp_path: Path, last: int, dtype: str) -> None:
     layouts.openwebtext(tmp_path / "hub", some)
     options = {"tokenizer": str(tmp_path / "tokenizer.json"), "val_documents": 5}
     manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", **options))
-    assert manifest is not None
     assert (manifest["vocab_size"], manifest["dtype"], manifest["end_of_document"]) == (last + 1, dtype, last)
     assert read_stream(tmp_path / "out", "train").max() == last
     assert sorted(read_texts(tmp_path / "out", "train") + read_texts(tmp_path / "out", "val")) == sorted(some)

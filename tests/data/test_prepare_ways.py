@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,24 +25,11 @@ from tests.data.preparing import (
     read_json,
     read_sources,
     recipe_of,
-    scratch,
     start,
     text_file_source,
-    train_tokenizer,
     wait_for,
     write_texts,
 )
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(train_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +44,10 @@ def small_corpus(tokenizer: str, tmp_path_factory: pytest.TempPathFactory) -> Re
 
 
 @pytest.fixture(scope="module")
-def made_by_one(small_corpus: Recipe) -> dict[str, str]:
-    with scratch() as folder:
-        make(folder / "out", small_corpus)
-        assert len(read_sources(folder / "out")) > 2
-        return hashes(folder / "out")
+def made_by_one(small_corpus: Recipe, place: Path) -> dict[str, str]:
+    make(place / "made by one", small_corpus)
+    assert len(read_sources(place / "made by one")) > 2
+    return hashes(place / "made by one")
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -76,10 +62,10 @@ def test_shards_one_after_the_other_do_not_change_a_byte(
     small_corpus: Recipe, made_by_one: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for shard in (2, 0):
-        assert make(tmp_path / "out", small_corpus, shard=shard, shards=3) is None
+        assert make(tmp_path / "out", small_corpus, shard=shard, shards=3) == {}
         assert f"Shard {shard} of 3 is done" in capsys.readouterr().err
         assert not (tmp_path / "out" / "manifest.json").exists()
-    assert make(tmp_path / "out", small_corpus, shard=1, shards=3) is not None
+    assert make(tmp_path / "out", small_corpus, shard=1, shards=3) != {}
     assert hashes(tmp_path / "out") == made_by_one
 
 
@@ -185,7 +171,6 @@ def test_names_of_all_kinds(tokenizer: str, tmp_path: Path) -> None:
         (tmp_path / "text" / name).write_bytes(name.encode("utf-8", "surrogateescape"))
     recipe = recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, val_fraction=0.5)
     manifest = make(tmp_path / "out", recipe)
-    assert manifest is not None
     assert manifest["documents"] == 4
     assert sorted(manifest["skipped"]["not_utf8"]["listed"]) == sorted(names[4:])
     assert {file["name"] for group in read_sources(tmp_path / "out") for file in group["files"]} == set(names[:4])

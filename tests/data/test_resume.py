@@ -21,7 +21,7 @@ from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from tests.data.devices import on_two_devices
-from tests.data.modules import all_blocks
+from tests.data.modules import all_blocks, quiet_trainer
 from tests.data.prepared import random_tokens, write_prepared
 
 LENGTH = 64
@@ -71,11 +71,8 @@ def run(data: TokenShards, start: Path | None = None, stop: int | None = None, *
     if stop is not None:
         folder = trainer.pop("folder")
         callbacks.append(ModelCheckpoint(folder, str(stop), every_n_train_steps=stop, save_top_k=-1))
-    fitting = L.Trainer(
-        callbacks=callbacks, enable_checkpointing=bool(callbacks), accelerator="cpu", logger=False,
-        enable_progress_bar=False, enable_model_summary=False,
-        **{"max_steps": STEPS, "val_check_interval": 0.5, "limit_val_batches": 1, **trainer},
-    )  # fmt: skip
+    limits = {"max_steps": STEPS, "val_check_interval": 0.5, "limit_val_batches": 1, **trainer}
+    fitting = quiet_trainer(callbacks=callbacks, enable_checkpointing=bool(callbacks), **limits)
     model = Recorder(crash_after=stop + 2 - done if stop is not None else -1)
     with pytest.raises(CrashError) if stop is not None else contextlib.nullcontext():
         fitting.fit(model, data, ckpt_path=start)
@@ -112,6 +109,7 @@ def test_epochs_lose_nothing(uninterrupted: list[Rows], streams: dict[str, np.nd
     assert first != second
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 @pytest.mark.parametrize("limit", [{"max_steps": STEPS}, {"max_epochs": 3, "max_steps": -1}], ids=["steps", "epochs"])
 @pytest.mark.covering(1)
@@ -133,10 +131,7 @@ def test_resume_around_the_end_of_an_epoch(
 def test_a_finished_run_can_be_prolonged(make: Data, uninterrupted: list[Rows], tmp_path: Path) -> None:
     for how in ({"max_epochs": 1, "max_steps": -1}, {"max_steps": 20}):
         data, model = make(num_workers=2), Recorder()
-        trainer = L.Trainer(
-            accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-            enable_checkpointing=False, limit_val_batches=0, **how,
-        )  # fmt: skip
+        trainer = quiet_trainer(limit_val_batches=0, **how)
         trainer.fit(model, data)
         saved = tmp_path / f"{len(model.seen)}.ckpt"
         trainer.save_checkpoint(saved)
@@ -145,10 +140,10 @@ def test_a_finished_run_can_be_prolonged(make: Data, uninterrupted: list[Rows], 
 
 def test_another_run_with_the_same_data_begins_at_the_start(make: Data, uninterrupted: list[Rows]) -> None:
     """Also after one that failed, where Lightning does not call teardown."""
-    data, options = make(), {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_steps": 5}
+    data = make()
     for crash_after in (3, -1):
         model = Recorder(crash_after)
-        trainer = L.Trainer(enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, **options)
+        trainer = quiet_trainer(limit_val_batches=0, max_steps=5)
         with pytest.raises(CrashError) if crash_after > 0 else contextlib.nullcontext():
             trainer.fit(model, data)
         assert model.seen == uninterrupted[: len(model.seen)]
@@ -160,10 +155,7 @@ def test_accumulated_batches(make: Data, tmp_path: Path) -> None:
     options = {"accumulate_grad_batches": 2, "max_steps": 18}
     whole = run(make(), **options)
     saved = tmp_path / "5.ckpt"
-    trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
-        enable_checkpointing=False, accumulate_grad_batches=2, max_steps=5,
-    )  # fmt: skip
+    trainer = quiet_trainer(limit_val_batches=0, accumulate_grad_batches=2, max_steps=5)
     model = Recorder()
     trainer.fit(model, make())
     trainer.save_checkpoint(saved)
@@ -171,6 +163,7 @@ def test_accumulated_batches(make: Data, tmp_path: Path) -> None:
     assert run(make(), saved, **options) == whole[10:]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("workers", "shuffle"), [(0, True), (2, True), (0, False)])
 @pytest.mark.parametrize("weights", [None, {"web": 1, "code": 2, "books": 2}], ids=["as one", "weighted"])
 def test_resume_of_subsets(
