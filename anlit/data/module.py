@@ -21,19 +21,18 @@ _log = logging.getLogger(__name__)
 class TokenShards(PreparedFolder, L.LightningDataModule):
     """Batches from a folder of token shards that is already prepared.
 
-    It knows nothing about how the shards came to be; a corpus is a subclass whose `prepare_data` makes
-    them. A split is one long array of tokens, cut into blocks of `context_length` targets; every block comes once
-    before any comes again, and only what is too short for a block at the array's end is left out of training.
-    `seed` alone decides the order, whatever the number of workers and devices; the place in it is part of every
-    checkpoint.
+    A corpus is a subclass whose `prepare_data` makes the shards. A split is one long array of tokens, cut into blocks
+    of `context_length` targets. Every block comes once before any comes again; training leaves out only a rest at the
+    array's end that is too short for a block. `seed` alone decides the order, whatever the number of workers and
+    devices. Every checkpoint has the place in that order.
 
     Args:
         path: folder (or s3://, gs://, hf:// address) with train/, val/, tokenizer.json and manifest.json.
         batch_size: sequences per device and micro-batch.
         context_length: tokens per sequence; by default the model's.
         num_workers: loader processes per device for training; evaluation reads in the process itself.
-        shuffle: whether to shuffle the training blocks, else they come in the order of the files, again and again;
-            validation never is.
+        shuffle: whether to shuffle the training blocks; otherwise they come in the order of the files, again and
+            again. Validation is never shuffled.
         seed: seed of the data order.
         score_first_token: whether the first token of a document that follows another in the same
             sequence counts in the loss.
@@ -41,11 +40,11 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
         weights: how often to draw from each subset of the corpus, or each folder of a `Mixture`, as {name: weight};
             they need not sum to 1, and a name that is not listed is left out. By default all are one, and every block
             comes once.
-        val_tokens: validate on the first so many targets, which are tokens 1 … val_tokens of the split (token 0 is
-            only input); by default, or if there are fewer, on all.
-        val_blocks: validate on so many of these targets' blocks of `val_context_length`, the same ones in every run,
-            evenly spread over the split. Its first ones may be a few long documents, on which runs differ by far more
-            than on the whole of it. By default, or if there are fewer, all.
+        val_tokens: number of targets to validate on, which are tokens 1 … val_tokens of the split (token 0 is only
+            input). By default, or if there are fewer, all.
+        val_blocks: number of blocks of `val_context_length` to validate on, evenly spread over these targets and the
+            same in every run. The first blocks alone may be a few long documents, on which runs differ by far more than
+            on the whole split. By default, or if there are fewer, all.
         val_context_length: tokens per sequence of validation and test; by default context_length.
         context_schedule: optimizer step → tokens per training sequence from that step on, such as
             {0: 1024, 5000: 2048}. Each length divides context_length and the last is context_length: a batch
@@ -95,7 +94,7 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
 
     @property
     def counts_every_target(self) -> bool:
-        """Whether all training batches count the same number of targets, which is all they have."""
+        """Whether every target of a training batch counts in the loss, so that all batches count equally many."""
         return self.score_first_token
 
     def setup(self, stage: str | None = None) -> None:
@@ -138,7 +137,7 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
             self._loader.load_state_dict(state_dict)
 
     def train_dataloader(self) -> ResumableLoader:
-        """The stream of training batches, all of them full; from where the last one was, within a run.
+        """The stream of training batches, all of them full. Within a run it goes on where the last loader stopped.
 
         Raises:
             UserError: the checkpoint's place is in other data, or in another order.
@@ -155,7 +154,7 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
         return self._training_loader(stream, identity)
 
     def _training_loader(self, stream: TokenStream, identity: dict[str, Any]) -> ResumableLoader:
-        """Batches of a stream, from the place of the checkpoint or of this run's last loader on."""
+        """Batches of a stream; they begin where the checkpoint or this run's last loader stopped."""
         micro_batches = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
         loader = ResumableLoader(stream, self._batch_maker(), self.num_workers, identity, micro_batches)
         if place := self.state_dict():
@@ -182,7 +181,7 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
         return self.val_dataloader()
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Cut a training batch to the length that `context_schedule` has for the step under way."""
+        """Cut a training batch to the length that `context_schedule` gives for the current step."""
         if not self.context_schedule or self.trainer is None or not self.trainer.training:
             return batch
         begun = [step for step in self.context_schedule if step <= self.trainer.global_step]

@@ -60,7 +60,7 @@ def write_slimpajama(folder: Path, megabytes: float, file_megabytes: float) -> d
 
 def _python_texts() -> Iterator[str]:
     """Different non-empty UTF-8 sources, over and over; from the second time on with a distinguishing line."""
-    paths = [file.path for file in python_files(include_site_packages=True)]
+    paths = list(python_files(include_site_packages=True).values())
     for repetition in itertools.count(1):
         seen = set()
         for path in paths:

@@ -24,7 +24,7 @@ WRONG = [
 
 @pytest.mark.parametrize("name", WRONG)
 def test_names_that_lead_elsewhere(name: Any) -> None:
-    with pytest.raises(UserError, match=r"^The list names a file .*not inside of its folder"):
+    with pytest.raises(UserError, match=r"^The list names a file .*not inside its folder"):
         checked_path(name, "The list")
 
 

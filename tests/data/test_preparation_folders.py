@@ -37,7 +37,6 @@ def interrupted_after_a_group(folder: Path, recipe: Recipe) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Runner, "_finish", finish_group)
-        patch.setattr(run_module, "GROUPS_AT_ONCE", 1)  # no thread fetches on when this returns
         with pytest.raises(KeyboardInterrupt):
             make(folder, recipe)
 

@@ -252,7 +252,9 @@ def test_killed_at_random_moments_of_200_megabytes(tmp_path_factory: pytest.Temp
     place = tmp_path_factory.mktemp("killed")
     size = write_slimpajama(place / "hub", MEGABYTES, file_megabytes=2)["bytes"]
     assert size >= 200e6
-    texts = (file.path.read_text(errors="replace") for file in python_files(include_site_packages=False)[:300])
+    texts = (
+        path.read_text(errors="replace") for path in list(python_files(include_site_packages=False).values())[:300]
+    )
     tokenizer = word_tokenizer(place / "tokenizer.json", texts)
     commands = {name: Command(program, place / "hub", tokenizer)
                 for name, program in (("small groups", SMALL_GROUPS), ("as shipped", AS_SHIPPED))}  # fmt: skip

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 
 from anlit.data.preparation import run as run_module
 from anlit.data.preparation.encode import Job, encode_task
+from anlit.data.preparation.files import SourceFile
 from anlit.data.preparation.plan import Task
 from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.sources import LocalFiles
 from anlit.errors import UserError
 from tests.data.preparing import (
     finish,
@@ -108,6 +111,30 @@ def test_a_worker_that_is_killed(
     wait_for(lambda: members(process.pid or 0) == [])
     make(tmp_path / "out", recipe, workers=2)
     assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def test_nothing_is_written_after_the_end(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the threads that fetch the next groups, which nobody waits for: the lock is free for another process."""
+    ended, before = threading.Event(), threading.enumerate()
+
+    def provide(self: LocalFiles, file: SourceFile, folder: Path) -> Path:
+        if threading.current_thread() is not threading.main_thread() and "00000" not in file.name:
+            ended.wait(20)
+        return self.root / file.name
+
+    def fail(job: Job, task: Task) -> None:
+        raise KeyboardInterrupt
+
+    make(tmp_path / "out", recipe, shard=1, shards=2)
+    monkeypatch.setattr(LocalFiles, "provide", provide)
+    monkeypatch.setattr(run_module, "encode_task", fail)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "out", recipe, shard=0, shards=2)
+    left = hashes(tmp_path / "out")
+    ended.set()
+    for thread in set(threading.enumerate()) - set(before):
+        thread.join(20)
+    assert hashes(tmp_path / "out") == left
 
 
 def encode_slowly(job: Job, task: Task) -> dict[str, Any]:

@@ -336,8 +336,8 @@ def test_a_few_text_files_give_both_splits(tokenizer: str, tmp_path: Path) -> No
 
 
 @functools.cache
-def few_python_files() -> list[catalogue.LocalText]:
-    return [file for file in python_files(include_site_packages=False) if file.label.startswith("json/")]
+def few_python_files() -> dict[str, Path]:
+    return {name: path for name, path in python_files(include_site_packages=False).items() if name.startswith("json/")}
 
 
 def test_python_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +345,7 @@ def test_python_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     options = Options(vocab_size=300, val_fraction=0.3)
     manifest = prepare(tmp_path / "out", python_sources(options), RunOptions(workers=1))
     found = [text for split in ("val", "train") for text in read_texts(tmp_path / "out", split)]
-    assert sorted(found) == sorted({file.path.read_bytes().decode() for file in few_python_files()} - {""})
+    assert sorted(found) == sorted({path.read_bytes().decode() for path in few_python_files().values()} - {""})
     assert_holds(tmp_path / "out", {split: read_texts(tmp_path / "out", split) for split in ("val", "train")})
     assert (manifest["vocab_size"], manifest["settings"]["include_site_packages"]) == (300, False)
     with pytest.raises(UserError, match="include_site_packages False → True"):
@@ -353,7 +353,7 @@ def test_python_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_python_sources_are_the_standard_library() -> None:
-    labels = {file.label for file in python_files(include_site_packages=False)}
+    labels = set(python_files(include_site_packages=False))
     assert {"abc.py", "json/decoder.py", "asyncio/base_events.py"} <= labels
     assert not any("site-packages" in label for label in labels)
 
@@ -365,8 +365,8 @@ def test_site_packages_only_on_request(tmp_path: Path, monkeypatch: pytest.Monke
     (packages / "b.py").write_text("b = 2\n")
     paths = {"stdlib": str(library), "purelib": str(packages), "platlib": str(packages)}
     monkeypatch.setattr("sysconfig.get_paths", lambda: paths)
-    assert [file.path.name for file in python_files(include_site_packages=False)] == ["a.py"]
-    assert [file.path.name for file in python_files(include_site_packages=True)] == ["a.py", "b.py"]
+    assert list(python_files(include_site_packages=False)) == ["a.py"]
+    assert list(python_files(include_site_packages=True)) == ["a.py", "b.py"]
 
 
 def test_empty_and_single_file_corpora_are_refused(tmp_path: Path) -> None:

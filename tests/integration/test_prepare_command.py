@@ -305,7 +305,8 @@ def test_text_files_prepared_by_the_command_are_those_of_the_data_module(
 
 
 def test_from_python_sources_to_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = [file for file in python_files(include_site_packages=False) if file.label.startswith("json/")]
+    library = python_files(include_site_packages=False)
+    few = {label: path for label, path in library.items() if label.startswith("json/")}
     monkeypatch.setattr(catalogue, "python_files", lambda include_site_packages: few)
     folder = tmp_path / "out"
     arguments = ["--data=PythonSources", f"--data.path={folder}", "--data.vocab_size=300", "--data.val_fraction=0.3"]

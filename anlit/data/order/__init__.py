@@ -1,1 +1,1 @@
-"""In which order blocks of tokens are drawn, in what proportions, and how they become batches."""
+"""The order and the proportions in which blocks of tokens are drawn, and the loaders that make batches of them."""

@@ -1,4 +1,4 @@
-"""In which order blocks are drawn: pure functions of a seed and the draw's number, without any state to save.
+"""The order of blocks, a pure function of a seed and the draw's number: there is no state to save.
 
 A draw is one sequence of training. A source is one long array of tokens, cut into blocks; the blocks of a chunk (one
 file of it) are those that begin in it. A pass goes once through all blocks; draws go on from pass to pass.
@@ -77,7 +77,7 @@ class BlockOrder:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def chunks_ahead(self, draw: int) -> np.ndarray:
-        """Chunks in which blocks begin that are drawn from `draw` on, soonest first: this window's and the next's."""
+        """Chunks of the blocks from `draw` on, soonest first: those of this window and of the next."""
         pass_number, offset = divmod(draw, self.n_blocks)
         if not self.shuffle:
             now = int(np.searchsorted(self.first_block, offset, side="right")) - 1

@@ -1,4 +1,4 @@
-"""From streams of blocks to batches; the place in the training stream is part of every checkpoint."""
+"""Loaders turn streams of blocks into batches. Every checkpoint has the place in the training stream."""
 
 import logging
 from collections.abc import Iterator
@@ -32,9 +32,9 @@ class BatchMaker:
 
 
 class Loader:
-    """Batches of a stream, made where they are used from blocks that `num_workers` processes read, if not 0.
+    """Batches of a stream. Worker processes read the blocks, and the process that uses the batches makes them.
 
-    Not a DataLoader but around one: Lightning builds those that it knows anew, in ways that ours would not survive.
+    It contains a DataLoader and is none itself: Lightning rebuilds every DataLoader, and would lose the place in it.
     """
 
     def __init__(self, stream: BlockStream, make_batch: BatchMaker, num_workers: int = 0) -> None:
@@ -81,7 +81,7 @@ class ResumableLoader(Loader):
         make_batch: what makes its blocks batches.
         num_workers: processes; the batches do not depend on it.
         micro_batches: of an optimizer step; an epoch has whole steps only.
-        identity: what the meaning of a place depends on, by the name of the setting: texts, seed, …
+        identity: the settings that a place in the stream depends on, by name: texts, seed, …
     """
 
     stream: TokenStream
@@ -97,11 +97,11 @@ class ResumableLoader(Loader):
         super().__init__(stream, make_batch, num_workers)
         self.identity, self.micro_batches = identity, micro_batches
         self.drawn = 0
-        """Sequences that all devices together have been given."""
+        """Sequences that all devices together have drawn."""
         self._running: Iterator[Batch] | None = None
 
     def __len__(self) -> int:
-        """Batches in an epoch: what the sources fill once, less what would be only a part of an optimizer step."""
+        """Batches in an epoch: all blocks once, without batches that would fill only a part of an optimizer step."""
         batches = self.stream.order.n_blocks // self.stream.share.sequences
         return max(1, batches // self.micro_batches) * self.micro_batches
 

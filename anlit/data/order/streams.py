@@ -1,4 +1,4 @@
-"""Endless or finite streams of batches as the loader's workers make them, from token stores and an order."""
+"""Streams of batches, which the loader's workers read from token stores: endless for training, finite else."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ class BlockStream(IterableDataset):
     """
 
     def numbers(self, first: int, step: int) -> Iterator[int]:
-        """The numbers of the batches that every step-th from `first` are."""
+        """Numbers of the batches from `first` on, every `step`-th."""
         raise NotImplementedError
 
     def batch(self, number: int) -> Blocks:
@@ -64,7 +64,7 @@ class BlockStream(IterableDataset):
             self.close()
 
     def close(self) -> None:
-        """Stop what was begun for the iteration."""
+        """Stop the threads of the iteration."""
 
 
 class TokenStream(BlockStream):

@@ -1,4 +1,4 @@
-"""One group: the token files of its tasks, one after the other → litdata chunks in their final place, and a record."""
+"""Assembles a group: the token files of its tasks become litdata chunks in their final place, and a record."""
 
 import os
 import zlib

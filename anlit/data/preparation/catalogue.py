@@ -8,12 +8,13 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from anlit.data.preparation.distinct_texts import DistinctTexts, LocalText, list_files
+from anlit.data.preparation.distinct_texts import DistinctTexts, list_files
 from anlit.data.preparation.formats import BY_ENDING, Columns
-from anlit.data.preparation.hub import HubSource
+from anlit.data.preparation.hub import HubFiles
 from anlit.data.preparation.recipe import BPE, Recipe
-from anlit.data.preparation.sources import HubFiles, LocalFiles, Source
+from anlit.data.preparation.sources import LocalFiles, Source
 from anlit.data.preparation.splits import ContentFraction, FirstTokens, Folders, HeldOutTexts, Splits
 from anlit.data.storage.manifest import TEST, TRAIN, VAL
 from anlit.data.tokenizer import END_OF_DOCUMENT
@@ -96,25 +97,24 @@ def _hub_recipe(
     splits: Splits,
     tokenizer: str,
     subset: str | None = None,
-    origin: dict[str, str] | None = None,
-    tokenized: bool = False,
+    **others: Any,
 ) -> Recipe:
-    """A corpus of the hub, read there or from a local copy."""
+    """A corpus of the hub, read there or from a local copy; `others` are fields of the recipe."""
     source: Source
     if options.source is None:
-        source = HubFiles(HubSource(repository, options.revision, tuple(layouts[0])))
+        source = HubFiles(repository, options.revision, layouts[0])
     else:
         source = LocalFiles(options.source, *layouts)
+    columns = Columns(options.text, subset, options.max_document_bytes)
     return Recipe(
         corpus=corpus,
         source=source,
         splits=splits,
-        columns=Columns(options.text, subset, options.max_document_bytes),
+        columns=columns,
         tokenizer=options.tokenizer or tokenizer,
         vocab_size=options.vocab_size,
         end_of_document=options.end_of_document,
-        tokenized=tokenized,
-        origin=origin or {},
+        **others,
     )
 
 
@@ -158,14 +158,14 @@ def python_sources(options: Options) -> Recipe:
     return Recipe("PythonSources", texts, Splits(), vocab_size=options.vocab_size, origin=origin)
 
 
-def python_files(include_site_packages: bool) -> list[LocalText]:
-    """Every *.py of the interpreter's standard library and, if asked for, of its installed packages."""
+def python_files(include_site_packages: bool) -> dict[str, Path]:
+    """Every *.py of the interpreter's standard library and, if asked for, of its installed packages, by its label."""
     paths = sysconfig.get_paths()
     library = list_files(Path(paths["stdlib"]), "**/*.py")
-    files = [file for file in library if PACKAGE_FOLDERS.isdisjoint(Path(file.label).parts)]
+    files = {label: path for label, path in library.items() if PACKAGE_FOLDERS.isdisjoint(Path(label).parts)}
     if include_site_packages:
         for folder in sorted({paths["purelib"], paths["platlib"]}):
-            files += list_files(Path(folder), "**/*.py")
+            files |= list_files(Path(folder), "**/*.py")
     return files
 
 

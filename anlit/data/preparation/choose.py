@@ -1,4 +1,4 @@
-"""Which texts are held out, where the rule compares all of them: the corpus is read once before it is encoded.
+"""The choice of held-out texts by a rule that compares all texts: it reads the corpus once before encoding.
 
 Reading and hashing took 0.8 % of a preparation's processor time (30 MB of Python sources, one process). A corpus from
 the hub is fetched for it, and its files stay in .work/source until they are encoded.
@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anlit.data.preparation.files import FileState, bad_document, file_sha256, refuse_changed, state_of
+from anlit.data.preparation.files import FileState, SourceFile, bad_document, file_sha256, refuse_changed, state_of
 from anlit.data.preparation.formats import Columns, Span, format_of
 from anlit.data.preparation.recipe import Recipe
-from anlit.data.preparation.sources import SourceFile
 from anlit.data.preparation.splits import HeldOutTexts
 from anlit.data.preparation.workers import worker_pool
 from anlit.data.preparation.workspace import Workspace, say

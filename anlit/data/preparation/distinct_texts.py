@@ -5,57 +5,49 @@ the order of their content hashes, which is a shuffled order and the same wherev
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from anlit.data.preparation.sources import Listing, Source, SourceFile, names_and_sizes_sha256
+from anlit.data.preparation.files import SourceFile
+from anlit.data.preparation.sources import Listing, Source, names_and_sizes_sha256
 from anlit.data.preparation.splits import is_held_out
 from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.errors import UserError
 
 
-@dataclass(frozen=True)
-class LocalText:
-    """A file that may become a document; `label` names it apart from where the corpus lies."""
-
-    label: str
-    path: Path
-
-
-def list_files(root: Path, pattern: str) -> list[LocalText]:
-    """Files under `root` that match a glob pattern, sorted by name."""
-    return [LocalText(path.relative_to(root).as_posix(), path) for path in sorted(root.glob(pattern)) if path.is_file()]
+def list_files(root: Path, pattern: str) -> dict[str, Path]:
+    """Files under `root` that match a glob pattern, by their names below it, sorted."""
+    return {path.relative_to(root).as_posix(): path for path in sorted(root.glob(pattern)) if path.is_file()}
 
 
 class DistinctTexts(Source):
     """Every different UTF-8 file of a list, held out or not by a hash of its content.
 
     Args:
-        find: gives the files, each with a label of its own; called only when they are needed.
+        find: gives the files, by labels that do not depend on where the corpus lies; called only when needed.
         val_fraction: part of the documents that is held out for validation, in (0, 1).
         nothing: the error about a corpus without any files.
     """
 
-    def __init__(self, find: Callable[[], Sequence[LocalText]], val_fraction: float, nothing: str) -> None:
+    def __init__(self, find: Callable[[], dict[str, Path]], val_fraction: float, nothing: str) -> None:
         if not 0 < val_fraction < 1:
             raise UserError(f"val_fraction must be between 0 and 1, not {val_fraction}.")
         self.find, self.val_fraction, self.nothing = find, val_fraction, nothing
-        self._texts: dict[str, Path] | None = None
 
+    @cached_property
     def texts(self) -> dict[str, Path]:
-        """Label → path; found once."""
-        if self._texts is None:
-            self._texts = {text.label: text.path for text in self.find()}
-        return self._texts
+        """Label → path."""
+        return self.find()
 
     def listing(self) -> Listing:
-        if not self.texts():
+        if not self.texts:
             raise UserError(self.nothing)
         skipped: dict[str, list[str]] = {}
         seen: dict[str, SourceFile] = {}
-        for label, path in self.texts().items():
+        for label, path in self.texts.items():
             problem, file = _examine(label, path)
             if file is not None and file.sha256 in seen:
                 problem = "duplicate"
@@ -69,7 +61,7 @@ class DistinctTexts(Source):
         """The held-out files first, then the others."""
         if len(files) < 2:
             raise UserError(
-                f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of {len(self.texts())}, and "
+                f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of {len(self.texts)}, and "
                 "training and validation need one each: point the source at more text or widen the pattern."
             )
         val = [file for file in files if is_held_out(str(file.sha256), self.val_fraction)]
@@ -81,9 +73,9 @@ class DistinctTexts(Source):
         ]
 
     def listing_sha256(self) -> str | None:
-        if not self.texts():
+        if not self.texts:
             return None
-        return names_and_sizes_sha256([SourceFile(label, path.stat().st_size) for label, path in self.texts().items()])
+        return names_and_sizes_sha256([SourceFile(label, path.stat().st_size) for label, path in self.texts.items()])
 
     def provide(self, file: SourceFile, folder: Path) -> Path:
         """The file where it lies.
@@ -91,7 +83,7 @@ class DistinctTexts(Source):
         Raises:
             UserError: it is not what it was when the corpus was listed.
         """
-        path = self.texts().get(file.name)
+        path = self.texts.get(file.name)
         if path is None or hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
             raise UserError(
                 f"{path or file.name} has changed since the preparation began: remove the unfinished folder and "

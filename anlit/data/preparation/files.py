@@ -1,22 +1,35 @@
-"""Whether a source file is still what it was: cheaply, and by its hash."""
+"""Source files: what is known about one, whether it has changed, and the error about a document in it."""
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from anlit.errors import UserError
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a corpus; `name` is its path inside the corpus, with slashes."""
+
+    name: str
+    size: int
+    sha256: str | None = None
+    split: str | None = None
+    """The split that all its documents belong to, where the source knows it."""
+
 
 FileState = tuple[int, int, int, int]
 """Inode, bytes, and the times of the last change of content and of attributes, in ns."""
 
 
 def state_of(path: Path) -> FileState:
-    """What tells cheaply that a file is still the same."""
+    """The state of a file, which changes whenever its content does."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def refuse_changed(path: Path, state: FileState) -> None:
-    """Called after reading: the hash that was taken before has to be that of what was read.
+    """Refuse a file that has changed since its hash was taken; called after it has been read.
 
     Raises:
         UserError: the file has changed since `state`.

@@ -3,31 +3,23 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from huggingface_hub import cached_assets_path, constants, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 
+from anlit.data.preparation.files import SourceFile
 from anlit.data.preparation.hub_requests import HubRepository
+from anlit.data.preparation.sources import Listing, Source, natural
 from anlit.data.storage.names import checked_path, path_inside
 from anlit.errors import UserError
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class HubFile(NamedTuple):
-    """One file of a repository."""
-
-    name: str
-    """Its path in the repository."""
-    size: int
-    sha256: str | None
-    """None for small files, which are kept in git itself."""
-
-
-class HubSource(HubRepository):
-    """Files of a dataset repository, at one commit.
+class HubFiles(HubRepository, Source):
+    """Files of a dataset repository at one commit, fetched one by one and removed when their tokens are written.
 
     Args:
         repo_id: "owner/name".
@@ -37,14 +29,14 @@ class HubSource(HubRepository):
     """
 
     kind = "dataset"
-    way_out = "prepare from a local copy with --source DIR"
+    alternative = "prepare from a local copy with --source DIR"
 
     def __init__(
         self, repo_id: str, revision: str = "main", patterns: Sequence[str] = ("**",), endpoint: str | None = None
     ) -> None:
         super().__init__(repo_id, revision, endpoint)
         self.patterns = patterns
-        self._commits: dict[str, str] = {}
+        self._commit: str | None = revision if COMMIT.fullmatch(revision) else None
 
     @property
     def commit(self) -> str:
@@ -53,53 +45,59 @@ class HubSource(HubRepository):
         Raises:
             UserError: the hub, the repository or the revision cannot be reached.
         """
-        if COMMIT.fullmatch(self.revision):
-            return self.revision
-        if self.revision not in self._commits:
+        if self._commit is None:
             content, _ = self.read_json(self.api(f"revision/{quote(self.revision, safe='')}"))
             commit = content.get("sha") if isinstance(content, dict) else None
             if not (isinstance(commit, str) and COMMIT.fullmatch(commit)):
-                raise UserError(f"{self.address} does not answer like the hub: check HF_ENDPOINT and proxies.")
-            self._commits[self.revision] = commit
-        return self._commits[self.revision]
+                raise self.foreign_answer()
+            self._commit = commit
+        return self._commit
 
-    def files(self) -> list[HubFile]:
-        """The files that match a pattern, sorted by name.
+    def pinned(self) -> dict[str, Any]:
+        return {"commit": self.commit}
 
-        Raises:
-            UserError: there are none, or the hub, the repository or the revision cannot be reached.
-        """
+    def pin(self, pinned: dict[str, Any]) -> None:
+        self._commit = pinned["commit"]
+
+    def settings(self) -> dict[str, Any]:
+        return {"repository": self.repo_id, "revision": self.revision}
+
+    def listing(self) -> Listing:
         found = {}
         for folder in sorted({_fixed_folder(pattern) for pattern in self.patterns}):
             for entry in self._tree(folder):
                 checked_path(entry["path"], f"The hub's listing of {self.repo_id}")
                 if entry["type"] == "file" and matches(entry["path"], self.patterns):
-                    sha256 = (entry.get("lfs") or {}).get("oid")
-                    found[entry["path"]] = HubFile(entry["path"], entry["size"], sha256)
+                    sha256 = (entry.get("lfs") or {}).get("oid")  # small files are in git itself and have none
+                    found[entry["path"]] = SourceFile(entry["path"], entry["size"], sha256)
         if not found:
             raise UserError(
                 f"The dataset {self.repo_id} has no file that matches {' or '.join(self.patterns)} in its revision "
-                f"{self.revision}: set --revision to one that has, or {self.way_out}."
+                f"{self.revision}: set --revision to one that has, or {self.alternative}."
             )
-        return [found[name] for name in sorted(found)]
+        return Listing([found[name] for name in sorted(found, key=natural)])
 
-    def fetch(self, name: str, folder: Path, size: int | None = None, sha256: str | None = None) -> Path:
-        """Put a file into `folder`/`name`, where it may already be; what an earlier attempt left is continued.
-
-        Args:
-            name: `HubFile.name`.
-            folder: belongs to this repository and commit alone.
-            size, sha256: of the `HubFile`; checked if given.
+    def provide(self, file: SourceFile, folder: Path) -> Path:
+        """The file in `folder`, where it may already be; what an earlier attempt left is continued.
 
         Raises:
             UserError: the hub cannot be reached, the file is not there, or it keeps arriving damaged.
             OSError: `folder` cannot be written to.
         """
-        target = path_inside(folder, checked_path(name, "The plan"))
         try:
-            return self.fetch_file(self.file_url(name, self.commit), target, size, sha256)
+            return self.fetch_file(
+                self.file_url(file.name, self.commit), self._place(file, folder), file.size, file.sha256
+            )
         except EntryNotFoundError as error:
-            raise self._no_file(name) from error
+            raise UserError(
+                f"The dataset {self.repo_id} has no file {file.name} in {self.commit}: {self.alternative}."
+            ) from error
+
+    def release(self, file: SourceFile, folder: Path) -> None:
+        self._place(file, folder).unlink(missing_ok=True)
+
+    def _place(self, file: SourceFile, folder: Path) -> Path:
+        return path_inside(folder / self.commit, checked_path(file.name, "The plan"))
 
     def _tree(self, folder: str) -> Iterator[dict[str, Any]]:
         """The entries of a folder and the folders below."""
@@ -108,9 +106,6 @@ class HubSource(HubRepository):
         while url is not None:
             entries, url = self.read_json(url)
             yield from entries
-
-    def _no_file(self, name: str) -> UserError:
-        return UserError(f"The dataset {self.repo_id} has no file {name} in {self.commit}: {self.way_out}.")
 
 
 def fetch_tokenizer(repo_id: str, endpoint: str | None = None) -> Path:
@@ -129,7 +124,7 @@ def fetch_tokenizer(repo_id: str, endpoint: str | None = None) -> Path:
     try:
         return model.fetch_file(model.file_url(name, model.revision), folder / name, None, None)
     except EntryNotFoundError as error:
-        raise UserError(f"The model {repo_id} has no file {name}: {model.way_out}.") from error
+        raise UserError(f"The model {repo_id} has no file {name}: {model.alternative}.") from error
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -1,8 +1,8 @@
 """Requests about one repository of the Hugging Face hub: repeated where that helps, refused in one sentence.
 
-huggingface_hub's own functions begin a file anew after the process was killed, and without a network they repeat a
-request for 23 seconds, without a time limit on each. So its session, login and error types are used here, with
-patience of our own: little at first contact, minutes once the hub has answered.
+This module uses the session, the login and the error types of huggingface_hub, but not its downloads and listings:
+its download starts a file again after a kill, and its listing (`list_repo_tree`) waits for a silent hub without a time
+limit. The patience is our own: little at first contact, minutes once the hub has answered.
 """
 
 import time
@@ -53,7 +53,7 @@ class HubRepository:
     """
 
     kind = "model"
-    way_out = "give a local tokenizer.json with --tokenizer FILE"
+    alternative = "give a local tokenizer.json with --tokenizer FILE"
 
     def __init__(self, repo_id: str, revision: str = "main", endpoint: str | None = None) -> None:
         self.repo_id, self.revision = repo_id, revision
@@ -88,7 +88,11 @@ class HubRepository:
         except ValueError as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"{self.address} does not answer like the hub: check HF_ENDPOINT and proxies.") from error
+            raise self.foreign_answer() from error
+
+    def foreign_answer(self) -> UserError:
+        """The error for an answer that is not the hub's."""
+        return UserError(f"{self.address} does not answer like the hub: check HF_ENDPOINT and proxies.")
 
     def fetch_file(self, url: str, target: Path, size: int | None, sha256: str | None) -> Path:
         """Make `target` the file at `url`, going on where an earlier attempt was cut, in this process or another.
@@ -109,7 +113,7 @@ class HubRepository:
             partial.unlink()
         raise UserError(
             f"{target.name} of the {self.kind} {self.repo_id} arrived damaged twice ({wrong}): "
-            f"check the network and its proxies, or {self.way_out}."
+            f"check the network and its proxies, or {self.alternative}."
         )
 
     def _continue(self, url: str, partial: Path, size: int | None) -> None:
@@ -183,31 +187,32 @@ class HubRepository:
         about = f"the {self.kind} {self.repo_id}"
         page = f"{self.address}/{'datasets/' if self.kind == 'dataset' else ''}{self.repo_id}"
         login = "log in with `hf auth login` or set HF_TOKEN"
+        otherwise = f"or {self.alternative}"
         status = _status(error)
         if self._is_refused_link(error):
             return (
                 f"The store of {about} refuses the hub's links (status {status}): check this "
-                f"machine's clock and proxies, try again later, or {self.way_out}."
+                f"machine's clock and proxies, try again later, {otherwise}."
             )
         match error:
             case OfflineModeIsEnabled():
-                return f"HF_HUB_OFFLINE is set, so {about} is not fetched: unset it, or {self.way_out}."
+                return f"HF_HUB_OFFLINE is set, so {about} is not fetched: unset it, {otherwise}."
             case HFValidationError():
                 return f'"{self.repo_id}" is not the name of a {self.kind} on the hub, which is like "owner/name".'
             case GatedRepoError():
                 return f"The hub asks for consent before it gives {about}: accept the terms on {page} and {login}, " + (
-                    f"or {self.way_out}."
+                    f"{otherwise}."
                 )
             case RevisionNotFoundError():
                 return f"The hub has {about}, but no revision {self.revision} of it: set --revision to one on {page}."
             case RepositoryNotFoundError() | HfHubHTTPError(response=httpx2.Response(status_code=404)):
-                return f"The hub has no {about[4:]}, or it is private: check the name and {login}, or {self.way_out}."
+                return f"The hub has no {about[4:]}, or it is private: check the name and {login}, {otherwise}."
             case HfHubHTTPError() if status in (401, 403):
-                return f"The hub refuses {about} (status {status}): {login}, or {self.way_out}."
+                return f"The hub refuses {about} (status {status}): {login}, {otherwise}."
             case HfHubHTTPError():
-                return f"The hub fails to give {about} (status {status}): try again later, or {self.way_out}."
+                return f"The hub fails to give {about} (status {status}): try again later, {otherwise}."
         reason = str(error) or type(error).__name__
-        return f"{self.address} cannot be reached for {about} ({reason}): check the network, or {self.way_out}."
+        return f"{self.address} cannot be reached for {about} ({reason}): check the network, {otherwise}."
 
 
 def _status(error: Exception) -> int | None:

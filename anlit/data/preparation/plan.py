@@ -1,6 +1,6 @@
-"""How a corpus is cut up: files → groups (whose chunks are written together) → tasks (encoded by one worker).
+"""The plan of a preparation: files → groups (whose chunks are written together) → tasks (encoded by one worker).
 
-The cut depends on the files alone, not on workers, nodes or interruptions: so neither do the shards.
+It depends on the files alone, not on workers, nodes or interruptions, and therefore neither do the shards.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anlit.data.preparation.choose import Chosen, choose_texts
-from anlit.data.preparation.files import FileState
+from anlit.data.preparation.files import FileState, SourceFile
 from anlit.data.preparation.formats import Span, format_of, read_bin_header
 from anlit.data.preparation.recipe import Recipe
-from anlit.data.preparation.sources import SourceFile
 from anlit.data.preparation.workspace import Workspace, read_json, say
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import UserError
@@ -66,7 +65,7 @@ class Plan:
     """What the rule for the splits says about single records, if it does."""
     skipped: dict[str, list[str]]
     pinned: dict[str, Any]
-    """What the source was held to, such as the hub's commit."""
+    """What the source keeps to, such as the hub's commit."""
     groups: list[range]
     """Which files make up each group."""
 
@@ -88,7 +87,7 @@ class Plan:
 def make_plan(workspace: Workspace, recipe: Recipe, workers: int, skip_bad: bool, chosen: Chosen | None) -> Plan:
     """The plan of an earlier, unfinished preparation, or a new one, written down before anything else is done.
 
-    An earlier one with other settings that has come to nothing is forgotten: the first command was a mistake.
+    An earlier one with other settings is forgotten if little is lost by it: the first command was a mistake.
 
     Args:
         workers: processes that may read the corpus.
@@ -100,7 +99,7 @@ def make_plan(workspace: Workspace, recipe: Recipe, workers: int, skip_bad: bool
     """
     settings = current_settings(recipe)
     begun_with = read_json(workspace.plan)["settings"] if workspace.plan.is_file() else settings
-    if differences(begun_with, settings) and workspace.has_come_to_nothing():
+    if differences(begun_with, settings) and workspace.may_be_forgotten():
         say("The settings are others than those that were begun with, and nothing is lost: beginning anew.")
         workspace.start_over()
         workspace.make()
@@ -148,7 +147,7 @@ def _plan(content: dict[str, Any]) -> Plan:
 
 
 def _groups(files: Sequence[SourceFile], group_bytes: int) -> Iterator[range]:
-    """Consecutive files of at least `group_bytes` together; what is left over is the last group."""
+    """Consecutive files of at least `group_bytes` together; the last group may be smaller."""
     first, size = 0, 0
     for number, file in enumerate(files):
         size += file.size

@@ -1,4 +1,4 @@
-"""A corpus → a folder of token shards that `TokenShards` streams, at once or after any number of interruptions.
+"""Prepares a corpus as a folder of token shards, in one run or after any number of interruptions.
 
     DIR/<split>/[<subset>/]   litdata chunks and their index: documents, each with its end-of-document token
     DIR/tokenizer.json
@@ -79,7 +79,7 @@ def prepare(path: str | Path, recipe: Recipe, options: RunOptions | None = None)
 
 
 def _finished(target: Path, recipe: Recipe, options: RunOptions) -> dict[str, Any] | Damage | None:
-    """The manifest of a folder that is finished and whole, or what it lacks; None if it is not finished.
+    """The manifest of a finished folder, or its damage; None for an unfinished folder.
 
     Raises:
         UserError: it is a folder of something else, or made with other settings.
@@ -112,19 +112,17 @@ def _begin(workspace: Workspace, recipe: Recipe, options: RunOptions) -> Runner 
             workspace.remove()  # a process was killed between its last two steps
             return finished
         unplanned = finished is not None or not workspace.plan.is_file()
-        manifest: dict[str, Any] | None = None
         try:
             if finished is not None:
                 first, n_groups = finished.paths[0], len(finished.groups)
                 say(f"{first} is missing or damaged ({len(finished.paths)} in all): making {n_groups} group(s) again.")
-                manifest = read_manifest(str(workspace.target))
                 begin_repair(workspace, recipe, finished)
             workspace.make()
-            chosen = chosen_texts(workspace.target, manifest) if manifest is not None else None
+            chosen = chosen_texts(finished) if finished is not None else None
             plan = make_plan(workspace, recipe, options.n_workers(), options.skip_bad, chosen)
             job = _job(workspace, recipe, plan, options)
             if finished is not None:
-                reopen(workspace)
+                reopen(workspace, finished)
         except UserError:
             if unplanned:  # the command is wrong, and must not stand in the way of the right one
                 workspace.forget_plan()
@@ -177,7 +175,7 @@ def _job(workspace: Workspace, recipe: Recipe, plan: Plan, options: RunOptions) 
 
 @contextmanager
 def _plain_errors(target: Path) -> Iterator[None]:
-    """Say in one sentence what stopped the preparation, and that what is done is kept."""
+    """Turn every failure into one sentence, which says that the finished part is kept."""
     kept = "what is done so far is kept, repeat the command to go on"
     try:
         yield

@@ -1,4 +1,4 @@
-"""From the records of all groups to a prepared folder: index.json of each stream, sources.jsonl, manifest.json last."""
+"""The end of a preparation: index.json of each stream, sources.jsonl and, last, manifest.json."""
 
 import hashlib
 import json

@@ -41,7 +41,7 @@ class Recipe:
     task_bytes: int = TASK_BYTES
     """Source bytes that a worker encodes at once."""
     group_bytes: int = GROUP_BYTES
-    """Source bytes after which chunks are written and a kill loses nothing any more."""
+    """Source bytes of a group. A kill loses no group whose chunks are written."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """More settings to be compared with those of an existing folder."""
 

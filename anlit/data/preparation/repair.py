@@ -1,4 +1,4 @@
-"""A finished folder that has lost something: find what is damaged, and make it unfinished by that alone."""
+"""Repair of a finished folder: its damage is found, and the folder is unfinished again for that part alone."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.publish import SOURCES, index_text, join_streams
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.preparation.workspace import Workspace
-from anlit.data.storage.manifest import MANIFEST, TOKENIZER, read_manifest
+from anlit.data.storage.manifest import MANIFEST, TOKENIZER
 from anlit.data.storage.shards import INDEX
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
@@ -22,8 +22,11 @@ from anlit.reporting.files import replacing, write_json
 
 @dataclass(frozen=True)
 class Damage:
-    """What a finished folder lacks."""
+    """What a finished folder lacks, and what it says about itself."""
 
+    manifest: dict[str, Any]
+    records: list[dict[str, Any]]
+    """Of all groups, from sources.jsonl."""
     paths: list[Path]
     """Files that are missing or damaged."""
     groups: set[int]
@@ -39,11 +42,11 @@ def find_damage(target: Path, manifest: dict[str, Any], checksums: bool) -> Dama
     Raises:
         UserError: the records are damaged themselves.
     """
-    groups, streams = _read_sources(target)
+    records, streams = _read_sources(target)
     if sum(stream["tokens"] for stream in streams.values()) != manifest["tokens"]:
         raise UserError(_unknown_sources(target))
-    damage = Damage([], set())
-    for group in groups:
+    damage = Damage(manifest, records, [], set())
+    for group in records:
         for name, stream in group["streams"].items():
             for chunk in stream["chunks"]:
                 path = target / name / chunk["filename"]
@@ -72,45 +75,39 @@ def _has_tokenizer(target: Path, manifest: dict[str, Any]) -> bool:
 
 
 def begin_repair(workspace: Workspace, recipe: Recipe, damage: Damage) -> None:
-    """Lay out the state of a preparation that has done everything but the damaged groups.
-
-    Raises:
-        UserError: sources.jsonl is damaged.
-    """
-    manifest = read_manifest(str(workspace.target))
+    """Lay out the state of a preparation that has done everything but the damaged groups."""
     workspace.remove()
     workspace.make()
-    recipe.source.pin(manifest["pinned"])
-    for group in _read_sources(workspace.target)[0]:
+    recipe.source.pin(damage.manifest["pinned"])
+    for group in damage.records:
         if group["group"] in damage.groups:
             hashes = {file["name"]: file["sha256"] for file in group["files"]}
             write_json(workspace.source_hashes(group["group"]), hashes)
         else:
             write_json(workspace.group_record(group["group"]), group)
-    if manifest["tokenizer_sha256"] is not None and _has_tokenizer(workspace.target, manifest):
+    if damage.manifest["tokenizer_sha256"] is not None and _has_tokenizer(workspace.target, damage.manifest):
         with replacing(workspace.tokenizer) as temporary:
             shutil.copyfile(workspace.target / TOKENIZER, temporary)
 
 
-def chosen_texts(target: Path, manifest: dict[str, Any]) -> Chosen | None:
-    """The choice of held-out texts that a finished folder was made with, where there was one."""
-    if "copies" not in manifest:
+def chosen_texts(damage: Damage) -> Chosen | None:
+    """The choice of held-out texts that the folder was made with, where there was one."""
+    if "copies" not in damage.manifest:
         return None
-    files = [file for group in _read_sources(target)[0] for file in group["files"]]
+    files = [file for group in damage.records for file in group["files"]]
     held_out, left_out = (
         {file["name"]: file[key] for file in files if file.get(key)} for key in ("held_out", "left_out")
     )
-    return Chosen(held_out, left_out, manifest["copies"])
+    return Chosen(held_out, left_out, damage.manifest["copies"])
 
 
-def reopen(workspace: Workspace) -> None:
-    """From now on the folder is unfinished: `begin_repair` has been done, there is a plan and a tokenizer.
+def reopen(workspace: Workspace, damage: Damage) -> None:
+    """Make the folder an unfinished one, after `begin_repair`, with a plan and a tokenizer.
 
     Raises:
         UserError: the tokenizer was lost and another one has come in its place.
     """
-    manifest = read_manifest(str(workspace.target))
-    sha256 = manifest["tokenizer_sha256"]
+    sha256 = damage.manifest["tokenizer_sha256"]
     if sha256 is not None and file_sha256(workspace.tokenizer) != sha256:
         raise UserError(
             f"{workspace.target / TOKENIZER} is missing or damaged and cannot be made again as it was: copy the folder "

@@ -1,4 +1,4 @@
-"""Work through a plan's groups: fetch, encode in worker processes, assemble; whatever is done is not done again.
+"""The groups of a plan are fetched, encoded in worker processes and assembled. No finished step is repeated.
 
 Groups overlap: while one is encoded, the one before is assembled and the files of the next are fetched.
 """
@@ -92,10 +92,9 @@ class Runner:
     def _refuse_changes(self, number: int, found: dict[str, FoundFile], sha256: dict[str, str]) -> None:
         """A group is made of the files that it was begun with: some of its tasks may be done."""
         begun_with = self.job.workspace.source_hashes(number)
-        if not begun_with.is_file():
-            write_json(begun_with, sha256)
+        then = read_json(begun_with) if begun_with.is_file() else dict(sha256)
         planned = (self.plan.files[index] for index in self.plan.groups[number])
-        then = {**read_json(begun_with), **{file.name: file.sha256 for file in planned if file.sha256 is not None}}
+        then |= {file.name: file.sha256 for file in planned if file.sha256 is not None}
         changed = [name for name in sorted({*then, *sha256}) if then.get(name) != sha256.get(name)]
         if changed:
             name = found[changed[0]].path if changed[0] in found else changed[0]
@@ -105,6 +104,9 @@ class Runner:
             )
 
     def _encode(self, group: _Group) -> None:
+        begun_with = self.job.workspace.source_hashes(group.number)
+        if not begun_with.is_file():  # written here: the thread may outlive this preparation and its lock
+            write_json(begun_with, group.source_sha256)
         for task in group.tasks:
             record = self.job.workspace.task_record(group.number, task.number)
             if record.is_file():

@@ -1,4 +1,4 @@
-"""Where a corpus's files come from: a local copy, or the hub."""
+"""Where a corpus's files come from, and the source that is a local copy."""
 
 import hashlib
 import re
@@ -7,20 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anlit.data.preparation.hub import HubSource
-from anlit.data.storage.names import checked_path, path_inside
+from anlit.data.preparation.files import SourceFile
 from anlit.errors import UserError
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One file of a corpus; `name` is its path inside the corpus, with slashes."""
-
-    name: str
-    size: int
-    sha256: str | None = None
-    split: str | None = None
-    """The part that all its documents belong to, where the source itself knows it."""
 
 
 @dataclass
@@ -61,11 +49,11 @@ class Source:
         return {}
 
     def pinned(self) -> dict[str, Any]:
-        """What must stay the same until the preparation is finished; asked for once, when it begins."""
+        """What stays fixed until the preparation ends, such as the hub's commit; asked for once, at its beginning."""
         return {}
 
     def pin(self, pinned: dict[str, Any]) -> None:
-        """Go on with the very source of an unfinished preparation."""
+        """Keep to what an unfinished preparation has pinned."""
 
 
 class LocalFiles(Source):
@@ -106,33 +94,6 @@ class LocalFiles(Source):
 
     def provide(self, file: SourceFile, folder: Path) -> Path:
         return self.root / file.name
-
-
-class HubFiles(Source):
-    """A dataset repository on the hub, fetched file by file and removed again as its documents are in the shards."""
-
-    def __init__(self, repository: HubSource) -> None:
-        self.repository, self.revision = repository, repository.revision
-
-    def listing(self) -> Listing:
-        files = sorted(self.repository.files(), key=lambda file: natural(file.name))
-        return Listing([SourceFile(file.name, file.size, file.sha256) for file in files])
-
-    def provide(self, file: SourceFile, folder: Path) -> Path:
-        return self.repository.fetch(file.name, folder / self.repository.commit, file.size, file.sha256)
-
-    def release(self, file: SourceFile, folder: Path) -> None:
-        folder = folder / self.repository.commit
-        path_inside(folder, checked_path(file.name, "The plan")).unlink(missing_ok=True)
-
-    def settings(self) -> dict[str, Any]:
-        return {"repository": self.repository.repo_id, "revision": self.revision}
-
-    def pinned(self) -> dict[str, Any]:
-        return {"commit": self.repository.commit}
-
-    def pin(self, pinned: dict[str, Any]) -> None:
-        self.repository.revision = pinned["commit"]  # not self.revision, which the settings are compared by
 
 
 def natural(name: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Which documents are trained on and which are held out: one small class for each corpus's own way."""
+"""Rules that divide documents into training, validation and test: one small class for each."""
 
 import hashlib
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class HeldOutTexts(Splits):
 
     The hash is BLAKE2b of the text, keyed with the seed: a random choice that depends on the texts alone, and on no
     library's random numbers. A held-out text is held out once; where the corpus repeats it, the others are left out,
-    so that no text is on both sides. The papers hold out random documents (anGPT 10,000, nanoGPT 0.05 %) without
+    so that no text is in both splits. The papers hold out random documents (anGPT 10,000, nanoGPT 0.05 %) without
     looking whether training has the same text again.
 
     Args:
@@ -132,7 +132,7 @@ class FirstTokens(Splits):
 
 
 class ContentFraction(Splits):
-    """A document is held out by nothing but a hash of its text, so it stays on its side whatever else changes.
+    """A hash of its text alone decides about a document, so it stays in its split whatever else changes.
 
     Args:
         fraction: part of the documents that is held out, in (0, 1).

@@ -1,4 +1,4 @@
-"""The state of an unfinished preparation: DIR/.work/, made of files that are there whole or not at all.
+"""The state of an unfinished preparation, DIR/.work/: every file in it is complete or absent.
 
 .work/plan.json             settings, source files and held-out records; written once
 .work/tokenizer.json        the tokenizer all workers read
@@ -26,7 +26,7 @@ from anlit.reporting.text import visible
 
 LOCK = ".prepare-"
 MOST_GROUPS_LOST = 3
-"""As many finished groups as may be given up where the first has failed: those that were under way with it."""
+"""Finished groups that may be given up where the first group has failed: those that ran beside it."""
 
 
 class Workspace:
@@ -81,8 +81,8 @@ class Workspace:
             self.source.rmdir()
             self.root.rmdir()
 
-    def has_come_to_nothing(self) -> bool:
-        """Whether an unfinished preparation may be forgotten: it has failed in its first groups, and nobody goes on."""
+    def may_be_forgotten(self) -> bool:
+        """Whether an unfinished preparation has failed in its first groups, and no other process works on it."""
         if list(self._others()):
             return False
         done = [read_json(path) for path in self.groups.glob("*.json")]

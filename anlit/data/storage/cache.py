@@ -1,7 +1,7 @@
-"""Chunks of remote sources on the local disk: fetched once per machine, ahead of their use, and not without limit.
+"""A bounded cache of remote chunks on the local disk, which fetches each chunk once per machine.
 
-Any number of processes and runs may share the folder: a chunk appears in it whole, a lock says who fetches it, and
-one that is removed while it is in use stays readable for those who have it open.
+Processes and runs share its folder. A chunk appears in it complete, a lock keeps a second process from fetching it, and
+a chunk that is removed while it is in use stays readable for the processes that have it open.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ class ChunkCache:
 
     Args:
         source: the remote source.
-        limit_bytes: size of the whole cache, all sources and runs together, at which the chunks that were not used
-            for longest are removed.
+        limit_bytes: size of the whole cache, all sources and runs together. Above it the least recently used chunks
+            are removed.
     """
 
     def __init__(self, source: Source, limit_bytes: int) -> None:
@@ -56,7 +56,7 @@ class ChunkCache:
             wait: False leaves at once where another thread or process is fetching it.
 
         Raises:
-            UserError: it cannot be had, it is damaged where it comes from, or whoever fetches it makes no progress.
+            UserError: it cannot be fetched, it is damaged at its source, or another process makes no progress with it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{self.path(chunk)}.lock")
@@ -103,7 +103,7 @@ class ChunkCache:
                 raise self.source.damaged(chunk, problem)
 
     def _make_room(self, size: int) -> None:
-        """Remove the chunks that were not used for longest until `size` more bytes fit."""
+        """Remove the least recently used chunks until `size` more bytes fit."""
         files = []
         for path in self.root.glob("*/*/*"):
             with contextlib.suppress(FileNotFoundError):

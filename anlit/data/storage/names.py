@@ -1,7 +1,7 @@
-"""Names that someone else has written and that become paths: of chunks, subsets, and the hub's files.
+"""Checks of foreign names that become paths: of chunks, subsets, and files of the hub.
 
-Every reader of a manifest, an index, a sources.jsonl, a plan or a listing of the hub asks here first, so that no
-name leads out of the folder that it belongs in.
+Every reader of a manifest, an index, a sources.jsonl, a plan or a listing of the hub uses them, so that no name leads
+out of its folder.
 """
 
 import re
@@ -53,7 +53,7 @@ def checked_name(name: Any, where: str) -> str:
 
 def _outside(name: Any, where: str) -> UserError:
     return UserError(
-        f"{where} names a file {name!r:.80}, which is not inside of its folder: take the data from elsewhere."
+        f"{where} names a file {name!r:.80}, which is not inside its folder: take the data from elsewhere."
     )
 
 

@@ -1,6 +1,6 @@
-"""Files at an address (s3://, gs://, hf://), fetched by litdata's downloaders, with an end to every wait.
+"""Files at an address (s3://, gs://, hf://), fetched by litdata's downloaders; every wait has an end.
 
-litdata's clients repeat failing requests for minutes or for ever; here they try three times, and what makes no
+litdata's clients repeat failing requests for minutes or for ever. Here they try three times, and a fetch without
 progress is given up.
 """
 
@@ -20,11 +20,11 @@ from anlit.errors import UserError
 STALL_SECONDS = 60.0
 """How long a fetch may bring nothing before it is given up."""
 BLIND_STALL_SECONDS = 600.0
-"""The same where what has come so far cannot be seen (hf://)."""
+"""The same for hf://, where progress cannot be seen."""
 SMALL_FILE_SECONDS = 12.0
-"""The same for manifest and index, which come at once or not at all."""
+"""The same for small files, which come at once or not at all."""
 SMALL_FILE_BYTES = 256 << 20
-"""What a manifest, an index or a tokenizer has at most."""
+"""Most bytes of a manifest, an index (enough for a million chunks) or a tokenizer, local or remote."""
 
 
 def is_remote(path: str) -> bool:
@@ -61,15 +61,15 @@ class _Bounded(io.FileIO):
 
 
 def fetch(address: str, target: Path, limit: int, patience: float | None = None) -> None:
-    """Fetch a file to `target`, which is there whole only when this has returned.
+    """Fetch a file to `target`, which is complete only when this has returned.
 
     Args:
-        limit: bytes that it may have; not heeded for hf://.
+        limit: bytes that it may have; hf:// ignores it.
         patience: seconds without progress after which to give up.
 
     Raises:
         FileNotFoundError: there is no such file.
-        UserError: the place cannot be reached, or refuses, or answers no more, or does not end.
+        UserError: the address cannot be reached or refuses, the answer stalls, or the file is too long.
     """
     downloader = _downloader(address.partition("://")[0] + "://", os.getpid())
     if patience is None:

@@ -1,4 +1,4 @@
-"""A source's chunks read as the one array of tokens that they are."""
+"""Random access to a source: all its chunks are one array of tokens."""
 
 import os
 from collections import OrderedDict
