@@ -34,9 +34,9 @@ class Clock:
 def texts() -> Iterator[str]:
     """The documents of PythonSources: the interpreter's different UTF-8 sources."""
     seen = set()
-    for file in python_files(include_site_packages=False):
+    for path in python_files(include_site_packages=False).values():
         try:
-            text = file.path.read_bytes().decode("utf-8")
+            text = path.read_bytes().decode("utf-8")
         except UnicodeDecodeError:
             continue
         if text and text not in seen:
