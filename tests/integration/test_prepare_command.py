@@ -312,7 +312,7 @@ def test_from_python_sources_to_training(tmp_path: Path, monkeypatch: pytest.Mon
     arguments = ["--data=PythonSources", f"--data.path={folder}", "--data.vocab_size=300", "--data.val_fraction=0.3"]
     assert_fits(folder, tmp_path / "run", 300, *arguments)
     found = read_texts(folder, "train") + read_texts(folder, "val")
-    assert sorted(found) == sorted({file.path.read_bytes().decode() for file in few} - {""})
+    assert sorted(found) == sorted({path.read_bytes().decode() for path in few.values()} - {""})
 
 
 def test_training_on_what_is_not_prepared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
