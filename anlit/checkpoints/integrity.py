@@ -101,6 +101,8 @@ NEEDED = {
     "global_step": int, "epoch": int, "hyper_parameters": dict, "anlit": dict,
 }  # fmt: skip
 """What a run needs to go on, with its types."""
+_INNER = {"loops": {"fit_loop": dict}, "anlit": {"architecture": str}}
+_OF_AN_OPTIMIZER = {"state": dict, "param_groups": list}
 
 
 def check_content(content: Any, in_parts: bool) -> None:
@@ -118,8 +120,19 @@ def check_content(content: Any, in_parts: bool) -> None:
     for key, kind in NEEDED.items():
         if in_parts and key in ("state_dict", "optimizer_states"):
             continue
+        _check_types(content, {key: kind})
+        _check_types(content[key], _INNER.get(key, {}), f"{key}.")
+    if not in_parts:
+        if not content["optimizer_states"]:
+            raise DamagedError("it has no optimizer")
+        for state in content["optimizer_states"]:
+            _check_types(state if isinstance(state, dict) else {}, _OF_AN_OPTIMIZER, "optimizer_states.")
+
+
+def _check_types(content: dict[str, Any], needed: dict[str, type], where: str = "") -> None:
+    for key, kind in needed.items():
         if not isinstance(content.get(key), kind):
-            raise DamagedError(f"{key} is {'of another type' if key in content else 'missing'} in it")
+            raise DamagedError(f"{where}{key} is {'of another type' if key in content else 'missing'} in it")
 
 
 def next_best(path: Path) -> str:

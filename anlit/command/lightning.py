@@ -136,7 +136,9 @@ class AnlitCLI(CommandLine):
             _refuse_existing_run(config.run_dir)
         if config.ckpt_path == "last":
             refuse_lost_checkpoint(config.run_dir, config.checkpoint_every_n_steps)
-        if config.ckpt_path not in (None, "last", "best", "hpc"):
+        if config.ckpt_path == "best":
+            config.ckpt_path = str(Path(config.run_dir) / "checkpoints" / "best.ckpt")
+        if config.ckpt_path not in (None, "last"):
             _require_checkpoint(config.ckpt_path)
         if config.initial_weights is not None and config.ckpt_path not in (None, "last"):
             raise UserError(

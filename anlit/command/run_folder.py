@@ -93,7 +93,7 @@ def refuse_damaged_checkpoint(run_dir: str, ckpt_path: str) -> None:
         UserError: It is damaged; the message names what else there is.
     """
     path = Path(run_dir) / CHECKPOINTS / LAST if ckpt_path == "last" else Path(ckpt_path)
-    if "://" in ckpt_path or ckpt_path in ("best", "hpc", "registry") or not os.path.lexists(path):
+    if not os.path.lexists(path):
         return
     try:
         if not path.exists():

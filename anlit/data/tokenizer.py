@@ -19,6 +19,8 @@ LARGEST_VOCABULARY = 1 << 31
 LARGEST_FILE = 128 << 20  # of a tokenizer.json; vocabularies of 250,000 tokens take up to 35 MB
 MOST_GROWTH = 100  # Llama's makes a text of one character twice as long
 MOST_STEPS = 1000
+PANIC = "PanicException"
+"""What the library, which is in Rust, raises where it fails itself; no `Exception`, and importable from nowhere."""
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -97,7 +99,10 @@ def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
         return as_plain_text(Tokenizer.from_buffer(content))
     except UserError:
         raise
-    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        # The library raises bare Exception for whatever it cannot read.
         raise UserError(f"{where} is not a tokenizer.json that the tokenizers library can read: {error}.") from error
 
 

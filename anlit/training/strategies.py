@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from anlit.checkpoints.checkpoint_io import by_name, by_number, is_sharded, read_rest
+from anlit.checkpoints.integrity import DamagedError, next_best, verify
 from anlit.checkpoints.sharded import ShardedCheckpoints
 from anlit.errors import UserError
 from anlit.lightning_internals import MeshStrategy, load_into_shards
@@ -130,6 +132,8 @@ class FullySharded(MeshStrategy):
             raise UserError(
                 f"ckpt_path={path} cannot be read as a checkpoint ({str(error).splitlines()[0]}): choose another one"
             ) from error
+        if self.lightning_module.trainer.state.fn != TrainerFn.FITTING:  # before a fit, the command line has looked
+            self._refuse_damaged(path)
         self.lightning_module.on_load_checkpoint(rest)  # refuses another model's before its weights do
         optimizers = [] if self.lightning_module.begins_new_optimizer else self.optimizers
         if is_sharded(path):
@@ -149,6 +153,21 @@ class FullySharded(MeshStrategy):
             for group, settings in zip(optimizer.param_groups, before, strict=True):  # tuples arrive as lists
                 group |= {key: tuple(group[key]) for key, value in settings.items() if isinstance(value, tuple)}
         return checkpoint
+
+    def _refuse_damaged(self, path: Path) -> None:
+        """Compare the checkpoint's sums on rank 0.
+
+        Raises:
+            UserError: On all ranks, if they do not fit.
+        """
+        problem = None
+        if self.is_global_zero:
+            try:
+                verify(path)
+            except (DamagedError, pickle.UnpicklingError) as error:
+                problem = f"ckpt_path={path} is damaged ({str(error).splitlines()[0]}): {next_best(path)}"
+        if (problem := self.broadcast(problem)) is not None:
+            raise UserError(problem)
 
     def wait_for_checkpoints(self) -> None:
         """Until what is being written in the background is whole."""

@@ -126,6 +126,20 @@ def test_files_that_are_no_tokenizer() -> None:
             parse_tokenizer(content, "a.json")
 
 
+def broken_normaliser(content: dict[str, Any]) -> None:
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+
+
+def long_prefix(content: dict[str, Any]) -> None:
+    content["model"]["continuing_subword_prefix"] = "x" * 100
+
+
+@pytest.mark.parametrize("broken", [broken_normaliser, long_prefix])
+def test_a_file_at_which_the_library_itself_fails(broken: Callable[[dict[str, Any]], Any]) -> None:
+    with pytest.raises(UserError, match=r"^a\.json is not a tokenizer\.json that the tokenizers library can read: "):
+        parse_tokenizer(changed(broken), "a.json")
+
+
 def test_a_vocabulary_reaches_to_its_largest_id() -> None:
     def gap(content: dict[str, Any]) -> None:
         content["model"]["vocab"]["zzzz"] = 70_000

@@ -11,7 +11,7 @@ from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.checkpoints.integrity import DamagedError
 from anlit.cli import main
 from tests.integration.conftest import fit_arguments, run
-from tests.integration.ranks import FSDP, run_ranks
+from tests.integration.ranks import FSDP, run_ranks, start_ranks
 
 STEPS = 6
 Damage = Callable[[Path], None]
@@ -75,6 +75,10 @@ FILE: dict[str, Damage] = {
     "no weights": without("state_dict"),
     "no optimizer": without("optimizer_states"),
     "no loops": without("loops"),
+    "empty loops": resaved(lambda content: {**content, "loops": {}}),
+    "an empty record": resaved(lambda content: {**content, "anlit": {}}),
+    "no optimizer in the list": resaved(lambda content: {**content, "optimizer_states": []}),
+    "an optimizer of a wrong type": resaved(lambda content: {**content, "optimizer_states": [{"state": {}}]}),
     "weights of a wrong type": resaved(lambda content: {**content, "state_dict": 5}),
     "a folder": a_folder,
     "a link to nothing": linked_to_nothing,
@@ -132,6 +136,20 @@ def test_whoever_reads_looks_at_the_sums(tmp_path: Path, single: Path, sharded: 
     flip(folder / "__0_0.distcp")
     with pytest.raises(DamagedError):
         read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("part", ["__1_0.distcp", "meta.pt"])
+def test_all_ranks_refuse_to_validate_a_damaged_folder(tmp_path: Path, sharded: Path, part: str) -> None:
+    run_dir = shutil.copytree(sharded, tmp_path / "run", symlinks=True)
+    last = run_dir / "checkpoints" / "last.ckpt"
+    flip(last.resolve() / part)
+    ranks = start_ranks(["validate", f"--config={run_dir}/config.yaml", f"--ckpt_path={last}"], 2, log=tmp_path / "log")
+    for number, rank in enumerate(ranks):
+        rank.join(120)
+        said = (tmp_path / f"log.{number}").read_text()
+        assert (rank.exitcode, "Traceback" in said) == (2, False), said
+        assert "last.ckpt is damaged (" in said
+        assert f"continue with --ckpt_path {run_dir}/checkpoints/best.ckpt" in said
 
 
 def test_nothing_else_to_go_on_from_is_said(

@@ -70,6 +70,20 @@ def test_without_last_ckpt_a_run_is_not_begun_anew(
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
+def test_a_run_goes_on_from_its_best_checkpoint(
+    shards: Path, tmp_path: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = shutil.copytree(trained, tmp_path / "run")
+    (run_dir / "checkpoints" / "last.ckpt").unlink()
+    arguments = fit_arguments(shards, run_dir, "--trainer.max_steps=19", "--ckpt_path=best")
+    assert run(arguments) == 0
+    assert last_checkpoint(run_dir)["global_step"] == 19
+    (run_dir / "checkpoints" / "best.ckpt").unlink()
+    capsys.readouterr()
+    assert main(arguments) == 2
+    assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in capsys.readouterr().err
+
+
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(shards: Path, tmp_path: Path) -> None:
     """As a study's and the demo's do, which always say `--ckpt_path last`."""
     rare = ("--checkpoint_every_n_steps=1000", "--trainer.val_check_interval=1000")
