@@ -22,7 +22,7 @@ _HOME = {
         ("SlimPajama", "OpenWebText", "FineWeb", "FineWebBin", "PythonSources", "TextFiles", "Mixture", "TokenShards"),
         "anlit.data",
     ),
-    "NeedleInHaystack": "anlit.data",
+    "NeedleInHaystack": "anlit.evaluation.needle.data",
     "load_checkpoint": "anlit.checkpoints.loading",
 }
 __all__ = sorted(_HOME)

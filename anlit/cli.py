@@ -32,22 +32,8 @@ COMMANDS = {
     "needle": "needle in a haystack, depth × length: anlit needle RUN… --output DIR",
     "diagnose": "attention statistics by layer, head and context length: anlit diagnose RUN --output DIR",
 }
-_MODULES = {
-    "prepare": "anlit.data.preparation.command",
-    "study": "anlit.analysis.study.command",
-    "benchmark": "anlit.benchmarks.command",
-    "size": "anlit.sizing.command",
-    "compare": "anlit.analysis.compare",
-    "generate": "anlit.inference.generate",
-    "score": "anlit.inference.score",
-    "explore": "anlit.inference.explore.command",
-    "export": "anlit.inference.export",
-    "import": "anlit.inference.huggingface.read",
-    "evaluate": "anlit.evaluation.harness.command",
-    "lengths": "anlit.evaluation.lengths.command",
-    "needle": "anlit.evaluation.needle.command",
-    "diagnose": "anlit.evaluation.diagnose.command",
-}
+LIGHTNING = ("fit", "validate", "test", "predict")
+"""Subcommands of LightningCLI, in commands/fit.py; each other one has a file of its name."""
 
 
 def usage() -> str:
@@ -62,12 +48,15 @@ def usage() -> str:
     )
 
 
+_FILES = {"import": "import_model"}  # import is a word of Python's own
+
+
 def _entry(command: str) -> Callable[[list[str]], int]:
     """The function behind a command, imported only now."""
-    if command in _MODULES:
-        return importlib.import_module(_MODULES[command]).main
-    lightning = importlib.import_module("anlit.command.lightning")
-    return lambda arguments: lightning.main([command, *arguments])
+    if command in LIGHTNING:
+        fit = importlib.import_module("anlit.commands.fit")
+        return lambda arguments: fit.main([command, *arguments])
+    return importlib.import_module(f"anlit.commands.{_FILES.get(command, command)}").main
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -43,7 +43,7 @@ PYTHON
 if [ -s "$scratch/packages.txt" ]; then pip install --no-deps -r "$scratch/packages.txt"; fi
 pip install --quiet --no-deps -e .
 
-"$VENV/bin/python" -c 'import anlit.command.lightning' || {
+"$VENV/bin/python" -c 'import anlit.commands.fit' || {
     echo "the installation in $VENV does not import: remove the folder $VENV and run the command again" >&2
     exit 1
 }

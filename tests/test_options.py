@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from anlit.benchmarks.command import BENCHMARKS
-from anlit.cli import _MODULES, main
+from anlit.cli import COMMANDS, LIGHTNING, main
+from anlit.commands.benchmark import BENCHMARKS
 
-TOOLS = [[name] for name in _MODULES if name != "benchmark"] + [["benchmark", name] for name in BENCHMARKS]
+TOOLS = [[name] for name in COMMANDS if name not in (*LIGHTNING, "benchmark")]
+TOOLS += [["benchmark", name] for name in BENCHMARKS]
 
 
 @pytest.mark.parametrize("command", TOOLS, ids=" ".join)

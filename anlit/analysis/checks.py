@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
-from anlit.analysis.groups import Group, differing, records, short_names, show
-from anlit.analysis.runs import Run
 from anlit.errors import UserError
+from anlit.runs.folders import Run
+from anlit.runs.groups import Group, differing, records, short_names, show
 
 # Settings of the model that belong to the task rather than to the model.
 TASK = ("context_length", "vocab_size")

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from anlit.analysis import checks
-from anlit.analysis.groups import Group, group_runs
 from anlit.analysis.results import Report, pairing_note, results_against
-from anlit.analysis.runs import find_runs, load_run
 from anlit.analysis.throughput import unsteady
-from anlit.analysis.wall_clock import FILE, measure, read_paired, usable
+from anlit.analysis.wall_clock import read_paired, usable
 from anlit.configuration import ARCHITECTURES
 from anlit.errors import UserError
-from anlit.options import CommandParser
 from anlit.reporting.files import output_folder, writing
+from anlit.runs.folders import find_runs, load_run
+from anlit.runs.groups import Group, group_runs
 
 STANDARD = ARCHITECTURES["GPT"]
+TimeSteps = Callable[[list[Group], Path], None]
 
 
-def compare(runs: list[str], output: str, baseline: str | None = None, measure_steps: bool = False) -> Report:
+def compare(runs: list[str], output: str, baseline: str | None = None, time_steps: TimeSteps | None = None) -> Report:
     """Compares `runs`, prints the table and writes to `output`.
 
     Args:
@@ -27,8 +28,8 @@ def compare(runs: list[str], output: str, baseline: str | None = None, measure_s
         output: Folder for report.html, report.md, convergence.json and the pictures; made where missing.
         baseline: A label, an architecture or a run folder; by default the GPT+ group, and of several
             the one with the lowest mean final validation loss.
-        measure_steps: Time steps of every configuration in turns, on this machine; else what an earlier call measured
-            for `output` is used.
+        time_steps: Called with the groups and the folder, times steps of every configuration in turns; without it
+            what an earlier call measured for `output` is used.
 
     Raises:
         UserError: nothing to compare, no such baseline, different tokenizers, `output` not writable.
@@ -45,12 +46,12 @@ def compare(runs: list[str], output: str, baseline: str | None = None, measure_s
     checks.refuse_other_tokenizers(groups)
     results = results_against(groups, chosen)
     folder = output_folder(output)
-    if measure_steps:
-        measure([chosen, *(group for group in groups if group is not chosen)], folder)
+    if time_steps is not None:
+        time_steps([chosen, *(group for group in groups if group is not chosen)], folder)
     paired, left_out = usable(read_paired(folder), groups)
     report = Report(
         output=folder,
-        command=_command(runs, output, baseline, measure_steps),
+        command=_command(runs, output, baseline, time_steps is not None),
         results=tuple(results),
         baseline=next(result for result in results if result.group is chosen),
         runs=tuple(loaded),
@@ -91,34 +92,6 @@ def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[st
     return best, [f"Baseline: of {len(standard)} {STANDARD} groups, {best.label!r} has the lowest mean final loss."]
 
 
-def main(argv: list[str]) -> int:
-    """`anlit compare`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = CommandParser(
-        prog="anlit compare",
-        description="Compares trained runs: how many tokens, and how much time, does each configuration need "
-        "to reach the baseline's final validation loss? Runs that differ only in their seed are averaged.",
-        epilog="Writes report.html, report.md, convergence.json and the pictures. Example: "
-        "anlit compare runs/gpt runs/ngpt runs/angpt --output reports/first",
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or a folder with run folders below it")
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
-    parser.add_argument(
-        "--baseline",
-        metavar="NAME",
-        help="what the others are measured against: a group's label as in the report, an architecture with "
-        f"one group, or a run folder (default: {STANDARD}, of several the one with the lowest final loss)",
-    )
-    parser.add_argument(
-        "--measure_steps",
-        action="store_true",
-        help="time training steps of all configurations in turns on this machine, for the speed-up in wall-clock; "
-        f"{FILE} in DIR keeps them for later calls",
-    )
-    arguments = parser.parse_args(argv)
-    compare(arguments.runs, arguments.output, arguments.baseline, arguments.measure_steps)
-    return 0
-
-
 def _named(groups: list[Group], name: str) -> list[Group]:
     """Groups that answer to `name`: by label, else by folder, else by architecture or folder name."""
     folder = Path(name).resolve()
@@ -131,15 +104,12 @@ def _named(groups: list[Group], name: str) -> list[Group]:
 
 
 def _publish(report: Report) -> None:
-    from anlit.analysis import plots
-    from anlit.analysis import (
-        report as pages,
-    )  # matplotlib takes a second: --help and errors do not wait for it
+    from anlit.analysis import comparison_report, plots  # matplotlib takes a second: errors do not wait for it
 
     with writing(report.output):
         plots.draw(report)
-        pages.write(report)
-    pages.show(report)
+        comparison_report.write(report)
+    comparison_report.show(report)
 
 
 def _command(runs: list[str], output: str, baseline: str | None, measure_steps: bool) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anlit.analysis.groups import Group
-from anlit.analysis.runs import Curve, Run
 from anlit.analysis.significance import Test, difference, holm, ratio
 from anlit.analysis.speedup import SpeedUp, Summary, speed_up
 from anlit.analysis.wall_clock import PairedSteps, WallClock, wall_clock
 from anlit.reporting.intervals import Interval
+from anlit.runs.folders import Curve, Run
+from anlit.runs.groups import Group
 
 
 @dataclass(frozen=True, eq=False)

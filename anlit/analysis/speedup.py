@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anlit.analysis.runs import Curve
+from anlit.runs.folders import Curve
 
 FRACTIONS = (0.6, 0.7, 0.8, 0.9, 1.0)
 

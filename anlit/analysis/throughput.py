@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from anlit.analysis.groups import Group
-from anlit.analysis.runs import Run
 from anlit.analysis.wall_clock import PairedSteps
+from anlit.runs.folders import Run
+from anlit.runs.groups import Group
 
 WITHIN = 0.10
 """Two halves of a run, or two seeds of a configuration, that differ by more are unsteady."""

@@ -10,22 +10,19 @@ them take training steps in turns, in one process. What it writes, `paired_steps
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.groups import Group
-from anlit.analysis.runs import hardware_label
 from anlit.analysis.significance import Test
 from anlit.analysis.speedup import Summary
-from anlit.configuration import IMPORTED, mapping
+from anlit.configuration import mapping
 from anlit.errors import UserError
 from anlit.reporting.intervals import Interval, median_with_interval, product
+from anlit.runs.folders import hardware_label
+from anlit.runs.groups import Group
 
 FILE = "paired_steps.json"
-PROGRAM = "anlit.benchmarks.runs"
 NOT_MEASURED = (
     "Speed-ups in wall-clock are left out, for no steps were timed in turns: add --measure_steps. The seconds of runs "
     "that were trained one after another also hold what else the machine did."
@@ -98,22 +95,6 @@ def read_paired(folder: Path) -> PairedSteps | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}): remove it and measure again with --measure_steps") from error
     return PairedSteps(hardware_label(record), seconds, record)
-
-
-def measure(groups: list[Group], folder: Path, rounds: int | None = None) -> None:
-    """Time steps of every group's configuration in turns and write `FILE` into `folder`.
-
-    Models are built in a process of its own, so that nothing here needs torch.
-
-    Raises:
-        UserError: A configuration cannot be built; the message was printed.
-    """
-    runs = [str(group.counted[0].folder) for group in groups]
-    options = [] if rounds is None else ["--rounds", str(rounds)]
-    options += [f"--import={module}" for module in IMPORTED]
-    command = [sys.executable, "-m", PROGRAM, *runs, "--output", str(folder / FILE), *options]
-    if subprocess.run(command, check=False).returncode:
-        raise UserError("the steps of the runs could not be timed, see above: leave out --measure_steps")
 
 
 def usable(paired: PairedSteps | None, groups: list[Group]) -> tuple[PairedSteps | None, list[str]]:

@@ -177,3 +177,22 @@ def _damaged(file: Path, error: BaseException) -> UserError:
     reason = " ".join(str(error).split()) or type(error).__name__
     reason = reason if len(reason) <= LONGEST_REASON else reason[:LONGEST_REASON].rsplit(" ", 1)[0] + " …"
     return UserError(f"{file} cannot be read as a checkpoint ({reason}): choose another one from a run folder")
+
+
+def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+    """One checkpoint in a record."""
+    return {
+        "label": checkpoint.label,
+        "file": str(checkpoint.file),
+        "step": checkpoint.step,
+        "seed": (checkpoint.config or {}).get("seed_everything"),
+        "architecture": checkpoint.architecture,
+        "parameters": checkpoint.model.model.n_parameters(),
+        "training_length": checkpoint.training_length,
+        "trained_on": checkpoint.trained_on,
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's model, else the device's kind."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

@@ -14,7 +14,6 @@ _HOME = {
     "FineWebBin": "anlit.data.corpora",
     "PythonSources": "anlit.data.corpora",
     "TextFiles": "anlit.data.corpora",
-    "NeedleInHaystack": "anlit.data.needle",
 }
 __all__ = sorted(_HOME)
 

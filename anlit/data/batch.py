@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anlit.layers.cross_entropy import IGNORED
+from anlit.targets import IGNORED
 
 TokenAt = Literal["end", "start"]
 

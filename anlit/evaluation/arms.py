@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from anlit.analysis.groups import group_runs
-from anlit.analysis.runs import load_run
 from anlit.checkpoints.loading import Checkpoint
+from anlit.runs.folders import load_run
+from anlit.runs.groups import group_runs
 
 
 @dataclass(frozen=True, eq=False)

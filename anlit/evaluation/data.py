@@ -5,7 +5,7 @@ from typing import Any
 
 import anlit.data.corpora
 import anlit.data.mixture
-import anlit.data.needle  # noqa: F401  a configuration may name any of them; what is not imported is refused
+import anlit.evaluation.needle.data  # noqa: F401  a configuration may name any of them; what is not imported is refused
 from anlit.checkpoints.loading import Checkpoint
 from anlit.configuration import CONFIG, mapping
 from anlit.data.module import TokenShards

@@ -1,10 +1,9 @@
-"""`anlit export`: a checkpoint's model in a folder of its own, for anlit or for transformers."""
+"""A checkpoint's model in a folder of its own, for anlit or for transformers."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anlit.errors import UserError
-from anlit.options import CommandParser
 
 if TYPE_CHECKING:
     from anlit.checkpoints.loading import Checkpoint
@@ -78,29 +77,3 @@ def _write_safetensors(loaded: "Checkpoint", folder: Path, text: "Text | None", 
         }
     separators = {"end_of_document": text.end_of_document, "document_token_at": text.token_at} if text else {}
     write_exported(content, loaded.settings, folder, text.content if text else None, separators)
-
-
-def main(argv: list[str]) -> int:
-    """`anlit export`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = CommandParser(
-        prog="anlit export",
-        description="Writes a trained model into a folder of its own. As safetensors: model.safetensors, config.json "
-        "and, where it is known, tokenizer.json; every command of anlit takes that folder, and --initial_weights "
-        "unless it is folded. As huggingface: what transformers' AutoModelForCausalLM.from_pretrained takes.",
-        epilog="Example: anlit export runs/angpt-seed1 --fold --output exported/angpt",
-    )
-    add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="run folder, .ckpt file, sharded checkpoint or exported folder")
-    add("--output", required=True, metavar="DIR", help="a new folder")
-    add(
-        "--format", choices=FORMATS, default="safetensors", help="for anlit, or for transformers (default: safetensors)"
-    )
-    add("--fold", action="store_true", help="store the factors of nGPT and anGPT in their matrices: only for inference")
-    add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
-    arguments = parser.parse_args(argv)
-    folder = export(arguments.checkpoint, arguments.output, arguments.format, arguments.fold, arguments.tokenizer)
-    names = ", ".join(sorted(path.name for path in folder.iterdir()))
-    print(f"{folder}: {names}")
-    if not (folder / "tokenizer.json").is_file():
-        print("without a tokenizer, which is not with the model's data any more: --tokenizer FILE adds it")
-    return 0

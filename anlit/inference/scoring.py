@@ -12,7 +12,6 @@ masked.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.inference.generation import Ending, check_prompt, stretches
 from anlit.models.decoder import Decoder
+from anlit.reporting.token_table import Scores
 
 BATCH_TOKENS = 1 << 14
 """Tokens in a forward pass at most, or one window."""
@@ -45,19 +45,6 @@ def windows(n_inputs: int, length: int, stride: int) -> Iterator[Window]:
         end = min(n_inputs, length if first == 0 else first + stride)
         yield Window(max(0, end - length), first, end)
         first = end
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """Of the tokens of one document, in order; each array is (n,)."""
-
-    tokens: np.ndarray
-    log_likelihood: np.ndarray
-    """float32, nats; NaN for a first token that nothing stands before."""
-    rank: np.ndarray
-    """int32, 1 where the token was the most probable; 0 where it was not scored."""
-    n_context: np.ndarray
-    """int32, how many tokens of the document the model saw before it."""
 
 
 class _Sequence:

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 
-IGNORED = -100
-"""Targets with this value do not count in the loss."""
+from anlit.targets import IGNORED
 
 CHUNK_NUMBERS = {"cpu": 2**20}
 """Logits in a chunk, by type of device. On CPU they fit into its caches."""

@@ -15,7 +15,6 @@ from torchmetrics import MeanMetric
 
 import anlit
 from anlit.errors import UserError
-from anlit.layers.cross_entropy import IGNORED
 from anlit.layers.sharded import full_tensor
 from anlit.lightning_internals import completes_step, is_made_by_cli, trainer_of
 from anlit.models.config import DecoderConfig
@@ -32,6 +31,7 @@ from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
 from anlit.settings import as_plain
+from anlit.targets import IGNORED
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
-from anlit.layers.cross_entropy import IGNORED
+from anlit.targets import IGNORED
 
 
 class StepLoss:

@@ -11,11 +11,12 @@ from markdown_it import MarkdownIt
 
 from anlit import cli
 from anlit.analysis import plots
-from anlit.analysis.compare import compare, main
-from anlit.analysis.groups import group_runs
-from anlit.analysis.runs import load_run
+from anlit.analysis.compare import compare
 from anlit.analysis.wall_clock import FILE, NOT_MEASURED
+from anlit.commands.compare import main
 from anlit.errors import UserError
+from anlit.runs.folders import load_run
+from anlit.runs.groups import group_runs
 
 from .conftest import FALLING
 
@@ -318,6 +319,6 @@ def test_the_first_point_does_not_set_the_picture(make_run, tmp_path):
 
 
 def test_analysis_imports_neither_torch_nor_lightning():
-    code = "import sys, anlit.analysis.compare, anlit.analysis.report, anlit.analysis.plots as p; "
+    code = "import sys, anlit.analysis.compare, anlit.analysis.comparison_report, anlit.analysis.plots as p; "
     code += "sys.exit(bool({'torch', 'lightning'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from anlit.analysis.groups import group_runs
-from anlit.analysis.runs import find_runs, load_run
 from anlit.configuration import attention_label
 from anlit.errors import UserError
+from anlit.runs.folders import find_runs, load_run
+from anlit.runs.groups import group_runs
 
 from .conftest import FALLING, rows, write_metrics
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from anlit.analysis.groups import mean_curve
-from anlit.analysis.runs import Curve
 from anlit.analysis.speedup import Summary, crossing, speed_up, targets
+from anlit.runs.folders import Curve
+from anlit.runs.groups import mean_curve
 
 
 def curve(points, seconds_per_token=1.0):

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from anlit.analysis.groups import group_runs
-from anlit.analysis.runs import load_run
 from anlit.analysis.throughput import unsteady
+from anlit.runs.folders import load_run
+from anlit.runs.groups import group_runs
 
 ANGPT = "anlit.models.angpt.AnGPT"
 POINTS = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]

@@ -15,7 +15,7 @@ import yaml
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.errors import UserError
-from anlit.inference.explore.session import Session
+from anlit.explore.session import Session
 from tests.checkpoints.foreign import FORMS, as_file, as_run, trained
 
 NESTED = {"class_path": "anlit.SlidingWindow", "init_args": {"width": 4}}

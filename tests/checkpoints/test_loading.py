@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from anlit import GPT, AnGPT, LogN, PRoPE
-from anlit.checkpoints.loading import load_checkpoint
+from anlit.checkpoints.loading import describe, load_checkpoint
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
-from anlit.evaluation.report import describe
 from tests.evaluation.saved import LENGTH, VOCABULARY, make_run, prepare, save, small
 from tests.models.tiny import random_tokens
 

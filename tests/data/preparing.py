@@ -28,7 +28,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from anlit.cli import main
-from anlit.data.preparation import run as run_module
+from anlit.data.preparation import runner as run_module
 from anlit.data.preparation.catalogue import CORPORA, Options
 from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.prepare import RunOptions, prepare

@@ -6,7 +6,7 @@ import torch
 from anlit.attention.documents import Documents
 from anlit.data.batch import batch_from_blocks
 from anlit.data.module import TokenShards
-from anlit.layers.cross_entropy import IGNORED
+from anlit.targets import IGNORED
 
 BLOCK = torch.tensor([[5, 6, 0, 7, 0, 0, 8, 9], [1, 2, 3, 4, 5, 6, 7, 0]], dtype=torch.int32)
 

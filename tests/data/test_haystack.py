@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from anlit.data import TokenShards
-from anlit.data.cities import CITIES
-from anlit.data.haystack import CLOSE, FACTOR, MODULUS, Haystack, Sample, draw_pair
 from anlit.data.tokenizer import load_tokenizer
 from anlit.errors import UserError
+from anlit.evaluation.needle.cities import CITIES
+from anlit.evaluation.needle.haystack import CLOSE, FACTOR, MODULUS, Haystack, Sample, draw_pair
 from tests.data.prepared import random_tokens, write_prepared
 
 LENGTH = 300

@@ -14,7 +14,7 @@ from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
 from anlit.data.order.loader import EvaluationLoader, ResumableLoader
 from anlit.errors import UserError
-from anlit.layers.cross_entropy import IGNORED
+from anlit.targets import IGNORED
 from tests.data.modules import all_blocks, blocks_of
 from tests.data.prepared import random_tokens, write_prepared
 

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from anlit import GPT
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from anlit.layers.cross_entropy import IGNORED
+from anlit.targets import IGNORED
 from tests.data.devices import on_two_devices
 from tests.data.modules import LENGTH, all_blocks, blocks_of, quiet_trainer, ready, with_model, with_trainer
 from tests.data.prepared import write_prepared

@@ -8,7 +8,7 @@ import torch
 from anlit.data import NeedleInHaystack, TokenShards
 from anlit.data.batch import Batch
 from anlit.errors import UserError
-from anlit.layers.cross_entropy import IGNORED
+from anlit.targets import IGNORED
 from tests.data.modules import blocks_of, with_trainer
 
 LENGTH = 160

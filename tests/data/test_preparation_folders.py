@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from anlit.data.preparation import run as run_module
+from anlit.data.preparation import runner as run_module
 from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.recipe import Recipe
-from anlit.data.preparation.run import Runner
+from anlit.data.preparation.runner import Runner
 from anlit.data.preparation.workspace import Workspace
 from anlit.errors import UserError
 from tests.data import layouts

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from anlit.data.preparation import run as run_module
+from anlit.data.preparation import runner as run_module
 from anlit.data.preparation.encode import Job, encode_task
 from anlit.data.preparation.files import SourceFile
 from anlit.data.preparation.plan import Task
@@ -152,7 +152,7 @@ def test_control_c(
     """A terminal sends SIGINT to the command and to its workers alike."""
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "encode_task", encode_slowly)
-        patch.setattr("anlit.data.preparation.command.CORPORA", {"OpenWebText": lambda options: recipe})
+        patch.setattr("anlit.commands.prepare.CORPORA", {"OpenWebText": lambda options: recipe})
         arguments = ["prepare", "OpenWebText", "--output", str(tmp_path / "out"), "--workers", str(workers)]
         process = start_command(arguments, tmp_path / "output")
         wait_for((tmp_path / "reached").exists)

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from anlit.cli import main
-from anlit.data.preparation import run as run_module
+from anlit.data.preparation import runner as run_module
 from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.recipe import HUB_TOKENIZERS, Recipe
 from anlit.errors import UserError

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from anlit.analysis.study.command import _parser as study_parser
 from anlit.analysis.study.plan import read_study
 from anlit.cli import COMMANDS, main
-from anlit.command import lightning
-from anlit.command.lightning import SUBCOMMANDS, AnlitCLI
+from anlit.commands import fit as lightning
+from anlit.commands import size as sizing
+from anlit.commands.fit import SUBCOMMANDS, AnlitCLI
+from anlit.commands.study import _parser as study_parser
 from anlit.data import TokenShards
 from anlit.models.language_model import LanguageModel
 from anlit.shipped import with_configuration_files
-from anlit.sizing import command as sizing
 from tests.docs.pages import PAGES, ROOT, commands, files, name, shell_lines
 
 ALL = [(name(page), words) for page in PAGES for words in commands(page)]
@@ -45,7 +45,7 @@ class ParsingCLI(AnlitCLI):
 
 @pytest.fixture(scope="module")
 def fit_parser() -> Any:
-    """LightningCLI's parser of all four subcommands, as `anlit.command.lightning.main` makes it."""
+    """LightningCLI's parser of all four subcommands, as `anlit.commands.fit.main` makes it."""
     return ParsingCLI(
         model_class=LanguageModel,
         datamodule_class=TokenShards,

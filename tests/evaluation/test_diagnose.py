@@ -12,14 +12,15 @@ import torch
 
 from anlit import GPT, AnGPT, LogN
 from anlit.checkpoints.loading import load_checkpoint
+from anlit.commands.diagnose import main
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
-from anlit.evaluation.diagnose import command as module
-from anlit.evaluation.diagnose.command import diagnose, main, sequences
+from anlit.evaluation.diagnose import measure as module
+from anlit.evaluation.diagnose.measure import diagnose, sequences
 from anlit.evaluation.diagnose.plot import last_bin, layer_colours, reliable
 from anlit.evaluation.diagnose.report import cell, rows
-from anlit.evaluation.options import parse_lengths
+from anlit.evaluation.sequence_lengths import parse_lengths
 from tests.data.prepared import END
 from tests.evaluation.saved import VAL_TOKENS, make_run, prepare, random_text
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from anlit import GPT, AnGPT
+from anlit.commands.lengths import lengths, main
 from anlit.errors import UserError
-from anlit.evaluation.lengths.command import lengths, main
 from anlit.evaluation.lengths.settings import Settings
 from tests.evaluation.saved import VAL_TOKENS, make_run, prepare
 

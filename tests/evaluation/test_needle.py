@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from anlit import GPT, AnGPT
+from anlit.commands.needle import main, needle
 from anlit.data import TextFiles, TokenShards
-from anlit.data.haystack import Haystack
 from anlit.errors import UserError
 from anlit.evaluation.needle import run as needle_run
 from anlit.evaluation.needle import score as scoring
-from anlit.evaluation.needle.command import main, needle
+from anlit.evaluation.needle.haystack import Haystack
 from anlit.evaluation.needle.plot import plot_heat_maps
 from anlit.evaluation.needle.report import ArmScores, Results, wilson
 from anlit.evaluation.needle.score import Scores, measure, score

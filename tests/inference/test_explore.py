@@ -11,8 +11,8 @@ from anlit import GPT, AnGPT, SlidingWindow
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.evaluation.diagnose.plot import TITLES, head_maps
-from anlit.inference.explore.guard import MOST_BYTES, Guard
-from anlit.inference.explore.session import Session, Stopped, distinct_names, find_runs
+from anlit.explore.guard import MOST_BYTES, Guard
+from anlit.explore.session import Session, Stopped, distinct_names, find_runs
 from anlit.inference.sampling import Sampling
 from tests.inference.with_text import make_run_with_text
 
@@ -135,7 +135,7 @@ def test_the_server_stands_behind_the_guard_and_can_be_stopped(runs: list[str]) 
     import http.client
     import socket
 
-    from anlit.inference.explore import page
+    from anlit.explore import page
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -202,7 +202,7 @@ def test_without_gradio_the_error_names_the_extra(runs: list[str], capsys) -> No
 def test_the_page_continues_prompts_and_tells_mistakes(runs: list[str]) -> None:
     import gradio as gr
 
-    from anlit.inference.explore import page
+    from anlit.explore import page
 
     session = Session(runs, "cpu")
     names = list(session.paths)

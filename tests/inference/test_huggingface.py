@@ -11,7 +11,7 @@ from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_bpe
 from anlit.errors import UserError
-from anlit.inference.huggingface.own import CODE
+from anlit.inference.huggingface.custom_code import CODE
 from anlit.inference.huggingface.write import write_huggingface
 from anlit.models.fold import FoldedAnGPT
 from tests.attention.examples import SHIPPED, LogNWithSlopes

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from anlit.commands.size import parse
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import MuonAdamW, parameter_groups
-from anlit.sizing.command import parse
 
 RUNS = Path(__file__).parents[2] / "configs" / "experiment"
 

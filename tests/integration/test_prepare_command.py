@@ -14,10 +14,10 @@ import torch
 
 from anlit import data as corpora
 from anlit.cli import main
-from anlit.data.preparation import catalogue, run
+from anlit.data.preparation import catalogue, runner
 from anlit.data.preparation.catalogue import CORPORA, Options, python_files
 from anlit.errors import UserError
-from anlit.layers.cross_entropy import IGNORED
+from anlit.targets import IGNORED
 from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.preparing import hashes, plain_tokenizer, read_json, read_stream, read_texts, scratch, train_tokenizer
@@ -300,7 +300,7 @@ def test_text_files_prepared_by_the_command_are_those_of_the_data_module(
     options = text_files(tmp_path / "text", texts)
     command = ["prepare", "TextFiles", "--source", str(tmp_path / "text"), "--output", str(tmp_path / "out")]
     assert main([*command, "--vocab_size", "300", *options]) == 0
-    monkeypatch.setattr(run, "Runner", None)  # nothing is made again
+    monkeypatch.setattr(runner, "Runner", None)  # nothing is made again
     corpora.TextFiles(str(tmp_path / "text"), str(tmp_path / "out"), vocab_size=300, val_fraction=0.2).prepare_data()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anlit.cli import main
-from anlit.command.run_folder import hold
+from anlit.commands.support.run_folder import hold
 from anlit.errors import UserError
 from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, start
 from tests.integration.ranks import column, start_ranks
@@ -41,7 +41,7 @@ def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch: pyt
     def no_locks(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("anlit.command.run_folder.fcntl.lockf", no_locks)
+    monkeypatch.setattr("anlit.commands.support.run_folder.fcntl.lockf", no_locks)
     hold(str(tmp_path)).close()
     assert "without locks" in caplog.text
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from anlit.layers import cross_entropy
-from anlit.layers.cross_entropy import IGNORED, linear_cross_entropy, next_token_loss
+from anlit.layers.cross_entropy import linear_cross_entropy, next_token_loss
+from anlit.targets import IGNORED
 from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
 V, D = 37, 6

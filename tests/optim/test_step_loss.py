@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from anlit.layers.cross_entropy import IGNORED
+from anlit.targets import IGNORED
 from anlit.training.callbacks import LossGuard
 from tests.data.blocks import BlockCollate
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, random_tokens, tiny

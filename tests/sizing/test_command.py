@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from anlit.commands.size import main
 from anlit.errors import UserError
-from anlit.sizing.command import main
 
 MODEL = [
     *("--model", "AnGPT", "--model.vocab_size", "256", "--model.n_layers", "2", "--model.d_model", "32"),

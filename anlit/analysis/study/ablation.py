@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anlit.analysis.report import spread
-from anlit.analysis.runs import Run
+from anlit.analysis.comparison_report import spread
 from anlit.analysis.significance import difference
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots
@@ -16,6 +15,7 @@ from anlit.analysis.study.plan import Arm
 from anlit.errors import UserError
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import minus
+from anlit.runs.folders import Run
 
 MARGIN = 0.005
 """A share of the loss: what counts as no change, where a claim gives no other."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.groups import Group, learned_settings
-from anlit.analysis.runs import Run, load_run
 from anlit.analysis.study.grids import Choice
 from anlit.analysis.study.plan import Arm, PlannedRun, Study
 from anlit.analysis.study.selection import Tuning, select, tune
 from anlit.analysis.study.state import State, state_of
 from anlit.errors import UserError
+from anlit.runs.folders import Run, load_run
+from anlit.runs.groups import Group, learned_settings
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.report import provenance, runs_table
-from anlit.analysis.runs import Run
+from anlit.analysis.comparison_report import provenance, runs_table
 from anlit.analysis.study.outcome import Outcome, outcome_of
 from anlit.analysis.study.plan import Study
 from anlit.analysis.study.sections import comparison_of, render
@@ -14,6 +13,7 @@ from anlit.reporting.files import write_json, write_text
 from anlit.reporting.page import html
 from anlit.reporting.table import markdown_table
 from anlit.reporting.text import code, literal
+from anlit.runs.folders import Run
 
 
 def write(study: Study, output: Path, command: str) -> Path:

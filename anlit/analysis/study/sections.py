@@ -23,7 +23,7 @@ import numpy as np
 from scipy import stats
 
 from anlit.analysis import plots as pictures
-from anlit.analysis.report import comparison, listed
+from anlit.analysis.comparison_report import comparison, listed
 from anlit.analysis.results import Report, pairing_note, results_against
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from anlit.analysis.runs import RECORD, load_run
 from anlit.configuration import mapping
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import now
+from anlit.runs.folders import RECORD, load_run
 
 LAUNCHES = "launches.json"
 LOG = "fit.log"

@@ -24,7 +24,7 @@ from anlit.data.preparation.plan import Plan, current_settings, make_plan, refus
 from anlit.data.preparation.publish import publish
 from anlit.data.preparation.recipe import GPT2_END_OF_DOCUMENT, GPT2_VOCABULARY, NO_TOKENIZER, Recipe
 from anlit.data.preparation.repair import Damage, begin_repair, chosen_texts, find_damage, reopen
-from anlit.data.preparation.run import Runner, all_groups_done
+from anlit.data.preparation.runner import Runner, all_groups_done
 from anlit.data.preparation.tokenizer import provide_tokenizer
 from anlit.data.preparation.workspace import LOCK, Workspace, say
 from anlit.data.storage.manifest import MANIFEST, WORK, read_manifest

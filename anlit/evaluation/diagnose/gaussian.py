@@ -1,4 +1,4 @@
-"""`anlit diagnose --gaussian`: attention mechanisms over independent standard normal scores, without any model.
+"""Attention mechanisms over independent standard normal scores, without any model.
 
 One query sees n keys at distances t = 0 … n−1 with L = a(t)·g(n)·S_t + m(t), S_t ~ N(0, 1). Statistics are means over
 draws of S, the same draws for every mechanism; expected totals E Σ e^L = Σ e^{m + (a g)²/2} are sums, not sampled: so
@@ -7,7 +7,6 @@ far out in the tail of e^L as [SI]'s a(t) reaches, a mean over draws would not s
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,8 @@ from torch import Tensor
 from anlit.attention.gaussian import distance_functions, logits_of
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range, log_total, ranges, statistics, within
-from anlit.errors import UserError
-from anlit.evaluation.diagnose.mechanisms import named
-from anlit.evaluation.options import parse_lengths
-from anlit.evaluation.report import header, provenance
-from anlit.reporting.files import jsonable, output_folder, write_json, write_text, writing
+from anlit.evaluation.record import provenance
+from anlit.reporting.files import jsonable, write_json, write_text, writing
 from anlit.reporting.table import markdown_table
 
 MECHANISMS = "Plain,LogN,SqrtLogN,ScaleInvariant"
@@ -37,24 +33,6 @@ COLUMNS = {
     "participation": ("Σw²", ".3g"),
     "weight_latest_100": ("last 100", ".3f"),
 }
-
-
-def run(arguments: argparse.Namespace, command: str) -> int:
-    """The command with its parsed options; raises UserError for the user's mistakes."""
-    lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(LENGTHS)
-    if arguments.draws < 2:
-        raise UserError(f"--draws must be at least 2, not {arguments.draws}")
-    if not 0 <= arguments.seed < SEEDS:
-        raise UserError(f"--seed must be at least 0 and below 2^63, not {arguments.seed}")
-    mechanisms = named((arguments.mechanisms or MECHANISMS).split(","))
-    folder = output_folder(arguments.output)
-    record = header(command, []) | {"draws": arguments.draws, "seed": arguments.seed}
-    record["mechanisms"] = {
-        name: {n: at_length(mechanism, n, arguments.draws, arguments.seed) for n in lengths}
-        for name, mechanism in mechanisms.items()
-    }
-    publish(folder, record)
-    return 0
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anlit.evaluation.diagnose.plot import draw, last_bin, reliable
-from anlit.evaluation.report import provenance
+from anlit.evaluation.record import provenance
 from anlit.reporting.files import jsonable, write_json, write_text, writing
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anlit.evaluation.harness.run import Metric
-from anlit.evaluation.report import provenance
+from anlit.evaluation.record import provenance
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal
 

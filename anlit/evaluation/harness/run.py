@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from anlit.checkpoints.loading import Checkpoint, load_checkpoint
+from anlit.checkpoints.loading import Checkpoint, describe, device_name, load_checkpoint
 from anlit.errors import UserError
-from anlit.evaluation.report import describe, device_name, header
+from anlit.evaluation.record import header
 from anlit.inference.text import text_of
 
 BOOTSTRAP = 1000

@@ -18,7 +18,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import spread
 from anlit.evaluation.lengths.tally import Estimate, Floats, RangeLoss, Tally, estimate
-from anlit.layers.cross_entropy import IGNORED
+from anlit.targets import IGNORED
 
 LOGITS_AT_ONCE = 1 << 26  # numbers; 256 MiB in float32
 

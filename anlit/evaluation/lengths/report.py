@@ -10,7 +10,7 @@ from rich.table import Table
 from anlit.evaluation.arms import Arm, mean_and_sd
 from anlit.evaluation.lengths.measure import Measurement
 from anlit.evaluation.lengths.tally import Estimate, RangeLoss
-from anlit.evaluation.report import provenance
+from anlit.evaluation.record import provenance
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal
 

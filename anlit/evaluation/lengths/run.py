@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import Progress
 
-from anlit.checkpoints.loading import find_device, find_file, load_checkpoint
+from anlit.checkpoints.loading import describe, device_name, find_device, find_file, load_checkpoint
 from anlit.errors import UserError
 from anlit.evaluation.arms import Origin, group_by_seed, mean_and_sd
 from anlit.evaluation.data import available_targets, data_of
 from anlit.evaluation.lengths.measure import Measurement, measure
 from anlit.evaluation.lengths.report import Results
 from anlit.evaluation.lengths.settings import Settings
-from anlit.evaluation.report import describe, device_name, header
+from anlit.evaluation.record import header
 
 
 class Candidate(NamedTuple):

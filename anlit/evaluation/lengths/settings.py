@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anlit.errors import UserError
-from anlit.evaluation.options import MULTIPLES
+from anlit.evaluation.sequence_lengths import MULTIPLES
 
 MOST_TOKENS = 1 << 20
 BATCH_TOKENS = 1 << 14

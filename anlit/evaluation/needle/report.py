@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from anlit.evaluation.needle.score import Scores
-from anlit.evaluation.report import provenance
+from anlit.evaluation.record import provenance
 from anlit.reporting.table import markdown_table
 from anlit.reporting.text import literal, minus
 

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import Progress
 
-from anlit.checkpoints.loading import find_device, find_file, load_checkpoint
-from anlit.data.haystack import Haystack
+from anlit.checkpoints.loading import describe, device_name, find_device, find_file, load_checkpoint
 from anlit.errors import UserError
 from anlit.evaluation.arms import Origin, group_by_seed
 from anlit.evaluation.data import data_of
+from anlit.evaluation.needle.haystack import Haystack
 from anlit.evaluation.needle.report import ArmScores, Results
 from anlit.evaluation.needle.score import Scores, measure
 from anlit.evaluation.needle.settings import Settings
-from anlit.evaluation.report import describe, device_name, header
+from anlit.evaluation.record import header
 
 
 class Candidate(NamedTuple):

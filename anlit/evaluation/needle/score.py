@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anlit.data.haystack import Haystack, Sample
 from anlit.data.order.blocks import generator
 from anlit.errors import UserError
+from anlit.evaluation.needle.haystack import Haystack, Sample
 from anlit.models.language_model import LanguageModel
 
 EVALUATION = 3

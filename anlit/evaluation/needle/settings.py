@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anlit.errors import UserError
-from anlit.evaluation.options import MULTIPLES
+from anlit.evaluation.sequence_lengths import MULTIPLES
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
-"""`anlit import`: a checkpoint of transformers, Qwen3 above all, as a GPT+."""
+"""A checkpoint of transformers, Qwen3 above all, as a GPT+."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anlit.errors import UserError
-from anlit.options import CommandParser
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,7 +155,7 @@ def read_weights(folder: Path) -> dict[str, "Tensor"]:
 
 def as_gpt(theirs: dict[str, "Tensor"], record: dict[str, Any]) -> tuple[dict[str, "Tensor"], list[str]]:
     """The weights by our names, keys and values repeated for every head, and what was changed."""
-    from anlit.inference.huggingface.standard import IN_BLOCK, OUTSIDE
+    from anlit.inference.huggingface.builtin_models import IN_BLOCK, OUTSIDE
 
     names = {their: our for our, their in OUTSIDE.items()}
     for layer in range(record["num_hidden_layers"]):
@@ -203,22 +202,3 @@ def _read_json(file: Path, remedy: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file} is not a configuration: {remedy}")
     return content
-
-
-def main(argv: list[str]) -> int:
-    """`anlit import`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = CommandParser(
-        prog="anlit import",
-        description="Reads a Qwen3 of transformers (config.json, safetensors, tokenizer.json) as a GPT+ into a folder "
-        "that every command of anlit takes, --initial_weights too. Shared embeddings are copied and grouped keys and "
-        "values repeated, which changes no logit.",
-        epilog="Example: anlit import Qwen3-1.7B --output imported/qwen3",
-    )
-    parser.add_argument("source", metavar="FOLDER", help="a local folder")
-    parser.add_argument("--output", required=True, metavar="DIR", help="a new folder")
-    parser.add_argument("--context_length", type=int, metavar="N", help="default: the model's max_position_embeddings")
-    arguments = parser.parse_args(argv)
-    for note in import_huggingface(arguments.source, arguments.output, arguments.context_length):
-        print(note)
-    print(f"{arguments.output}: {', '.join(sorted(path.name for path in Path(arguments.output).iterdir()))}")
-    return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from anlit.checkpoints.exported import write_folder
 from anlit.checkpoints.loading import Checkpoint
-from anlit.inference.huggingface import own, standard
+from anlit.inference.huggingface import builtin_models, custom_code
 from anlit.inference.text import Text
 
 
@@ -21,11 +21,14 @@ def write_huggingface(checkpoint: Checkpoint, folder: Path, text: Text | None) -
         UserError: The code has no form for one of the model's settings.
     """
     decoder = checkpoint.model.model
-    if checkpoint.architecture == "GPT" and standard.reason_against(decoder) is None:
-        record, weights = standard.configuration(decoder, checkpoint.training_length), standard.weights(decoder)
+    if checkpoint.architecture == "GPT" and builtin_models.reason_against(decoder) is None:
+        record, weights = (
+            builtin_models.configuration(decoder, checkpoint.training_length),
+            builtin_models.weights(decoder),
+        )
         code: list[Path] = []
     else:
-        record, weights, code = own.exported(checkpoint)
+        record, weights, code = custom_code.exported(checkpoint)
     end = text.end_of_document if text is not None else None
     special = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
     write_folder(folder, weights, {**record, **special, "dtype": "float32"}, text.content if text is not None else None)

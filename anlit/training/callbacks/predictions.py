@@ -10,9 +10,8 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 
 from anlit.data.batch import TokenAt, document_ids
 from anlit.errors import UserError
-from anlit.inference.scoring import Scores
-from anlit.inference.token_table import TokenTable
-from anlit.layers.cross_entropy import IGNORED
+from anlit.reporting.token_table import Scores, TokenTable
+from anlit.targets import IGNORED
 
 
 class Predictions(BasePredictionWriter):

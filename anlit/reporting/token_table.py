@@ -14,6 +14,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,6 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from anlit.errors import UserError
-from anlit.inference.scoring import Scores
 
 SCHEMA = pa.schema(
     [
@@ -42,6 +42,19 @@ SCHEMA = pa.schema(
 )
 ROW_GROUP = 1 << 17
 """Tokens that are held before they are written."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Of the tokens of one document, in order; each array is (n,)."""
+
+    tokens: np.ndarray
+    log_likelihood: np.ndarray
+    """float32, nats; NaN for a first token that nothing stands before."""
+    rank: np.ndarray
+    """int32, 1 where the token was the most probable; 0 where it was not scored."""
+    n_context: np.ndarray
+    """int32, how many tokens of the document the model saw before it."""
 
 
 class TokenTable:

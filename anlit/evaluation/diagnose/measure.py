@@ -1,9 +1,8 @@
-"""`anlit diagnose`: how a trained model's attention spreads its weights, or that of independent normal scores."""
+"""How a trained model's attention spreads its weights."""
 
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,16 +12,12 @@ from anlit.attention.gaussian import expected_participation
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.observation import attention_layers, bin_edges, observed
 from anlit.attention.statistics import ranges
-from anlit.checkpoints.loading import Checkpoint, load_checkpoint
+from anlit.checkpoints.loading import Checkpoint
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from anlit.evaluation.data import available_targets, data_of, spread
-from anlit.evaluation.options import parse_lengths
-from anlit.evaluation.report import header
-from anlit.layers.cross_entropy import IGNORED
-from anlit.options import CommandParser
-from anlit.reporting.files import output_folder
+from anlit.evaluation.data import available_targets, spread
+from anlit.targets import IGNORED
 
 LENGTHS = (256, 1024, 4096)
 TOKENS = 16_384
@@ -104,65 +99,3 @@ def _predicted(mechanism: Mechanism, n: torch.Tensor) -> list[list[float]]:
     P, next_P = (expected_participation(mechanism, counts).to(n).expand(len(n), -1) for counts in (below, below + 1))
     values[:, there] = torch.lerp(P, next_P, n[0, there] - below)
     return values.tolist()
-
-
-def main(argv: list[str]) -> int:
-    """`anlit diagnose`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    command = shlex.join(["anlit", "diagnose", *argv])
-    if arguments.gaussian:
-        if arguments.checkpoint is not None:
-            raise UserError("--gaussian takes no checkpoint: leave out one of them")
-        from anlit.evaluation.diagnose import gaussian
-
-        return gaussian.run(arguments, command)
-    if arguments.checkpoint is None:
-        raise UserError("anlit diagnose needs a run folder or a .ckpt file, or --gaussian")
-    lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(LENGTHS)
-    if arguments.tokens < 1:
-        raise UserError(f"--tokens must be at least 1, not {arguments.tokens}")
-    folder = output_folder(arguments.output)
-    checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
-    data = data_of(checkpoint, arguments.data)
-    record = header(command, [checkpoint], data)
-    masked = None if arguments.masking is None else arguments.masking == "on"
-    record |= diagnose(checkpoint, data, lengths, arguments.tokens, masked)
-    from anlit.evaluation.diagnose import (
-        report as diagnose_report,  # matplotlib takes a second: --help and errors do not wait for it
-    )
-
-    diagnose_report.publish(folder, checkpoint.label, record)
-    return 0
-
-
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="anlit diagnose",
-        description="Attention statistics per layer and head over the context length: entropy, 1/w_max, Σw², the "
-        "weight on ranges of distances, on the last 100 tokens and on the first (the sink), and how large the "
-        "average of the values is. With --gaussian the same for independent normal scores, which needs no model.",
-        epilog="Writes diagnose.json, report.md and figures. Examples: "
-        "anlit diagnose runs/angpt --output reports/attention; "
-        "anlit diagnose --gaussian --mechanisms Plain,SqrtLogN,ScaleInvariant --output reports/gaussian",
-    )
-    parser.add_argument("checkpoint", nargs="?", metavar="CHECKPOINT", help="run folder or .ckpt file")
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
-    parser.add_argument("--data", metavar="PATH", help="prepared folder to read instead of the run's")
-    parser.add_argument(
-        "--lengths", metavar="N,N…", help="sequence lengths (default: 256,1024,4096; with --gaussian 100 … 100,000)"
-    )
-    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"tokens read at each length (default: {TOKENS:,})")
-    parser.add_argument(
-        "--masking", choices=("on", "off"), help="attend within documents only, or not (default: as in training)"
-    )
-    parser.add_argument("--device", default="auto", help="torch device (default: the GPU if there is one)")
-    parser.add_argument("--gaussian", action="store_true", help="independent normal scores instead of a model's")
-    parser.add_argument(
-        "--mechanisms",
-        metavar="NAME,NAME…",
-        help="with --gaussian: classes, such as Plain, or YAML fragments, such as attention/log_n.yaml",
-    )
-    parser.add_argument("--draws", type=int, default=256, help="with --gaussian: queries per length (default: 256)")
-    parser.add_argument("--seed", type=int, default=1, help="with --gaussian: of the random numbers (default: 1)")
-    return parser

@@ -20,16 +20,16 @@ from lightning.pytorch.utilities import rank_zero_only
 import anlit.attention.mechanisms
 import anlit.data.corpora
 import anlit.data.mixture
-import anlit.data.needle
+import anlit.evaluation.needle.data
 import anlit.models  # noqa: F401  short class names in YAML are those of imported classes
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, is_sharded, refuse_address
 from anlit.checkpoints.initial_weights import load_initial_weights
-from anlit.command.allowed import refuse_functions, restrict_parser
-from anlit.command.bounds import check_bounds, make_run_dir, refused_by_lightning
-from anlit.command.complaints import one_sentence
-from anlit.command.quiet import quiet
-from anlit.command.run_folder import hold, refuse_damaged_checkpoint, refuse_lost_checkpoint
-from anlit.command.trained_model import checkpoint_to_evaluate
+from anlit.commands.support.allowed import refuse_functions, restrict_parser
+from anlit.commands.support.bounds import check_bounds, make_run_dir, refused_by_lightning
+from anlit.commands.support.messages import one_sentence
+from anlit.commands.support.quiet import quiet
+from anlit.commands.support.run_folder import hold, refuse_damaged_checkpoint, refuse_lost_checkpoint
+from anlit.commands.support.trained_model import checkpoint_to_evaluate
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
 from anlit.errors import RunError, UserError

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anlit.analysis.runs import Curve, Run
 from anlit.configuration import mapping
 from anlit.errors import UserError
+from anlit.runs.folders import Curve, Run
 
 # What these settings change is where a run is written, how it is watched and computed, and in which order it sees the
 # data.

@@ -2,8 +2,8 @@
 
 import logging
 
-from anlit.errors import UserError
 from anlit.options import CommandParser
+from anlit.errors import UserError
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--most_tokens must be at least 1, not {given.most_tokens}")
     logging.basicConfig(format="%(message)s")
 
-    from anlit.inference.explore.session import Session, find_runs
+    from anlit.explore.session import Session, find_runs
 
     runs = [run for run in find_runs(given.runs) if run not in given.checkpoints]
     session = Session([*given.checkpoints, *runs], given.device, given.tokenizer, given.most_tokens)
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     for name in chosen:
         session.load(name)
 
-    from anlit.inference.explore import page
+    from anlit.explore import page
 
     print(f"anlit explore: http://{given.host}:{given.port} (Ctrl-C ends it)")
     try:

@@ -6,8 +6,8 @@ from typing import Any
 
 from anlit.errors import UserError
 from anlit.evaluation.diagnose.plot import TITLES, head_maps
-from anlit.inference.explore.guard import Guard
-from anlit.inference.explore.session import Piece, Session, Stopped, View
+from anlit.explore.guard import Guard
+from anlit.explore.session import Piece, Session, Stopped, View
 from anlit.inference.sampling import Sampling
 from anlit.reporting.text import literal
 

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from anlit.checkpoints.loading import Checkpoint
+from anlit.checkpoints.loading import Checkpoint, describe, device_name
 from anlit.data.module import TokenShards
 from anlit.reporting.provenance import environment
 from anlit.reporting.text import code, literal
@@ -22,20 +20,6 @@ def header(command: str, checkpoints: Sequence[Checkpoint], data: TokenShards | 
         "device": device_name(checkpoints[0].device) if checkpoints else None,
         "checkpoints": [describe(checkpoint) for checkpoint in checkpoints],
         "data": data.fingerprint if data is not None else None,
-    }
-
-
-def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """One checkpoint in a record."""
-    return {
-        "label": checkpoint.label,
-        "file": str(checkpoint.file),
-        "step": checkpoint.step,
-        "seed": (checkpoint.config or {}).get("seed_everything"),
-        "architecture": checkpoint.architecture,
-        "parameters": checkpoint.model.model.n_parameters(),
-        "training_length": checkpoint.training_length,
-        "trained_on": checkpoint.trained_on,
     }
 
 
@@ -56,8 +40,3 @@ def provenance(record: dict[str, Any]) -> str:
         lines.append(f"- data: {literal(str(data['corpus']))}, {code(str(data['path']))}, content {content}")
     lines += [f"- {literal(one['label'])}: {code(one['file'])}, step {one['step']:,}" for one in record["checkpoints"]]
     return "\n".join(lines)
-
-
-def device_name(device: torch.device) -> str:
-    """The GPU's model, else the device's kind."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

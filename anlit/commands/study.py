@@ -17,9 +17,10 @@ from anlit.analysis.study.reuse import reuse
 from anlit.analysis.study.selection import require_selection, select
 from anlit.analysis.study.slurm import submit
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
-from anlit.analysis.wall_clock import measure, read_paired
-from anlit.errors import UserError
+from anlit.analysis.wall_clock import read_paired
+from anlit.benchmarks.time_runs import time_steps
 from anlit.options import CommandParser
+from anlit.errors import UserError
 
 
 def main(argv: list[str]) -> int:
@@ -116,7 +117,7 @@ def _time_steps(study: Study, output: Path, typed: str) -> None:
     if len(groups) < 2 or (paired is not None and all(group.key in paired.seconds for group in groups)):
         return
     try:
-        measure(groups, output)
+        time_steps(groups, output)
     except UserError as error:
         _tell(f"{error}; the report is without speed-ups in wall-clock")
 

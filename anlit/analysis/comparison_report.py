@@ -7,15 +7,15 @@ from typing import Any
 
 from rich.console import Console
 
-from anlit.analysis.groups import records
 from anlit.analysis.results import Claim, Report, Result
-from anlit.analysis.runs import Run
 from anlit.analysis.speedup import Summary
 from anlit.reporting.files import write_json, write_text
 from anlit.reporting.intervals import Interval
 from anlit.reporting.page import html
 from anlit.reporting.table import NONE, markdown_table, terminal_table
 from anlit.reporting.text import code, literal, minus, visible
+from anlit.runs.folders import Run
+from anlit.runs.groups import records
 
 COLUMNS = (
     "seeds", "parameters", "validation loss", "bits per byte", "tokens", "seconds", "speed-up, tokens", "% of tokens",

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from anlit.data.batch import Batch, batch_from_blocks
-from anlit.data.haystack import Haystack, Sample
 from anlit.data.module import TokenShards
 from anlit.data.order.blocks import generator
 from anlit.data.order.loader import BatchMaker, EvaluationLoader, ResumableLoader
 from anlit.data.order.streams import Blocks, EvaluationStream, Share, TokenStream
-from anlit.layers.cross_entropy import IGNORED
+from anlit.evaluation.needle.haystack import Haystack, Sample
+from anlit.targets import IGNORED
 
 TRAINING, VALIDATION = 1, 2
 """Streams of random numbers of one seed."""

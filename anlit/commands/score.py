@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anlit.errors import UserError
 from anlit.options import CommandParser
+from anlit.errors import UserError
 
 
 class Document(NamedTuple):
@@ -72,11 +72,10 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
         if not Path(name).is_file():
             raise UserError(f"{name} does not exist: give a file of text")
 
-    from anlit.checkpoints.loading import load_checkpoint
-    from anlit.evaluation.report import describe
+    from anlit.checkpoints.loading import describe, load_checkpoint
     from anlit.inference.scoring import score
     from anlit.inference.text import text_of
-    from anlit.inference.token_table import TokenTable, byte_offsets
+    from anlit.reporting.token_table import TokenTable, byte_offsets
 
     checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
     text, length = text_of(checkpoint, arguments.tokenizer), arguments.length or checkpoint.training_length

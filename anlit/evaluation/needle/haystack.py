@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from anlit.data.cities import CITIES
 from anlit.data.module import TokenShards
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
+from anlit.evaluation.needle.cities import CITIES
 
 SENTENCE = "The special magic {city} number is {number}."
 QUESTION = "The special magic {city} number is"

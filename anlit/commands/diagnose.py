@@ -1,0 +1,92 @@
+"""`anlit diagnose`: how a trained model's attention spreads its weights, or that of independent normal scores."""
+
+import argparse
+import shlex
+
+from anlit.checkpoints.loading import load_checkpoint
+from anlit.options import CommandParser
+from anlit.errors import UserError
+from anlit.evaluation.data import data_of
+from anlit.evaluation.diagnose.measure import LENGTHS, TOKENS, diagnose
+from anlit.evaluation.diagnose.mechanisms import named
+from anlit.evaluation.record import header
+from anlit.evaluation.sequence_lengths import parse_lengths
+from anlit.reporting.files import output_folder
+
+
+def main(argv: list[str]) -> int:
+    """`anlit diagnose`; returns the exit status and raises UserError for the user's mistakes."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    command = shlex.join(["anlit", "diagnose", *argv])
+    if arguments.gaussian:
+        if arguments.checkpoint is not None:
+            raise UserError("--gaussian takes no checkpoint: leave out one of them")
+        return _of_normal_scores(arguments, command)
+    if arguments.checkpoint is None:
+        raise UserError("anlit diagnose needs a run folder or a .ckpt file, or --gaussian")
+    lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(LENGTHS)
+    if arguments.tokens < 1:
+        raise UserError(f"--tokens must be at least 1, not {arguments.tokens}")
+    folder = output_folder(arguments.output)
+    checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
+    data = data_of(checkpoint, arguments.data)
+    record = header(command, [checkpoint], data)
+    masked = None if arguments.masking is None else arguments.masking == "on"
+    record |= diagnose(checkpoint, data, lengths, arguments.tokens, masked)
+
+    from anlit.evaluation.diagnose.report import publish  # matplotlib takes a second: errors do not wait for it
+
+    publish(folder, checkpoint.label, record)
+    return 0
+
+
+def _of_normal_scores(arguments: argparse.Namespace, command: str) -> int:
+    from anlit.evaluation.diagnose import gaussian
+
+    lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(gaussian.LENGTHS)
+    if arguments.draws < 2:
+        raise UserError(f"--draws must be at least 2, not {arguments.draws}")
+    if not 0 <= arguments.seed < gaussian.SEEDS:
+        raise UserError(f"--seed must be at least 0 and below 2^63, not {arguments.seed}")
+    mechanisms = named((arguments.mechanisms or gaussian.MECHANISMS).split(","))
+    folder = output_folder(arguments.output)
+    record = header(command, []) | {"draws": arguments.draws, "seed": arguments.seed}
+    record["mechanisms"] = {
+        name: {n: gaussian.at_length(mechanism, n, arguments.draws, arguments.seed) for n in lengths}
+        for name, mechanism in mechanisms.items()
+    }
+    gaussian.publish(folder, record)
+    return 0
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="anlit diagnose",
+        description="Attention statistics per layer and head over the context length: entropy, 1/w_max, Σw², the "
+        "weight on ranges of distances, on the last 100 tokens and on the first (the sink), and how large the "
+        "average of the values is. With --gaussian the same for independent normal scores, which needs no model.",
+        epilog="Writes diagnose.json, report.md and figures. Examples: "
+        "anlit diagnose runs/angpt --output reports/attention; "
+        "anlit diagnose --gaussian --mechanisms Plain,SqrtLogN,ScaleInvariant --output reports/gaussian",
+    )
+    parser.add_argument("checkpoint", nargs="?", metavar="CHECKPOINT", help="run folder or .ckpt file")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
+    parser.add_argument("--data", metavar="PATH", help="prepared folder to read instead of the run's")
+    parser.add_argument(
+        "--lengths", metavar="N,N…", help="sequence lengths (default: 256,1024,4096; with --gaussian 100 … 100,000)"
+    )
+    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"tokens read at each length (default: {TOKENS:,})")
+    parser.add_argument(
+        "--masking", choices=("on", "off"), help="attend within documents only, or not (default: as in training)"
+    )
+    parser.add_argument("--device", default="auto", help="torch device (default: the GPU if there is one)")
+    parser.add_argument("--gaussian", action="store_true", help="independent normal scores instead of a model's")
+    parser.add_argument(
+        "--mechanisms",
+        metavar="NAME,NAME…",
+        help="with --gaussian: classes, such as Plain, or YAML fragments, such as attention/log_n.yaml",
+    )
+    parser.add_argument("--draws", type=int, default=256, help="with --gaussian: queries per length (default: 256)")
+    parser.add_argument("--seed", type=int, default=1, help="with --gaussian: of the random numbers (default: 1)")
+    return parser

@@ -1,0 +1,25 @@
+"""`anlit import`: a checkpoint of transformers, Qwen3 above all, as a GPT+."""
+
+from pathlib import Path
+
+from anlit.options import CommandParser
+from anlit.inference.huggingface.read import import_huggingface
+
+
+def main(argv: list[str]) -> int:
+    """`anlit import`; returns the exit status and raises UserError for the user's mistakes."""
+    parser = CommandParser(
+        prog="anlit import",
+        description="Reads a Qwen3 of transformers (config.json, safetensors, tokenizer.json) as a GPT+ into a folder "
+        "that every command of anlit takes, --initial_weights too. Shared embeddings are copied and grouped keys and "
+        "values repeated, which changes no logit.",
+        epilog="Example: anlit import Qwen3-1.7B --output imported/qwen3",
+    )
+    parser.add_argument("source", metavar="FOLDER", help="a local folder")
+    parser.add_argument("--output", required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--context_length", type=int, metavar="N", help="default: the model's max_position_embeddings")
+    arguments = parser.parse_args(argv)
+    for note in import_huggingface(arguments.source, arguments.output, arguments.context_length):
+        print(note)
+    print(f"{arguments.output}: {', '.join(sorted(path.name for path in Path(arguments.output).iterdir()))}")
+    return 0
