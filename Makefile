@@ -39,10 +39,11 @@ test: $(VENV)/.installed-dev  ## Fast tests (6 minutes on 2 cores; JOBS=4 on mor
 test-slow: $(VENV)/.installed-dev  ## Also the long ones: real runs, killed and resumed
 	$(BIN)/python -m pytest -m "slow or not slow" $(BESIDE)
 
-check: $(VENV)/.installed-dev  ## Lint, format and types
+check: $(VENV)/.installed-dev  ## Lint, format, types and the order of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.installed-dev  ## Format and sort imports
 	$(BIN)/ruff check --fix .

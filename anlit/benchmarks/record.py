@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from anlit.evaluation.report import device_name
+from anlit.checkpoints.loading import device_name
 from anlit.reporting.files import output_folder, write_json, write_text
 from anlit.reporting.provenance import environment
 from anlit.reporting.table import console, markdown_table, terminal_table

@@ -24,21 +24,20 @@ from torch import Tensor
 
 import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  classes that a configuration may name
-from anlit.analysis.groups import group_runs
-from anlit.analysis.runs import Run, load_run
 from anlit.benchmarks.our_step import take_step, trainer_of
 from anlit.benchmarks.size import Size, blocks_of
 from anlit.benchmarks.turns import alternate, timed
-from anlit.checkpoints.loading import find_device
+from anlit.checkpoints.loading import device_name, find_device
 from anlit.configuration import CONFIG, init_args, mapping
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.errors import UserError
-from anlit.evaluation.report import device_name
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals
 from anlit.optim.optimizers import OptimizerFactory
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import environment
+from anlit.runs.folders import Run, load_run
+from anlit.runs.groups import group_runs
 from anlit.settings import build, is_plain, subclass_named
 
 ROUNDS, WARMUP = 15, 2

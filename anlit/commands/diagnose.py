@@ -4,13 +4,13 @@ import argparse
 import shlex
 
 from anlit.checkpoints.loading import load_checkpoint
-from anlit.options import CommandParser
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
 from anlit.evaluation.diagnose.measure import LENGTHS, TOKENS, diagnose
 from anlit.evaluation.diagnose.mechanisms import named
 from anlit.evaluation.record import header
 from anlit.evaluation.sequence_lengths import parse_lengths
+from anlit.options import CommandParser
 from anlit.reporting.files import output_folder
 
 

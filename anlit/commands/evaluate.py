@@ -3,8 +3,8 @@
 import shlex
 from typing import Any
 
-from anlit.options import CommandParser
 from anlit.evaluation.harness.run import Settings
+from anlit.options import CommandParser
 from anlit.shipped import configuration_file
 
 

@@ -2,8 +2,8 @@
 
 import logging
 
-from anlit.options import CommandParser
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 
 def main(argv: list[str]) -> int:

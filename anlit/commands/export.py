@@ -1,7 +1,7 @@
 """`anlit export`: a checkpoint's model in a folder of its own, for anlit or for transformers."""
 
-from anlit.options import CommandParser
 from anlit.inference.export import FORMATS, export
+from anlit.options import CommandParser
 
 
 def main(argv: list[str]) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from anlit.options import CommandParser
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 if TYPE_CHECKING:
     from anlit.checkpoints.loading import Checkpoint

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from anlit.options import CommandParser
 from anlit.inference.huggingface.read import import_huggingface
+from anlit.options import CommandParser
 
 
 def main(argv: list[str]) -> int:

@@ -3,9 +3,9 @@
 import shlex
 from typing import Any
 
-from anlit.options import CommandParser
 from anlit.evaluation.needle.settings import Settings
 from anlit.evaluation.sequence_lengths import parse_lengths
+from anlit.options import CommandParser
 
 
 def needle(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:

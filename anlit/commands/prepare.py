@@ -5,12 +5,12 @@ import shlex
 from dataclasses import fields
 from pathlib import Path
 
-from anlit.options import CommandParser
 from anlit.data.preparation.catalogue import CORPORA, Options
 from anlit.data.preparation.prepare import RunOptions, prepare
 from anlit.data.preparation.workspace import say
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 EPILOG = """\
 The same command goes on after an interruption, and repairs a finished folder that has lost chunks. Several machines

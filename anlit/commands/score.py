@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anlit.options import CommandParser
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 
 class Document(NamedTuple):

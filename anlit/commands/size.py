@@ -16,11 +16,11 @@ from rich.console import Console
 from anlit.commands import fit as lightning
 from anlit.commands.fit import AnlitCLI
 from anlit.commands.support.messages import one_sentence
-from anlit.options import CommandParser
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
 from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
+from anlit.options import CommandParser
 from anlit.shipped import with_configuration_files
 from anlit.sizing.estimate import DENSE_BF16, Plan, estimate
 from anlit.sizing.report import show, show_table

@@ -19,8 +19,8 @@ from anlit.analysis.study.slurm import submit
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
 from anlit.analysis.wall_clock import read_paired
 from anlit.benchmarks.time_runs import time_steps
-from anlit.options import CommandParser
 from anlit.errors import UserError
+from anlit.options import CommandParser
 
 
 def main(argv: list[str]) -> int:

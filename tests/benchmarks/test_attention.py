@@ -11,7 +11,7 @@ from anlit.attention.backends import eager
 from anlit.benchmarks import cases
 from anlit.benchmarks.attention import kernels
 from anlit.benchmarks.attention.shapes import PRESETS, Shape, documents_of
-from anlit.benchmarks.command import main
+from anlit.commands.benchmark import main
 from anlit.errors import UserError
 
 

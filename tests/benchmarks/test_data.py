@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anlit.benchmarks.command import main
-from anlit.benchmarks.data import command, trials
+from anlit.benchmarks.data import benchmark, trials
 from anlit.benchmarks.process import measure_once
+from anlit.commands.benchmark import main
 from anlit.data import TokenShards
 from anlit.data.preparation import catalogue
 from anlit.data.tokenizer import train_bpe
@@ -37,14 +37,14 @@ def test_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     ran = []
 
     def here(module: str, name: str, **arguments: Any) -> dict[str, float]:
-        assert module == command.TRIALS
+        assert module == benchmark.TRIALS
         ran.append(name)
         return getattr(trials, name)(**arguments)
 
-    monkeypatch.setattr(command, "measure_once", here)
-    monkeypatch.setattr(command, "cores", lambda: 2)
-    monkeypatch.setattr(command, "VOCAB_SIZE", 300)
-    monkeypatch.setattr(command, "STREAMING_WORKERS", (0, 1))
+    monkeypatch.setattr(benchmark, "measure_once", here)
+    monkeypatch.setattr(benchmark, "cores", lambda: 2)
+    monkeypatch.setattr(benchmark, "VOCAB_SIZE", 300)
+    monkeypatch.setattr(benchmark, "STREAMING_WORKERS", (0, 1))
     options = ["--tokens", "400000", "--rounds", "2", "--seconds", "0.05", "--output", str(tmp_path / "out")]
     assert main(["data", *options]) == 0
     record = json.loads((tmp_path / "out" / "data.json").read_text())
@@ -64,7 +64,7 @@ def test_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_a_trial_in_its_own_process(tmp_path: Path) -> None:
     train_bpe(trials.texts(), 300).save(str(tmp_path / "tokenizer.json"))
     trials.prepare(str(tmp_path / "out"), str(tmp_path / "tokenizer.json"), 1)
-    found = measure_once(command.TRIALS, "stream", path=str(tmp_path / "out"), workers=0, batch_size=2, length=16,
+    found = measure_once(benchmark.TRIALS, "stream", path=str(tmp_path / "out"), workers=0, batch_size=2, length=16,
                          seconds=0.05)  # fmt: skip
     assert found["token"] > 0
     assert found["processor"] > 0
@@ -90,10 +90,10 @@ def test_unknown_names(tmp_path: Path) -> None:
 
 
 def test_random_tokens_become_a_prepared_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "FILE_TOKENS", 10_000)
-    monkeypatch.setattr(command, "VAL_TOKENS", 5_000)
+    monkeypatch.setattr(benchmark, "FILE_TOKENS", 10_000)
+    monkeypatch.setattr(benchmark, "VAL_TOKENS", 5_000)
     given = argparse.Namespace(folder=tmp_path, tokens=25_000)
-    shards = TokenShards(str(command.shards(given)), batch_size=2, context_length=100, shuffle=False)
+    shards = TokenShards(str(benchmark.shards(given)), batch_size=2, context_length=100, shuffle=False)
     assert shards.manifest["train"]["tokens"] == 25_000
     assert 25 <= shards.manifest["train"]["documents"] <= 28
     shards.setup("fit")
@@ -103,5 +103,5 @@ def test_random_tokens_become_a_prepared_folder_once(tmp_path: Path, monkeypatch
     tokens = next(iter(shards.train_dataloader())).tokens.flatten()
     drawn = rng.integers(0, 50_256, 10_000, dtype="<u2")[:200]
     assert np.mean(tokens.numpy() == drawn) > 0.98  # the others end documents
-    monkeypatch.setattr(command, "prepare_folder", None)
-    assert command.shards(given) == Path(shards.path)
+    monkeypatch.setattr(benchmark, "prepare_folder", None)
+    assert benchmark.shards(given) == Path(shards.path)

@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from anlit.analysis.compare import compare
-from anlit.analysis.groups import group_runs
-from anlit.analysis.runs import load_run
 from anlit.analysis.wall_clock import FILE, read_paired
 from anlit.benchmarks import runs
 from anlit.cli import main
 from anlit.configuration import IMPORTED
 from anlit.errors import UserError
+from anlit.runs.folders import load_run
+from anlit.runs.groups import group_runs
 
 SHAPE = {"vocab_size": 64, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 16}
 LOSSES = {"GPT": (5.0, 4.0, 3.0), "NGPT": (4.5, 3.0, 2.5), "AnGPT": (4.0, 2.8, 2.4)}

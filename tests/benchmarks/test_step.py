@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from anlit.benchmarks import step
 from anlit.benchmarks.cases import of_peak, put_beside
-from anlit.benchmarks.command import main
 from anlit.benchmarks.our_step import MODELS, OurStep
 from anlit.benchmarks.peers.training_step import PeerStep, TimedStep
 from anlit.benchmarks.process import ProcessError
@@ -21,6 +20,7 @@ from anlit.benchmarks.record import Record
 from anlit.benchmarks.size import Size
 from anlit.benchmarks.step import PRESETS, PeerProcess, cases, other_work, reason_against
 from anlit.benchmarks.turns import quartiles
+from anlit.commands.benchmark import main
 from anlit.errors import UserError
 from anlit.models.flops import flops_per_token
 from anlit.optim.schedule import Schedule

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from anlit.benchmarks import loss
-from anlit.benchmarks.command import main
-from anlit.benchmarks.growth.command import BASES, exponent, fits, size_at
+from anlit.benchmarks.growth.benchmark import BASES, exponent, fits, size_at
 from anlit.benchmarks.growth.plot import plot
+from anlit.commands.benchmark import main
 from anlit.errors import UserError
 from tests.benchmarks.sizes import SHAPE
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from anlit.data import NeedleInHaystack, TokenShards
+from anlit.data import TokenShards
 from anlit.data.batch import Batch
 from anlit.errors import UserError
+from anlit.evaluation.needle.data import NeedleInHaystack
 from anlit.targets import IGNORED
 from tests.data.modules import blocks_of, with_trainer
 

@@ -6,15 +6,15 @@ from anlit.errors import UserError
 
 BENCHMARKS = {
     "attention": (
-        "anlit.benchmarks.attention.command",
+        "anlit.benchmarks.attention.benchmark",
         "attention kernels: right or not, time, share of the peak, memory",
     ),
     "folding": ("anlit.benchmarks.folding", "forward time of nGPT and anGPT, folded and not, beside GPT+"),
     "step": ("anlit.benchmarks.step", "training steps of our models beside each other and beside peers'"),
-    "growth": ("anlit.benchmarks.growth.command", "how a step's time and memory grow with T, d and L"),
+    "growth": ("anlit.benchmarks.growth.benchmark", "how a step's time and memory grow with T, d and L"),
     "loss": ("anlit.benchmarks.loss", "memory of the vocabulary projection with its cross-entropy"),
     "data": (
-        "anlit.benchmarks.data.command",
+        "anlit.benchmarks.data.benchmark",
         "preparing text and streaming batches",
     ),
 }
