@@ -16,8 +16,8 @@ import yaml
 from anlit.analysis import plots as pictures
 from anlit.analysis.study import launch
 from anlit.analysis.study.plan import Study, read_study
-from anlit.errors import UserError
 from anlit.commands import study as command
+from anlit.errors import UserError
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 STUDY: dict[str, Any] = {
