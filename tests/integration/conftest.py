@@ -1,15 +1,21 @@
 """A small corpus prepared once, and `anlit fit` in a child process that can be killed."""
 
+import csv
+import itertools
 import multiprocessing
+import os
 import shutil
+import signal
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
 
+from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.cli import main
 from anlit.data import TextFiles
 
@@ -60,8 +66,29 @@ def run(arguments: list[str]) -> int | None:
     return process.exitcode
 
 
+def die_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
+    """Let a process kill itself when it calls `owner.name` for the `call`-th time."""
+    original, number = getattr(owner, name), itertools.count(1)
+
+    def deadly(*arguments: Any, **settings: Any) -> Any:
+        if next(number) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **settings)
+
+    monkeypatch.setattr(owner, name, deadly)
+
+
+def steps_logged(run_dir: Path) -> int:
+    """The last step in metrics.csv, -1 before the first."""
+    path = run_dir / "metrics.csv"
+    if not path.is_file():
+        return -1
+    with path.open(newline="") as file:
+        return max((int(row["step"]) for row in csv.DictReader(file) if row.get("step")), default=-1)
+
+
 def last_checkpoint(run_dir: Path) -> dict:
-    return torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+    return read_checkpoint(run_dir / "checkpoints" / "last.ckpt")
 
 
 def assert_same_training_state(one: dict, two: dict) -> None:

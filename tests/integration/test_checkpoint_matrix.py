@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from anlit.checkpoints.checkpoint_io import FOLDERS, read_checkpoint
-from tests.integration.conftest import assert_identical, assert_same_training_state, fit_arguments
+from anlit.checkpoints.checkpoint_io import FOLDERS
+from tests.integration.conftest import assert_identical, assert_same_training_state, fit_arguments, last_checkpoint
 from tests.integration.ranks import DDP, FSDP, column, run_ranks
 from tests.integration.test_strategies import MUON, assert_same_training, weights
 
@@ -24,10 +24,6 @@ CONSTANT_RATE = ("--model.schedule.final=1", "--model.schedule.warmup=0")
 
 Saved = Callable[..., Path]
 slow = pytest.mark.slow
-
-
-def last(run_dir: Path) -> dict:
-    return read_checkpoint(run_dir / "checkpoints" / "last.ckpt")
 
 
 def matrix_arguments(shards: Path, run_dir: Path, setting: str, steps: int, *extra: str, model: str) -> list[str]:
@@ -80,7 +76,7 @@ def test_saved_there_continued_here(shards: Path, tmp_path: Path, saved: Saved, 
     run_dir = continued(shards, saved(there), tmp_path / "copy", here)
     assert len(column(run_dir, "train/loss")) == END
     assert_same_training(run_dir, whole)
-    assert last(run_dir)["global_step"] == END
+    assert last_checkpoint(run_dir)["global_step"] == END
 
 
 @slow
@@ -104,11 +100,11 @@ def test_muon_and_its_state(shards: Path, tmp_path: Path, saved: Saved, there: s
 def test_continued_on_the_same_ranks_is_identical(shards: Path, tmp_path: Path, saved: Saved, setting: str) -> None:
     dropout = "--model.dropout=0.1"
     run_dir = continued(shards, saved(setting, SAVED_AT, dropout), tmp_path / "copy", setting, dropout)
-    assert_same_training_state(last(run_dir), last(saved(setting, END, dropout)))
+    assert_same_training_state(last_checkpoint(run_dir), last_checkpoint(saved(setting, END, dropout)))
 
 
 def test_written_in_the_background_is_the_same(saved: Saved) -> None:
-    now, later = last(saved("fsdp2")), last(saved("async2"))
+    now, later = last_checkpoint(saved("fsdp2")), last_checkpoint(saved("async2"))
     assert_same_training_state(now, later)
     assert_identical(now["loops"], later["loops"], "loops")
     names = [sorted(p.name for p in (saved(s) / "checkpoints" / "last.ckpt").iterdir()) for s in ("fsdp2", "async2")]

@@ -1,8 +1,6 @@
 """SIGKILL while checkpoints are being written: the last one is whole, and what was half-written is removed later."""
 
 import io
-import itertools
-import os
 import random
 import signal
 import time
@@ -15,17 +13,12 @@ import pytest
 import torch
 
 from anlit.checkpoints import checkpoint_io, sharded
-from anlit.checkpoints.checkpoint_io import FOLDERS, read_checkpoint
-from tests.integration.conftest import assert_same_training_state, fit_arguments
+from anlit.checkpoints.checkpoint_io import FOLDERS
+from tests.integration.conftest import assert_same_training_state, die_at, fit_arguments, last_checkpoint, steps_logged
 from tests.integration.ranks import FSDP, run_ranks, start_ranks
-from tests.integration.test_resume import steps_logged
 
 slow = pytest.mark.slow
 EVERY_STEP = "--checkpoint_every_n_steps=1"
-
-
-def last(run_dir: Path) -> dict:
-    return read_checkpoint(run_dir / "checkpoints" / "last.ckpt")
 
 
 def arguments(shards: Path, run_dir: Path, steps: int, *extra: str) -> list[str]:
@@ -33,18 +26,6 @@ def arguments(shards: Path, run_dir: Path, steps: int, *extra: str) -> list[str]
         shards, run_dir, f"--trainer.max_steps={steps}", "--trainer.val_check_interval=1000", EVERY_STEP,
         "--model.dropout=0.1", *extra,
     )  # fmt: skip
-
-
-def die_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
-    """Let a process kill itself when it calls `owner.name` for the `call`-th time."""
-    original, number = getattr(owner, name), itertools.count(1)
-
-    def deadly(*args: Any, **kwargs: Any) -> Any:
-        if next(number) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, deadly)
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +48,11 @@ def test_killed_at_each_stage_of_writing(
         codes = run_ranks(arguments(shards, run_dir, steps, *FSDP), 2)
     assert codes[0] == -signal.SIGKILL
     assert codes[1] != 0
-    assert last(run_dir)["global_step"] == 3
+    assert last_checkpoint(run_dir)["global_step"] == 3
     folders = run_dir / "checkpoints" / FOLDERS
     assert len([*folders.iterdir()]) == 2
     assert run_ranks(arguments(shards, run_dir, steps, *FSDP, "--ckpt_path=last"), 2) == [0, 0]
-    assert_same_training_state(last(run_dir), last(undisturbed))
+    assert_same_training_state(last_checkpoint(run_dir), last_checkpoint(undisturbed))
     assert [*folders.iterdir()] == [(run_dir / "checkpoints" / "last.ckpt").resolve()]
 
 
@@ -146,10 +127,10 @@ def test_one_process_killed_at_twenty_random_moments(
             writing = partial(newer, unfinished, time.time())
             kill_at(run, 1, cut, step, chance.uniform(0, 0.1), writing if number % 2 else None)
             half_written += writing()
-            assert last(cut)["global_step"] >= step
+            assert last_checkpoint(cut)["global_step"] >= step
     assert half_written > 0
     assert run_ranks(arguments(shards, cut, 60, "--ckpt_path=last"), 1) == [0]
-    assert_same_training_state(last(whole), last(cut))
+    assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
 
 
 @slow
@@ -174,8 +155,8 @@ def test_two_ranks_killed_at_random_moments(
             writing = partial(unfinished, time.time())
             kill_at(run, 2, cut, step, chance.uniform(0, 0.1), writing if number % 2 else None)
             half_written += writing()
-            assert last(cut)["global_step"] >= 1
+            assert last_checkpoint(cut)["global_step"] >= 1
     assert half_written > 0
     assert run_ranks(arguments(shards, cut, 30, *strategy, "--ckpt_path=last"), 2) == [0, 0]
     assert len([*folders.iterdir()]) == 1
-    assert_same_training_state(last(whole), last(cut))
+    assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))

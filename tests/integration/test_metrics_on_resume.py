@@ -1,8 +1,6 @@
 """Every step is once in the logs, whether a run was killed between a row and its checkpoint or the other way round."""
 
 import csv
-import itertools
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
 from anlit.training.loggers import CSVLogger
-from tests.integration.conftest import fit_arguments, run
-from tests.integration.test_resume import steps_logged
+from tests.integration.conftest import die_at, fit_arguments, run, steps_logged
 
 STEPS = 30
 SHORT = (f"--trainer.max_steps={STEPS}", "--ckpt_path=last")
@@ -32,17 +29,6 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("undisturbed")
     assert run(fit_arguments(shards, run_dir, *SHORT)) == 0
     return run_dir
-
-
-def die_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
-    original, number = getattr(owner, name), itertools.count(1)
-
-    def deadly(*arguments: Any, **settings: Any) -> Any:
-        if next(number) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments, **settings)
-
-    monkeypatch.setattr(owner, name, deadly)
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,8 @@ from tests.integration.conftest import (
     last_checkpoint,
     run,
     start,
+    steps_logged,
 )
-
-
-def steps_logged(run_dir: Path) -> int:
-    path = run_dir / "metrics.csv"
-    if not path.is_file():
-        return -1
-    with path.open(newline="") as file:
-        return max((int(row["step"]) for row in csv.DictReader(file) if row.get("step")), default=-1)
 
 
 def stop_at(arguments: list[str], run_dir: Path, step: int, number: signal.Signals) -> int | None:

@@ -12,9 +12,8 @@ import pytest
 from anlit.cli import main
 from anlit.commands.support.run_folder import hold
 from anlit.errors import UserError
-from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, start
+from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, start, steps_logged
 from tests.integration.ranks import column, start_ranks
-from tests.integration.test_resume import steps_logged
 
 
 def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anlit.checkpoints.checkpoint_io import read_checkpoint
-from tests.integration.conftest import assert_same_training_state, fit_arguments
+from tests.integration.conftest import assert_same_training_state, fit_arguments, last_checkpoint
 from tests.integration.ranks import DDP, FSDP, run_ranks, start_ranks
 
 STEPS, BATCH = 20, 11
@@ -24,10 +23,6 @@ def arguments(shards: Path, run_dir: Path, strategy: list[str], *extra: str) -> 
 def signal_at(name: str, rank: int) -> list[str]:
     return ["--trainer.callbacks+=tests.integration.signals.SignalAt", f"--trainer.callbacks.batch={BATCH}",
             f"--trainer.callbacks.name={name}", f"--trainer.callbacks.rank={rank}"]  # fmt: skip
-
-
-def last(run_dir: Path) -> dict:
-    return read_checkpoint(run_dir / "checkpoints" / "last.ckpt")
 
 
 @pytest.mark.parametrize(
@@ -44,11 +39,13 @@ def test_one_rank_is_told_and_all_stop(shards: Path, tmp_path: Path, strategy: l
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run_ranks(arguments(shards, whole, strategy), 2) == [0, 0]
     assert run_ranks(arguments(shards, cut, strategy, *signal_at(name, rank)), 2) == [75, 75]
-    assert last(cut)["global_step"] == BATCH + 2  # asked at the end of its step, answered at the end of the next
+    assert (
+        last_checkpoint(cut)["global_step"] == BATCH + 2
+    )  # asked at the end of its step, answered at the end of the next
     assert json.loads((cut / "run.json").read_text())["status"] == "interrupted"
     assert run_ranks(arguments(shards, cut, strategy, "--ckpt_path=last"), 2) == [0, 0]
-    assert last(cut)["global_step"] == STEPS
-    assert_same_training_state(last(whole), last(cut))
+    assert last_checkpoint(cut)["global_step"] == STEPS
+    assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
 
 
 @pytest.mark.parametrize("killed", [1, pytest.param(0, marks=slow)])
@@ -83,7 +80,7 @@ def test_one_command_for_all_ranks(
     _, said = process.communicate(timeout=600)
     assert process.returncode in ends, said
     if name == "SIGTERM":
-        assert last(tmp_path / "run")["global_step"] == BATCH + 2
+        assert last_checkpoint(tmp_path / "run")["global_step"] == BATCH + 2
     else:
         assert any(words in said for words in ("closed by peer", "reset by peer", "Child process"))
     deadline = time.monotonic() + 60
