@@ -131,7 +131,7 @@ def speedup(summary: Summary, bound: bool = False) -> str:
     """`1.40 ± 0.03`, `not reached`, or how many of the seeds reached the loss."""
     if summary.mean is not None:
         return ("≥ " if bound else "") + spread(summary, 2)
-    return f"{summary.reached} of {len(summary.values)} seeds" if summary.reached else "not reached"
+    return summary.words
 
 
 def _cells(result: Result, claim: Claim | None) -> list[str]:

@@ -50,7 +50,7 @@ def panels_of(report: Report) -> list[Panel]:
     """Over training tokens and, where steps were timed in turns, over the time that they say."""
     results = report.results
     longest = max(float(result.mean.tokens[-1]) for result in results)
-    told = {result.label: _tokens_text(result) for result in results}
+    told = {result.label: result.speedup.tokens.words for result in results}
     found = [Panel("by training tokens", token_unit(longest), {result.label: 1.0 for result in results}, told)]
     if report.paired is None:
         return found
@@ -60,7 +60,7 @@ def panels_of(report: Report) -> list[Panel]:
         if claim.wall_clock is not None:
             per_token[claim.result.label] = seconds * claim.wall_clock.time.median
             faster = claim.wall_clock.speedup
-            told[claim.result.label] = f"{faster.median:.2f}×" if faster else _tokens_text(claim.result)
+            told[claim.result.label] = f"{faster.median:.2f}×" if faster else claim.result.speedup.tokens.words
     longest = max(result.mean.tokens[-1] * per_token.get(result.label, 0) for result in results)
     return [*found, Panel("by time, at the speed of steps in turns", time_unit(longest), per_token, told)]
 
@@ -97,7 +97,7 @@ def _bar(ax: Axes, y: int, report: Report, result: Result, colour: str, in_time:
         ax.text(0.02, y, "not timed", va="center", color=INK, fontstyle="italic")
         return
     if summary.mean is None:
-        ax.text(0.02, y, _tokens_text(result), va="center", color=INK, fontstyle="italic")
+        ax.text(0.02, y, summary.words, va="center", color=INK, fontstyle="italic")
         return
     values = [value for value in summary.values if value is not None]
     low = high = mean = summary.mean
@@ -224,10 +224,3 @@ def _legend(result: Result) -> str:
     spread = f" ± {loss.sd:.4f} (band: ± sd of {seeds} seeds)" if loss.sd is not None else " (1 seed)"
     unfinished = ", unfinished" if result.group.unfinished else ""
     return f"{result.label}: {loss.mean:.4f}{spread}{unfinished}"
-
-
-def _tokens_text(result: Result) -> str:
-    summary = result.speedup.tokens
-    if summary.mean is None:
-        return f"{summary.reached} of {len(summary.values)} seeds" if summary.reached else "not reached"
-    return f"{summary.mean:.2f}×"

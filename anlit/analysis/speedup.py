@@ -62,6 +62,13 @@ class Summary:
         known = [value for value in self.values if value is not None]
         return float(np.std(known, ddof=1)) if self.mean is not None and len(known) > 1 else None
 
+    @property
+    def words(self) -> str:
+        """Of a speed-up: `1.40×`, or of how many seeds there is one."""
+        if self.mean is not None:
+            return f"{self.mean:.2f}×"
+        return f"{self.reached} of {len(self.values)} seeds" if self.reached else "not reached"
+
 
 @dataclass(frozen=True)
 class SpeedUp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from anlit.analysis.wall_clock import PairedSteps
+from anlit.configuration import init_args
 from anlit.runs.folders import Run
 from anlit.runs.groups import Group
 
@@ -40,7 +41,8 @@ def _rate(run: Run, first: int, last: int) -> float | None:
 
 def _within(run: Run) -> str | None:
     points = len(run.curve.finite())
-    if points < FEWEST or any(key.endswith("context_schedule") for key in _data_settings(run)):
+    settings = init_args(run.config.get("data"))
+    if points < FEWEST or any(key.endswith("context_schedule") and settings[key] is not None for key in settings):
         return None
     middle = (points - 1) // 2 + 1
     early, late = _rate(run, 1, middle), _rate(run, middle, points - 1)
@@ -94,9 +96,3 @@ def _median_rate(group: Group) -> float | None:
 
 def _apart(one: float, other: float, share: float) -> bool:
     return max(one, other) > (1 + share) * min(one, other)
-
-
-def _data_settings(run: Run) -> list[str]:
-    data = run.config.get("data")
-    settings = data.get("init_args") if isinstance(data, dict) else None
-    return [key for key, value in settings.items() if value is not None] if isinstance(settings, dict) else []

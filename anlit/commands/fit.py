@@ -68,6 +68,16 @@ TRAINER_DEFAULTS = {
     "log_every_n_steps": 10,
     "enable_model_summary": False,  # RunProgress says how many parameters there are
 }
+PARSED: dict[str, Any] = {
+    "model_class": LanguageModel,
+    "datamodule_class": TokenShards,
+    "subclass_mode_model": True,
+    "subclass_mode_data": True,
+    "auto_configure_optimizers": False,
+    "seed_everything_default": 1,
+    "trainer_defaults": TRAINER_DEFAULTS,
+}
+"""What every LightningCLI that reads a run's configuration is made with."""
 
 
 class SaveConfigOfTraining(SaveConfigCallback):
@@ -290,13 +300,7 @@ def main(arguments: list[str]) -> int:
     _require_yaml(arguments)
     try:
         AnlitCLI(
-            model_class=LanguageModel,
-            datamodule_class=TokenShards,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            auto_configure_optimizers=False,
-            seed_everything_default=1,
-            trainer_defaults=TRAINER_DEFAULTS,
+            **PARSED,
             save_config_callback=SaveConfigOfTraining,
             save_config_kwargs={"overwrite": True},
             parser_kwargs={key: {"exit_on_error": False} for key in SUBCOMMANDS} | {"exit_on_error": False},

@@ -1,9 +1,7 @@
 """`anlit size`: what a run would need, from the configuration that `anlit fit` takes; nothing is started."""
 
 import argparse
-import json
 import logging
-import sys
 import warnings
 from argparse import ArgumentError
 from pathlib import Path
@@ -16,11 +14,10 @@ from rich.console import Console
 from anlit.commands import fit as lightning
 from anlit.commands.fit import AnlitCLI
 from anlit.commands.support.messages import one_sentence
-from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
 from anlit.errors import UserError
-from anlit.models.language_model import LanguageModel
 from anlit.options import CommandParser
+from anlit.reporting.files import write_json
 from anlit.shipped import with_configuration_files
 from anlit.sizing.estimate import DENSE_BF16, Plan, estimate
 from anlit.sizing.report import show, show_table
@@ -68,14 +65,17 @@ def main(argv: list[str]) -> int:
     if own.table:
         rows = sizing_table(own.gpu, own.mfu)
         show_table(console, rows)
-        _write(own.json, [row.record() for row in rows])
-        return 0
-    if not fit_arguments:
+        record: Any = [row.record() for row in rows]
+    elif fit_arguments:
+        cli = parse(["fit", *fit_arguments])
+        result = estimate(cli.model, plan_of(own, cli.config["fit"]))
+        show(console, result)
+        record = result.record()
+    else:
         raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE, or --table")
-    cli = parse(["fit", *fit_arguments])
-    result = estimate(cli.model, plan_of(own, cli.config["fit"]))
-    show(console, result)
-    _write(own.json, result.record())
+    if own.json is not None:
+        own.json.parent.mkdir(parents=True, exist_ok=True)
+        write_json(own.json, record)
     return 0
 
 
@@ -109,13 +109,7 @@ def parse(arguments: list[str]) -> SizingCLI:
     lightning._require_yaml(arguments)
     try:
         return SizingCLI(
-            model_class=LanguageModel,
-            datamodule_class=TokenShards,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            auto_configure_optimizers=False,
-            seed_everything_default=1,
-            trainer_defaults=lightning.TRAINER_DEFAULTS,
+            **lightning.PARSED,
             parser_kwargs={"fit": {"exit_on_error": False}, "exit_on_error": False},
             args=arguments,
         )
@@ -182,13 +176,3 @@ def _checkpointing(text: str | None, model: Any) -> int | None:
     if number.isdecimal() and int(number) > 0:
         return int(number)
     raise UserError(f"--activation_checkpointing {text} is unknown: choose none, full or every-2, every-3 …")
-
-
-def _write(path: Path | None, record: Any) -> None:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

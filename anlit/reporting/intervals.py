@@ -1,4 +1,4 @@
-"""Medians with an interval that assumes no distribution, and products of ratios with theirs."""
+"""Medians with an interval that assumes no distribution, products of ratios with theirs, and fitted powers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binom
+from numpy.typing import NDArray
+from scipy.stats import binom, linregress
+from scipy.stats import t as student
 
 CONFIDENCE = 0.95
 
@@ -30,6 +32,27 @@ def median_with_interval(values: Sequence[float]) -> Interval:
     n = len(ordered)
     outside = max(0, int(binom.ppf((1 - CONFIDENCE) / 2, n, 0.5)) - 1)  # so many may lie outside at each end
     return Interval(float(np.median(ordered)), float(ordered[outside]), float(ordered[n - 1 - outside]))
+
+
+class PowerLaw(NamedTuple):
+    """y = constant · x^exponent."""
+
+    constant: float
+    exponent: Interval
+
+    def __call__(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        fitted: NDArray[np.float64] = self.constant * np.asarray(x, dtype=float) ** self.exponent.median
+        return fitted
+
+
+def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
+    """Least squares of log y over log x, with the exponent's 95 % interval; None for fewer than three different x."""
+    if len(set(x)) < 3:
+        return None
+    line = linregress(np.log(x), np.log(y))
+    half = float(student.ppf((1 + CONFIDENCE) / 2, len(x) - 2) * line.stderr)
+    slope = float(line.slope)
+    return PowerLaw(float(np.exp(line.intercept)), Interval(slope, slope - half, slope + half))
 
 
 def product(one: Interval, other: Interval) -> Interval:

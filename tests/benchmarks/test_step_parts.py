@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from anlit.benchmarks import loss
-from anlit.benchmarks.growth.benchmark import BASES, exponent, fits, size_at
+from anlit.benchmarks.growth.benchmark import BASES, fits, size_at
 from anlit.benchmarks.growth.plot import plot
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
+from anlit.reporting.intervals import power_law
 from tests.benchmarks.sizes import SHAPE
 
 
@@ -60,18 +61,19 @@ def test_what_grows_and_what_stays() -> None:
 
 def test_exponents_are_those_of_powers(tmp_path: Path) -> None:
     x = [1.0, 2.0, 4.0, 8.0]
-    found = exponent(x, [3 * value**1.5 for value in x])
-    assert found == pytest.approx({"exponent": 1.5, "low": 1.5, "high": 1.5, "constant": 3.0})
-    noisy = exponent(x, [1.0, 2.2, 3.7, 8.4])
+    found = power_law(x, [3 * value**1.5 for value in x])
+    assert found is not None
+    assert (*found.exponent, found.constant) == pytest.approx((1.5, 1.5, 1.5, 3.0))
+    noisy = power_law(x, [1.0, 2.2, 3.7, 8.4])
     assert noisy is not None
-    assert noisy["low"] < noisy["exponent"] < noisy["high"]
+    assert noisy.exponent.low < noisy.exponent.median < noisy.exponent.high
     places, logs = np.arange(4) - 1.5, np.log2([1.0, 2.2, 3.7, 8.4])
     slope = places @ logs / (places @ places)
     residuals = logs - logs.mean() - slope * places
     error = np.sqrt(residuals @ residuals / 2 / (places @ places))
-    assert noisy["exponent"] == pytest.approx(slope)
-    assert noisy["high"] - noisy["exponent"] == pytest.approx(4.3027 * error, rel=1e-4)  # Student's t, two degrees
-    assert exponent(x[:2], x[:2]) is None
+    assert noisy.exponent.median == pytest.approx(slope)
+    assert noisy["high"] - noisy.exponent.median == pytest.approx(4.3027 * error, rel=1e-4)  # Student's t, two degrees
+    assert power_law(x[:2], x[:2]) is None
 
     rows: list[dict[str, Any]] = [
         {"model": "nGPT", "flops": {"train": value}, "peak_bytes": None, "seconds": {"train": {"median": value**2}}}
@@ -81,8 +83,8 @@ def test_exponents_are_those_of_powers(tmp_path: Path) -> None:
     groups.append({"axis": "T", "value": 8192, "rows": [{"model": "nGPT", "reason": "out of memory"}]})
     (fit,) = fits(groups)
     assert (fit["x"], fit["bytes"]) == ([512, 1024, 2048, 4096], None)
-    assert fit["seconds"]["exponent"] == pytest.approx(2)
-    assert fit["flops"]["exponent"] == pytest.approx(1)
+    assert fit["seconds"].exponent.median == pytest.approx(2)
+    assert fit["flops"].exponent.median == pytest.approx(1)
     plot([fit], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").exists()
 

@@ -16,8 +16,6 @@ from anlit.commands import fit as lightning
 from anlit.commands import size as sizing
 from anlit.commands.fit import SUBCOMMANDS, AnlitCLI
 from anlit.commands.study import _parser as study_parser
-from anlit.data import TokenShards
-from anlit.models.language_model import LanguageModel
 from anlit.shipped import with_configuration_files
 from tests.docs.pages import PAGES, ROOT, commands, files, name, shell_lines
 
@@ -47,13 +45,7 @@ class ParsingCLI(AnlitCLI):
 def fit_parser() -> Any:
     """LightningCLI's parser of all four subcommands, as `anlit.commands.fit.main` makes it."""
     return ParsingCLI(
-        model_class=LanguageModel,
-        datamodule_class=TokenShards,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        auto_configure_optimizers=False,
-        seed_everything_default=1,
-        trainer_defaults=lightning.TRAINER_DEFAULTS,
+        **lightning.PARSED,
         parser_kwargs={key: {"exit_on_error": False} for key in SUBCOMMANDS} | {"exit_on_error": False},
         args=["fit", "--model=GPT", "--data=PythonSources"],
     ).parser

@@ -27,8 +27,8 @@ def ablation(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     base = losses_by_seed(outcome.measured(baseline))
     if not base:
         return ["## Ablation", f"{baseline.title}, the baseline, has no finished run yet."]
-    rows, labels, bounds = [], [], []
-    means: list[float | str] = []
+    rows = []
+    drawn: list[tuple[str, float | str, tuple[float, float] | None]] = []
     for arm in outcome.study.arms:
         if arm is baseline:
             continue
@@ -45,11 +45,9 @@ def ablation(outcome: Outcome, options: dict[str, Any]) -> list[str]:
             minus(f"{-interval[1]:+.2f} … {-interval[0]:+.2f} %") if interval else NONE,
             f"{test.p:.3g}" if test else NONE,
         ])  # fmt: skip
-        labels.append(arm.title)
-        means.append(change if change is not None else "failed" if failed else "not run")
-        bounds.append(interval)
+        drawn.append((arm.title, change if change is not None else "failed" if failed else "not run", interval))
     path = outcome.output / "ablation.png"
-    plots.changes(labels, means, bounds, path, baseline.title)
+    plots.changes(drawn, path, baseline.title)
     head = ["arm", "n", "failed", "final loss (nats/token)", "improvement", "95 % interval", "p"]
     told = f"Against {baseline.title}, {spread(Summary(tuple(base.values())), 4)} (n = {len(base)}); paired by seed, "
     told += "on the seeds that both have."

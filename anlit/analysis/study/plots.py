@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from anlit.analysis.study.outcome import Point
 from anlit.reporting.figure import BASELINE_LINE, COLOURS, INK, MAP, looks, save, style
+from anlit.reporting.intervals import PowerLaw
 from anlit.reporting.text import minus
 
 PER_ROW = 3
@@ -67,16 +68,16 @@ def trends(
     over: str,
     value: str,
     path: Path,
-    curves: dict[str, Callable[[np.ndarray], np.ndarray]] | None = None,
+    curves: Mapping[str, PowerLaw],
 ) -> None:
-    """Writes lines of (x, y, standard deviation of y), x on a logarithmic axis, and fitted curves where given."""
+    """Writes lines of (x, y, standard deviation of y), x on a logarithmic axis, and fitted powers where given."""
     with style():
         figure, ax = plt.subplots(figsize=(7.5, 4.6))
         drawn = looks(list(series))
         for i, (label, found) in enumerate(series.items()):
             colour, marker, dash = drawn[label]
             x, y, sd = (np.array(column) for column in zip(*sorted(found), strict=True))
-            fitted = (curves or {}).get(label)
+            fitted = curves.get(label)
             beside = x * APART ** (i - (len(series) - 1) / 2)  # error bars stand side by side
             ax.errorbar(beside, y, yerr=np.where(sd > 0, sd, np.nan), fmt=marker, linestyle="none" if fitted else dash,
                         color=colour, capsize=2, elinewidth=1, label=label, markersize=5.5)  # fmt: skip
@@ -101,26 +102,18 @@ def trends(
         save(figure, path)
 
 
-def changes(
-    labels: Sequence[str],
-    means: Sequence[float | str],
-    bounds: Sequence[tuple[float, float] | None],
-    path: Path,
-    baseline: str,
-) -> None:
+def changes(rows: Sequence[tuple[str, float | str, tuple[float, float] | None]], path: Path, baseline: str) -> None:
     """Writes the change of the loss against a baseline, in per cent of it, with 95 % intervals, or why there is none.
 
     Args:
-        labels: The arms.
-        means: Their changes; a word where there is none.
-        bounds: Their intervals.
+        rows: Of each arm its title, its change (a word where there is none), and the change's interval.
         path: The picture.
         baseline: What they are changes against.
     """
     with style():
-        figure, ax = plt.subplots(figsize=(8.5, 1.4 + 0.42 * len(labels)))
-        places = range(len(labels))[::-1]
-        for y, mean, interval in zip(places, means, bounds, strict=True):
+        figure, ax = plt.subplots(figsize=(8.5, 1.4 + 0.42 * len(rows)))
+        places = range(len(rows))[::-1]
+        for y, (_, mean, interval) in zip(places, rows, strict=True):
             if isinstance(mean, str):
                 ax.text(0, y, f"  {mean}", va="center", color=INK, fontstyle="italic")
                 continue
@@ -132,8 +125,8 @@ def changes(
                 minus(f"{mean:+.2f} %"), (mean, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8.5
             )
         ax.axvline(0, color=INK, linestyle=BASELINE_LINE, linewidth=1)
-        ax.set_yticks(list(places), labels)
-        ax.set_ylim(-0.6, len(labels) - 0.2)
+        ax.set_yticks(list(places), [title for title, *_ in rows])
+        ax.set_ylim(-0.6, len(rows) - 0.2)
         ax.grid(axis="x")
         ax.set_xlabel(f"change of the final validation loss against\n{baseline} (%, 95 % interval; left is better)")
         save(figure, path)

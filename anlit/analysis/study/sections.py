@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from anlit.analysis import plots as pictures
 from anlit.analysis.comparison_report import comparison, listed
@@ -34,6 +33,7 @@ from anlit.analysis.study.scaling_section import scaling
 from anlit.analysis.throughput import unsteady
 from anlit.analysis.wall_clock import read_paired, usable
 from anlit.errors import UserError
+from anlit.reporting.intervals import power_law
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal
 
@@ -197,10 +197,12 @@ def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     title = f"## {'Loss' if value == 'loss' else f'Best {plots.named(value)}'} over {plots.named(over)}"
     if not series:
         return [title, "No run has finished yet."]
-    fits = {label: fit for label, found in series.items() if (fit := power_law(found)) is not None}
+    fits = {}
+    for label, found in series.items():
+        if fit := power_law([x for x, *_ in found], [y for _, y, _ in found]):
+            fits[label] = fit
     path = outcome.output / f"trend-{value}-{over}.png"
-    curves = {label: fit[0] for label, fit in fits.items()} if value != "loss" else {}
-    plots.trends(series, over, value, path, curves)
+    plots.trends(series, over, value, path, fits if value != "loss" else {})
     parts = [title, f"![{value} over {over}]({path.name})"]
     if value == "loss":
         rows = [[label, plots.short_number(x), f"{y:.4f}" + (f" ± {sd:.4f}" if sd else "")]
@@ -208,24 +210,11 @@ def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         return [*parts, markdown_table(["arm", plots.named(over), "validation loss (nats/token)"], rows)]
     rows = [
         [label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
-        for label, (_, b, low, high) in fits.items()
+        for label, (_, (b, low, high)) in fits.items()
     ]
     law = f"{plots.named(value).capitalize()} = a · {plots.named(over)}^b, fitted over the logarithms."
     law += " A grid's best value is known no finer than its steps."
     return [*parts, law, markdown_table(["arm", "points", "exponent b", "95 % interval"], rows)]
-
-
-def power_law(
-    found: list[tuple[float, float, float]],
-) -> tuple[Callable[[np.ndarray], np.ndarray], float, float, float] | None:
-    """y = a·x^b through (x, y, …): the curve, b, and b's 95 % interval; None for fewer than three x."""
-    x, y = np.log([one[0] for one in found]), np.log([one[1] for one in found])
-    if len(set(x)) < 3:
-        return None
-    line = stats.linregress(x, y)
-    half = float(stats.t.ppf(0.975, len(x) - 2) * line.stderr)
-    a, b = float(line.intercept), float(line.slope)
-    return (lambda at: np.exp(a) * at**b), b, b - half, b + half
 
 
 def embed(outcome: Outcome, options: dict[str, Any]) -> list[str]:

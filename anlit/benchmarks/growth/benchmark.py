@@ -12,10 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.stats import linregress
-from scipy.stats import t as student
 
 from anlit.benchmarks.attention.kernels import MECHANISMS
 from anlit.benchmarks.cases import Case, Group, Ready, Row, measure, notes, timed
@@ -38,6 +35,7 @@ from anlit.benchmarks.size import Size, add_size_options, changed_size
 from anlit.benchmarks.step import NAMES
 from anlit.errors import UserError
 from anlit.models.runtime import Runtime
+from anlit.reporting.intervals import PowerLaw, power_law
 from anlit.reporting.table import NONE
 
 AXES = {"T": "length", "d": "d_model", "L": "n_layers"}
@@ -55,6 +53,7 @@ BASES = {
     "h200": Size(512, 12, 8, 50_304, 2048, 32, torch.bfloat16),
 }
 WARM_UP = 2
+KINDS = ("seconds", "flops", "bytes")
 HEADINGS = ("model", "over", "time's exponent", "FLOPs' exponent", "memory's exponent")
 
 
@@ -86,16 +85,6 @@ def build(size: Size, mechanism: str, device: torch.device, rows: list[Row]) -> 
     return Ready(lambda: {"train": step.seconds()}, {"flops": flops}, step.peak, step.close)
 
 
-def exponent(x: Sequence[float], y: Sequence[float]) -> dict[str, float] | None:
-    """Least squares of log y over log x: the slope with its 95 % interval; None for fewer than three points."""
-    if len(x) < 3:
-        return None
-    found = linregress(np.log(x), np.log(y))
-    half = float(student.ppf(0.975, len(x) - 2) * found.stderr)
-    slope = float(found.slope)
-    return {"exponent": slope, "low": slope - half, "high": slope + half, "constant": float(np.exp(found.intercept))}
-
-
 def fits(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For each axis and model what was timed along it, and the exponents of seconds, bytes and FLOPs."""
     along: dict[tuple[str, str], list[tuple[int, Row]]] = {}
@@ -111,20 +100,25 @@ def fits(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "bytes": held if all(held) else [],
             "flops": [row["flops"]["train"] for _, row in points],
         }
-        powers = {kind: exponent(x, values) if values else None for kind, values in y.items()}
+        powers = {kind: power_law(x, values) if values else None for kind, values in y.items()}
         found.append({"axis": axis, "model": model, "x": x, "y": y, **powers})
     return found
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Table:
     """The exponents."""
-    kinds = ("seconds", "flops", "bytes")
-    rows = [[NAMES.get(f["model"], f["model"]), f["axis"], *(_text(f[kind]) for kind in kinds)] for f in found]
+    rows = [[NAMES.get(f["model"], f["model"]), f["axis"], *(_text(f[kind]) for kind in KINDS)] for f in found]
     return Table("Exponents (95 % intervals)", HEADINGS, rows)
 
 
-def _text(fit: Mapping[str, float] | None) -> str:
-    return NONE if fit is None else f"{fit['exponent']:.2f} ({fit['low']:.2f} – {fit['high']:.2f})"
+def _text(fit: PowerLaw | None) -> str:
+    return NONE if fit is None else "{:.2f} ({:.2f} – {:.2f})".format(*fit.exponent)
+
+
+def _plain(fit: Mapping[str, Any]) -> dict[str, Any]:
+    """A fit for JSON."""
+    powers = {kind: fit[kind] for kind in KINDS if fit[kind] is not None}
+    return {**fit, **{kind: {"constant": law.constant, **law.exponent._asdict()} for kind, law in powers.items()}}
 
 
 def main(argv: list[str]) -> int:
@@ -144,7 +138,7 @@ def main(argv: list[str]) -> int:
     record = Record("growth", argv, given.output, device, mechanism=given.mechanism, size=base.as_json())
     measure(groups, record, given.rounds, given.minutes)
     found = fits(record.values["groups"])
-    record.keep(fits=found)
+    record.keep(fits=[_plain(fit) for fit in found])
     plot(found, record.path("png"))
     record.finish([table(found)], notes(record))
     return 0

@@ -50,10 +50,10 @@ def _draw(ax: Axes, fit: Mapping[str, Any], kind: str) -> bool:
     x, y = (np.asarray(values, dtype=float) for values in (fit["x"], fit["y"][kind]))
     label, (colour, marker) = NAMES.get(fit["model"], fit["model"]), STYLES[fit["model"]]
     if (power := fit[kind]) is not None:
-        label += f": exponent {power['exponent']:.2f} ({power['low']:.2f} – {power['high']:.2f})"
+        label += ": exponent {:.2f} ({:.2f} – {:.2f})".format(*power.exponent)
         if kind == "seconds":
-            label += f", FLOPs {fit['flops']['exponent']:.2f}"
-        ax.plot(x, unit * power["constant"] * x ** power["exponent"], "--", color=colour, linewidth=1)
+            label += f", FLOPs {fit['flops'].exponent.median:.2f}"
+        ax.plot(x, unit * power(x), "--", color=colour, linewidth=1)
     ax.plot(x, unit * y, linestyle="none", marker=marker, markersize=5.5, color=colour, label=label)
     return True
 

@@ -18,11 +18,12 @@ from anlit.analysis.study.ablation import verdict
 from anlit.analysis.study.outcome import outcome_of
 from anlit.analysis.study.plan import read_study
 from anlit.analysis.study.report import write
-from anlit.analysis.study.sections import good_range, power_law
+from anlit.analysis.study.sections import good_range
 from anlit.analysis.study.selection import select
 from anlit.analysis.study.state import note_end, note_start
 from anlit.analysis.wall_clock import FILE
 from anlit.errors import UserError
+from anlit.reporting.intervals import power_law
 from anlit.reporting.text import minus
 
 from .conftest import write_study
@@ -238,7 +239,7 @@ def test_the_ablation_plot_tells_arms_that_failed_from_arms_not_run(folder: Path
             note_start(folder / "out" / run.name, "local")
             note_end(folder / "out" / run.name, 1)
     told: list = []
-    monkeypatch.setattr(plots, "changes", lambda labels, means, *_: told.append(dict(zip(labels, means, strict=True))))
+    monkeypatch.setattr(plots, "changes", lambda rows, *_: told.append({title: change for title, change, _ in rows}))
     write(study, folder / "out", "x")
     assert told == [{"y": "failed", "z": "not run"}]
 
@@ -266,10 +267,12 @@ def test_the_good_range_is_interpolated_over_the_logarithm_and_says_where_it_is_
 
 
 def test_a_power_law_needs_three_places() -> None:
-    assert power_law([(1.0, 2.0, 0.0), (2.0, 4.0, 0.0)]) is None
-    found = power_law([(x, 3 * x**-0.5, 0.0) for x in (1.0, 10.0, 100.0)])
+    assert power_law([1.0, 2.0, 1.0], [2.0, 4.0, 2.0]) is None
+    found = power_law([1.0, 10.0, 100.0], [3.0, 3 * 10**-0.5, 0.3])
     assert found is not None
-    assert found[1] == pytest.approx(-0.5)
+    assert found.exponent == pytest.approx((-0.5, -0.5, -0.5))
+    assert found.constant == pytest.approx(3)
+    assert found([25.0]) == pytest.approx([0.6])
 
 
 @pytest.mark.parametrize(
