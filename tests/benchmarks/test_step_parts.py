@@ -72,7 +72,9 @@ def test_exponents_are_those_of_powers(tmp_path: Path) -> None:
     residuals = logs - logs.mean() - slope * places
     error = np.sqrt(residuals @ residuals / 2 / (places @ places))
     assert noisy.exponent.median == pytest.approx(slope)
-    assert noisy["high"] - noisy.exponent.median == pytest.approx(4.3027 * error, rel=1e-4)  # Student's t, two degrees
+    assert noisy.exponent.high - noisy.exponent.median == pytest.approx(
+        4.3027 * error, rel=1e-4
+    )  # Student's t, two degrees
     assert power_law(x[:2], x[:2]) is None
 
     rows: list[dict[str, Any]] = [
