@@ -13,7 +13,7 @@ from typing import Any
 
 from anlit.data.preparation.files import SourceFile
 from anlit.data.preparation.sources import Listing, Source, names_and_sizes_sha256
-from anlit.data.preparation.splits import is_held_out
+from anlit.data.preparation.splits import checked_fraction, is_held_out
 from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.errors import UserError
 
@@ -33,9 +33,7 @@ class DistinctTexts(Source):
     """
 
     def __init__(self, find: Callable[[], dict[str, Path]], val_fraction: float, nothing: str) -> None:
-        if not 0 < val_fraction < 1:
-            raise UserError(f"val_fraction must be between 0 and 1, not {val_fraction}.")
-        self.find, self.val_fraction, self.nothing = find, val_fraction, nothing
+        self.find, self.val_fraction, self.nothing = find, checked_fraction(val_fraction), nothing
 
     @cached_property
     def texts(self) -> dict[str, Path]:

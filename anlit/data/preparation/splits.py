@@ -139,12 +139,21 @@ class ContentFraction(Splits):
     """
 
     def __init__(self, fraction: float) -> None:
-        if not 0 < fraction < 1:
-            raise UserError(f"val_fraction must be between 0 and 1, not {fraction}.")
-        self.fraction = fraction
+        self.fraction = checked_fraction(fraction)
 
     def of_text(self, text: str, split: str) -> str:
         return VAL if is_held_out(hashlib.sha256(text.encode()).hexdigest(), self.fraction) else split
+
+
+def checked_fraction(fraction: float) -> float:
+    """A part of the documents that leaves some on both sides.
+
+    Raises:
+        UserError: it is not in (0, 1).
+    """
+    if not 0 < fraction < 1:
+        raise UserError(f"val_fraction must be between 0 and 1, not {fraction}.")
+    return fraction
 
 
 def is_held_out(sha256: str, fraction: float) -> bool:
