@@ -133,6 +133,7 @@ def test_other_work_is_told() -> None:
     assert "flops_per_token" in str(other_work({"parameters": 1_000_000, "flops_per_token": 6.1e6}, ours))
 
 
+@pytest.mark.slow
 def test_a_peer_in_a_process_of_its_own() -> None:
     pytest.importorskip("transformers")
     entrant = PeerProcess(sys.executable, "transformers", TINY, CPU, "no")

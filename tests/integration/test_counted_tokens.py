@@ -55,7 +55,7 @@ def reference(train: Train) -> Path:
     ("n_ranks", "micro_batches", "strategy"),
     [
         pytest.param(1, 8, [], id="accumulated"),
-        pytest.param(2, 4, DDP, id="ddp2, accumulated"),
+        pytest.param(2, 4, DDP, id="ddp2, accumulated", marks=pytest.mark.slow),
         pytest.param(2, 1, FSDP, id="fsdp2", marks=pytest.mark.slow),
         pytest.param(2, 4, FSDP, id="fsdp2, accumulated"),
         pytest.param(4, 2, [*FSDP, "--trainer.strategy.replicas=2"], id="hybrid", marks=pytest.mark.slow),

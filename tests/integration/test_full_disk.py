@@ -40,7 +40,7 @@ def assert_failed_in_one_sentence(run_dir: Path, said: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "rank"),
     [
-        pytest.param(BACKGROUND, 1, id="background-1"),
+        pytest.param(BACKGROUND, 1, id="background-1", marks=slow),
         pytest.param(BACKGROUND, 0, id="background-0", marks=slow),
         pytest.param(FSDP, 1, id="fsdp-1"),
         pytest.param(FSDP, 0, id="fsdp-0", marks=slow),

@@ -34,6 +34,7 @@ def assert_finite_at(run_dir: Path, step: int) -> None:
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
 @pytest.mark.parametrize("step", [9, 11])
+@pytest.mark.covering(1)
 def test_a_bad_gradient_before_a_checkpoint(
     shards: Path, tmp_path: Path, step: int, value: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
