@@ -1,6 +1,5 @@
 """The command `anlit`: LightningCLI's subcommands and the tools. `anlit --help` answers without importing torch."""
 
-import argparse
 import importlib
 import os
 import select
@@ -10,6 +9,8 @@ from collections.abc import Callable
 import anlit
 from anlit.configuration import IMPORTED
 from anlit.errors import UserError
+from anlit.lazy_torchmetrics import make_torchmetrics_lazy
+from anlit.options import CommandParser
 from anlit.reporting.text import visible
 
 COMMANDS = {
@@ -53,6 +54,7 @@ _FILES = {"import": "import_model"}  # import is a word of Python's own
 
 def _entry(command: str) -> Callable[[list[str]], int]:
     """The function behind a command, imported only now."""
+    make_torchmetrics_lazy()
     if command in LIGHTNING:
         fit = importlib.import_module("anlit.commands.fit")
         return lambda arguments: fit.main([command, *arguments])
@@ -90,7 +92,7 @@ def _import_modules(arguments: list[str]) -> list[str]:
     Raises:
         UserError: There is no such module.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = CommandParser(prog="anlit", add_help=False)
     parser.add_argument("--import", dest="modules", action="append", default=[])
     given, others = parser.parse_known_args(arguments)
     for module in given.modules:

@@ -1,11 +1,15 @@
 """`anlit evaluate`: downstream tasks of the lm-evaluation-harness."""
 
-import shlex
-from typing import Any
+from __future__ import annotations
 
-from anlit.evaluation.harness.run import Settings
+import shlex
+from typing import TYPE_CHECKING, Any
+
 from anlit.options import CommandParser
 from anlit.shipped import configuration_file
+
+if TYPE_CHECKING:
+    from anlit.evaluation.harness.run import Settings
 
 
 def evaluate(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
@@ -65,6 +69,9 @@ def main(argv: list[str]) -> int:
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     given = parser.parse_args(argv)
+
+    from anlit.evaluation.harness.run import Settings  # torch takes seconds: --help and wrong options do not wait
+
     settings = Settings(
         tasks=tuple(_task(name.strip()) for name in given.tasks.split(",") if name.strip()),
         include_path=tuple(given.include_path),

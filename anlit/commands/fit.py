@@ -1,32 +1,23 @@
 """`anlit fit | validate | test | predict`: LightningCLI with anlit's run folder, callbacks and loggers."""
 
 import errno
-import inspect
 import logging
 import os
-from argparse import ArgumentError
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-import anlit.attention.mechanisms
-import anlit.data.corpora
-import anlit.data.mixture
-import anlit.evaluation.needle.data
-import anlit.models  # noqa: F401  short class names in YAML are those of imported classes
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, is_sharded, refuse_address
 from anlit.checkpoints.initial_weights import load_initial_weights
-from anlit.commands.support.allowed import refuse_functions, restrict_parser
 from anlit.commands.support.bounds import check_bounds, make_run_dir, refused_by_lightning
-from anlit.commands.support.messages import one_sentence
+from anlit.commands.support.parser import RunParser, origin, read_command
 from anlit.commands.support.quiet import quiet
 from anlit.commands.support.run_folder import hold, refuse_damaged_checkpoint, refuse_lost_checkpoint
 from anlit.commands.support.trained_model import checkpoint_to_evaluate
@@ -34,9 +25,7 @@ from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
 from anlit.errors import RunError, UserError
 from anlit.lightning_internals import CommandLine
-from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals
-from anlit.shipped import with_configuration_files
 from anlit.training.callbacks import (
     BestCheckpoint,
     FiniteCheckpoints,
@@ -56,28 +45,8 @@ from anlit.training.callbacks import (
 from anlit.training.interruption import TRY_AGAIN, Preempted
 from anlit.training.loggers import CSVLogger
 
-SUBCOMMANDS = ("fit", "validate", "test", "predict")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the operating system says where a disk, a quota or the limit of a file's size is used up."""
-TRAINER_DEFAULTS = {
-    "max_steps": 1000,
-    "gradient_clip_val": 1.0,
-    "val_check_interval": 100,
-    "check_val_every_n_epoch": None,  # val_check_interval counts optimizer steps, across epochs; see WholeSteps
-    "num_sanity_val_steps": 0,
-    "log_every_n_steps": 10,
-    "enable_model_summary": False,  # RunProgress says how many parameters there are
-}
-PARSED: dict[str, Any] = {
-    "model_class": LanguageModel,
-    "datamodule_class": TokenShards,
-    "subclass_mode_model": True,
-    "subclass_mode_data": True,
-    "auto_configure_optimizers": False,
-    "seed_everything_default": 1,
-    "trainer_defaults": TRAINER_DEFAULTS,
-}
-"""What every LightningCLI that reads a run's configuration is made with."""
 
 
 class SaveConfigOfTraining(SaveConfigCallback):
@@ -90,43 +59,8 @@ class SaveConfigOfTraining(SaveConfigCallback):
         super().setup(trainer, pl_module, "fit")
 
 
-class AnlitCLI(CommandLine):
+class AnlitCLI(RunParser):
     """LightningCLI whose `fit` writes one run folder: config, record, metrics, TensorBoard, checkpoints."""
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Without the option to unpickle checkpoints: they are always read with weights_only=True."""
-        return {name: skipped | {"weights_only"} for name, skipped in LightningCLI.subcommands().items()}
-
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        restrict_parser()
-        return super().init_parser(**kwargs)
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        super().parse_arguments(parser, args)
-        refuse_functions(self.config[self.config.subcommand])
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--run_dir", type=str | None, default=None, help="The run folder (default: runs/<model>-seed<seed>)."
-        )
-        parser.add_argument(
-            "--checkpoint_every_n_steps", type=int, default=500, help="Optimizer steps between two last.ckpt."
-        )
-        parser.add_argument(
-            "--initial_weights",
-            type=str | None,
-            default=None,
-            help="A checkpoint whose weights `fit` starts from, with a new optimizer and step 0; with --ckpt_path last "
-            "only where the run folder has no last.ckpt yet.",
-        )
-        parser.add_argument(
-            "--accept_changes",
-            type=bool,
-            default=False,
-            help="Let `fit` continue from --ckpt_path with another model, class of optimizer or seed than its "
-            "checkpoint's; weights that do not fit are refused all the same.",
-        )
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
@@ -156,6 +90,9 @@ class AnlitCLI(CommandLine):
                 "initial_weights to start a run from them, or ckpt_path to continue one"
             )
 
+    def run(self, subcommand: str) -> None:
+        CommandLine.run(self, subcommand)
+
     def before_fit(self) -> None:
         path = self.setting("initial_weights")
         run_dir, ckpt_path = self.setting("run_dir"), self.setting("ckpt_path")
@@ -175,12 +112,12 @@ class AnlitCLI(CommandLine):
     def instantiate_classes(self) -> None:
         try:
             self._take_the_datas_vocabulary()
-            super().instantiate_classes()
+            LightningCLI.instantiate_classes(self)
         except ValueError as error:
-            origin = _origin(error)
-            if isinstance(origin, TypeError):  # a mistake in the code, not in the configuration
+            culprit = origin(error)
+            if isinstance(culprit, TypeError):  # a mistake in the code, not in the configuration
                 raise
-            raise UserError(str(origin)) from error
+            raise UserError(str(culprit)) from error
         except MisconfigurationException as error:
             raise refused_by_lightning(error) from error
 
@@ -235,13 +172,6 @@ class AnlitCLI(CommandLine):
         )
 
 
-def _origin(error: BaseException) -> BaseException:
-    """The exception that a class's constructor raised, out of those that the parser wrapped around it."""
-    while (inner := error.__cause__ or error.__context__) is not None and isinstance(inner, ValueError | TypeError):
-        error = inner
-    return error
-
-
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
@@ -276,19 +206,6 @@ def _require_checkpoint(path: str) -> None:
         raise UserError(f"ckpt_path={path} is a folder and no checkpoint: give RUN/checkpoints/last.ckpt, or last")
 
 
-def _require_yaml(arguments: list[str]) -> None:
-    """Refuse a damaged configuration file by name; the parser's own complaint does not say which file it is."""
-    following = zip(arguments, [*arguments[1:], ""], strict=True)
-    named = [value for flag, value in following if flag in ("-c", "--config")]
-    named += [argument.split("=", 1)[1] for argument in arguments if argument.startswith("--config=")]
-    for path in filter(os.path.isfile, named):
-        try:
-            yaml.safe_load(Path(path).read_text())
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            problem = " ".join(str(error).split())
-            raise UserError(f"the configuration file {path} is no valid YAML ({problem}): mend it there") from error
-
-
 def main(arguments: list[str]) -> int:
     """Run a LightningCLI subcommand; `arguments` begins with its name."""
     logging.getLogger("anlit").setLevel(logging.INFO)
@@ -296,18 +213,10 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     flush_denormals()  # before torch starts its threads
     quiet()
-    arguments = with_configuration_files(arguments)
-    _require_yaml(arguments)
     try:
-        AnlitCLI(
-            **PARSED,
-            save_config_callback=SaveConfigOfTraining,
-            save_config_kwargs={"overwrite": True},
-            parser_kwargs={key: {"exit_on_error": False} for key in SUBCOMMANDS} | {"exit_on_error": False},
-            args=arguments,
+        read_command(
+            AnlitCLI, arguments, save_config_callback=SaveConfigOfTraining, save_config_kwargs={"overwrite": True}
         )
-    except ArgumentError as error:
-        raise UserError(one_sentence(str(error), _known_keys())) from error
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -318,10 +227,3 @@ def main(arguments: list[str]) -> int:
             return TRY_AGAIN
         raise
     return 0
-
-
-def _known_keys() -> list[str]:
-    """Every option of `fit` that is not inside a model or data class, and those of the Trainer, dotted."""
-    trainer = [f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters]
-    own = ["run_dir", "checkpoint_every_n_steps", "initial_weights", "accept_changes"]
-    return [*trainer, "model", "data", "config", *own, "ckpt_path", "seed_everything"]

@@ -3,52 +3,27 @@
 import argparse
 import logging
 import warnings
-from argparse import ArgumentError
 from pathlib import Path
 from typing import Any
 
-import torch
-from jsonargparse import Namespace
 from rich.console import Console
 
-from anlit.commands import fit as lightning
-from anlit.commands.fit import AnlitCLI
-from anlit.commands.support.messages import one_sentence
-from anlit.data.checks import padded_vocabulary
+from anlit.commands.support.parser import RunParser, model_of, origin, read_command
 from anlit.errors import UserError
 from anlit.options import CommandParser
 from anlit.reporting.files import write_json
-from anlit.shipped import with_configuration_files
 from anlit.sizing.estimate import DENSE_BF16, Plan, estimate
 from anlit.sizing.report import show, show_table
 from anlit.sizing.table import sizing_table
 
-USUAL_VOCABULARY = 50_257
-"""GPT-2's, where the configuration names neither a vocabulary nor data that are to make one."""
 CHECKPOINTING = {"none": None, "full": 1}
 
 
-class SizingCLI(AnlitCLI):
+class SizingParser(RunParser):
     """Parses what `anlit fit` parses and makes the model only, on the meta device."""
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Only `fit`: each takes the parser a second."""
-        return {"fit": AnlitCLI.subcommands()["fit"]}
-
-    def before_instantiate_classes(self) -> None:
-        """Leave the run folder alone."""
-
     def instantiate_classes(self) -> None:
-        settings = self.config["fit"]
-        model = settings.model.get("init_args", {})
-        if "vocab_size" in model and model.vocab_size is None:
-            model.vocab_size = padded_vocabulary(settings.data.get("init_args.vocab_size") or USUAL_VOCABULARY)
-        with torch.device("meta"):
-            self.model = self.parser_of("fit").instantiate_classes(Namespace(model=settings.model)).model
-
-    def run(self, subcommand: str) -> None:
-        """Start nothing."""
+        self.model = model_of(self.parser_of("fit"), self.config["fit"])
 
 
 def main(argv: list[str]) -> int:
@@ -99,24 +74,16 @@ def _parser() -> CommandParser:
     return parser
 
 
-def parse(arguments: list[str]) -> SizingCLI:
+def parse(arguments: list[str]) -> SizingParser:
     """The configuration as `anlit fit` reads it, and its model.
 
     Raises:
         UserError: The configuration is wrong.
     """
-    arguments = with_configuration_files(arguments)
-    lightning._require_yaml(arguments)
     try:
-        return SizingCLI(
-            **lightning.PARSED,
-            parser_kwargs={"fit": {"exit_on_error": False}, "exit_on_error": False},
-            args=arguments,
-        )
-    except ArgumentError as error:
-        raise UserError(one_sentence(str(error), lightning._known_keys())) from error
+        return read_command(SizingParser, arguments)
     except ValueError as error:
-        raise UserError(str(lightning._origin(error))) from error
+        raise UserError(str(origin(error))) from error
 
 
 def plan_of(own: argparse.Namespace, settings: Any) -> Plan:

@@ -19,18 +19,22 @@ from anlit.analysis.study.slurm import submit
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
 from anlit.analysis.wall_clock import read_paired
 from anlit.benchmarks.time_runs import time_steps
+from anlit.commands.support.study_check import check_runs
 from anlit.errors import UserError
 from anlit.options import CommandParser
 
 
 def main(argv: list[str]) -> int:
     """`anlit study`; 0: every run finished, 1: some failed or it was interrupted (the report says which)."""
-    given = _parser().parse_args(argv)
+    parser = _parser()
+    given = parser.parse_args(_with_slurm_joined(argv, parser))
     study = read_study(given.config, given.budget)
     output = Path(given.output or f"runs/{study.label}")
     cores = os.cpu_count() or 1
     gpus = tuple(given.gpus.split(",")) if given.gpus else None
     jobs = len(gpus) if gpus else given.jobs
+    if not given.report_only:
+        check_runs(study)
     if given.dry_run:
         print(overview(study, jobs))
         return 0
@@ -87,6 +91,20 @@ def _parser() -> CommandParser:
     add("--gpus", metavar="0,1,…", help="one run on each of these GPUs at a time, instead of --jobs")
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help="submit job arrays; in quotes, options of sbatch")
     return parser
+
+
+def _with_slurm_joined(argv: list[str], parser: CommandParser) -> list[str]:
+    """`--slurm "--gpus-per-node=1"` as `--slurm=--gpus-per-node=1`: argparse takes what begins with a dash for an
+    option of the study's own.
+    """
+    known = set(vars(parser)["_option_string_actions"])
+    joined: list[str] = []
+    for word in argv:
+        if joined and joined[-1] == "--slurm" and word.startswith("-") and word.split("=")[0] not in known:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _on_slurm(study: Study, output: Path, argv: list[str], typed: str, given: argparse.Namespace) -> int:
@@ -149,9 +167,11 @@ def _filled(word: str, runs: list[Path], folder: Path) -> list[str]:
 
 
 def _report(study: Study, output: Path, typed: str) -> int:
-    from anlit.analysis.study.report import write  # matplotlib takes a second: --help and errors do not wait for it
+    from anlit.analysis.study.report import show, write  # matplotlib takes a second: --help does not wait for it
 
-    page = write(study, output, typed)
+    outcome = outcome_of(study, output, typed)
+    page = write(outcome)
+    show(outcome)
     print(f"Report: {page}")
     return 0 if all(state_of(output / run.name).status == "finished" for run in _known_runs(study, output)) else 1
 

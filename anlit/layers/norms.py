@@ -8,7 +8,6 @@ import math
 from typing import Literal
 
 import torch
-from scipy import integrate
 from torch import Tensor, nn
 
 from anlit.layers.cpu_gradients import Normalise, is_trained_eagerly_on_cpu
@@ -92,6 +91,8 @@ def nu_activation(d_model: int, d_ff: int) -> float:
     The norm of u ∘ SiLU(√d_model · z) for unit u and z in d_ff dimensions concentrates at √E[SiLU(σx)²], because
     the entries of √d_model · z have standard deviation σ. 3.72 at d_ff = 4 d_model.
     """
+    from scipy import integrate  # it takes half a second, which --help does not wait for
+
     sigma = math.sqrt(d_model / d_ff)
 
     def density(x: float) -> float:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +12,10 @@ import pytest
 import yaml
 
 from anlit.analysis.study.plan import read_study
-from anlit.cli import COMMANDS, main
-from anlit.commands import fit as lightning
+from anlit.cli import COMMANDS, LIGHTNING, main
 from anlit.commands import size as sizing
-from anlit.commands.fit import SUBCOMMANDS, AnlitCLI
 from anlit.commands.study import _parser as study_parser
+from anlit.commands.support.parser import RunParser, read_command
 from anlit.shipped import with_configuration_files
 from tests.docs.pages import PAGES, ROOT, commands, files, name, shell_lines
 
@@ -28,27 +28,10 @@ class ParsedError(Exception):
     """Raised in place of what a command does once its options are understood."""
 
 
-class ParsingCLI(AnlitCLI):
-    """`anlit fit` and its siblings up to the parsed configuration."""
-
-    def before_instantiate_classes(self) -> None:
-        """Look at no run folder."""
-
-    def instantiate_classes(self) -> None:
-        """Make nothing."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Start nothing."""
-
-
 @pytest.fixture(scope="module")
 def fit_parser() -> Any:
-    """LightningCLI's parser of all four subcommands, as `anlit.commands.fit.main` makes it."""
-    return ParsingCLI(
-        **lightning.PARSED,
-        parser_kwargs={key: {"exit_on_error": False} for key in SUBCOMMANDS} | {"exit_on_error": False},
-        args=["fit", "--model=GPT", "--data=PythonSources"],
-    ).parser
+    """LightningCLI's parser of a subcommand, by its name, as `anlit.commands.fit.main` makes it."""
+    return functools.cache(lambda name: read_command(RunParser, [name, "--model=GPT", "--data=PythonSources"]).parser)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +42,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, fit_parser: Any) -> Path:
         for file, content in files(page):
             (folder / file).write_text(content, encoding="utf-8")
     small = ["fit", "--config", "model/angpt.yaml", "--config", str(folder / "small.yaml")]
-    parsed = fit_parser.parse_args(with_configuration_files(small))
-    config = yaml.safe_load(fit_parser.dump(parsed, skip_none=False))["fit"]
+    parser = fit_parser("fit")
+    parsed = parser.parse_args(with_configuration_files(small))
+    config = yaml.safe_load(parser.dump(parsed, skip_none=False))["fit"]
     for run in TRAINED:
         (folder / "runs" / run).mkdir(parents=True)
         (folder / "runs" / run / "config.yaml").write_text(yaml.safe_dump(config))
@@ -105,7 +89,7 @@ def check(words: list[str], fit_parser: Any, monkeypatch: pytest.MonkeyPatch) ->
             assert not options
             return
         command = "fit"
-    if command not in SUBCOMMANDS:
+    if command not in LIGHTNING:
         with _stops_when_parsed(monkeypatch), pytest.raises(ParsedError):
             main([command, *options])
         if command == "study":
@@ -114,10 +98,10 @@ def check(words: list[str], fit_parser: Any, monkeypatch: pytest.MonkeyPatch) ->
         return
     if "--print_config" in options or any(option.endswith(".help") for option in options):
         with pytest.raises(SystemExit) as end:
-            fit_parser.parse_args(with_configuration_files([command, *options]))
+            fit_parser(command).parse_args(with_configuration_files([command, *options]))
         assert end.value.code in (0, None)
         return
-    fit_parser.parse_args(with_configuration_files([command, *options]))
+    fit_parser(command).parse_args(with_configuration_files([command, *options]))
 
 
 @pytest.mark.parametrize(("page", "words"), ALL, ids=[f"{page}:{' '.join(words)[:60]}" for page, words in ALL])

@@ -5,27 +5,60 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.comparison_report import provenance, runs_table
-from anlit.analysis.study.outcome import Outcome, outcome_of
-from anlit.analysis.study.plan import Study
-from anlit.analysis.study.sections import comparison_of, render
+from rich.console import Console
+
+from anlit.analysis.comparison_report import provenance, runs_table, speedup, spread
+from anlit.analysis.speedup import Summary
+from anlit.analysis.study.outcome import Outcome
+from anlit.analysis.study.sections import comparison_of, render, winners
 from anlit.reporting.files import write_json, write_text
 from anlit.reporting.page import html
-from anlit.reporting.table import markdown_table
-from anlit.reporting.text import code, literal
+from anlit.reporting.table import NONE, markdown_table, terminal_table
+from anlit.reporting.table import console as terminal
+from anlit.reporting.text import code, literal, visible
 from anlit.runs.folders import Run
 
 
-def write(study: Study, output: Path, command: str) -> Path:
-    """Write report.html, report.md and report.json to `output` from whatever has been run; the page's path."""
+def write(outcome: Outcome) -> Path:
+    """Write report.html, report.md and report.json to the study's folder from what has been run; the page's path."""
+    output = outcome.output
     output.mkdir(parents=True, exist_ok=True)
-    outcome = outcome_of(study, output, command)
     text = markdown(outcome)
     write_text(output / "report.md", text)
     write_json(output / "report.json", raw(outcome))
     page = output / "report.html"
     write_text(page, html(text, output))
     return page
+
+
+def show(outcome: Outcome, console: Console | None = None) -> None:
+    """Print each arm's setting with its loss and speed-up, and the settings that lie at the edge of their grid."""
+    console = console or terminal()
+    edges = {one.arm.name: one.edges for one in outcome.tunings}
+    speeds = _speed_ups(outcome)
+    head = ["arm", "setting", "seeds", "final loss", *(["speed-up in tokens"] if speeds else [])]
+    rows = []
+    for point in outcome.points():
+        setting = outcome.selected[point.arm.name].words or "as configured"
+        loss = spread(Summary(point.losses), 4) if point.losses else NONE
+        rows.append([point.arm.title, setting, str(len(point.losses)), loss,
+                     *([speeds.get(point.arm.name, NONE)] if speeds else [])])  # fmt: skip
+    if rows:
+        console.print(terminal_table(outcome.study.title, head, rows, left=(0, 1)))
+    for name, found in edges.items():
+        for edge in found:
+            console.print(visible(f"note: {name}: {edge}: a wider grid might find a better one"), markup=False)
+
+
+def _speed_ups(outcome: Outcome) -> dict[str, str]:
+    """Arm's name → its speed-up in tokens over the baseline of the first comparison that has the arm."""
+    found: dict[str, str] = {}
+    for asked in outcome.study.comparisons:
+        report = comparison_of(outcome, asked, "")
+        arms = {arm.title: arm.name for arm in asked.arms}
+        for result in report.results if report is not None else ():
+            found.setdefault(arms[result.group.label], speedup(result.speedup.tokens, result.speedup.bound))
+    return found
 
 
 def markdown(outcome: Outcome) -> str:
@@ -36,6 +69,7 @@ def markdown(outcome: Outcome) -> str:
         f"# {study.title}",
         *([str(study.content["question"]).strip()] if study.content.get("question") else []),
         _progress(outcome),
+        *([] if any("tuning" in one for one in study.sections) else winners(outcome)),
         *render(outcome),
         "## Failures",
         _failures(outcome),

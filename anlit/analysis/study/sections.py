@@ -90,7 +90,8 @@ def comparison_of(outcome: Outcome, asked: Comparison, name: str) -> Report | No
     return Report(outcome.output, outcome.command, tuple(results), results[0], runs, notes, paired, name)
 
 
-def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+def winners(outcome: Outcome) -> list[str]:
+    """Each tuned arm's best setting, and where its grid was too narrow; a report without `tuning` has this too."""
     if not outcome.tunings:
         return []
     seeds = len(outcome.study.tuning_seeds)
@@ -98,7 +99,7 @@ def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     budget = (
         f"{counts[0]} settings for each arm" if len(counts) == 1 else f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
     )
-    rows, everything = [], []
+    rows = []
     for one in outcome.tunings:
         done = sum(state.status in ("finished", "failed") for tried in one.tried for state in tried.states)
         failed = sum(state.status == "failed" for tried in one.tried for state in tried.states)
@@ -106,9 +107,6 @@ def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         losses = [_loss(tried.loss) for tried in one.tried[:2]]
         warning = "; ".join(one.edges) or ("inside the grid" if one.best.loss < math.inf else NONE)
         rows.append([one.arm.title, f"{done} of {len(one.tried) * seeds}", str(failed), best, *losses, warning])
-        for tried in one.tried:
-            states = ", ".join(literal(" ".join(filter(None, [state.status, state.reason]))) for state in tried.states)
-            everything.append([one.arm.title, tried.point.words, _loss(tried.loss), states])
     head = ["arm", "runs done", "failed", "best setting", "its loss", "second best", "edge of the grid"]
     seed_names = ", ".join(seed.name for seed in outcome.study.tuning_seeds)
     return [
@@ -117,9 +115,19 @@ def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         "does not use, in full length. The best by final validation loss (nats per token) is measured. A best value at "
         "the edge of its grid means that a wider grid might find a better one.",
         markdown_table(head, rows),
-        "## Tuning, all settings",
-        markdown_table(["arm", "setting", "validation loss", "state"], everything, left=(0, 1, 3)),
     ]
+
+
+def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    rows = []
+    for one in outcome.tunings:
+        for tried in one.tried:
+            states = ", ".join(literal(" ".join(filter(None, [state.status, state.reason]))) for state in tried.states)
+            rows.append([one.arm.title, tried.point.words, _loss(tried.loss), states])
+    if not rows:
+        return []
+    table = markdown_table(["arm", "setting", "validation loss", "state"], rows, left=(0, 1, 3))
+    return [*winners(outcome), "## Tuning, all settings", table]
 
 
 def heat_map(outcome: Outcome, options: dict[str, Any]) -> list[str]:

@@ -6,7 +6,6 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
-from torch.utils.tensorboard.summary import hparams
 
 METRIC = "val/loss"
 SCALARS = (bool, int, float, str)
@@ -20,6 +19,8 @@ class HyperParameters(L.Callback):
 
     @rank_zero_only
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        from torch.utils.tensorboard.summary import hparams  # it takes half a second, which --help does not wait for
+
         begin, *session = hparams(settings_of(trainer, pl_module), {METRIC: 0.0})
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):

@@ -80,7 +80,7 @@ class Tables(HTMLParser):
 def page(folder: Path) -> Tables:
     study = read_study(write_study(folder), None)
     train(study, folder / "out", final, {"angpt": 1.1})
-    return Tables(write(study, folder / "out", "anlit study --config study.yaml").read_text())
+    return Tables(write(outcome_of(study, folder / "out", "anlit study --config study.yaml")).read_text())
 
 
 def tokens_to(target: float, end: float) -> float:
@@ -122,7 +122,7 @@ def test_steps_that_were_timed_give_a_speed_up_in_wall_clock(folder: Path) -> No
             for arm in study.arms]  # fmt: skip
     hardware = {"cpu": "test", "cores": 2, "devices": ["cpu"]}
     (output / FILE).write_text(json.dumps({"hardware": hardware, "arms": arms}))
-    row = Tables(write(study, output, "anlit study --config study.yaml").read_text()).row("anGPT", 11)
+    row = Tables(write(outcome_of(study, output, "anlit study --config study.yaml")).read_text()).row("anGPT", 11)
     in_tokens = [400 * 8 * 256 / tokens_to(SAID["gpt", seed], SAID["angpt", seed]) for seed in (1, 2, 3)]
     assert row[9] == "1.25 (1.25 … 1.25)"
     assert row[10].startswith(f"{fmean(in_tokens) / 1.25:.2f} (")
@@ -155,12 +155,12 @@ def test_the_page_travels_alone_and_its_twin_says_the_same(page: Tables, folder:
 
 def test_markup_in_a_title_is_shown_and_not_obeyed(folder: Path) -> None:
     study = read_study(write_study(folder, title="<script>alert(1)</script>"), None)
-    assert "<script>" not in write(study, folder / "out", "x").read_text()
+    assert "<script>" not in write(outcome_of(study, folder / "out", "x")).read_text()
 
 
 def test_a_report_of_nothing_and_of_half_a_study(folder: Path) -> None:
     study = read_study(write_study(folder), None)
-    text = write(study, folder / "out", "x").with_suffix(".md").read_text()
+    text = write(outcome_of(study, folder / "out", "x")).with_suffix(".md").read_text()
     assert "6 runs: 6 waiting" in text
     assert "GPT+, has no finished run yet" in text
 
@@ -182,7 +182,7 @@ def test_heat_maps_trends_and_sensitivity(folder: Path) -> None:
         return 3 + 0.1 * abs(math.log2(values["lr"] / best)) + 0.01 * values["seed"] + 0.2 * (values["batch"] == 2)
 
     train(study, folder / "out", loss)
-    page = Tables(write(study, folder / "out", "x").read_text())
+    page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
     assert len(page.pictures) == 3
     sizes = [2 * 1024 * d + 4 * 16 * d * d for d in (64, 128, 256)]
     slope = stats.linregress(np.log(sizes), np.log([0.4, 0.2, 0.1])).slope
@@ -198,7 +198,7 @@ def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
     sections = [{"scaling": {"resamples": 20}}]
     study = read_study(write_study(folder, arms=arms, baseline=None, sections=sections, seeds=[1]), None)
     train(study, folder / "out", lambda run, values, n, d: 1.5 + 40 * n**-0.3 + 60 * d**-0.25)
-    page = Tables(write(study, folder / "out", "x").read_text())
+    page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
     row = page.row("GPT+", 7)
     assert [cell.split(" ")[0] for cell in row[1:]] == [
         "0.300",
@@ -219,7 +219,7 @@ def test_the_ablation_orders_changes_and_tests_claims(folder: Path) -> None:
     sections = [{"ablation": {"baseline": "gpt", "claims": claims}}]
     study = read_study(write_study(folder, sections=sections), None)
     train(study, folder / "out", final)
-    page = Tables(write(study, folder / "out", "x").read_text())
+    page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
     change = 100 * (1 - fmean([3.30, 3.36, 3.31]) / fmean([3.50, 3.53, 3.49]))
     assert page.row("anGPT", 7)[1:5] == ["3", "0", "3.3233 ± 0.0321", f"+{change:.2f} %"]
     assert page.row("anGPT against GPT+", 3)[2].startswith("holds: −0.1833 nats")
@@ -240,7 +240,7 @@ def test_the_ablation_plot_tells_arms_that_failed_from_arms_not_run(folder: Path
             note_end(folder / "out" / run.name, 1)
     told: list = []
     monkeypatch.setattr(plots, "changes", lambda rows, *_: told.append({title: change for title, change, _ in rows}))
-    write(study, folder / "out", "x")
+    write(outcome_of(study, folder / "out", "x"))
     assert told == [{"y": "failed", "z": "not run"}]
 
 
@@ -288,7 +288,7 @@ def test_mistakes_in_sections_are_told(folder: Path, sections: list, words: str)
     study = read_study(write_study(folder, sections=sections), None)
     train(study, folder / "out", final)
     with pytest.raises(UserError, match=words):
-        write(study, folder / "out", "x")
+        write(outcome_of(study, folder / "out", "x"))
 
 
 def test_every_shipped_study_can_be_read_in_each_budget() -> None:
