@@ -20,8 +20,10 @@ def check_runs(study: Study) -> None:
     )
     from anlit.commands.support.messages import one_sentence
     from anlit.commands.support.parser import RunParser, known_keys, model_of, origin, read_command, require_yaml
+    from anlit.commands.support.quiet import quiet
     from anlit.shipped import with_configuration_files
 
+    quiet()
     parser: Any = None
     for run in _different(study):
         arguments = with_configuration_files(["fit", *run.options(Path("runs"))])
