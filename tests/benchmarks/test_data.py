@@ -56,9 +56,10 @@ def test_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     for row in (*prepare, *stream):
         assert row["reason"] is None
         assert len(row["seconds"]["token"]["values"]) == len(row["seconds"]["processor"]["values"]) == 2
+    assert [row["beside"]["token"]["median"] for row in stream if "litdata" in row["label"]] == [1, 1]
     first = ["bare", "prepare", "prepare"]
     assert ran == [*first, *first[1:], first[0], *["litdata", "stream"] * 2, *["stream", "litdata"] * 2]
-    assert "processor time ÷ first" in capsys.readouterr().out
+    assert "processor time ÷ other's" in capsys.readouterr().out
 
 
 def test_a_trial_in_its_own_process(tmp_path: Path) -> None:
