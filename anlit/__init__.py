@@ -35,3 +35,8 @@ def __getattr__(name: str) -> Any:
     if name[:1].isupper() and hasattr(mechanisms := import_module("anlit.attention.mechanisms"), name):
         return getattr(mechanisms, name)
     raise AttributeError(f"module 'anlit' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """The classes too, which are not imported yet."""
+    return sorted({*globals(), *__all__})

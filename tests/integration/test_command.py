@@ -110,6 +110,7 @@ def test_later_config_and_flag_win(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model.attention=Foo"], ["model.attention=Foo", "ScaleInvariant"]),
         (["--model.attention=ScaleInvariant", "--model.attention.taux=3"], ["model.attention.taux", "tau?"]),
         (["--model.attention=ScaleInvariant", "--model.attention.tau=-1"], ["tau", "-1", "positive"]),
+        (["--model.attention=Plain", "--model.attention.tau=3"], ["attention.tau", "anlit.Plain", "leave it out"]),
         (["--model.n_heads=3"], ["d_model=32", "n_heads=3", "multiple of 3"]),
         (["--model.positions=RoPE", "--model.positions.fraction=0.1"], ["positions.fraction=0.1", "even"]),
         (["--model.optimizer.init_args.lrr=3"], ["model.optimizer.lrr", "did you mean lr?"]),

@@ -75,6 +75,8 @@ def _options(class_path: str) -> list[str]:
 
 
 def _choose(name: str, options: list[str]) -> str:
+    if not options:
+        return "the class has none, so leave it out, or choose a class that has it"
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     close = close or difflib.get_close_matches(name.split(".")[0], options, n=1, cutoff=0.6)
     if close:
