@@ -20,7 +20,7 @@ COMMANDS = {
     "test": "the same on the test split",
     "predict": "per-token log-likelihoods of the validation split, into RUN_DIR/predictions.parquet",
     "study": "arms tuned, trained on several seeds, reported: anlit study --config study/convergence.yaml",
-    "benchmark": "speed, measured beside what else there is: anlit benchmark data, attention",
+    "benchmark": "speed, compared with other programs: anlit benchmark data, attention",
     "size": "memory, FLOPs and days before starting: anlit size --config FILE --gpus 8",
     "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
     "generate": "text from a checkpoint: anlit generate RUN 'Once upon a time'",
@@ -87,28 +87,28 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _import_modules(arguments: list[str]) -> list[str]:
-    """Import what `--import MODULE` names, so that its classes may be made, and return the other arguments.
+    """Import the modules of `--import MODULE`, so that their classes may be used; returns the other arguments.
 
     Raises:
         UserError: There is no such module.
     """
     parser = CommandParser(prog="anlit", add_help=False)
     parser.add_argument("--import", dest="modules", action="append", default=[])
-    given, others = parser.parse_known_args(arguments)
-    for module in given.modules:
+    options, others = parser.parse_known_args(arguments)
+    for module in options.modules:
         try:
             importlib.import_module(module)
         except (ImportError, ValueError) as error:
             raise UserError(
                 f"--import {module} fails ({error}): give the dotted name of an installed module, or set PYTHONPATH to "
-                "the folder that it lies in"
+                "the folder that contains it"
             ) from error
-    IMPORTED.extend(given.modules)
+    IMPORTED.extend(options.modules)
     return others
 
 
 def _is_stdout_closed() -> bool:
-    """Whether nobody reads standard output any more, as after `| head`; if so, what is left to print goes nowhere."""
+    """Whether standard output has no reader any more, as after `| head`; if so, further output is discarded."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     closed = any(event & select.POLLERR for _, event in poll.poll(0))

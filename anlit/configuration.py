@@ -1,10 +1,10 @@
-"""A run's configuration as plain values: the name of its file, and what its model is called in tables."""
+"""A run's configuration as plain values: the name of its file, and names of models for tables."""
 
 import re
 from typing import Any
 
 CONFIG = "config.yaml"
-"""In a run folder."""
+"""Name of the configuration file in a run folder."""
 IMPORTED: list[str] = []
 """Modules that the user named by `--import`; a process that this one starts imports them too."""
 ARCHITECTURES = {
@@ -18,7 +18,7 @@ _SPELLED = {"ALiBi": "alibi", "LogN": "log-n"}
 
 
 def class_name(spec: Any) -> str:
-    """Last part of the `class_path` of a configured object, "" where there is none."""
+    """Last part of the `class_path` of a configured object, "" if there is none."""
     path = spec if isinstance(spec, str) else mapping(spec).get("class_path", "")
     return str(path).rsplit(".", 1)[-1]
 
@@ -41,5 +41,5 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def init_args(spec: Any) -> dict[str, Any]:
-    """The settings of a configured object, {} where there are none."""
+    """The settings of a configured object, {} if there are none."""
     return mapping(mapping(spec).get("init_args"))

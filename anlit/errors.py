@@ -1,4 +1,4 @@
-"""The exceptions for what a user can mend."""
+"""Exceptions for errors that a user can correct."""
 
 
 class UserError(ValueError):
@@ -12,6 +12,6 @@ class UserError(ValueError):
 
 
 class RunError(UserError):
-    """A run that was rightly configured cannot go on where it is, for instance on a full disk; the message as above."""
+    """A correctly configured run cannot continue, for example on a full disk. The message is as in `UserError`."""
 
     exit_code = 1

@@ -1,9 +1,9 @@
-"""Settings as plain values, and the objects that they stand for.
+"""Converts objects to settings of plain values, and builds the objects again.
 
-Checkpoints, exported folders and a run's config.yaml name classes, and whoever made such a file chose the names. So
-nothing here imports or calls what a file names. An object is made only of a class that is already imported and is a
-subclass of what the constructor's annotation asks for; its arguments are checked in the same way. A class of one's own
-is imported by `anlit … --import MODULE`.
+Checkpoints, exported folders and a run's config.yaml name classes, and such files may come from anyone. So nothing here
+imports or calls what a file names. An object is made only of a class that is already imported and is a subclass of the
+constructor's annotation; its arguments are checked in the same way. A user's own class is imported with
+`anlit … --import MODULE`.
 """
 
 import inspect
@@ -20,15 +20,15 @@ from anlit.errors import UserError
 T = TypeVar("T")
 SCALARS = (bool, int, float, str, type(None))
 LONGEST_NAME = 100  # characters of a foreign name in a message
-LARGEST_NUMBER = 2**1000  # of those that become a float
+LARGEST_NUMBER = 2**1000  # the limit of integers that become a float
 
 
 def as_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Constructor arguments as plain values, in the form that the command line stores.
 
-    A model built in Python holds instances; each becomes its class and the attributes named like its arguments. A
-    function, such as one that makes the optimizer, has no such form and is left out. So is what Lightning adds for
-    its own loading, whose names begin with an underscore.
+    A model that was built in Python has instances; each becomes its class and the attributes named like its arguments.
+    Functions, such as one that makes the optimizer, cannot be stored and are left out. So are Lightning's own entries,
+    whose names begin with an underscore.
     """
     return {
         name: _plain(value) for name, value in arguments.items() if not name.startswith("_") and not _is_function(value)
@@ -36,20 +36,20 @@ def as_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(kind: type[T], arguments: Mapping[str, Any], where: str) -> T:
-    """An object of `kind` from plain values, `as_plain` backwards.
+    """An object of `kind` from plain values, the inverse of `as_plain`.
 
     Args:
-        kind: A class that the caller trusts. Its annotations decide what else can be made.
-        arguments: As a file has them.
+        kind: A class that the caller trusts. Its annotations decide which other classes may be used.
+        arguments: The arguments in a file.
         where: The file and the key, for messages.
 
     Raises:
-        UserError: An argument is unknown, of the wrong type, or names a class that is not made.
+        UserError: An argument is unknown, of the wrong type, or names a class that may not be used.
         ValueError: The class refuses a value.
     """
     known = _annotations(kind)
     if unknown := [name for name in arguments if name not in known]:
-        raise UserError(f"{where} has {shown(unknown[0])}, which is no setting of {kind.__name__}: take it out")
+        raise UserError(f"{where} has {shown(unknown[0])}, which is not a setting of {kind.__name__}: remove it")
     made = {name: _convert(known[name], value, kind, f"{where}.{name}") for name, value in arguments.items()}
     return kind(**made)
 
@@ -62,7 +62,7 @@ def subclass_named(base: type[T], path: str, where: str) -> type[T]:
     """
     package, name = path.partition(".")[0], path.rpartition(".")[2]
     found = [one for one in _family(base) if one.__name__ == name]
-    if "." in path:  # of a class that its package offers under a shorter path, the package and the name are enough
+    if "." in path:  # a package may offer the class under a shorter path, so the package and the name are enough
         exact = [one for one in found if f"{one.__module__}.{one.__qualname__}" == path]
         found = exact or [one for one in found if one.__module__.partition(".")[0] == package]
     if len(found) == 1:
@@ -74,7 +74,7 @@ def subclass_named(base: type[T], path: str, where: str) -> type[T]:
 
 
 def shown(name: Any) -> str:
-    """A name from a file, fit for a terminal."""
+    """A name from a file, quoted and shortened for messages."""
     text = repr(name)
     return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
 
@@ -84,7 +84,7 @@ def _is_function(value: Any) -> bool:
 
 
 def part_as_plain(part: nn.Module) -> dict[str, Any]:
-    """A part of the network as its class and the attributes named like its arguments."""
+    """A module of the network as its class and the attributes named like its arguments."""
     kind = type(part)
     arguments = {name: getattr(part, name) for name in _annotations(kind)}
     return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": as_plain(arguments)}
@@ -101,8 +101,8 @@ def _plain(value: Any) -> Any:
 
 
 def parameters_of(kind: type) -> list[Any]:
-    """The arguments of a constructor as the command line's parser sees them, through **kwargs too: with `name`,
-    `annotation` and `default`."""
+    """The arguments of a constructor as the parser of the command line resolves them, also through **kwargs; each with
+    `name`, `annotation` and `default`."""
     return list(get_signature_parameters(kind, None))
 
 
@@ -120,7 +120,7 @@ def _family(base: type[T]) -> list[type[T]]:
 
 
 def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
-    """`value` as `annotation` wants it."""
+    """`value` converted to the type of `annotation`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return _first_fit(inner, value, owner, where)
@@ -148,19 +148,19 @@ def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
 
 
 def _first_fit(choices: Sequence[Any], value: Any, owner: type, where: str) -> Any:
-    """`value` as one of the types of a union; the complaint is that of the last one that is not None."""
-    complaint: UserError | None = None
+    """`value` as one of the types of a union. The error is that of the last type that is not None."""
+    last_error: UserError | None = None
     for choice in choices:
         try:
             return _convert(choice, value, owner, where)
         except UserError as error:
-            complaint = complaint if choice is type(None) and complaint else error
-    assert complaint is not None
-    raise complaint
+            last_error = last_error if choice is type(None) and last_error else error
+    assert last_error is not None
+    raise last_error
 
 
 def _build_part(base: type, value: str | dict[str, Any], where: str) -> Any:
-    """A part of the network, or a group of settings: a name, {class_path, init_args}, or the arguments alone."""
+    """A module of the network or a dataclass, from a name, {class_path, init_args}, or the arguments alone."""
     if isinstance(value, str):
         return build(subclass_named(base, value, where), {}, where)
     if "class_path" not in value:
@@ -182,7 +182,7 @@ def _is_ours(annotation: Any, owner: type) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is made of numbers and texts, and describes no object."""
+    """Whether it has numbers and texts only, and describes no object."""
     if isinstance(value, dict):
         return "class_path" not in value and all(is_plain(part) for part in (*value, *value.values()))
     return all(is_plain(part) for part in value) if isinstance(value, list) else isinstance(value, SCALARS)

@@ -7,7 +7,7 @@ from anlit.errors import UserError
 
 _PACKAGE = Path(__file__).parent
 FOLDER = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir())
-"""`configs/`: a wheel has it inside the package, a clone beside it."""
+"""`configs/`, which is inside the package in a wheel, and next to the package in a clone."""
 
 
 def configuration_file(name: str, option: str = "--config") -> str:
@@ -15,10 +15,10 @@ def configuration_file(name: str, option: str = "--config") -> str:
 
     Args:
         name: A path, or the name of a shipped file such as `model/angpt.yaml`; `configs/model/angpt.yaml` is the same.
-        option: What the user gave the name to, for the message.
+        option: The option that has the name, for the message.
 
     Raises:
-        UserError: There is neither.
+        UserError: There is no such file.
     """
     if Path(name).is_file():
         return name

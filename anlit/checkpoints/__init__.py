@@ -1,1 +1,1 @@
-"""Models on disk: written whole or not at all, and read without running what a file names."""
+"""Models on disk: each file is complete or absent, and reading one runs no code that it names."""

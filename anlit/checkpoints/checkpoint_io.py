@@ -1,4 +1,4 @@
-"""Checkpoints on disk, complete or absent: one file, or a folder that every rank wrote its part of."""
+"""Checkpoints on disk, complete or absent: one file, or a folder with a part from every rank."""
 
 import os
 import shutil
@@ -17,13 +17,13 @@ from anlit.errors import RunError, UserError
 from anlit.lightning_internals import read_distributed_checkpoint
 
 FOLDERS = ".sharded"
-"""Beside the checkpoints: what their names, which are links, stand for."""
+"""The folder next to the checkpoints that holds sharded ones; the names of checkpoints are links into it."""
 REST = "meta.pt"
-"""What is not weights or optimizer state, in a folder; Lightning reads it under this name."""
+"""In a sharded checkpoint, the file of all that is not weights or optimizer state. Lightning uses this name."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes local checkpoints beside their place and renames them: a kill in mid-write leaves the old file whole."""
+    """Writes local checkpoints to a temporary file and renames it: a kill while writing keeps the old file."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         if "://" in str(path):
@@ -37,15 +37,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             replaced = make_way(target)
             os.replace(partial, target)
         except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
-            partial.unlink(missing_ok=True)  # on a full disk run.json needs the room
+            partial.unlink(missing_ok=True)  # on a full disk run.json needs the space
             raise write_failed(target, reason_of(error)) from error
         remove_unnamed(replaced)
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """One file as it is; a folder of parts put together as if it were one. Never anything but plain values.
+        """A checkpoint of one file or of parts, in the form of one file. Only tensors and plain values are read.
 
         Raises:
-            UserError: `path` is an address, or not what was written.
+            UserError: `path` is an address, or the checkpoint is damaged.
         """
         refuse_address(path)
         try:
@@ -66,7 +66,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def refuse_address(path: str | Path) -> None:
-    """Raise UserError where a checkpoint is not on a file system of this machine."""
+    """Raise UserError for a checkpoint that is not on a file system of this machine."""
     if "://" in str(path) or str(path).startswith("registry"):
         raise UserError(
             f"the checkpoint {path} is not on this machine: download it, and give the path of the file or folder"
@@ -74,7 +74,7 @@ def refuse_address(path: str | Path) -> None:
 
 
 def write_durably(content: Any, path: Path) -> None:
-    """torch.save, and on the disk when this returns."""
+    """torch.save, followed by fsync."""
     with path.open("wb") as file:
         torch.save(content, file)
         file.flush()
@@ -82,14 +82,14 @@ def write_durably(content: Any, path: Path) -> None:
 
 
 def write_failed(path: Path, reason: str) -> RunError:
-    """The error that ends a run which cannot save."""
+    """The error that ends a run that cannot save."""
     last = path.with_name("last.ckpt")
-    goes_on = f"{last} is whole, continue with --ckpt_path last" if last.exists() else "start the run again"
-    return RunError(f"{path} could not be written ({reason}): make room or mend the disk; then {goes_on}")
+    advice = f"{last} is complete, continue with --ckpt_path last" if last.exists() else "start the run again"
+    return RunError(f"{path} could not be written ({reason}): make room or repair the disk; then {advice}")
 
 
 def reason_of(error: BaseException) -> str:
-    """What lay at the root of it, in a few words: of a chain of errors the operating system's, of ranks the first."""
+    """The cause of an error in a few words: the operating system's error in the chain, or that of the first rank."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (inner, _) = min(error.failures.items())
         return f"rank {rank}: {reason_of(inner)}"
@@ -102,15 +102,15 @@ def reason_of(error: BaseException) -> str:
 
 
 def is_sharded(path: str | Path) -> bool:
-    """Whether `path` names a checkpoint that every rank wrote its part of."""
+    """Whether `path` is a checkpoint with a part from every rank."""
     return "://" not in str(path) and Path(path).is_dir() and (Path(path) / REST).is_file()
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint of any form on the CPU, an exported model too, read with weights_only=True.
+    """A checkpoint of any form, or an exported model, on the CPU, read with weights_only=True.
 
     Raises:
-        DamagedError: It is not what was written.
+        DamagedError: It has changed since it was written.
     """
     if is_exported(path):
         return read_exported(path)
@@ -124,7 +124,7 @@ def read_whole(path: str | Path) -> dict[str, Any]:
     """A sharded checkpoint in the form of a single file: optimizer states by parameter number, as torch has them.
 
     Raises:
-        pickle.UnpicklingError: It holds something else than tensors and plain values.
+        pickle.UnpicklingError: It holds objects other than tensors and plain values.
     """
     check_plain(Path(path))
     content = read_distributed_checkpoint(Path(path))
@@ -134,11 +134,11 @@ def read_whole(path: str | Path) -> dict[str, Any]:
 
 
 def read_rest(path: Path) -> dict[str, Any]:
-    """What is neither weights nor optimizer state; nothing else is read into memory.
+    """The content of a checkpoint without weights and optimizer state, which are not read into memory.
 
     Raises:
-        pickle.UnpicklingError: The checkpoint, also in the parts that are not read here, holds something else than
-            tensors and plain values.
+        pickle.UnpicklingError: The checkpoint holds objects other than tensors and plain values, also in parts that
+            are not read here.
     """
     if is_sharded(path):
         check_plain(path)
@@ -148,28 +148,28 @@ def read_rest(path: Path) -> dict[str, Any]:
 
 
 def by_name(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """An optimizer's state in torch's own form, with `names`, which are in the order of the groups, for numbers."""
+    """An optimizer's state in torch's form, with parameter numbers replaced by `names`, in the order of the groups."""
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
     return {"state": {names[number]: entry for number, entry in state.get("state", {}).items()}, "param_groups": groups}
 
 
 def by_number(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state whose parameters have names, in torch's own form, where they have running numbers.
+    """The inverse of `by_name`: parameter names replaced by running numbers.
 
-    A folder keeps no empty state, such as that of SGD without momentum.
+    A sharded checkpoint has no entry for an empty state, such as that of SGD without momentum.
     """
     numbers: dict[str, int] = {}
     groups = []
     for group in state["param_groups"]:
-        mine = [numbers.setdefault(name, len(numbers)) for name in group["params"]]
-        groups.append({**group, "params": mine})
+        indices = [numbers.setdefault(name, len(numbers)) for name in group["params"]]
+        groups.append({**group, "params": indices})
     return {"state": {numbers[name]: entry for name, entry in state.get("state", {}).items()}, "param_groups": groups}
 
 
 def make_way(path: Path) -> Path | None:
-    """The folder that the name `path` stands for until it is replaced; None for a file or nothing.
+    """Prepare for a rename to `path`; returns the folder that `path` links to, None for a file or nothing.
 
-    A copy of a run may have a folder in place of the link. A rename does not replace that, so it is moved.
+    A copy of a run may have a folder instead of the link. A rename cannot replace a folder, so it is moved away.
     """
     if path.is_dir() and not path.is_symlink():
         moved = path.parent / FOLDERS / f"{path.stem}-{uuid.uuid4().hex[:12]}"
@@ -180,12 +180,12 @@ def make_way(path: Path) -> Path | None:
 
 
 def _folder_behind(path: Path) -> Path | None:
-    """The folder of this run that a link stands for."""
+    """The folder of this run that a link points to, None for anything else."""
     folder = path.resolve()
     return folder if path.is_symlink() and folder.parent == path.parent.resolve() / FOLDERS else None
 
 
 def remove_unnamed(folder: Path | None) -> None:
-    """Remove a folder that no link stands for any more."""
+    """Remove a sharded checkpoint's folder unless a link points to it."""
     if folder is not None and all(_folder_behind(name) != folder.resolve() for name in folder.parent.parent.iterdir()):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""An exported model: a folder with its weights as one safetensors file, its settings, and its tokenizer if known.
+"""An exported model: a folder with its weights in one safetensors file, its settings and, if known, its tokenizer.
 
 FOLDER/model.safetensors    weights by the names of the decoder, float32
 FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint, version, and the token
                             that separates documents
-FOLDER/tokenizer.json       of the data that it was trained on
+FOLDER/tokenizer.json       the tokenizer of its training data
 """
 
 import json
@@ -20,11 +20,11 @@ import anlit
 
 WEIGHTS, SETTINGS, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 SEPARATORS = ("end_of_document", "document_token_at")
-"""How the corpus separates documents, in the words of a prepared folder's manifest."""
+"""How the corpus separates documents: keys of a prepared folder's manifest."""
 LARGEST_SETTINGS = 10_000_000
-"""Characters of config.json."""
+"""The largest config.json that is read, in characters."""
 PREFIX = "model."
-"""Of the decoder inside the LightningModule; the file leaves it out."""
+"""Prefix of the decoder's weights in the LightningModule, which the file leaves out."""
 
 
 def is_exported(path: str | Path) -> bool:
@@ -39,9 +39,9 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
     Args:
         content: The checkpoint.
         settings: The model's constructor arguments as plain values.
-        folder: Made where missing.
-        tokenizer: What tokenizer.json is to hold.
-        separators: The id of the token that separates documents and where it stands, as far as they are known.
+        folder: Created if missing.
+        tokenizer: The content of tokenizer.json; None for no such file.
+        separators: Values of `SEPARATORS`, as far as they are known.
     """
     record = {
         "anlit": anlit.__version__,
@@ -69,10 +69,10 @@ def write_folder(folder: Path, weights: dict[str, Tensor], record: dict[str, Any
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """What config.json says.
+    """The content of config.json.
 
     Raises:
-        ValueError: It is damaged, or another program's.
+        ValueError: It is damaged, or another program wrote it.
     """
     with (Path(folder) / SETTINGS).open(encoding="utf-8") as file:
         text = file.read(LARGEST_SETTINGS + 1)
@@ -80,7 +80,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{SETTINGS} has more than {LARGEST_SETTINGS:,} characters")
     record = json.loads(text)
     if isinstance(record, dict) and "model_type" in record:
-        raise ValueError("a model in the form of transformers; `anlit import` reads those of Qwen3")
+        raise ValueError("it is a model for transformers; `anlit import` reads those of Qwen3")
     if not isinstance(record, dict) or "anlit" not in record:
         raise ValueError(f"{SETTINGS} is not one that anlit wrote")
     return record
@@ -90,7 +90,7 @@ def read_exported(folder: str | Path) -> dict[str, Any]:
     """The exported model in the form of a checkpoint, without optimizer.
 
     Raises:
-        ValueError: One of its files is damaged, or another program's.
+        ValueError: A file is damaged, or another program wrote it.
     """
     record = read_settings(folder)
     try:
@@ -100,7 +100,7 @@ def read_exported(folder: str | Path) -> dict[str, Any]:
     return {
         "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
         "hyper_parameters": record["settings"],
-        "pytorch-lightning_version": version("lightning"),  # whose form this is
+        "pytorch-lightning_version": version("lightning"),  # the form of this dictionary
         "global_step": record["step"],
         "anlit": {"architecture": record["architecture"], "version": record["anlit"], "data": record["data"]},
     }

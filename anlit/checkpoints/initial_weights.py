@@ -1,4 +1,4 @@
-"""Start a run from the weights of another one, without its optimizer, step or place in the data."""
+"""Start a run from the weights of another one, without its optimizer, step or position in the data."""
 
 import pickle
 from pathlib import Path
@@ -16,34 +16,34 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     """Copy the weights of a checkpoint into `model`, which must be of the same architecture and shape.
 
     Args:
-        model: Not yet sharded or compiled.
+        model: The model, not yet sharded or compiled.
         path: A checkpoint that anlit wrote.
 
     Raises:
-        UserError: There is no such file, it is damaged or not anlit's, or its weights are those of another model.
+        UserError: There is no such file, it is damaged, anlit did not write it, or its weights do not fit the model.
     """
     content = _read(path)
-    theirs, mine = content["anlit"]["architecture"], type(model).__name__
-    if theirs.startswith("Folded"):
+    saved, expected = content["anlit"]["architecture"], type(model).__name__
+    if saved.startswith("Folded"):
         raise UserError(
-            f"initial_weights={path} holds a folded model, which cannot be trained: give the run's own checkpoint, or "
+            f"initial_weights={path} holds a folded model, which cannot be trained: give the run's checkpoint, or "
             "export it without --fold"
         )
-    if theirs != mine:
+    if saved != expected:
         raise UserError(
-            f"initial_weights={path} holds a {theirs}, but the configuration's model is {mine}: set --model {theirs} "
+            f"initial_weights={path} holds a {saved}, but the configuration's model is {expected}: set --model {saved} "
             "or choose another checkpoint"
         )
-    given, own = content["state_dict"], model.state_dict()
-    names = [*own, *(name for name in given if name not in own)]
+    saved_weights, weights = content["state_dict"], model.state_dict()
+    names = [*weights, *(name for name in saved_weights if name not in weights)]
     for name in names:
-        there, here = _shape(given.get(name)), _shape(own.get(name))
-        if there != here:
+        saved_shape, shape = _shape(saved_weights.get(name)), _shape(weights.get(name))
+        if saved_shape != shape:
             raise UserError(
-                f"initial_weights={path} does not fit the model ({name} is {there} there and {here} here): give the "
-                "model's settings of the run that it comes from, with --config RUN/config.yaml"
+                f"initial_weights={path} does not fit the model ({name} is {saved_shape} in it and {shape} in the "
+                "model): give the model's settings of the run that it comes from, with --config RUN/config.yaml"
             )
-    model.load_state_dict(given)
+    model.load_state_dict(saved_weights)
 
 
 def _read(path: str) -> dict[str, Any]:

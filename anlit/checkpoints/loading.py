@@ -20,7 +20,7 @@ from anlit.models.runtime import flush_denormals, keep_freed_memory
 
 FOLDER = "checkpoints"
 NAMES = ("best.ckpt", "last.ckpt")
-LONGEST_REASON = 160  # characters; torch's own explanations fill a screen
+LONGEST_REASON = 160  # characters; torch's explanations fill a screen
 UNREADABLE = (
     pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, TypeError,
     ArithmeticError, LookupError,
@@ -29,19 +29,19 @@ UNREADABLE = (
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A trained model and where it comes from."""
+    """A trained model and its origin."""
 
     model: LanguageModel
-    """In eval mode, float32, on the device that was asked for."""
+    """In eval mode, float32, on the requested device."""
     file: Path
     step: int
-    """Optimizer steps before it was written."""
+    """Number of optimizer steps after which it was written."""
     config: dict[str, Any] | None
-    """The run's config.yaml, where the file lies in a run folder."""
+    """The run's config.yaml; None if the file is not in a run folder."""
     trained_on: dict[str, Any] | None
-    """Fingerprint of the data, as `TokenShards.fingerprint`; None if the model was trained without such data."""
+    """Fingerprint of the training data, as `TokenShards.fingerprint`; None if it is not known."""
     settings: dict[str, Any]
-    """The model's constructor arguments as plain values, without those of its training."""
+    """The model's constructor arguments as plain values, without those for training."""
 
     @property
     def architecture(self) -> str:
@@ -61,7 +61,7 @@ class Checkpoint:
 
     @property
     def run(self) -> Path | None:
-        """The run folder that the file lies in."""
+        """The run folder of the file; None if there is none."""
         return self.file.parent.parent if self.config is not None else None
 
     @property
@@ -70,7 +70,7 @@ class Checkpoint:
 
 
 def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoint:
-    """The model of a run folder (its best checkpoint, else its last) or of a .ckpt file.
+    """Load the model of a run folder (its best checkpoint, else its last) or of a .ckpt file.
 
     Args:
         path: The folder or the file.
@@ -78,10 +78,10 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
         changes: Constructor arguments to replace, such as backend="eager".
 
     Raises:
-        UserError: Nothing is there, the file is damaged or not anlit's, or the device cannot be used.
+        UserError: There is no checkpoint, it is damaged or anlit did not write it, or the device cannot be used.
     """
-    place = find_device(device)
-    if place.type == "cpu":
+    target = find_device(device)
+    if target.type == "cpu":
         keep_freed_memory()
         flush_denormals()
     file = find_file(path)
@@ -94,13 +94,13 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
         raise
     except UNREADABLE as error:
         raise _damaged(file, error) from error
-    model = model.to(place).eval().requires_grad_(False)
+    model = model.to(target).eval().requires_grad_(False)
     config, record = _run_config(file), content["anlit"]
     return Checkpoint(model, file, content["global_step"], config, record.get("data"), settings_of(content))
 
 
 def find_device(name: str) -> torch.device:
-    """The device called `name`; auto is the GPU if there is one.
+    """The device `name`; auto is the GPU if there is one.
 
     Raises:
         UserError: There is no such device.
@@ -110,24 +110,24 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # an AssertionError: torch without CUDA
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: torch without CUDA
         raise UserError(f"--device {name} cannot be used here: choose auto, cpu, or a device that is there") from error
     return device
 
 
 def find_file(path: str) -> Path:
-    """The checkpoint file that `path` means.
+    """The checkpoint of `path`, a run folder or a checkpoint.
 
     Raises:
         UserError: There is none.
     """
-    given = Path(path)
-    if given.is_file() or is_sharded(given) or is_exported(given):
-        return given
-    if not given.exists():
+    location = Path(path)
+    if location.is_file() or is_sharded(location) or is_exported(location):
+        return location
+    if not location.exists():
         raise UserError(f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt")
     for name in NAMES:
-        if (file := given / FOLDER / name).is_file() or is_sharded(file):
+        if (file := location / FOLDER / name).is_file() or is_sharded(file):
             return file
     raise UserError(
         f"{path} has no {FOLDER}/{' or '.join(NAMES)}: give a run folder whose training has saved one, or a .ckpt file"
@@ -147,7 +147,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _parts(content: dict[str, Any]) -> list[tuple[str, bool]]:
-    """What every checkpoint has, and whether this one has it."""
+    """The parts that every checkpoint has, each with whether this one has it."""
     record, weights = content["anlit"], content.get("state_dict")
     data = record.get("data")
     hashes = data.get("tokenizer_sha256") if isinstance(data, dict) else None
@@ -161,7 +161,7 @@ def _parts(content: dict[str, Any]) -> list[tuple[str, bool]]:
 
 
 def _run_config(file: Path) -> dict[str, Any] | None:
-    """config.yaml beside the folder of checkpoints; None if there is none."""
+    """The content of the run folder's config.yaml; None if there is none."""
     path = file.parent.parent / CONFIG
     if file.parent.name != FOLDER or not path.is_file():
         return None
@@ -169,7 +169,7 @@ def _run_config(file: Path) -> dict[str, Any] | None:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}): mend it, or copy the checkpoint elsewhere") from error
+        raise UserError(f"{path} cannot be read ({reason}): correct it, or copy the checkpoint elsewhere") from error
     return config if isinstance(config, dict) else None
 
 

@@ -1,4 +1,4 @@
-"""From the content of a checkpoint to its model, without running anything that the checkpoint names."""
+"""Builds the model of a checkpoint, without running any code that the checkpoint names."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from anlit.models.language_model import LanguageModel
 from anlit.settings import build, subclass_named
 
 OF_TRAINING = ("optimizer",)
-"""Settings that a model which is only evaluated does not need; it has the default ones."""
+"""Settings that only training needs; a loaded model has the default ones."""
 EMBEDDING, BLOCKS, MLP = "model.embedding.weight", "model.blocks.", "W_u.weight"
 
 
@@ -20,13 +20,13 @@ def rebuild(content: dict[str, Any], file: Path, changes: dict[str, Any]) -> Lan
     """The model with its weights, on the CPU in float32.
 
     Args:
-        content: Of the checkpoint, with hyper_parameters and state_dict.
-        file: Where it comes from, for messages.
+        content: The checkpoint, with hyper_parameters and state_dict.
+        file: The file of the checkpoint, for messages.
         changes: Constructor arguments to replace.
 
     Raises:
-        UserError: It names a class that is not made, or its settings are not those of its weights.
-        ValueError: A class refuses one of the settings.
+        UserError: It names a class that may not be built, or its settings do not fit its weights.
+        ValueError: A class refuses a setting.
     """
     kind = subclass_named(LanguageModel, content["anlit"]["architecture"], f"{file}: architecture")
     settings, weights = settings_of(content), content["state_dict"]
@@ -38,13 +38,13 @@ def rebuild(content: dict[str, Any], file: Path, changes: dict[str, Any]) -> Lan
 
 
 def settings_of(content: dict[str, Any]) -> dict[str, Any]:
-    """The model's constructor arguments as plain values, without those of its training."""
-    given = content["hyper_parameters"].items()
-    return {name: value for name, value in given if not name.startswith("_") and name not in OF_TRAINING}
+    """The model's constructor arguments as plain values, without those for training."""
+    saved = content["hyper_parameters"].items()
+    return {name: value for name, value in saved if not name.startswith("_") and name not in OF_TRAINING}
 
 
 def _check_sizes(settings: dict[str, Any], weights: dict[str, Tensor], kind: type, file: Path) -> None:
-    """Refuse settings of another size than the weights have, before a model of that size is made."""
+    """Refuse settings that do not have the size of the weights, before a model of that size is built."""
     storages = [tensor.untyped_storage() for tensor in weights.values()]
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
@@ -54,7 +54,7 @@ def _check_sizes(settings: dict[str, Any], weights: dict[str, Tensor], kind: typ
     sizes = {"n_layers": len(layers)}
     sizes["vocab_size"], sizes["d_model"] = _shape(weights, EMBEDDING, file)
     first_mlp = f"{BLOCKS}0.{MLP}"
-    if first_mlp in weights or (layers and kind.__module__.startswith("anlit.")):  # one's own may have another MLP
+    if first_mlp in weights or (layers and kind.__module__.startswith("anlit.")):  # others may have another MLP
         sizes["d_ff"] = _shape(weights, first_mlp, file)[0]
     for name, size in sizes.items():
         if settings.get(name, size) not in (size, None):

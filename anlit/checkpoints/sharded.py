@@ -1,4 +1,4 @@
-"""Checkpoints that every rank writes its part of, now or in the background; all ranks learn how it went."""
+"""Writes sharded checkpoints, at once or in the background; all ranks learn of an error on any rank."""
 
 import os
 import shutil
@@ -27,15 +27,15 @@ from anlit.checkpoints.integrity import write_sums
 
 
 class ShardedCheckpoints:
-    """Writes sharded checkpoints into folders of their own; a name such as last.ckpt is a link to the newest whole one.
+    """Writes each sharded checkpoint into a new folder. A name such as last.ckpt is a link to the newest complete one.
 
-    The link changes only when all ranks have written, so a kill at any moment leaves what it named before. What fails
-    on one rank, a full disk for instance, is told to all, which then raise the same error. No wait is longer than
-    `timeout`, which a write must therefore not take either.
+    The link changes only when all ranks have written, so a kill at any moment leaves the previous checkpoint. An error
+    on one rank, such as a full disk, is raised on all ranks. No wait is longer than `timeout`, so a write must not take
+    longer either.
 
     Args:
         asynchronous: Write in the background, from a copy of the state in host memory.
-        timeout: How long a rank waits for the others and for a write in the background.
+        timeout: The longest wait of a rank for the others and for a write in the background.
     """
 
     def __init__(self, asynchronous: bool, timeout: timedelta) -> None:
@@ -46,12 +46,12 @@ class ShardedCheckpoints:
         self._pending: tuple[Future[None], Path, Path] | None = None
 
     def save(self, states: dict[str, Any], rest: dict[str, Any], path: Path) -> None:
-        """Write on all ranks: `states` of sharded tensors, and `rest` by rank 0, as the checkpoint `path`.
+        """Write the checkpoint `path`: all ranks write `states` of sharded tensors, rank 0 writes `rest`.
 
-        In the background: waits for the one before, and returns when the state is copied.
+        In the background: waits for the previous checkpoint, and returns when the state is copied.
 
         Raises:
-            RunError: On all ranks, if this checkpoint or the one before could not be written.
+            RunError: On all ranks, if this checkpoint or the previous one could not be written.
         """
         self.wait()
         if self._group is None:
@@ -78,7 +78,7 @@ class ShardedCheckpoints:
             write_durably(rest, folder / REST)
 
     def _agree(self, error: BaseException | None, folder: Path, path: Path) -> None:
-        """Return when every rank came here without an error; else raise on all, and remove what was begun."""
+        """Wait for all ranks. If any has an error, remove the folder and raise on all."""
         reasons: list[Any] = [None] * distributed.get_world_size(self._group)
         distributed.all_gather_object(reasons, None if error is None else reason_of(error), group=self._group)
         if not any(reasons):
@@ -88,18 +88,18 @@ class ShardedCheckpoints:
         raise write_failed(path, next(filter(None, reasons))) from error
 
     def _remove_leftovers(self, folder: Path) -> None:
-        """Remove what killed runs left half-written in `folder`: older than this process, and no name stands for it."""
+        """Remove incomplete checkpoints of killed runs: older than this process, and no link points to them."""
         if folder in self._cleaned:
             return
         self._cleaned.add(folder)
-        for link in folder.glob(".link-*"):  # to a whole checkpoint that was not named yet
+        for link in folder.glob(".link-*"):  # to a complete checkpoint that had no name yet
             link.unlink()
         for leftover in (folder / FOLDERS).glob("*"):
             if leftover.stat().st_mtime < self._started:
                 remove_unnamed(leftover)
 
     def wait(self) -> None:
-        """Until what is being written is whole on all ranks.
+        """Wait until the checkpoint in the background is complete on all ranks.
 
         Raises:
             RunError: On all ranks, if it could not be written.
@@ -109,14 +109,14 @@ class ShardedCheckpoints:
             self._agree(_error_of(lambda: pending.result(self.timeout.total_seconds())), folder, path)
 
     def abandon(self) -> None:
-        """Wait for this rank's write only, whatever becomes of it: the run has failed, and other ranks may be gone."""
+        """Wait for this rank's write and ignore its errors: the run has failed, and other ranks may be gone."""
         if self._pending is not None:
             (pending, *_), self._pending = self._pending, None
             _error_of(lambda: pending.result(self.timeout.total_seconds()))
 
 
 def _error_of(action: Callable[[], Any]) -> BaseException | None:
-    """What went wrong, to be told to the other ranks; torch's own error of a checkpoint is no `Exception`."""
+    """The error of an action, for the other ranks. torch's CheckpointException is not an `Exception`."""
     try:
         action()
     except (Exception, CheckpointException) as error:
@@ -125,7 +125,7 @@ def _error_of(action: Callable[[], Any]) -> BaseException | None:
 
 
 def _published(writing: Future, folder: Path, path: Path) -> Future[None]:
-    """Done when `writing` is and the name `path` stands for what was written."""
+    """A future that is done when `writing` is done and `path` links to the result."""
     published: Future[None] = Future()
 
     def publish(done: Future) -> None:
@@ -140,7 +140,7 @@ def _published(writing: Future, folder: Path, path: Path) -> Future[None]:
 
 
 def _publish(folder: Path, path: Path) -> None:
-    """Let the name `path` stand for `folder`, in one step, and remove what it stood for. Rank 0 does it."""
+    """On rank 0, make `path` a link to `folder`, atomically, and remove the folder that it linked to."""
     if distributed.get_rank() != 0:
         return
     write_sums(folder)

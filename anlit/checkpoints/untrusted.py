@@ -1,4 +1,4 @@
-"""Sharded checkpoints that somebody else made: torch unpickles parts of them, and a pickle can run any code."""
+"""Safe reading of sharded checkpoints from others: torch unpickles parts of them, and a pickle can run any code."""
 
 import io
 import pickle
@@ -15,23 +15,23 @@ _OF_STORAGE = {"_StorageInfo", "_StoragePrefix"}
 
 
 def check_plain(folder: Path) -> None:
-    """Look at all that torch will unpickle: the description of the tensors, and the entries that are none.
+    """Check all that torch will unpickle: the metadata, and the entries that are not tensors.
 
     Raises:
-        pickle.UnpicklingError: There is more than tensors and plain values.
+        pickle.UnpicklingError: There are objects other than tensors and plain values.
     """
     with (folder / METADATA).open("rb") as file:
         metadata = _PlainMetadata(file).load()
     for name, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, BytesStorageMetadata):
-            place = metadata.storage_data[MetadataIndex(name)]
-            with (folder / place.relative_path).open("rb") as file:
-                file.seek(place.offset)
-                torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
+            stored = metadata.storage_data[MetadataIndex(name)]
+            with (folder / stored.relative_path).open("rb") as file:
+                file.seek(stored.offset)
+                torch.load(io.BytesIO(file.read(stored.length)), weights_only=True)
 
 
 class _PlainMetadata(pickle.Unpickler):
-    """Refuses every name but those of torch's descriptions of tensors and files."""
+    """Refuses every class except torch's descriptions of tensors and files."""
 
     def find_class(self, module: str, name: str) -> Any:
         if "." in name or not _is_harmless(module, name):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
-    """Run the tasks over every checkpoint, print the table and write evaluate.json and evaluate.md.
+    """Run the tasks on every checkpoint, print the table and write evaluate.json and evaluate.md.
 
     Args:
         checkpoints: Run folders, .ckpt files or exported folders.
@@ -22,7 +22,7 @@ def evaluate(checkpoints: list[str], output: str, settings: Settings, command: s
         command: What the user typed, for the record.
 
     Returns:
-        What evaluate.json holds.
+        The content of evaluate.json.
 
     Raises:
         UserError: lm_eval is not installed, or a checkpoint, its tokenizer, a task or a setting is wrong.
@@ -51,9 +51,9 @@ def main(argv: list[str]) -> int:
     """`anlit evaluate`; returns the exit status and raises UserError for the user's mistakes."""
     parser = CommandParser(
         prog="anlit evaluate",
-        description="Downstream tasks of the lm-evaluation-harness over checkpoints. Contexts are read once for all "
+        description="Downstream tasks of the lm-evaluation-harness on checkpoints. Contexts are read once for all "
         "their continuations. Needs lm_eval: make extras EXTRAS=eval. Tasks fetch their data from the hub; without a "
-        "network, give task files whose data are local (dataset_path: json) by --include_path.",
+        "network, give task files with local data (dataset_path: json) with --include_path.",
         epilog="Writes evaluate.json and evaluate.md. Example: "
         "anlit evaluate runs/gpt runs/angpt --tasks evaluation/six_tasks.yaml --output reports/tasks",
     )
@@ -62,10 +62,10 @@ def main(argv: list[str]) -> int:
     add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
     add("--tasks", required=True, metavar="NAME,…", help="tasks or groups of lm_eval, or YAML files that define one")
     add("--include_path", action="append", default=[], metavar="DIR", help="task files of your own; can be repeated")
-    add("--shots", type=int, metavar="N", help="examples before each question (default: what the task says)")
+    add("--shots", type=int, metavar="N", help="examples before each question (default: the task's number)")
     add("--limit", type=int, metavar="N", help="the first N questions of each task (default: all)")
-    add("--batch_size", type=int, default=32, metavar="N", help="sequences side by side (default: 32)")
-    add("--length", type=int, metavar="N", help="tokens that the model reads at most (default: its training length)")
+    add("--batch_size", type=int, default=32, metavar="N", help="sequences in a batch (default: 32)")
+    add("--length", type=int, metavar="N", help="the most tokens that the model reads (default: its training length)")
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     given = parser.parse_args(argv)
@@ -73,14 +73,14 @@ def main(argv: list[str]) -> int:
     from anlit.evaluation.harness.run import Settings  # torch takes seconds: --help and wrong options do not wait
 
     settings = Settings(
-        tasks=tuple(_task(name.strip()) for name in given.tasks.split(",") if name.strip()),
-        include_path=tuple(given.include_path),
-        shots=given.shots,
-        limit=given.limit,
-        batch_size=given.batch_size,
-        length=given.length,
-        tokenizer=given.tokenizer,
-        device=given.device,
+        tasks=tuple(_task(name.strip()) for name in arguments.tasks.split(",") if name.strip()),
+        include_path=tuple(arguments.include_path),
+        shots=arguments.shots,
+        limit=arguments.limit,
+        batch_size=arguments.batch_size,
+        length=arguments.length,
+        tokenizer=arguments.tokenizer,
+        device=arguments.device,
     )
-    evaluate(given.checkpoints, given.output, settings, shlex.join(["anlit", "evaluate", *argv]))
+    evaluate(arguments.checkpoints, arguments.output, settings, shlex.join(["anlit", "evaluate", *argv]))
     return 0

@@ -17,30 +17,32 @@ def main(argv: list[str]) -> int:
     )
     add = parser.add_argument
     add("checkpoints", nargs="*", metavar="CHECKPOINT", help="shown at first: run folder, .ckpt file, exported folder")
-    add("--runs", default="runs", metavar="DIR", help="whose run folders can be chosen too (default: runs)")
+    add("--runs", default="runs", metavar="DIR", help="folder of more runs to choose from (default: runs)")
     add("--host", default="127.0.0.1", help="address to serve at; 0.0.0.0 for other machines (default: 127.0.0.1)")
     add("--port", type=int, default=7860, help="(default: 7860)")
     add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of each checkpoint's data)")
     add("--most_tokens", type=int, default=4096, metavar="N", help="prompt and continuation together (default: 4096)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    given = parser.parse_args(argv)
-    if given.most_tokens < 1:
-        raise UserError(f"--most_tokens must be at least 1, not {given.most_tokens}")
+    arguments = parser.parse_args(argv)
+    if arguments.most_tokens < 1:
+        raise UserError(f"--most_tokens must be at least 1, not {arguments.most_tokens}")
     logging.basicConfig(format="%(message)s")
 
     from anlit.explore.session import Session, find_runs
 
-    runs = [run for run in find_runs(given.runs) if run not in given.checkpoints]
-    session = Session([*given.checkpoints, *runs], given.device, given.tokenizer, given.most_tokens)
-    chosen = list(session.paths)[: len(given.checkpoints)]
+    runs = [run for run in find_runs(arguments.runs) if run not in arguments.checkpoints]
+    session = Session([*arguments.checkpoints, *runs], arguments.device, arguments.tokenizer, arguments.most_tokens)
+    chosen = list(session.paths)[: len(arguments.checkpoints)]
     for name in chosen:
         session.load(name)
 
     from anlit.explore import page
 
-    print(f"anlit explore: http://{given.host}:{given.port} (Ctrl-C ends it)")
+    print(f"anlit explore: http://{arguments.host}:{arguments.port} (Ctrl-C ends it)")
     try:
-        page.serve(session, chosen, given.host, given.port)
+        page.serve(session, chosen, arguments.host, arguments.port)
     except OSError as error:
-        raise UserError(f"--port {given.port} of {given.host} cannot be served ({error}): choose another") from error
+        raise UserError(
+            f"--port {arguments.port} of {arguments.host} cannot be served ({error}): choose another"
+        ) from error
     return 0

@@ -50,10 +50,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class SaveConfigOfTraining(SaveConfigCallback):
-    """Writes config.yaml when training begins: a continuation that is refused leaves the run's own there."""
+    """Writes config.yaml when training starts, so that a refused continuation does not change it."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Too early."""
+        """Write nothing yet."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().setup(trainer, pl_module, "fit")
@@ -65,14 +65,14 @@ class AnlitCLI(RunParser):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         check_bounds(config)
-        given_run_dir = config.run_dir
+        run_dir_option = config.run_dir
         if config.run_dir is None:
             config.run_dir = f"runs/{config.model.class_path.rsplit('.', 1)[-1].lower()}-seed{config.seed_everything}"
         if self.subcommand == "predict":
-            config.return_predictions = False  # they go into a file; together they may not fit into memory
+            config.return_predictions = False  # they are written to a file and may not fit into memory
         if self.subcommand != "fit":
             files = [str(path) for path in config.config or []]
-            config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, given_run_dir, files, str(self.subcommand))
+            config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, run_dir_option, files, str(self.subcommand))
             rank_zero_only(print)(f"{self.subcommand}: {config.ckpt_path}", flush=True)
             return
         make_run_dir(config.run_dir)
@@ -101,8 +101,8 @@ class AnlitCLI(RunParser):
             self.held = hold(run_dir)
             if ckpt_path is not None:
                 refuse_damaged_checkpoint(run_dir, ckpt_path)
-        goes_on = ckpt_path == "last" and (Path(run_dir) / "checkpoints" / "last.ckpt").exists()
-        if path is not None and not goes_on:
+        continues = ckpt_path == "last" and (Path(run_dir) / "checkpoints" / "last.ckpt").exists()
+        if path is not None and not continues:
             load_initial_weights(self.model, path)
 
     def after_fit(self) -> None:
@@ -121,20 +121,20 @@ class AnlitCLI(RunParser):
         except MisconfigurationException as error:
             raise refused_by_lightning(error) from error
 
-    def _take_the_datas_vocabulary(self) -> None:
-        """Where the configuration gives no vocab_size: that of the data, which are prepared for it if need be."""
+    def _set_vocabulary_from_data(self) -> None:
+        """Set a missing vocab_size to that of the data, which is prepared first if necessary."""
         config = self.config[self.subcommand]
         settings = config.model.get("init_args", {})
         if "vocab_size" not in settings or settings.vocab_size is not None:
             return
-        parser = ArgumentParser()  # one of its own: Lightning's would keep the configuration as it is now
+        parser = ArgumentParser()  # a new parser, because Lightning's would store the present configuration
         parser.add_subclass_arguments(TokenShards, "data")
         data = parser.instantiate_classes(Namespace(data=config.data)).data
         data.prepare_data()
         settings.vocab_size = padded_vocabulary(data.vocab_size)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """The Trainer with what every run has, beside the callbacks and loggers of the configuration."""
+        """Add the callbacks, loggers and plugins that every run has to those of the configuration."""
         trainer, run_dir = self.setting("trainer", default={}), self.setting("run_dir")
         if self.subcommand != "fit":
             self.save_config_callback = None  # it would write config.yaml into the working directory
@@ -177,13 +177,13 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _progress(trainer: Any, callbacks: list[Any]) -> list[RunProgress]:
-    """Our progress line, where the configuration has no other bar and does not turn it off."""
+    """Our progress line, unless the configuration has another one or turns it off."""
     wanted = trainer.get("enable_progress_bar") is not False
     return [RunProgress()] if wanted and not any(isinstance(one, ProgressBar) for one in callbacks) else []
 
 
 def _loggers(configured: Any, run_dir: str) -> Any:
-    """CSV and TensorBoard in the run folder; the configuration's own loggers replace TensorBoard, False all."""
+    """CSV and TensorBoard in the run folder. Configured loggers replace TensorBoard; False turns all off."""
     if configured is False:
         return False
     own = _as_list(configured) if configured not in (None, True) else [TensorBoardLogger(run_dir, "", "")]
@@ -203,7 +203,7 @@ def _require_checkpoint(path: str) -> None:
     if not Path(path).exists():
         raise UserError(f"ckpt_path={path} does not exist: give a file such as RUN/checkpoints/last.ckpt, or last")
     if Path(path).is_dir() and not is_sharded(path):
-        raise UserError(f"ckpt_path={path} is a folder and no checkpoint: give RUN/checkpoints/last.ckpt, or last")
+        raise UserError(f"ckpt_path={path} is a folder but not a checkpoint: give RUN/checkpoints/last.ckpt, or last")
 
 
 def main(arguments: list[str]) -> int:
@@ -222,7 +222,7 @@ def main(arguments: list[str]) -> int:
             raise
         what = f"{error.filename or 'the run folder'} could not be written ({error.strerror})"
         raise RunError(f"{what}: make room, then continue with --ckpt_path last") from error
-    except SystemExit as end:  # Lightning's answer to an interruption
+    except SystemExit as end:  # Lightning exits after an interruption
         if isinstance(end.__context__, Preempted):
             return TRY_AGAIN
         raise

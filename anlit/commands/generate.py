@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is to be continued: a text, or tokens for a model without a tokenizer."""
+    """A text to continue, or tokens for a model without a tokenizer."""
 
     text: str | None
     tokens: Sequence[int] | None = None
 
 
-def read_prompts(given: Sequence[str], file: str | None, stdin: TextIO) -> list[Prompt]:
-    """Prompts of the command line, of a file, and of standard input where neither is given.
+def read_prompts(texts: Sequence[str], file: str | None, stdin: TextIO) -> list[Prompt]:
+    """Prompts from the command line, from a file, or from standard input if there is neither.
 
     Args:
-        given: One prompt each.
+        texts: The prompts of the command line.
         file: `.jsonl` with a {"prompt": "…"} or {"tokens": [1, 2]} per line, `-` for standard input, or any other text
             file, which is one prompt.
-        stdin: Read to its end as one prompt.
+        stdin: Standard input; all of it is one prompt.
 
     Raises:
         UserError: There is no prompt, or the file cannot be read.
     """
-    prompts = [Prompt(text) for text in given]
+    prompts = [Prompt(text) for text in texts]
     if file is not None and file != "-":
         prompts += _from_file(Path(file))
     elif file == "-" or (not prompts and not stdin.isatty()):
@@ -76,12 +76,12 @@ def _from_line(line: str, where: str) -> Prompt:
 
 
 class Display:
-    """Shows tokens in the order of the requests: the first unfinished one as they come, later ones when it is done.
+    """Prints tokens in the order of the requests: those of the first unfinished request at once, others afterwards.
 
     Args:
-        headers: What is printed before each continuation.
-        text: Turns tokens into text; None prints their numbers.
-        out: Where to.
+        headers: The text to print before each continuation.
+        text: Decodes tokens; None prints their numbers.
+        out: The output.
     """
 
     def __init__(self, headers: Sequence[str], text: "Text | None", out: TextIO) -> None:
@@ -109,13 +109,13 @@ class Display:
         from tokenizers.decoders import DecodeStream
 
         self._shown += 1
-        self._stream = DecodeStream(skip_special_tokens=True)  # holds a character back until all its bytes are there
+        self._stream = DecodeStream(skip_special_tokens=True)  # waits until all bytes of a character are there
         if self._shown < len(self.headers):
             self.out.write(self.headers[self._shown])
 
 
 def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[dict[str, Any]]:
-    """Continue the prompts and print the result; returns what the JSON lines hold.
+    """Continue the prompts and print the result; returns the records of the JSON lines.
 
     Raises:
         UserError: A prompt, the checkpoint, its tokenizer or a setting is wrong.
@@ -124,33 +124,35 @@ def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[
         raise UserError("--max_tokens, --samples and --batch_size must be at least 1")
     prompts = read_prompts(arguments.prompt, arguments.prompts, stdin)
 
-    from anlit.checkpoints.loading import load_checkpoint  # torch takes seconds: wrong prompts do not wait for it
+    from anlit.checkpoints.loading import load_checkpoint  # after the checks: torch takes seconds
     from anlit.inference import generation
     from anlit.inference.sampling import Sampling
     from anlit.inference.text import text_of
 
-    how = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
     checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
     needs_text = arguments.tokenizer is not None or any(prompt.tokens is None for prompt in prompts)
     text = text_of(checkpoint, arguments.tokenizer) if needs_text else None
     tokens = [prompt.tokens or _encode(prompt, text, checkpoint) for prompt in prompts]
-    requests = [generation.Request(own, sample) for own in tokens for sample in range(arguments.samples)]
+    requests = [
+        generation.Request(prompt_tokens, sample) for prompt_tokens in tokens for sample in range(arguments.samples)
+    ]
     ending = text.ending(not arguments.go_on) if text is not None else generation.Ending()
-    headers = [_header(prompts, place, arguments.samples) for place in range(len(requests))]
+    headers = [_header(prompts, number, arguments.samples) for number in range(len(requests))]
     display = None if arguments.json else Display(headers, text, out)
     found = generation.generate(
         checkpoint.model.model,
         requests,
         arguments.max_tokens,
-        how,
+        sampling,
         ending,
         arguments.batch_size,
         text.size if text is not None else None,
         display.on_token if display is not None else lambda number, token: None,
     )
     records = [
-        _record(prompts[place // arguments.samples], request, continuation, text)
-        for place, (request, continuation) in enumerate(zip(requests, found, strict=True))
+        _record(prompts[number // arguments.samples], request, continuation, text)
+        for number, (request, continuation) in enumerate(zip(requests, found, strict=True))
     ]
     if arguments.json:
         out.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
@@ -163,14 +165,14 @@ def _encode(prompt: Prompt, text: "Text | None", checkpoint: "Checkpoint") -> li
     return text.prompt(prompt.text, checkpoint)
 
 
-def _header(prompts: Sequence[Prompt], place: int, samples: int) -> str:
-    """What stands before a continuation: its prompt, and which one it is where there are several."""
-    prompt = prompts[place // samples]
+def _header(prompts: Sequence[Prompt], number: int, samples: int) -> str:
+    """The text before a continuation: its prompt and, if there are several, which one it is."""
+    prompt = prompts[number // samples]
     shown = prompt.text if prompt.text is not None else " ".join(map(str, prompt.tokens or ()))
     if len(prompts) * samples == 1:
         return shown
-    name = f"prompt {place // samples + 1}" + (f", sample {place % samples + 1}" if samples > 1 else "")
-    return ("\n" if place else "") + f"--- {name}\n{shown}"
+    name = f"prompt {number // samples + 1}" + (f", sample {number % samples + 1}" if samples > 1 else "")
+    return ("\n" if number else "") + f"--- {name}\n{shown}"
 
 
 def _record(prompt: Prompt, request: Any, continuation: "Continuation", text: "Text | None") -> dict[str, Any]:
@@ -189,22 +191,22 @@ def main(argv: list[str]) -> int:
     """`anlit generate`; returns the exit status and raises UserError for the user's mistakes."""
     parser = CommandParser(
         prog="anlit generate",
-        description="Continues prompts with a trained model. What a prompt gives depends on the seed and on the number "
-        "of the sample, not on the other prompts.",
+        description="Continues prompts with a trained model. A continuation depends on its prompt, the seed and the "
+        "number of the sample, not on the other prompts.",
         epilog="Example: anlit generate runs/angpt-seed1 'def main():' --max_tokens 200 --temperature 0.8 --top_p 0.95",
     )
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
     add("prompt", nargs="*", metavar="PROMPT", help="text to continue (default: standard input)")
     add("--prompts", metavar="FILE", help='.jsonl of {"prompt": …} or {"tokens": […]}, a text file, or - for stdin')
-    add("--max_tokens", type=int, default=100, metavar="N", help="tokens of a continuation at most (default: 100)")
+    add("--max_tokens", type=int, default=100, metavar="N", help="the most tokens of a continuation (default: 100)")
     add("--samples", type=int, default=1, metavar="N", help="continuations of each prompt (default: 1)")
     add("--temperature", type=float, default=1.0, metavar="X", help="0 for the most probable token (default: 1)")
     add("--top_k", type=int, metavar="K", help="draw among the K most probable tokens")
     add("--top_p", type=float, metavar="P", help="draw among the fewest tokens that together have probability P")
-    add("--seed", type=int, default=0, help="of the random numbers (default: 0)")
-    add("--go_on", action="store_true", help="do not stop where the document ends, but begin another one")
-    add("--batch_size", type=int, default=8, metavar="N", help="continuations side by side (default: 8)")
+    add("--seed", type=int, default=0, help="seed of the random numbers (default: 0)")
+    add("--go_on", action="store_true", help="do not stop at the end of the document, but begin another one")
+    add("--batch_size", type=int, default=8, metavar="N", help="continuations in a batch (default: 8)")
     add("--json", action="store_true", help="print one JSON object per continuation, with tokens and log-likelihoods")
     add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")

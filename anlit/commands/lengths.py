@@ -18,12 +18,12 @@ def lengths(checkpoints: list[str], output: str, settings: Settings, command: st
         command: What the user typed, for the record.
 
     Returns:
-        What lengths.json holds.
+        The content of lengths.json.
 
     Raises:
         UserError: A checkpoint, the data or a setting is wrong.
     """
-    from rich.console import Console  # torch and matplotlib take seconds: --help and wrong numbers do not wait for them
+    from rich.console import Console  # imported late, because torch and matplotlib take seconds
 
     from anlit.evaluation.lengths import plot as lengths_plot
     from anlit.evaluation.lengths import report as lengths_report
@@ -63,18 +63,18 @@ def main(argv: list[str]) -> int:
         f"(default: all, ≤ {MOST_TOKENS:,})"
     )
     add("--tokens", type=int, metavar="N", help=many)
-    batch = f"tokens per batch, which holds one sequence at least (default: {BATCH_TOKENS:,})"
+    batch = f"tokens per batch, which has at least one sequence (default: {BATCH_TOKENS:,})"
     add("--batch_tokens", type=int, default=BATCH_TOKENS, metavar="N", help=batch)
     add("--masking", default="on,off", help="document masking: on, off or both (default: on,off)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     settings = Settings(
-        lengths=parse_lengths(given.lengths) if given.lengths is not None else None,
-        tokens=given.tokens,
-        batch_tokens=given.batch_tokens,
-        masking=parse_masking(given.masking),
-        data=given.data,
-        device=given.device,
+        lengths=parse_lengths(arguments.lengths) if arguments.lengths is not None else None,
+        tokens=arguments.tokens,
+        batch_tokens=arguments.batch_tokens,
+        masking=parse_masking(arguments.masking),
+        data=arguments.data,
+        device=arguments.device,
     )
-    lengths(given.checkpoints, given.output, settings, shlex.join(["anlit", "lengths", *argv]))
+    lengths(arguments.checkpoints, arguments.output, settings, shlex.join(["anlit", "lengths", *argv]))
     return 0

@@ -18,12 +18,12 @@ def needle(checkpoints: list[str], output: str, settings: Settings, command: str
         command: What the user typed, for the record.
 
     Returns:
-        What needle.json holds.
+        The content of needle.json.
 
     Raises:
         UserError: A checkpoint, the data or a setting is wrong.
     """
-    from rich.console import Console  # torch and matplotlib take seconds: --help and wrong numbers do not wait for them
+    from rich.console import Console  # imported late, because torch and matplotlib take seconds
 
     from anlit.evaluation.needle import report as needle_report
     from anlit.evaluation.needle.plot import plot_heat_maps
@@ -58,18 +58,18 @@ def main(argv: list[str]) -> int:
     add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
     add("--data", metavar="PATH", help="prepared folder of the haystacks (default: the runs' own)")
     add("--lengths", metavar="N,…", help="tokens per sample (default: 1, 4 and 16 times the training length)")
-    add("--depths", type=int, default=11, metavar="N", help="how many, evenly from 0 to 100 %% (default: 11)")
-    add("--samples", type=int, default=20, metavar="N", help="at each depth and length (default: 20)")
-    add("--seed", type=int, default=0, help="of the samples (default: 0)")
+    add("--depths", type=int, default=11, metavar="N", help="number of depths, evenly from 0 to 100 %% (default: 11)")
+    add("--samples", type=int, default=20, metavar="N", help="samples at each depth and length (default: 20)")
+    add("--seed", type=int, default=0, help="seed of the samples (default: 0)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     settings = Settings(
-        lengths=parse_lengths(given.lengths) if given.lengths is not None else None,
-        n_depths=given.depths,
-        n_samples=given.samples,
-        seed=given.seed,
-        data=given.data,
-        device=given.device,
+        lengths=parse_lengths(arguments.lengths) if arguments.lengths is not None else None,
+        n_depths=arguments.depths,
+        n_samples=arguments.samples,
+        seed=arguments.seed,
+        data=arguments.data,
+        device=arguments.device,
     )
-    needle(given.checkpoints, given.output, settings, shlex.join(["anlit", "needle", *argv]))
+    needle(arguments.checkpoints, arguments.output, settings, shlex.join(["anlit", "needle", *argv]))
     return 0

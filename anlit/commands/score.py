@@ -1,4 +1,4 @@
-"""`anlit score`: the log-likelihood of every token of given texts, as parquet."""
+"""`anlit score`: writes the log-likelihood of every token of texts, as parquet."""
 
 import argparse
 import math
@@ -12,7 +12,7 @@ from anlit.options import CommandParser
 
 
 class Document(NamedTuple):
-    """One text, and where it stands."""
+    """A text, and the file and record that it comes from."""
 
     text: str
     where: str
@@ -20,7 +20,7 @@ class Document(NamedTuple):
 
 @dataclass
 class Totals:
-    """Of all texts. Bytes are those of the scored tokens."""
+    """Totals over all texts. `bytes` are those of the scored tokens."""
 
     documents: int = 0
     tokens: int = 0
@@ -42,8 +42,8 @@ def read_documents(files: Sequence[str], field: str) -> Iterator[Document]:
     """The texts of files: plain text is one document, .jsonl (plain, .zst, .gz) and .parquet hold one per record.
 
     Args:
-        files: Their names.
-        field: Of a record that holds its text.
+        files: The names of the files.
+        field: The field of a record that has its text.
 
     Raises:
         UserError: A file or a record cannot be read.
@@ -54,7 +54,7 @@ def read_documents(files: Sequence[str], field: str) -> Iterator[Document]:
         try:
             for record in read_file(name, Path(name), 1 << 30, Columns(field, max_document_bytes=1 << 40)):
                 if record.text is None:
-                    raise UserError(f"{name}, {record.where}: {record.detail}: mend it, or leave it out")
+                    raise UserError(f"{name}, {record.where}: {record.detail}: correct it, or leave it out")
                 yield Document(record.text, f"{name}, {record.where}")
         except OSError as error:
             raise UserError(f"{name} cannot be read ({error.strerror or error}): give a file of text") from error
@@ -66,7 +66,7 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
     Raises:
         UserError: A file, the checkpoint, its tokenizer or a setting is wrong.
     """
-    import numpy as np  # torch takes seconds: a missing file does not wait for it
+    import numpy as np  # torch is imported after this check, because that takes seconds
 
     for name in arguments.files:
         if not Path(name).is_file():
@@ -87,7 +87,7 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
         for document in read_documents(arguments.files, arguments.field):
             encoding = text.tokenizer.encode(document.text, add_special_tokens=False)
             if not encoding.ids:
-                raise UserError(f"{document.where}: the tokenizer leaves nothing of its text: leave it out")
+                raise UserError(f"{document.where}: the tokenizer makes no tokens of its text: leave it out")
             offsets.append(byte_offsets(document.text, encoding.offsets))
             yield np.array(encoding.ids)
 
@@ -95,13 +95,13 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
     found = score(checkpoint.model.model, tokens(), length, stride, text.ending(stops=False), arguments.batch_size)
     with TokenTable(Path(arguments.output), text.tokenizer, record) as table:
         for number, scores in enumerate(found):
-            own = offsets.pop(0)
-            table.add(number, scores, own)
+            byte_ranges = offsets.pop(0)
+            table.add(number, scores, byte_ranges)
             known = ~np.isnan(scores.log_likelihood)
             totals.documents += 1
-            totals.tokens += len(own)
+            totals.tokens += len(byte_ranges)
             totals.scored += int(known.sum())
-            totals.bytes += int(own[-1, 1]) - (0 if known[0] else int(own[0, 1]))
+            totals.bytes += int(byte_ranges[-1, 1]) - (0 if known[0] else int(byte_ranges[0, 1]))
             totals.nats -= float(scores.log_likelihood[known].sum(dtype=np.float64))
     return totals
 
@@ -115,31 +115,31 @@ def main(argv: list[str]) -> int:
         prog="anlit score",
         description="Writes the log-likelihood of every token of texts as parquet: document, position, token, its text "
         "and bytes, tokens of context, nats, rank. A text longer than a window is read in windows that advance by the "
-        "stride; every token is scored once, with at least length − stride tokens of context where the document has so "
-        "many before it.",
+        "stride; every token is scored once, with at least length − stride tokens of context, or all that the document "
+        "has before it.",
         epilog="Example: anlit score runs/angpt-seed1 book.txt reviews.jsonl --output scores.parquet",
     )
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
     add("files", nargs="+", metavar="FILE", help="text (one document), .jsonl, .jsonl.zst, .jsonl.gz or .parquet")
-    add("--output", required=True, metavar="FILE", help="the table, scores.parquet")
+    add("--output", required=True, metavar="FILE", help="the table to write, such as scores.parquet")
     add("--length", type=int, metavar="N", help="tokens in a window (default: the training length)")
     add("--stride", type=int, metavar="N", help="tokens by which windows advance (default: half of a window)")
-    add("--batch_size", type=int, metavar="N", help="windows side by side (default: some 16,000 tokens)")
-    add("--field", default="text", help="of a record that holds its text (default: text)")
+    add("--batch_size", type=int, metavar="N", help="windows in a batch (default: about 16,000 tokens)")
+    add("--field", default="text", help="field of a record that has its text (default: text)")
     add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     add("--json", action="store_true", help="print the totals as JSON")
-    given = parser.parse_args(argv)
-    if any(number is not None and number < 1 for number in (given.length, given.batch_size)):
+    arguments = parser.parse_args(argv)
+    if any(number is not None and number < 1 for number in (arguments.length, arguments.batch_size)):
         raise UserError("--length and --batch_size must be at least 1")
-    totals = score_files(given, shlex.join(["anlit", "score", *argv]))
+    totals = score_files(arguments, shlex.join(["anlit", "score", *argv]))
     figures = asdict(totals) | {"nats_per_token": totals.nats_per_token, "bits_per_byte": totals.bits_per_byte}
-    if given.json:
+    if arguments.json:
         print(json.dumps(figures))
     else:
         print(
-            f"{given.output}: {totals.documents:,} documents, {totals.tokens:,} tokens, {totals.bytes:,} bytes\n"
+            f"{arguments.output}: {totals.documents:,} documents, {totals.tokens:,} tokens, {totals.bytes:,} bytes\n"
             f"{totals.nats:,.4f} nats, {totals.nats_per_token:.4f} per token, {totals.bits_per_byte:.4f} bits per byte"
         )
     return 0

@@ -1,4 +1,4 @@
-"""`anlit size`: what a run would need, from the configuration that `anlit fit` takes; nothing is started."""
+"""`anlit size`: estimates the needs of a run from the configuration of `anlit fit`, without starting it."""
 
 import argparse
 import logging
@@ -28,7 +28,7 @@ class SizingParser(RunParser):
 
 def main(argv: list[str]) -> int:
     parser = _parser()
-    own, fit_arguments = parser.parse_known_args(argv)
+    options, fit_arguments = parser.parse_known_args(argv)
     for noise in (
         ".*is an instance of `nn.Module`.*",
         ".*trying to `self.log\\(\\)`.*",
@@ -37,8 +37,8 @@ def main(argv: list[str]) -> int:
         warnings.filterwarnings("ignore", noise)
     logging.getLogger("lightning").setLevel(logging.WARNING)
     console = Console()
-    if own.table:
-        rows = sizing_table(own.gpu, own.mfu)
+    if options.table:
+        rows = sizing_table(options.gpu, options.mfu)
         show_table(console, rows)
         record: Any = [row.record() for row in rows]
     elif fit_arguments:
@@ -57,10 +57,10 @@ def main(argv: list[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="anlit size",
-        description="Parameters, memory per GPU, FLOPs and days of a run. Every other option is one of anlit fit, "
-        "whose configuration also gives what is not said here.",
+        description="Parameters, memory per GPU, FLOPs and days of a run. All other options are those of anlit fit, "
+        "whose configuration gives the values of options that are left out here.",
     )
-    parser.add_argument("--gpus", type=int, help="GPUs over all nodes")
+    parser.add_argument("--gpus", type=int, help="number of GPUs on all nodes")
     parser.add_argument("--strategy", choices=["1gpu", "ddp", "fsdp"])
     parser.add_argument("--precision", choices=["32-true", "bf16-mixed", "bf16-true"])
     parser.add_argument("--gather_dtype", choices=["float32", "bfloat16"], help="under fsdp; see FullySharded")
@@ -86,8 +86,8 @@ def parse(arguments: list[str]) -> SizingParser:
         raise UserError(str(origin(error))) from error
 
 
-def plan_of(own: argparse.Namespace, settings: Any) -> Plan:
-    """The plan from the command's own options, and from the configuration where they are silent.
+def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
+    """The plan from the command's options, and from the configuration for options that are left out.
 
     Raises:
         UserError: An option is out of range.
@@ -95,39 +95,39 @@ def plan_of(own: argparse.Namespace, settings: Any) -> Plan:
     trainer, model = settings.trainer, settings.model.init_args
     data = settings.data.init_args if "init_args" in settings.data else settings.data
     devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1
-    gpus = own.gpus or devices * trainer.num_nodes
-    given = str(trainer.strategy.get("class_path", "")) if not isinstance(trainer.strategy, str) else trainer.strategy
-    sharded = "fsdp" in given.lower() or "modelparallel" in given.lower() or "shard" in given.lower()
-    strategy: Any = own.strategy or ("1gpu" if gpus == 1 else "fsdp" if sharded else "ddp")
-    batch_size = own.batch_size or data.get("batch_size") or 8
+    gpus = options.gpus or devices * trainer.num_nodes
+    name = str(trainer.strategy.get("class_path", "")) if not isinstance(trainer.strategy, str) else trainer.strategy
+    sharded = "fsdp" in name.lower() or "modelparallel" in name.lower() or "shard" in name.lower()
+    strategy: Any = options.strategy or ("1gpu" if gpus == 1 else "fsdp" if sharded else "ddp")
+    batch_size = options.batch_size or data.get("batch_size") or 8
     accumulate = trainer.accumulate_grad_batches
     if gpus < 1 or batch_size < 1:
         raise UserError(f"--gpus {gpus} and --batch_size {batch_size} must be at least 1")
     if strategy == "1gpu" and gpus > 1:
         raise UserError(f"--strategy 1gpu is for one GPU, not {gpus}: choose ddp or fsdp, or set --gpus 1")
-    if not 0 < own.mfu <= 1:
-        raise UserError(f"--mfu {own.mfu:g} must be a share of the peak in (0, 1]")
-    tokens = own.tokens
+    if not 0 < options.mfu <= 1:
+        raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
+    tokens = options.tokens
     if tokens is None and trainer.max_steps > 0:
         tokens = float(trainer.max_steps) * batch_size * accumulate * gpus * model.context_length
     return Plan(
         gpus=gpus,
         strategy=strategy,
-        precision=own.precision or _precision(trainer.precision),
-        gather=own.gather_dtype or _gather_dtype(trainer.strategy),
-        checkpoint_every=_checkpointing(own.activation_checkpointing, model),
+        precision=options.precision or _precision(trainer.precision),
+        gather=options.gather_dtype or _gather_dtype(trainer.strategy),
+        checkpoint_every=_checkpointing(options.activation_checkpointing, model),
         batch_size=batch_size,
         length=model.context_length,
         accumulate=accumulate,
-        gpu=own.gpu,
-        mfu=own.mfu,
+        gpu=options.gpu,
+        mfu=options.mfu,
         tokens=tokens,
     )
 
 
-def _precision(given: Any) -> Any:
+def _precision(precision: Any) -> Any:
     known = {"bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed", "bf16-true": "bf16-true"}
-    return known.get(str(given), "32-true")
+    return known.get(str(precision), "32-true")
 
 
 def _gather_dtype(strategy: Any) -> Any:

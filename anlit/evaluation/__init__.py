@@ -1,1 +1,1 @@
-"""What trained models do: commands that read checkpoints and write tables, plots and raw numbers."""
+"""Evaluation of trained models: commands that read checkpoints and write tables, plots and raw numbers."""

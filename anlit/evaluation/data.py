@@ -13,31 +13,31 @@ from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
 from anlit.settings import build, shown, subclass_named
 
-# What these settings say is how the run was trained and watched, not what its validation split is.
+# These settings are about training and its validation, not about the content of the validation split.
 OF_TRAINING = ("context_length", "context_schedule", "num_workers", "weights", "val_context_length", "val_blocks")
 
 
 def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
-    """The data of the checkpoint's run, or of the prepared folder `path` with the run's way of scoring.
+    """The data of the checkpoint's run, or of the prepared folder `path` with the run's settings.
 
-    Its `context_length` is the model's and `val_tokens` the run's; change them before `setup("validate")`.
+    `context_length` is that of the model and `val_tokens` that of the run; change them before `setup("validate")`.
 
     Raises:
-        UserError: The run is not known and no path is given, the folder is missing or damaged, or its tokenizer is
-            not the one that the model was trained with.
+        UserError: Neither the run's data nor a path is known, the folder is missing or damaged, or the model was
+            trained with another tokenizer.
     """
     section = mapping((checkpoint.config or {}).get("data"))
     settings = {key: value for key, value in mapping(section.get("init_args")).items() if key not in OF_TRAINING}
     where = f"{checkpoint.file.parent.parent / CONFIG}: data"
     if path is not None:
         known = inspect.signature(TokenShards).parameters
-        own = {key: value for key, value in settings.items() if key in known}
-        data = _build(TokenShards, {**own, "path": path}, where)
+        shared = {key: value for key, value in settings.items() if key in known}
+        data = _build(TokenShards, {**shared, "path": path}, where)
     elif isinstance(section.get("class_path"), str):
         _refuse_addresses(settings, where)
         data = _build(subclass_named(TokenShards, section["class_path"], where), settings, where)
     else:
-        raise UserError(f"{checkpoint.file} does not lie in a run folder that tells its data: set --data to a folder")
+        raise UserError(f"{checkpoint.file} is not in a run folder that names its data: set --data to a folder")
     data.context_length = checkpoint.training_length
     _check(checkpoint, data)
     return data
@@ -51,11 +51,11 @@ def _build(kind: type[TokenShards], settings: dict[str, Any], where: str) -> Tok
 
 
 def _refuse_addresses(settings: dict[str, Any], where: str) -> None:
-    """A run folder may be somebody else's: it does not decide whom this machine asks with the user's credentials."""
+    """Refuse addresses: a run folder may be someone else's, and must not send this user's credentials anywhere."""
     values = [*settings.values(), *mapping(settings.get("paths")).values()]
     if found := [value for value in values if isinstance(value, str) and is_remote(value)]:
         raise UserError(
-            f"{where} names the address {shown(found[0])}, which is not asked because a file says so: set --data to it"
+            f"{where} names the address {shown(found[0])}, which a file cannot make us read: set --data to it"
         )
 
 
@@ -67,12 +67,13 @@ def available_targets(data: TokenShards) -> int:
 
 
 def spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> None:
-    """Let the data validate on pieces of `piece` targets, evenly spread over the split.
+    """Set the data to validate on pieces of `piece` targets, evenly spread over the split.
 
     Args:
-        piece: No longer than the split.
-        tokens: In all, a multiple of `piece`; all whole pieces where there are fewer.
-        batch_tokens: In a batch, one piece at least.
+        data: The data to change.
+        piece: Targets in a piece, no more than the split has.
+        tokens: Targets in total, a multiple of `piece`; all complete pieces if there are fewer.
+        batch_tokens: Targets in a batch, which has at least one piece.
     """
     data.val_tokens = available_targets(data) // piece * piece
     data.val_blocks = tokens // piece if tokens < data.val_tokens else None
@@ -82,7 +83,7 @@ def spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> Non
 
 
 def _check(checkpoint: Checkpoint, data: TokenShards) -> None:
-    """Refuse a missing folder and tokens that are not the model's; the data's own sentences name `fit`'s setting."""
+    """Refuse a missing folder or another tokenizer; messages name --data in place of `fit`'s --data.path."""
     try:
         manifest = data.manifest
     except UserError as error:
@@ -93,7 +94,7 @@ def _check(checkpoint: Checkpoint, data: TokenShards) -> None:
             f"{checkpoint.file} was trained with another tokenizer ({_short(then.get('tokenizer_sha256'))}) than the "
             f"shards in {data.path} have ({_short(now)}): set --data to shards of that tokenizer"
         )
-    if checkpoint.model.vocab_size < data.vocab_size:  # unknown training data: at least every token must have a row
+    if checkpoint.model.vocab_size < data.vocab_size:  # at least every token must have a row
         raise UserError(
             f"{checkpoint.file} has a vocabulary of {checkpoint.model.vocab_size} tokens and the shards in {data.path} "
             f"have {data.vocab_size}: set --data to shards of the model's tokenizer"

@@ -1,4 +1,4 @@
-"""What every evaluation records beside its numbers: what they were measured on."""
+"""The provenance of an evaluation's numbers, for its record and report."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from anlit.reporting.text import code, literal
 
 
 def header(command: str, checkpoints: Sequence[Checkpoint], data: TokenShards | None = None) -> dict[str, Any]:
-    """What a record begins with: command, time, commit, versions, hardware, checkpoints and the data's fingerprint.
+    """The beginning of a record: command, time, commit, versions, hardware, checkpoints and the data's fingerprint.
 
-    Call it before measuring: it notes how busy the machine is.
+    Call it before measuring, because it records the load of the machine.
     """
     return {
         "command": command,

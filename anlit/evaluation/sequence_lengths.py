@@ -1,9 +1,9 @@
-"""What the commands' options have in common."""
+"""Options that several commands share."""
 
 from anlit.errors import UserError
 
 MULTIPLES = (1, 4, 16)
-"""Of the training length: the lengths to evaluate at by default."""
+"""The default lengths, as multiples of the training length."""
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:

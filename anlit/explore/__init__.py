@@ -1,1 +1,1 @@
-"""A page to look at trained models: continuations side by side, the loss of each token, what attention does."""
+"""A page to look at trained models: continuations next to each other, the loss of each token, attention statistics."""

@@ -1,4 +1,4 @@
-"""What the page's server refuses: foreign names of this machine, files, and large requests."""
+"""Protects the page's server: refuses foreign host names, files and large requests."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_BYTES = 1 << 20
-"""Of a request; the prompt is the only long thing in one."""
+"""The largest request in bytes; only the prompt in it is long."""
 CLOSED = ("upload", "upload_progress", "proxy=")
-"""Gradio's own endpoints that the page does not need, by the beginning of the path's last part."""
+"""Gradio's endpoints that the page does not need, by the beginning of a part of the path."""
 
 
 class Guard:
     """ASGI middleware around Gradio's application.
 
-    A web page elsewhere can let its own name stand for 127.0.0.1 (DNS rebinding) and then read what is served here,
-    but the browser still sends that name as `Host`. Served on loopback, only loopback names are answered; served on
-    another address, any address and the names that this machine has.
+    A foreign web page can make its host name resolve to 127.0.0.1 (DNS rebinding) and then read this page, but the
+    browser still sends that name as `Host`. On loopback, only loopback names are accepted; on another address, any IP
+    address and this machine's names.
 
     Args:
-        app: What answers the requests that are not refused.
-        host: Where it is served.
+        app: The application that answers accepted requests.
+        host: The address that the page is served at.
     """
 
     def __init__(self, app: App, host: str) -> None:
@@ -49,7 +49,7 @@ class Guard:
             await self.app(scope, receive, send)
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and reason, None for a request that is answered."""
+        """Status and reason of a refusal, None for an accepted request."""
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if not self._is_ours(headers.get(b"host", "")):
             return 421, "this page answers only to the address that anlit explore printed"

@@ -1,4 +1,4 @@
-"""The page itself, of Gradio's own components."""
+"""The page, built of Gradio's components."""
 
 import logging
 import math
@@ -23,12 +23,12 @@ INTRODUCTION = (
     "guess among all tokens."
 )
 PROMPT = "import os\n\n\ndef main("
-# Tokens run on as text, where Gradio would set each apart as a tag.
+# Show tokens as running text; Gradio would show each as a separate tag.
 STYLE = """
 .loss .textfield { display: block; line-height: 1.5; font-family: ui-monospace, monospace; font-size: 13px; }
 .loss .token { padding: 1px 0 !important; margin: 0 !important; border-radius: 0 !important; }
 """
-# Nothing is fetched from elsewhere, fonts neither.
+# Nothing is fetched from other servers, not even fonts.
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
 
 _log = logging.getLogger("anlit.explore")
@@ -38,13 +38,13 @@ def build(session: Session, chosen: list[str]) -> gr.Blocks:
     """The page.
 
     Args:
-        session: The models that it offers.
-        chosen: Names of those that are chosen at first.
+        session: The models to choose from.
+        chosen: Names of the models that are selected at first.
     """
     with gr.Blocks(title="anlit explore", analytics_enabled=False) as page:
         gr.Markdown(INTRODUCTION)
         names = gr.Dropdown(list(session.paths), value=chosen, multiselect=True, label="Models")
-        info = f"One document; the model continues it. At most {session.most_tokens:,} tokens with what comes."
+        info = f"One document; the model continues it. At most {session.most_tokens:,} tokens with the continuation."
         prompt = gr.Textbox(PROMPT, lines=4, max_lines=12, label="Prompt", info=info)
         with gr.Row():
             settings = _settings(session.most_tokens)
@@ -96,14 +96,14 @@ def _look(
             found.append(session.look(name, prompt, int(n), sampling))
         return found
     except Stopped:
-        return found  # the models that were done before
+        return found  # the models that are done
     except UserError as error:
         _log.info(str(error))
         raise gr.Error(str(error), print_exception=False) from error
 
 
 def _texts(views: gr.State) -> None:
-    """A column per model, made anew for every result."""
+    """A column per model, rebuilt for every result."""
 
     @gr.render(inputs=views)
     def show(found: list[View]) -> None:
@@ -125,7 +125,7 @@ def _coloured(pieces: list[Piece], name: str, loss: float, n_tokens: int, guess:
         strength = 0.0 if math.isnan(piece.loss) else min(1.0, piece.loss / guess)
         first, *lines = piece.text.split("\n")
         shown += [(first, strength)] if first else []
-        for line in lines:  # a line break has no ground to be coloured: a sign has
+        for line in lines:  # a line break cannot be coloured, so a sign stands for it
             shown += [("↵", strength), ("\n", None), *([(line, strength)] if line else [])]
     label = f"{name}: {loss:.3f} nats per token, {n_tokens:,} token{'s' if n_tokens > 1 else ''}"
     gr.HighlightedText(shown, label=label, show_legend=False, interactive=False, elem_classes="loss")
@@ -148,7 +148,7 @@ def serve(session: Session, chosen: list[str], host: str, port: int) -> None:
 
 
 def launch(session: Session, chosen: list[str], host: str, port: int) -> gr.Blocks:
-    """Serve the page in threads of this process, behind the `Guard`; nothing is shared beyond this server.
+    """Serve the page in threads of this process, behind the `Guard`. It is not published elsewhere.
 
     Raises:
         OSError: The port is taken.

@@ -1,4 +1,4 @@
-"""What the page shows of each model, without the page: a continuation, the loss over the text, attention statistics."""
+"""The content of the page for each model: a continuation, the loss over the text, attention statistics."""
 
 import math
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ from anlit.inference.scoring import Scores, score
 from anlit.inference.text import Text, text_of
 
 MOST_TOKENS = 4096
-"""Of a prompt and its continuation together."""
+"""The most tokens of a prompt and its continuation together."""
 LONGEST_TOKEN = 64
-"""Characters; a prompt with more of them for each token that is allowed is not even encoded."""
+"""In characters. A prompt with more characters than this per allowed token is refused without encoding it."""
 
 
-class Stopped(Exception):  # noqa: N818 (nothing went wrong)
+class Stopped(Exception):  # noqa: N818 (it is not an error)
     """The user stopped a continuation."""
 
 
 class Piece(NamedTuple):
-    """Whole characters, and the mean loss in nats of their tokens; NaN where nothing predicts them."""
+    """Complete characters, and the mean loss in nats of their tokens; NaN if nothing predicts them."""
 
     text: str
     loss: float
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """One model and one text."""
+    """The results of one model for one text."""
 
     name: str
     label: str
@@ -54,22 +54,22 @@ class View:
     ended: bool
     """Whether the model ended its document."""
     guess: float
-    """Nats of a guess among all tokens."""
+    """The loss of a uniform guess among all tokens, in nats."""
     attention: dict[str, np.ndarray]
-    """Statistics of the whole text, (layers, heads) each."""
+    """Statistics over the whole text by name, each (layers, heads)."""
 
 
 class Session:
-    """The models that a page offers, loaded when they are first asked for.
+    """The models of a page, loaded when they are first used.
 
     Args:
         paths: Run folders, checkpoints or exported folders.
         device: As in `load_checkpoint`.
-        tokenizer: As in `text_of`, for all of them.
-        most_tokens: Of a prompt and its continuation together.
+        tokenizer: As in `text_of`, for all models.
+        most_tokens: The most tokens of a prompt and its continuation together.
 
     Raises:
-        UserError: There is none, or one of them is missing.
+        UserError: There is no model, or one is named twice.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class Session:
         most_tokens: int = MOST_TOKENS,
     ) -> None:
         if not paths:
-            raise UserError("there is no model to show: name checkpoints, or a folder that has run folders by --runs")
+            raise UserError("there is no model to show: name checkpoints, or give a folder of run folders with --runs")
         self.paths = dict(zip(distinct_names(paths), paths, strict=True))
         self.device, self.tokenizer, self.most_tokens = device, tokenizer, most_tokens
         self._loaded: dict[str, tuple[Checkpoint, Text]] = {}
         self._stop = Event()
 
     def begin(self) -> None:
-        """Forget an earlier `stop`."""
+        """Clear an earlier `stop`."""
         self._stop.clear()
 
     def stop(self) -> None:
-        """Let a `look` that is under way in another thread end at its next token."""
+        """Make a `look` in another thread end at its next token."""
         self._stop.set()
 
     def _go_on(self, *_: Any) -> None:
@@ -119,7 +119,7 @@ class Session:
         self._go_on()
         checkpoint, text = self.load(name)
         decoder, ending = checkpoint.model.model, text.ending(stops=True)
-        own, continued, ended = self._encode(prompt, max_tokens, text), [], False
+        prompt_tokens, continued, ended = self._encode(prompt, max_tokens, text), [], False
         inputs = text.prompt(prompt, checkpoint)
         if max_tokens:
             request = [Request(inputs)]
@@ -127,53 +127,54 @@ class Session:
                 decoder, request, max_tokens, sampling, ending, n_allowed=text.size, on_token=self._go_on
             )
             continued, ended = found.tokens, found.finish == "end_of_document"
-        tokens = np.array([*own, *continued])
+        tokens = np.array([*prompt_tokens, *continued])
+        n_prompt = len(prompt_tokens)
         (scores,) = score(decoder, [tokens], length=len(tokens) + 1, ending=ending)
-        halves = (scores.log_likelihood[: len(own)], scores.log_likelihood[len(own) :])
+        halves = (scores.log_likelihood[:n_prompt], scores.log_likelihood[n_prompt:])
         return View(
             name=name,
             label=checkpoint.label,
             step=checkpoint.step,
-            prompt=pieces(text, scores, 0, len(own)),
-            continuation=pieces(text, scores, len(own), len(tokens)),
+            prompt=pieces(text, scores, 0, n_prompt),
+            continuation=pieces(text, scores, n_prompt, len(tokens)),
             losses=(mean_loss(halves[0]), mean_loss(halves[1])),
-            n_tokens=(len(own), len(continued)),
+            n_tokens=(n_prompt, len(continued)),
             ended=ended,
             guess=math.log(text.size),
             attention=attention_of(decoder, [*inputs, *continued], ending),
         )
 
     def _encode(self, prompt: str, max_tokens: int, text: Text) -> list[int]:
-        """The prompt's tokens, if they are not too many; nobody waits for the encoding of a prompt that is."""
+        """The prompt's tokens. A prompt that is far too long is refused without encoding it."""
         short = len(prompt) <= LONGEST_TOKEN * self.most_tokens
         tokens = text.encode(prompt) if short else []
         if not short or len(tokens) + max_tokens > self.most_tokens:
             length = f"{len(tokens):,} tokens" if short else f"{len(prompt):,} characters"
             raise UserError(
                 f"a prompt of {length} and {max_tokens:,} tokens to come are more than the {self.most_tokens:,} tokens "
-                "that the page takes: shorten the prompt, or start it with a larger --most_tokens"
+                "of this page: shorten the prompt, or start the page with a larger --most_tokens"
             )
         return tokens
 
 
 def find_runs(folder: str) -> list[str]:
-    """The run folders in `folder` and in its folders that have a checkpoint, sorted."""
+    """The run folders with a checkpoint, up to two levels below `folder`, sorted."""
     found = {path.parent for depth in ("*", "*/*") for path in Path(folder).glob(f"{depth}/{CONFIG}")}
     return sorted(str(run) for run in found if any((run / FOLDER / name).exists() for name in NAMES))
 
 
 def distinct_names(paths: Sequence[str]) -> list[str]:
-    """The last parts of paths, as many as tell them apart."""
+    """The shortest ends of the paths that are distinct."""
     parts = [Path(path).parts for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(own[-count:]) for own in parts]
+        names = ["/".join(path[-count:]) for path in parts]
         if len(set(names)) == len(names):
             return names
     raise UserError(f"{next(path for path in paths if paths.count(path) > 1)} is named twice: name it once")
 
 
 def pieces(text: Text, scores: Scores, begin: int, end: int) -> list[Piece]:
-    """The tokens [begin, end) as text; tokens that make up one character together are one piece."""
+    """The tokens [begin, end) as text; tokens that together make one character are one piece."""
     stream = DecodeStream(skip_special_tokens=False)
     found, waiting = [], []
     for token, chance in zip(scores.tokens[begin:end].tolist(), scores.log_likelihood[begin:end].tolist(), strict=True):
@@ -185,14 +186,14 @@ def pieces(text: Text, scores: Scores, begin: int, end: int) -> list[Piece]:
 
 
 def mean_loss(log_likelihood: np.ndarray) -> float:
-    """Nats per token, of those that were scored; NaN if none was."""
+    """Mean loss in nats over the scored tokens; NaN if there are none."""
     known = log_likelihood[~np.isnan(log_likelihood)]
     return float(-known.mean()) if len(known) else math.nan
 
 
 @torch.inference_mode()
 def attention_of(decoder: Any, tokens: Sequence[int], ending: Ending) -> dict[str, np.ndarray]:
-    """Each statistic of `anlit diagnose` as (layers, heads), its mean over the tokens of one document."""
+    """Each statistic of `anlit diagnose`, averaged over the tokens of one document: (layers, heads)."""
     with observed(decoder, edges=[1], spans=[]) as layers:
         decoder(torch.tensor([list(tokens)], device=decoder.embedding.weight.device))
     means = [layer.means() for layer in layers]

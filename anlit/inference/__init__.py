@@ -1,1 +1,1 @@
-"""What becomes of a trained model: for now, weights that leave the run folder."""
+"""Uses of a trained model: generating and scoring text, export and import, and a page in the browser."""

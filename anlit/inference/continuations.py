@@ -1,7 +1,7 @@
-"""Log-likelihoods of continuations of contexts, as multiple-choice tasks ask for: each context is read once.
+"""Log-likelihoods of continuations of contexts, for multiple-choice tasks. Each context is read once.
 
-Contexts stand side by side, padded in front, and their keys and values are kept; then every context's rows are copied
-for its continuations, which are read on from there. The longest come first, so that memory fails at once or not at all.
+A batch of contexts is padded on the left, and their keys and values are cached. The cache rows of each context are then
+copied for its continuations. The longest contexts come first, so memory runs out at once or not at all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,27 +19,27 @@ from anlit.models.decoder import Decoder
 
 
 class Pair(NamedTuple):
-    """A context and what is asked about, each at least one token."""
+    """A context and its continuation, each at least one token."""
 
     context: Sequence[int]
     continuation: Sequence[int]
 
 
 class Score(NamedTuple):
-    """What a model says of a continuation."""
+    """The score of a continuation."""
 
     log_likelihood: float
-    """Nats, summed over its tokens."""
+    """In nats, summed over its tokens."""
     is_greedy: bool
     """Whether each of its tokens is the most probable one."""
 
 
 class _Group(NamedTuple):
-    """Pairs of one context, which is cut in front so that the longest sequence fits."""
+    """Pairs of one context, which is cut on the left so that the longest sequence fits."""
 
     context: tuple[int, ...]
     pairs: list[tuple[int, tuple[int, ...]]]
-    """The number of each, and its continuation."""
+    """The number of each pair, and its continuation."""
 
 
 @torch.inference_mode()
@@ -56,14 +56,14 @@ def score_continuations(
     Args:
         decoder: The network, in eval mode.
         pairs: What to score.
-        max_length: Tokens that the model reads at most; of longer sequences the first are left out.
-        batch_size: Continuations side by side. It does not change the scores.
-        ending: The token that separates documents: what stands before one is another document, where those are masked.
-        tell: Told how many more are done.
+        max_length: The most tokens that the model reads; of longer sequences the first tokens are left out.
+        batch_size: Continuations in a batch. It does not change the scores.
+        ending: The token that separates documents; with document masking, text before it is not seen after it.
+        tell: Called with the number of pairs that were scored since the last call.
 
     Raises:
-        UserError: A pair is empty, has a token outside the vocabulary, or a continuation is longer than `max_length`;
-            or the logits are not finite, or memory does not suffice.
+        UserError: A pair is empty or has a token outside the vocabulary, a continuation is longer than `max_length`,
+            the logits are not finite, or memory does not suffice.
     """
     found: list[Score | None] = [None] * len(pairs)
     for batch in _batches(_groups(decoder, pairs, max_length), batch_size, stretches(decoder, 2 * max_length)):
@@ -87,7 +87,7 @@ def _groups(decoder: Decoder, pairs: Sequence[Pair], max_length: int) -> list[_G
     for number, (context, continuation) in enumerate(pairs):
         check_prompt(context, vocabulary)
         check_prompt(continuation, vocabulary)
-        room = max_length + 1 - len(continuation)  # the last token is not read
+        room = max_length + 1 - len(continuation)  # the last token is not an input
         if room < 1:
             raise UserError(
                 f"a continuation of {len(continuation)} tokens does not fit {max_length}: set --length to more"
@@ -98,12 +98,12 @@ def _groups(decoder: Decoder, pairs: Sequence[Pair], max_length: int) -> list[_G
 
 
 def _batches(groups: list[_Group], batch_size: int, one_context: bool) -> Iterator[list[_Group]]:
-    """Groups with at most `batch_size` pairs together; one with more is divided.
+    """Batches of groups with at most `batch_size` pairs; larger groups are divided.
 
     Args:
         groups: In order.
         batch_size: At least 1.
-        one_context: Let no two contexts share a batch, whose width would change the positions (`DynamicNTK`).
+        one_context: One context per batch, because the batch's width would change the positions (`DynamicNTK`).
     """
     batch: list[_Group] = []
     n_pairs = 0
@@ -138,21 +138,21 @@ def _score(decoder: Decoder, batch: list[_Group], max_length: int, ending: Endin
         cache.select(torch.as_tensor(owners, device=device))
         rest = decoder(_tensor(after, device), _tensor(ids_after, device), cache=cache)
         logits = torch.cat((logits, rest), 1)
-    return _against(logits, continuations)
+    return _scores_of(logits, continuations)
 
 
 def _documents(
     before: np.ndarray, after: np.ndarray, owners: np.ndarray, padding: list[int], ending: Ending
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Document ids of contexts and continuations, where a separator stands among them; else None."""
+    """Document ids of contexts and continuations; None if they have no separator."""
     if ending.token is None or not ((before == ending.token).any() or (after == ending.token).any()):
         return None, None
     ids_before = np.zeros_like(before)
     ids_after = np.zeros_like(after)
     width = before.shape[1]
     for row, owner in enumerate(owners):
-        own = np.concatenate((before[owner, padding[owner] :], after[row]))
-        ids = document_ids(own[None], ending.token, ending.at)[0]
+        tokens = np.concatenate((before[owner, padding[owner] :], after[row]))
+        ids = document_ids(tokens[None], ending.token, ending.at)[0]
         ids_before[owner, padding[owner] :] = ids[: width - padding[owner]]
         ids_after[row] = ids[width - padding[owner] :]
     return ids_before, ids_after
@@ -162,8 +162,8 @@ def _tensor(rows: np.ndarray | None, device: torch.device) -> Tensor | None:
     return None if rows is None else torch.from_numpy(rows.astype(np.int64)).to(device)
 
 
-def _against(logits: Tensor, continuations: list[tuple[int, ...]]) -> list[Score]:
-    """logits (R, n, V) of the tokens of each continuation, and of the padding behind it."""
+def _scores_of(logits: Tensor, continuations: list[tuple[int, ...]]) -> list[Score]:
+    """The scores from logits (R, n, V), which predict each continuation's tokens and then its padding."""
     longest = logits.shape[1]
     targets = np.stack([np.pad(tokens, (0, longest - len(tokens))) for tokens in continuations]).astype(np.int64)
     counted = torch.arange(longest) < torch.tensor([len(tokens) for tokens in continuations])[:, None]
@@ -174,4 +174,4 @@ def _against(logits: Tensor, continuations: list[tuple[int, ...]]) -> list[Score
         raise UserError("the model's logits are not finite, so its weights are damaged: choose another checkpoint")
     right = (logits.argmax(-1, keepdim=True) == index)[..., 0].cpu()
     sums, greedy = chances.where(counted, 0).sum(1).tolist(), (right | ~counted).all(1).tolist()
-    return [Score(*one) for one in zip(sums, greedy, strict=True)]
+    return [Score(*score) for score in zip(sums, greedy, strict=True)]

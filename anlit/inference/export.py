@@ -15,25 +15,25 @@ FORMATS = ("safetensors", "huggingface")
 def export(
     checkpoint: str, output: str, form: str = "safetensors", folded: bool = False, tokenizer: str | None = None
 ) -> Path:
-    """Write the model of `checkpoint` into the folder `output`, and return that.
+    """Write the model of `checkpoint` into the folder `output`; returns the folder.
 
     Args:
         checkpoint: A run folder (its best checkpoint, else its last), a .ckpt file, a sharded checkpoint or an
             exported folder.
-        output: Made where missing.
+        output: Created if missing.
         form: `safetensors` for anlit itself, `huggingface` for transformers.
-        folded: Store the factors of nGPT and anGPT in their matrices; transformers' form always does.
-        tokenizer: The tokenizer.json to add; by default that of the model's data, where that is still in its place.
+        folded: Store the factors of nGPT and anGPT in their matrices, as `huggingface` always does.
+        tokenizer: The tokenizer.json to add; by default that of the model's data, if the data is still there.
 
     Raises:
-        UserError: No such checkpoint, a damaged or foreign one, a model without factors or one that transformers'
-            form cannot hold, another model's tokenizer, or `output` holds something or cannot be written.
+        UserError: The checkpoint is missing, damaged or foreign, the model has no factors to fold or no form for
+            transformers, the tokenizer is another model's, or `output` is not empty or cannot be written.
     """
     from anlit.checkpoints.loading import load_checkpoint
     from anlit.inference.text import MissingTokenizerError, text_of
 
     folder = new_folder(output)
-    loaded = load_checkpoint(checkpoint, "cpu")  # proves that the weights fit
+    loaded = load_checkpoint(checkpoint, "cpu")  # checks that the weights fit
     try:
         text = text_of(loaded, tokenizer)
     except MissingTokenizerError:
@@ -51,10 +51,10 @@ def export(
 
 
 def new_folder(output: str) -> Path:
-    """The folder `output`, which is not made yet.
+    """The path of the folder `output`, which is not created here.
 
     Raises:
-        UserError: There is something already.
+        UserError: It exists and is not an empty folder.
     """
     folder = Path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

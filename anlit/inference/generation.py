@@ -1,7 +1,7 @@
-"""Continuations of prompts, token by token, with the keys of what was read kept.
+"""Continuations of prompts, token by token, with a cache of keys and values.
 
-Rows of a batch begin with padding where their prompt is shorter, and leave the batch when they are done. Nothing of a
-row depends on the others but the order in which a matrix product adds up.
+Shorter prompts of a batch are padded on the left, and rows leave the batch when they are done. A row depends on the
+others only through the order of sums in matrix products.
 """
 
 import os
@@ -24,7 +24,7 @@ from anlit.models.decoder import Decoder
 
 @dataclass(frozen=True)
 class Request:
-    """One continuation that is wanted."""
+    """A request for one continuation."""
 
     prompt: Sequence[int]
     """At least one token."""
@@ -37,9 +37,9 @@ class Ending:
     """How documents end, and whether a continuation ends with its document.
 
     Args:
-        token: That ends a document, or begins one; None if the vocabulary has no such token.
-        at: Whether it is the last of its document or the first, as in `anlit.data.batch.document_ids`.
-        stops: Whether a continuation ends there. If not, it goes on with a new document.
+        token: The token that ends or begins a document; None if the vocabulary has no such token.
+        at: Whether it is the last or the first token of its document, as in `anlit.data.batch.document_ids`.
+        stops: Whether a continuation ends with its document; if not, it continues with a new document.
     """
 
     token: int | None = None
@@ -49,18 +49,18 @@ class Ending:
 
 @dataclass
 class Continuation:
-    """What was generated for one request, as far as it is."""
+    """The tokens generated so far for one request."""
 
     tokens: list[int] = field(default_factory=list)
     """Without the token at which it stopped."""
     log_likelihood: list[float] = field(default_factory=list)
-    """Of each token under the model itself (temperature 1, all tokens), in nats."""
+    """Log-likelihood of each token under the model (temperature 1, all tokens), in nats."""
     finish: str | None = None
-    """`length`, `end_of_document`, or None while it goes on."""
+    """`length`, `end_of_document`, or None while it is unfinished."""
 
 
 OnToken = Callable[[int, int | None], None]
-"""Told the number of a request and its new token, None when it is finished."""
+"""Called with the number of a request and its new token, None when it is finished."""
 
 
 @torch.inference_mode()
@@ -83,12 +83,12 @@ def generate(
         sampling: How tokens are drawn.
         ending: What ends a document.
         batch_size: Rows in a batch.
-        n_allowed: Only tokens below this are drawn: of a vocabulary that was rounded up the rest has no text.
-        on_token: Told every token as it comes.
+        n_allowed: Draw only tokens below this; the other tokens of a rounded-up vocabulary have no text.
+        on_token: Called with every token at once.
 
     Raises:
-        UserError: A prompt is empty or has a token that the model does not know, a batch does not fit the memory, or
-            the model's logits are not finite.
+        UserError: A prompt is empty or has a token outside the vocabulary, a batch does not fit into memory, or the
+            logits are not finite.
     """
     vocabulary = decoder.embedding.num_embeddings
     for request in requests:
@@ -99,7 +99,7 @@ def generate(
     for numbers in _batches(decoder, requests, max_tokens, batch_size):
         batch = _Batch(decoder, [requests[number].prompt for number in numbers], max_tokens, ending)
         uniforms = torch.stack([sampling.uniforms(requests[number].sample, max_tokens) for number in numbers])
-        rows = list(numbers)  # the requests that still are in the batch
+        rows = list(numbers)  # the requests that are still in the batch
         for step in range(max_tokens):
             logits = batch.logits[:, :n_allowed]
             tokens = sampling.draw(_finite(logits), uniforms[:, step].to(logits.device))
@@ -109,10 +109,10 @@ def generate(
                 on_token(number, None if found[number].finish == "end_of_document" else token)
                 if found[number].finish == "length":
                     on_token(number, None)
-            left = [place for place, number in enumerate(rows) if found[number].finish is None]
+            left = [row for row, number in enumerate(rows) if found[number].finish is None]
             if not left:
                 break
-            rows, uniforms = [rows[place] for place in left], uniforms[left]
+            rows, uniforms = [rows[row] for row in left], uniforms[left]
             batch.go_on(tokens, left)
     return found
 
@@ -130,19 +130,19 @@ def check_prompt(tokens: Sequence[int], vocabulary: int) -> None:
 
 
 def check_memory(decoder: Decoder, rows: int, length: int) -> None:
-    """Raise UserError if the keys and values of so many rows and tokens cannot be held by the device."""
+    """Raise UserError if the keys and values of `rows` × `length` tokens do not fit into the device's memory."""
     weight, blocks = decoder.embedding.weight, cast(Iterable[Any], decoder.blocks)
     windows = [block.attention.mechanism.window for block in blocks]
     slots = sum(length if window is None else min(length, 2 * window) for window in windows)
     needed = 2 * rows * slots * weight.shape[1] * weight.element_size()
     if weight.is_cuda:
-        there = torch.cuda.get_device_properties(weight.device).total_memory
+        available = torch.cuda.get_device_properties(weight.device).total_memory
     else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
         raise UserError(
             f"{rows} rows of {length:,} tokens need {needed / 1e9:.1f} GB for their keys, and {weight.device} "
-            f"has {there / 1e9:.1f} GB: set a smaller --batch_size or --max_tokens, or give a shorter prompt"
+            f"has {available / 1e9:.1f} GB: set a smaller --batch_size or --max_tokens, or give a shorter prompt"
         )
 
 
@@ -155,7 +155,7 @@ def stretches(decoder: Decoder, length: int) -> bool:
 def _batches(
     decoder: Decoder, requests: Sequence[Request], max_tokens: int, batch_size: int
 ) -> Iterator[Sequence[int]]:
-    """Numbers of the requests, batch by batch; where positions follow the length, only prompts of one length share."""
+    """Numbers of the requests in each batch. If positions depend on the length, its prompts have one length."""
 
     def kind(number: int) -> int:
         length = len(requests[number].prompt) + max_tokens
@@ -167,7 +167,7 @@ def _batches(
 
 
 class _Batch:
-    """Rows that are continued side by side: their cache, and the logits of what comes next, (B, V)."""
+    """Rows that are continued together: their cache, and the logits of the next token, (B, V)."""
 
     def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int, ending: Ending) -> None:
         self.decoder, self.ending = decoder, ending
@@ -176,7 +176,7 @@ class _Batch:
         padding = [width - len(prompt) for prompt in prompts]
         rows = np.stack([np.pad(np.asarray(prompt), (n, 0)) for prompt, n in zip(prompts, padding, strict=True)])
         ids = np.zeros_like(rows)
-        # One document each, unless a separator stands among the tokens or may come.
+        # One document per row, unless the tokens have a separator or may get one.
         if ending.token is not None and (not ending.stops or any(ending.token in prompt for prompt in prompts)):
             for row, prompt, n in zip(ids, prompts, padding, strict=True):
                 row[n:] = document_ids(np.asarray(prompt)[None], ending.token, ending.at)
@@ -189,13 +189,13 @@ class _Batch:
         self.logits = self._read(tokens, self.ids)
 
     def go_on(self, tokens: Tensor, rows: Sequence[int]) -> None:
-        """Read one more token of each row, (B,), and leave only `rows` in the batch."""
+        """Read one more token of each row, (B,), and keep only `rows` in the batch."""
         if len(rows) < len(tokens):
             index = torch.tensor(rows, device=tokens.device)
             self.cache.select(index)
             tokens, self._last = tokens[index], self._last[index]
             self.ids = None if self.ids is None else self.ids[index]
-        if self.ids is not None:  # a document begins after the token that ends one, or with the one that begins one
+        if self.ids is not None:  # a document begins after a token at the end, or with a token at the start
             separator = self._last if self.ending.at == "end" else tokens
             self.ids = self.ids[:, -1:] + self._separates(separator)[:, None]
         self.logits = self._read(tokens[:, None], self.ids)

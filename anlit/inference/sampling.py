@@ -1,4 +1,4 @@
-"""From logits to the next token: temperature, the most probable k, the most probable share p, and a seed."""
+"""Draws the next token from logits, with temperature, top k, top p and a seed."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ class Sampling:
 
     Args:
         temperature: Logits are divided by it; 0 takes the most probable token.
-        top_k: Draw among so many of the most probable tokens; None for all.
+        top_k: Draw among this many of the most probable tokens; None for all.
         top_p: Of these, draw among the fewest most probable ones that together have at least this probability.
-        seed: Of the random numbers.
+        seed: Seed of the random numbers.
 
     Raises:
         UserError: A number is out of its range.
@@ -41,12 +41,12 @@ class Sampling:
     def uniforms(self, sample: int, n: int) -> Tensor:
         """(n,) float64 random numbers in [0, 1) for the tokens of continuation number `sample` of any prompt.
 
-        They depend on the seed and on `sample` alone: on no other prompt, and on no other row of a batch.
+        They depend only on the seed and `sample`, not on other prompts or other rows of a batch.
         """
         return torch.from_numpy(np.random.default_rng((self.seed, sample)).random(n))
 
     def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
-        """One token per row, (B,) int64, by the inverse of the distribution function, tokens in order of probability.
+        """One token per row, (B,) int64, by inverse transform sampling over tokens in order of probability.
 
         Args:
             logits: (B, V).
@@ -61,6 +61,6 @@ class Sampling:
         if self.top_p is not None:  # a token stays if those before it do not make up p
             probabilities = probabilities.where(cumulative - probabilities < self.top_p, 0.0)
             cumulative = probabilities.cumsum(-1)
-        place = torch.searchsorted(cumulative, uniform[:, None].to(cumulative) * cumulative[:, -1:], right=True)
+        index = torch.searchsorted(cumulative, uniform[:, None].to(cumulative) * cumulative[:, -1:], right=True)
         last = (probabilities > 0).sum(-1, keepdim=True) - 1
-        return tokens.gather(-1, torch.minimum(place, last))[:, 0]
+        return tokens.gather(-1, torch.minimum(index, last))[:, 0]

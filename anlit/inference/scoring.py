@@ -1,13 +1,12 @@
-"""Log-likelihoods of given text, token by token, in windows where a document is longer than the context.
+"""Log-likelihoods of text, token by token, in windows if a document is longer than the context.
 
-The first window of a document holds its first `length` tokens. Each further one ends `stride` tokens later and begins
-`length` tokens before its end; only what the window before has not scored is scored in it. So a token has all of its
-document before it as context, or at least the `length − stride` tokens before it. With stride = length every token is
-read once, with stride = 1 every token has all the context that a window holds.
+The first window of a document has its first `length` tokens. Each next window ends `stride` tokens later and begins
+`length` tokens before its end. It scores only tokens that the window before has not scored. So the context of a token
+is all of its document before it, or at least `length − stride` tokens. With stride = length every token is read once;
+with stride = 1 every token has the full context of a window.
 
-Where the vocabulary has a token that separates documents, a document's first token is scored too, after that separator
-alone. Whether the separator is seen by the text itself is as in training: only if documents begin with it, or are not
-masked.
+If the vocabulary has a separator of documents, the first token of a document is scored too, after the separator alone.
+The rest of the text sees the separator only if training texts did: if documents begin with it, or are not masked.
 """
 
 from collections import deque
@@ -25,13 +24,13 @@ from anlit.models.decoder import Decoder
 from anlit.reporting.token_table import Scores
 
 BATCH_TOKENS = 1 << 14
-"""Tokens in a forward pass at most, or one window."""
+"""The most tokens in a forward pass, unless one window has more."""
 LOGITS = 1 << 27
-"""Logits of a forward pass at most, 512 MiB in float32, or those of one window."""
+"""The most logits of a forward pass, 512 MiB in float32, unless one window has more."""
 
 
 class Window(NamedTuple):
-    """Inputs [begin, end) of a sequence, of which those from `first` on predict a token that is scored here."""
+    """Inputs [begin, end) of a sequence. Inputs from `first` on predict the tokens that are scored."""
 
     begin: int
     first: int
@@ -39,7 +38,7 @@ class Window(NamedTuple):
 
 
 def windows(n_inputs: int, length: int, stride: int) -> Iterator[Window]:
-    """The windows of a sequence; together they score every input's next token once."""
+    """The windows of a sequence. Together they score the token after every input once."""
     first = 0
     while first < n_inputs:
         end = min(n_inputs, length if first == 0 else first + stride)
@@ -48,7 +47,7 @@ def windows(n_inputs: int, length: int, stride: int) -> Iterator[Window]:
 
 
 class _Sequence:
-    """A document under way: its inputs and targets, and what is known of them."""
+    """A document that is being scored: its tokens with the separator, and the scores so far."""
 
     def __init__(self, tokens: np.ndarray, ending: Ending) -> None:
         self.has_separator = ending.token is not None
@@ -64,9 +63,9 @@ class _Sequence:
 
     def note(self, window: Window, log_likelihood: np.ndarray, rank: np.ndarray) -> None:
         offset = int(self.has_separator)  # of the row against the tokens
-        place = slice(window.first + 1 - offset, window.end + 1 - offset)
-        self.scores.log_likelihood[place], self.scores.rank[place] = log_likelihood, rank
-        self.scores.n_context[place] = np.arange(place.start, place.stop) - max(0, window.begin - offset)
+        scored = slice(window.first + 1 - offset, window.end + 1 - offset)
+        self.scores.log_likelihood[scored], self.scores.rank[scored] = log_likelihood, rank
+        self.scores.n_context[scored] = np.arange(scored.start, scored.stop) - max(0, window.begin - offset)
         self.left -= window.end - window.first
 
 
@@ -83,10 +82,10 @@ def score(
     Args:
         decoder: The network, in eval mode.
         documents: Their tokens, (n,) integers with n ≥ 1, without separators.
-        length: Tokens that a window holds.
-        stride: Tokens by which windows advance; half of `length` if not given.
-        ending: The separator, where there is one.
-        batch_size: Windows in a forward pass; as many as are sensible if not given. It does not change the scores.
+        length: Tokens in a window.
+        stride: Tokens by which windows advance; None for half of `length`.
+        ending: The separator, if any.
+        batch_size: Windows in a forward pass; None to choose it by size. It does not change the scores.
 
     Raises:
         UserError: A setting is out of range, a token is outside the vocabulary, or memory does not suffice.
@@ -116,7 +115,7 @@ def score(
 
 @torch.inference_mode()
 def _read(decoder: Decoder, batch: list[tuple[_Sequence, Window]], width: int | None) -> None:
-    """One forward pass over windows, padded behind to one length, or to `width`: no token sees what follows it."""
+    """One forward pass over windows, padded on the right to one length, or to `width`; no token sees the padding."""
     width = width or max(window.end - window.begin for _, window in batch)
     parts = [slice(window.begin, window.end) for _, window in batch]
     tokens = _stack([sequence.row[part] for (sequence, _), part in zip(batch, parts, strict=True)], width)
@@ -125,7 +124,7 @@ def _read(decoder: Decoder, batch: list[tuple[_Sequence, Window]], width: int | 
     device = decoder.embedding.weight.device
     try:
         logits = decoder(tokens.to(device), ids.to(device) if ids.any() else None, n_logits=n_logits).float()
-        log_likelihood, rank = _against(logits, batch, width - n_logits)
+        log_likelihood, rank = _scores_of(logits, batch, width - n_logits)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"A forward pass over {len(batch)} × {width:,} tokens does not fit the memory of {device}: "
@@ -133,17 +132,17 @@ def _read(decoder: Decoder, batch: list[tuple[_Sequence, Window]], width: int | 
         ) from error
     for number, (sequence, window) in enumerate(batch):
         begin = window.first - window.begin - (width - n_logits)
-        own = slice(begin, begin + window.end - window.first)
-        sequence.note(window, log_likelihood[number, own], rank[number, own])
+        scored = slice(begin, begin + window.end - window.first)
+        sequence.note(window, log_likelihood[number, scored], rank[number, scored])
 
 
-def _against(logits: Tensor, batch: list[tuple[_Sequence, Window]], skipped: int) -> tuple[np.ndarray, np.ndarray]:
-    """Log-likelihood and rank of each next token, (B, n); of the padding too.
+def _scores_of(logits: Tensor, batch: list[tuple[_Sequence, Window]], skipped: int) -> tuple[np.ndarray, np.ndarray]:
+    """Log-likelihood and rank of each next token, (B, n), with meaningless values for padding.
 
     Args:
         logits: (B, n, V).
         batch: The sequences and their windows.
-        skipped: Inputs before the first of which there are logits.
+        skipped: Number of inputs before the first logits.
     """
     targets = [sequence.row[window.begin + skipped + 1 : window.end + 1] for sequence, window in batch]
     index = _stack(targets, logits.shape[1]).to(logits.device)[..., None]
@@ -156,5 +155,5 @@ def _against(logits: Tensor, batch: list[tuple[_Sequence, Window]], skipped: int
 
 
 def _stack(rows: list[np.ndarray], width: int) -> Tensor:
-    """(B, width) int64; behind the end of a row its last number goes on, so that padding is no other document."""
+    """(B, width) int64. Rows are padded with their last number, so that padding is no other document."""
     return torch.from_numpy(np.stack([np.pad(row, (0, width - len(row)), mode="edge") for row in rows]))

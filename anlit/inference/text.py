@@ -1,4 +1,4 @@
-"""How text becomes tokens for a checkpoint, and tokens text: its tokenizer, and what ends a document."""
+"""The tokenizer of a checkpoint, and how its documents end."""
 
 import json
 from collections.abc import Sequence
@@ -20,37 +20,37 @@ from anlit.inference.generation import Ending
 
 
 class MissingTokenizerError(UserError):
-    """A checkpoint comes without a tokenizer, and none was named."""
+    """A checkpoint has no tokenizer, and the user named none."""
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A tokenizer and the way in which its corpus separates documents."""
+    """A tokenizer, and how its corpus separates documents."""
 
     tokenizer: Tokenizer
     content: bytes
-    """Of tokenizer.json."""
+    """The content of tokenizer.json."""
     end_of_document: int | None
     token_at: TokenAt
 
     @property
     def size(self) -> int:
-        """Tokens that have a text or a meaning."""
+        """Number of tokens in the tokenizer's vocabulary."""
         return vocabulary_size(self.tokenizer)
 
     def ending(self, stops: bool) -> Ending:
         return Ending(self.end_of_document, self.token_at, stops)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text; no separator among them."""
+        """The tokens of a text, without separators."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, separators left out; � where they are no whole characters."""
+        """The text of tokens, without separators; � for incomplete characters."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def prompt(self, text: str, checkpoint: Checkpoint) -> list[int]:
-        """The tokens of a document that begins with `text`: after the separator, where the model sees it there.
+        """The tokens of a document that begins with `text`, after a separator if the model saw one in training.
 
         Raises:
             UserError: The text is empty.
@@ -63,15 +63,15 @@ class Text:
 
 
 def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> Text:
-    """The tokenizer of a checkpoint: the one named, else that of an exported folder, else that of the training data.
+    """The tokenizer of a checkpoint: the named one, else that of an exported folder, else that of the training data.
 
     Args:
         checkpoint: The model.
-        tokenizer: A tokenizer.json, or a folder or an address that has one.
+        tokenizer: A tokenizer.json, or a folder or address that has one; None to find it.
 
     Raises:
         MissingTokenizerError: There is none.
-        UserError: It cannot be read, or it is not the one that the model was trained with.
+        UserError: It cannot be read, or the model was trained with another one.
     """
     content, path = _named(tokenizer) if tokenizer is not None else _find(checkpoint)
     found = parse_tokenizer(content, path)
@@ -100,28 +100,28 @@ def _named(tokenizer: str) -> tuple[bytes, str]:
 def _find(checkpoint: Checkpoint) -> tuple[bytes, str]:
     """The content of the tokenizer.json in an exported folder or in that of the training data, and its path."""
     exported = [str(checkpoint.file)] if is_exported(checkpoint.file) else []
-    places = [*exported, *filter(None, [_local_data(checkpoint)])]
-    for folder in places:
+    folders = [*exported, *filter(None, [_local_data(checkpoint)])]
+    for folder in folders:
         path = f"{folder}/{TOKENIZER}"
         try:
             return read_bytes(path), path
         except FileNotFoundError:
             continue
-    looked = f" (looked in {', '.join(places)})" if places else ""
+    looked = f" (looked in {', '.join(folders)})" if folders else ""
     raise MissingTokenizerError(
-        f"{checkpoint.file} comes without a tokenizer{looked}: set --tokenizer to its tokenizer.json, or to the "
+        f"{checkpoint.file} has no tokenizer{looked}: set --tokenizer to its tokenizer.json, or to the "
         "address of its data"
     )
 
 
 def _local_data(checkpoint: Checkpoint) -> str:
-    """The folder of the training data; empty for an address, which is not asked only because a checkpoint says so."""
+    """The folder of the training data; empty for an address, which a checkpoint may not make us read."""
     path = (checkpoint.trained_on or {}).get("path")
     return path if isinstance(path, str) and not is_remote(path) else ""
 
 
 def _manifest(folder: str) -> dict[str, Any]:
-    """What a prepared folder says of its separators; empty where this is none, or one of an older format."""
+    """The manifest of a prepared folder; empty if there is none, or one of an older format."""
     try:
         found = json.loads(read_bytes(f"{folder}/{MANIFEST}")) if folder else {}
     except (FileNotFoundError, ValueError):
@@ -130,7 +130,7 @@ def _manifest(folder: str) -> dict[str, Any]:
 
 
 def _exported(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What an exported folder says of separators; empty for other checkpoints."""
+    """The separators of an exported folder; empty for other checkpoints."""
     record = read_settings(checkpoint.file) if is_exported(checkpoint.file) else {}
     return {key: record[key] for key in SEPARATORS if record.get(key) is not None}
 

@@ -1,7 +1,7 @@
-"""One look for all figures: a colour and a marker belong to an architecture or a mechanism, wherever it is drawn.
+"""One style for all figures: each architecture and mechanism has the same colour and marker in all figures.
 
 In a figure of several architectures the colour is the architecture's and the marker the mechanism's. In one of several
-mechanisms of one architecture both are the mechanism's. Lines that would still look alike differ in marker and dashes.
+mechanisms of one architecture both are the mechanism's. Lines that would still be alike differ in marker and dashes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from matplotlib.text import Text
 
 DPI = 150
 INK = "#333333"
-"""Of axes' marks, baselines and text."""
+"""The colour of axes, baselines and text."""
 # Okabe and Ito's palette without its yellow, which is too light for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", "-.", ":")
 MAP = "cividis"
-"""For heat maps: told apart with every kind of colour vision, and in grey."""
+"""The colour map of heat maps, readable with every kind of colour vision and in grey."""
 BASELINE_LINE: Any = (0, (5, 4))
 
 
 class Look(NamedTuple):
-    """How a line is drawn."""
+    """The colour, marker and dashes of a line."""
 
     colour: str
     marker: str
@@ -53,12 +53,12 @@ MECHANISMS = {
     "beta": (COLOURS[3], "h"),
     "expected-maximum": (COLOURS[1], "*"),
 }
-"""By the name in a label; position encodings that stand for a mechanism among them."""
+"""By the name in a label, also of position encodings that stand for a mechanism."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def looks(labels: Sequence[str]) -> dict[str, Look]:
-    """How each label's line is drawn in a figure of all of them."""
+    """The look of each label's line in a figure that has all of them."""
     architectures = {label: _find(label, ARCHITECTURES) for label in labels}
     mechanisms = {label: _find(label, MECHANISMS) or "plain" for label in labels}
     several = len(set(architectures.values())) > 1 or len(set(mechanisms.values())) == 1
@@ -69,7 +69,7 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
         architecture = architectures[label]
         if several and architecture is not None:
             colour = ARCHITECTURES[architecture]
-        elif architecture is None and _find(label, MECHANISMS) is None:  # nobody's: the next colour that is free
+        elif architecture is None and _find(label, MECHANISMS) is None:  # unknown: the next free colour
             colour, marker = spare[number % len(spare)], MARKERS[number % len(MARKERS)]
         taken = [one.marker for one in found.values() if one.colour == colour]
         free = [marker, *(other for other in MARKERS if other not in taken)]
@@ -78,13 +78,13 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
 
 
 def _find(label: str, names: dict[str, Any]) -> str | None:
-    """The name in `names` that stands in a label as a word; the longest of several."""
-    there = [name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", label, re.IGNORECASE)]
-    return max(there, key=len, default=None)
+    """The name in `names` that is a word of a label; the longest of several."""
+    matches = [name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", label, re.IGNORECASE)]
+    return max(matches, key=len, default=None)
 
 
 def style() -> AbstractContextManager[None]:
-    """The settings under which a figure is made and written."""
+    """The matplotlib settings for making and writing a figure."""
     return plt.rc_context({
         "font.size": 10,
         "axes.spines.top": False,
@@ -99,14 +99,14 @@ def style() -> AbstractContextManager[None]:
         "legend.frameon": False,
         "figure.constrained_layout.use": True,
         "savefig.facecolor": "white",  # also on a dark page
-        "pdf.fonttype": 42,  # letters stay letters
+        "pdf.fonttype": 42,  # keep text as text
     })  # fmt: skip
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write `figure` as PNG for pages and, beside it, as PDF for papers; then close it.
+    """Write `figure` as PNG for pages and as PDF for papers; then close it.
 
-    Labels are no formulas, whatever dollar signs they hold; the numbers on logarithmic axes, made while drawing, are.
+    Dollar signs in labels do not begin formulas. Numbers on logarithmic axes stay formulas.
     """
     for text in figure.findobj(Text):
         shown = text.get_text()  # type: ignore[attr-defined]

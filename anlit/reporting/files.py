@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and numbers as JSON."""
+"""Atomic writing of files, and numbers as JSON."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from typing import Any
 from anlit.errors import UserError
 
 TEMPORARY = ".tmp-"
-"""In the names of files that are being written."""
+"""Part of the names of files that are being written."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to. It takes `path`'s place at the end, and disappears after an exception.
+    """Yields a temporary path to write to. It replaces `path` at the end, or is removed after an exception.
 
     After a crash or a power cut `path` has its old content or the new one.
     """
-    # Machines that share the folder may have processes of the same number. The dot hides it from patterns like *.json.
+    # The name is random, because machines that share the folder may have equal process ids. The dot hides it from
+    # *.json.
     temporary = path.with_name(f".{path.name}{TEMPORARY}{secrets.token_hex(8)}")
     try:
         yield temporary
@@ -36,7 +37,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` in one step, as UTF-8 with Unix line ends.
+    """Replace `path` atomically, as UTF-8 with Unix line ends.
 
     Bytes of file names that are not UTF-8 (lone surrogates in Python) become escapes.
     """
@@ -45,12 +46,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace `path` in one step by `content` as `jsonable` gives it."""
+    """Replace `path` atomically by `content` as JSON, see `jsonable`."""
     write_text(path, json.dumps(jsonable(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
 
 
 def jsonable(value: Any, digits: int | None = None) -> Any:
-    """`value` as JSON types: null for a number that is not finite, a string for what JSON does not know.
+    """`value` as JSON types: null for a number that is not finite, a string for types that JSON does not have.
 
     Args:
         value: Any value; keys of dictionaries become strings.
@@ -68,10 +69,10 @@ def jsonable(value: Any, digits: int | None = None) -> Any:
 
 
 def output_folder(output: str) -> Path:
-    """The folder that --output names, made where it is missing.
+    """The folder that --output names, created if missing.
 
     Raises:
-        UserError: It cannot be made.
+        UserError: It cannot be created.
     """
     folder = Path(output)
     try:
@@ -83,7 +84,7 @@ def output_folder(output: str) -> Path:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Around all that writes into --output.
+    """Turns errors of writing into --output into a UserError.
 
     Raises:
         UserError: The folder cannot be written.

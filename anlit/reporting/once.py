@@ -1,4 +1,4 @@
-"""Messages that are said once in a process, however often their reason comes up."""
+"""Messages that are logged once per process."""
 
 from __future__ import annotations
 

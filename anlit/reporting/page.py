@@ -1,4 +1,4 @@
-"""A report as one HTML file: the Markdown twin rendered, with its pictures inside."""
+"""A report as one HTML file: its Markdown rendered, with the pictures inside."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 FOLDED = ("Runs", "Tuning, all settings", "Where the numbers come from")
-"""Headings whose sections a reader opens only to look something up."""
+"""Headings of sections that are folded at first."""
 CSS_DPI, PLOT_DPI = 96, 150
 PICTURE = re.compile(r"(?:[\w-]+/)?[\w-]+\.png")
-"""Pictures that a page takes in: in its folder, or in one of that folder's."""
+"""Pictures that a page includes: in its folder, or one level below."""
 PAGE = Template(
     """<!DOCTYPE html>
 <html lang="en">
@@ -79,11 +79,11 @@ STYLE = """\
 
 
 def html(markdown: str, folder: Path) -> str:
-    """The page: `markdown` with the PNG files that it names in `folder` inside it, so that it travels alone.
+    """The page: `markdown` rendered, with the PNG files in `folder` that it names inside.
 
-    A browser that shows it loads nothing: other pictures appear as their text, HTML and links as what was written, and
-    a content policy forbids the rest. The first heading is the title; sections of the second level are listed under
-    it, some of them folded.
+    The page loads nothing: other pictures appear as their text, HTML and links as they are written, and a content
+    policy forbids all requests. The first heading is the title. Sections of the second level are listed below it, and
+    some are folded.
     """
     head, *sections = re.split(r"^## ", markdown, flags=re.MULTILINE)
     titles = [section.split("\n", 1)[0].strip() for section in sections]
@@ -113,8 +113,8 @@ def _plain(markdown: str) -> str:
 def _parser(folder: Path) -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "autolink", "reference"])
 
-    def image(renderer: Any, tokens: Sequence[Token], place: int, options: Any, env: Any) -> str:
-        token = tokens[place]
+    def image(renderer: Any, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        token = tokens[index]
         name, text = str(token.attrs["src"]), escape(token.content)
         if not PICTURE.fullmatch(name) or not (folder / name).is_file():
             return text
@@ -125,7 +125,7 @@ def _parser(folder: Path) -> MarkdownIt:
 
 
 def _inline(picture: Path) -> str:
-    """The attributes of a picture inside the page, shown at its size in inches."""
+    """The attributes of a picture inside the page, at its size in inches."""
     content = picture.read_bytes()
-    (width,) = struct.unpack(">I", content[16:20])  # PNG's first chunk begins with it
+    (width,) = struct.unpack(">I", content[16:20])  # the first field of PNG's first chunk
     return f'src="data:image/png;base64,{base64.b64encode(content).decode()}" width="{width * CSS_DPI // PLOT_DPI}"'

@@ -1,4 +1,4 @@
-"""Where numbers come from: command, commit, versions and hardware, for the record beside every result."""
+"""The provenance of numbers: commit, versions and hardware, for the record of every result."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PACKAGES = (
     "anlit", "torch", "lightning", "litdata", "jsonargparse", "torchmetrics", "tokenizers", "numpy", "scipy", "pyarrow",
     "zstandard", "flash-attn", "triton",
 )  # fmt: skip
-"""Packages that decide a result or its speed."""
+"""Packages that influence a result or its speed."""
 
 
 def environment() -> dict[str, Any]:
-    """What every record begins with: {when, git, versions, hardware, load_before}.
+    """The beginning of every record: {when, git, versions, hardware, load_before}.
 
-    Call it before measuring: it notes how busy the machine is.
+    Call it before measuring, because it records the load of the machine.
     """
     return {
         "when": now(),
@@ -40,7 +40,7 @@ def now() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python's version and those of the installed packages that decide a result."""
+    """Python's version and those of the installed packages that influence a result."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -51,9 +51,9 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the code that runs and whether a tracked file differs from it; None where neither is known.
+    """The commit of the running code and whether a tracked file differs from it; None if unknown.
 
-    Outside anlit's checkout it is what an image says of itself in ANLIT_COMMIT (docker/Dockerfile).
+    Outside a checkout of anlit it is that in ANLIT_COMMIT, which images set (docker/Dockerfile).
     """
     where = Path(anlit.__file__).parent
 
@@ -61,7 +61,7 @@ def git_state() -> dict[str, Any] | None:
         return subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=True).stdout
 
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # not some other project's checkout around site-packages
+        git("ls-files", "--error-unmatch", "__init__.py")  # exclude another project's checkout around site-packages
         return {
             "commit": git("rev-parse", "HEAD").strip(),
             "dirty": bool(git("status", "--porcelain", "--untracked-files=no").strip()),
@@ -88,7 +88,7 @@ def cores() -> int:
 
 @cache
 def processor_name() -> str:
-    """The processor's model as the system calls it."""
+    """The processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

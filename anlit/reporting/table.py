@@ -14,9 +14,9 @@ from anlit.reporting.text import visible
 NONE = "–"
 """A cell without a value."""
 WIDTH = 170
-"""Columns where the output is no terminal."""
+"""Width of the output in characters if it is no terminal."""
 LEAST = 16
-"""Characters that a column of words keeps, however narrow the terminal."""
+"""Smallest width of a text column in characters."""
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> str:
@@ -25,9 +25,9 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Col
     Args:
         head: Titles of the columns.
         rows: Cells, each already Markdown; line breaks become spaces.
-        left: Columns that are aligned left. Numbers read better on the right, so the others are.
+        left: Columns that are aligned left; the others, with numbers, are aligned right.
     """
-    rule = [":---" if place in left else "---:" for place in range(len(head))]
+    rule = [":---" if number in left else "---:" for number in range(len(head))]
     lines = [[_cell(cell) for cell in line] for line in (head, *rows)]
     lines.insert(1, rule)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -36,19 +36,19 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Col
 def terminal_table(
     title: str, head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)
 ) -> Table:
-    """A table for `console.print`, aligned as `markdown_table` does.
+    """A table for `console.print`, aligned as in `markdown_table`.
 
-    Cells are shown as they are: rich reads no markup in them, and control characters are spelled out.
+    Cells are shown literally: without rich's markup, and with control characters escaped.
     """
     rows = list(rows)
 
-    def column(place: int) -> list[str]:
-        return [row[place] for row in rows]
+    def column(number: int) -> list[str]:
+        return [row[number] for row in rows]
 
     table = Table(title=Text(visible(title)), title_justify="left")
-    for place, name in enumerate(head):
-        if place in left:
-            table.add_column(Text(name), min_width=min(LEAST, max(map(len, (name, *column(place))))), overflow="fold")
+    for number, name in enumerate(head):
+        if number in left:
+            table.add_column(Text(name), min_width=min(LEAST, max(map(len, (name, *column(number))))), overflow="fold")
         else:
             table.add_column(Text(name), justify="right", no_wrap=True)
     for row in rows:
@@ -57,7 +57,7 @@ def terminal_table(
 
 
 def console() -> Console:
-    """Standard output, as wide as the terminal, and wide enough for a table where there is none."""
+    """Standard output, as wide as the terminal, or `WIDTH` without a terminal."""
     return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 

@@ -1,4 +1,4 @@
-"""Foreign text in our output: the names, settings and messages of runs, which anyone may have written."""
+"""Safe output of foreign text, such as names, settings and messages of other people's runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MARKUP = re.compile(r"[\\`*\[\]<>&]|(?<![^\W_])_|_(?![^\W_])")
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""`text` with its control characters spelled out, `\x1b` for Escape: a terminal obeys none of them.
+    r"""`text` with control characters escaped, such as `\x1b` for Escape, so that a terminal obeys none of them.
 
     Args:
         text: Any text.
-        keep: Characters that stay as they are.
+        keep: Characters that are not escaped.
     """
     return "".join(
         char if char in keep or unicodedata.category(char) not in HIDDEN else char.encode("unicode_escape").decode()
@@ -38,5 +38,5 @@ def code(text: str) -> str:
 
 
 def minus(number: str) -> str:
-    """A number with the sign that the axes of figures have, `−0.5`."""
+    """A number with the minus sign of figures, `−0.5`."""
     return number.replace("-", "−")

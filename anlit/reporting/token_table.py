@@ -5,11 +5,11 @@
 | document | int64, from 0, in the order of the files |
 | position | int64, of the token in its document, from 0 |
 | token | int32 |
-| text | string, what the token alone decodes to; � where it is a part of a character |
-| byte_start, byte_end | int64, of the characters that the token has a part in, in the document's UTF-8 bytes |
+| text | string, the text of the token alone; � if it is a part of a character |
+| byte_start, byte_end | int64, range of the characters that the token is part of, in the document's UTF-8 bytes |
 | n_context | int32, tokens of the document that the model saw before it |
-| log_likelihood | float32, nats; null where nothing stood before the token |
-| rank | int32, 1 where no token was more probable; null where it is not known |
+| log_likelihood | float32, nats; null if nothing was before the token |
+| rank | int32, 1 if no token was more probable; null if it is not known |
 """
 
 import json
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
     ]
 )
 ROW_GROUP = 1 << 17
-"""Tokens that are held before they are written."""
+"""Tokens in a row group, which is written at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +61,9 @@ class TokenTable:
     """A parquet file that appears under its name when it is complete.
 
     Args:
-        path: The file; one that is there is replaced.
-        tokenizer: Of the tokens; without one `text` is null.
-        record: What the file's metadata is to hold under `anlit`, as JSON.
+        path: The file; an existing one is replaced.
+        tokenizer: Decodes the tokens; with None `text` is null.
+        record: Written as JSON into the file's metadata, under `anlit`.
 
     Raises:
         UserError: The file cannot be written.
@@ -84,13 +84,13 @@ class TokenTable:
     def add(
         self, document: int, scores: Scores, offsets: np.ndarray | None, positions: np.ndarray | None = None
     ) -> None:
-        """Tokens of one document.
+        """Add the tokens of one document.
 
         Args:
             document: Its number.
-            scores: Of n tokens.
-            offsets: (n, 2) int64, their byte ranges; null in the table if not known.
-            positions: (n,) int64, their places in the document; 0 … n − 1 if not given.
+            scores: The scores of n tokens.
+            offsets: (n, 2) int64, their byte ranges; None for null in the table.
+            positions: (n,) int64, their positions in the document; None for 0 … n − 1.
         """
         n = len(scores.tokens)
         missing = np.isnan(scores.log_likelihood)
@@ -117,7 +117,7 @@ class TokenTable:
             self._waiting = []
 
     def close(self, complete: bool = True) -> None:
-        """Give the file its name, or remove it if it is not complete."""
+        """Rename the complete file to its name, or remove an incomplete one."""
         if complete:
             self._write()
         self._writer.close()
@@ -136,7 +136,7 @@ class TokenTable:
 
 
 def byte_offsets(text: str, characters: Sequence[tuple[int, int]]) -> np.ndarray:
-    """(n, 2) int64: ranges of characters as ranges of UTF-8 bytes."""
+    """Ranges of characters as ranges of UTF-8 bytes, (n, 2) int64."""
     if text.isascii():
         return np.array(characters, np.int64).reshape(-1, 2)
     code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)

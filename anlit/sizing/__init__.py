@@ -1,1 +1,1 @@
-"""What a run will need before anything is started: parameters, memory per GPU, FLOPs, days."""
+"""Estimates of a run's needs before it starts: parameters, memory per GPU, FLOPs, days."""

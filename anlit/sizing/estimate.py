@@ -1,4 +1,4 @@
-"""From a model and a plan of the run to bytes per GPU, tokens per second and days."""
+"""Computes bytes per GPU, tokens per second and days from a model and a plan of the run."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -14,29 +14,29 @@ Strategy = Literal["1gpu", "ddp", "fsdp"]
 Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
 
 DENSE_BF16 = {"A100": 312e12, "H100": 989e12, "H200": 989e12}
-"""FLOP/s without sparsity, of NVIDIA's data sheets (SXM)."""
+"""FLOP/s without sparsity, from NVIDIA's data sheets (SXM)."""
 GPU_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9}
 FRAGMENTATION = 0.05
-"""Allowance for what the caching allocator reserves beyond what is used; small, for every block has the same shapes."""
+"""Allowance for memory that the allocator reserves but does not use; small, because all blocks have equal shapes."""
 CONTEXT_BYTES = 1.5e9
-"""Our allowance for what is on the card beside torch's tensors: CUDA context, cuBLAS workspaces, NCCL's buffers."""
+"""Our allowance for other memory on the GPU: CUDA context, cuBLAS workspaces, NCCL's buffers."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is to be trained.
+    """A plan for training a model.
 
     Args:
-        gpus: Their number, over all nodes.
+        gpus: Number of GPUs on all nodes.
         strategy: One process, DDP, or parameters, gradients and optimizer state sharded over all GPUs.
-        precision: The Trainer's.
-        gather: Under fsdp, in which type parameters are gathered; the strategy's `gather_dtype`.
-        checkpoint_every: Activation checkpointing of every so many-th block; None for none.
+        precision: The Trainer's precision.
+        gather: The dtype in which fsdp gathers parameters; the strategy's `gather_dtype`.
+        checkpoint_every: Activation checkpointing of every n-th block; None for none.
         batch_size: Sequences in a micro-batch on one GPU.
         length: T, tokens in a sequence.
         accumulate: Micro-batches in an optimizer step.
         gpu: A key of `DENSE_BF16`.
-        mfu: Share of the peak that is expected to do useful work.
+        mfu: Expected share of the peak FLOP/s in useful work.
         tokens: Training tokens of the whole run.
     """
 
@@ -55,16 +55,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a plan needs; memory in bytes on one GPU.
+    """The needs of a plan; memory in bytes on one GPU.
 
     Args:
-        plan: What was asked.
-        parameters: Their number by role, and `total`.
-        memory: By what it is for; the sum is the peak that `torch.cuda.max_memory_allocated` would report.
-        allowance: For fragmentation and what lies outside torch.
-        flops_per_token: Of a training step, sequences taken as one document each.
-        tokens_per_second: Of all GPUs.
-        days: For the plan's tokens; None where it names none.
+        plan: The plan.
+        parameters: Number of parameters by role, and `total`.
+        memory: Memory by purpose. The sum is the peak that `torch.cuda.max_memory_allocated` would report.
+        allowance: For fragmentation and memory outside torch.
+        flops_per_token: FLOPs of a training step per token, for sequences of one document.
+        tokens_per_second: Of all GPUs together.
+        days: For the plan's tokens; None if it has none.
     """
 
     plan: Plan
@@ -85,7 +85,7 @@ class Estimate:
         return self.peak + self.allowance <= GPU_BYTES[self.plan.gpu]
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
+        """All numbers as plain values, for JSON."""
         return asdict(self) | {"peak": self.peak, "gpu_bytes": GPU_BYTES[self.plan.gpu], "fits": self.fits}
 
 
@@ -139,7 +139,7 @@ def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
         "logits, loss and workspace": held["rest"],
     }
     if plan.strategy == "ddp":
-        # Buckets live as long as the run. Gradients are views into them (gradient_as_bucket_view, as in ddp.yaml).
+        # DDP's buckets are never freed. Gradients are views into them (gradient_as_bucket_view, as in ddp.yaml).
         memory["gradients"] = kept_bytes * model.model.n_parameters()
     if sharded:
         memory["FSDP's gathered weights and gradients"] = gathered_bytes(model, setting.parameters.itemsize)
@@ -147,14 +147,15 @@ def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
 
 
 def gathered_bytes(model: LanguageModel, width: int) -> float:
-    """What fully sharded training holds whole: blocks are units of their own, embedding and head are the outer one.
+    """Unsharded memory in fully sharded training. Each block is a unit; embedding and head are the outer unit.
 
-    The outer unit stays gathered from forward to backward and its gradient is whole until the end. Of the blocks,
-    the one that computes and the next, being fetched, are whole; of one the gradient, and its float32 copy that is
+    The outer unit stays gathered from forward to backward, and its gradient is complete until the end. Two blocks are
+    gathered: the one that computes and the next one. One block has its gradient complete, with a float32 copy that is
     being reduced.
 
     Args:
-        width: Bytes of a number in which a block computes.
+        model: The model.
+        width: Bytes per number in the dtype that a block computes in.
     """
     block = max(sum(p.numel() for p in block.parameters()) for block in model.model.blocks)
     outer = model.model.n_parameters() - sum(p.numel() for b in model.model.blocks for p in b.parameters())

@@ -1,4 +1,4 @@
-"""Counts the bytes that tensors hold while code runs, by what they are for; also of fake tensors, which hold none."""
+"""Counts the bytes of live tensors by purpose while code runs, also of fake tensors, which have no memory."""
 
 import weakref
 from collections import Counter
@@ -12,23 +12,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 Role = Literal["parameters", "gradients", "optimizer", "weight copies", "blocks", "rest"]
-"""Weight copies: what is made from parameters alone, such as their bf16 casts and W times a scale. Blocks: what a
-block leaves for its backward pass. Rest: hidden states and logits outside blocks, and what lives for a moment."""
+"""Weight copies: tensors that are made from parameters alone, such as bf16 casts and W times a scale. Blocks: tensors
+that a block saves for its backward pass. Rest: hidden states and logits outside blocks, and temporary tensors."""
 
 Bytes = Counter[Role]
 
 
 class LiveMemory(TorchDispatchMode):
-    """While active, knows the bytes of every storage that an operator made and something still holds.
+    """While active, tracks the bytes of every live storage that an operator made.
 
     Args:
-        weights: What a byte of a role counts; 1 where not named. Sharding over n ranks is 1/n.
+        weights: The weight of a byte by role, 1 by default; 1/n for sharding over n ranks.
 
     Attributes:
         bytes: Live bytes by role, weighted.
-        peaks: The same at the moment of their largest sum, for each phase that was set.
-        phase: A name for what runs now.
-        default: The role of what is made now, if from more than weights.
+        peaks: The live bytes by role when their sum was largest, for each phase.
+        phase: The name of the current phase.
+        default: The role of new tensors that are not made from weights alone.
     """
 
     def __init__(self, weights: Mapping[Role, float]) -> None:
@@ -54,12 +54,12 @@ class LiveMemory(TorchDispatchMode):
         return result
 
     def role(self, tensor: Tensor) -> Role | None:
-        """What the tensor's storage is for; None if it is older than this."""
+        """The role of the tensor's storage; None if it was made earlier."""
         known = self._live.get(id(tensor.untyped_storage()))
         return known[1] if known else None
 
     def assign(self, tensors: Iterable[Tensor], role: Role) -> None:
-        """Give the tensors' storages this role, whether they were counted before or not."""
+        """Set the role of the tensors' storages, whether they were counted before or not."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             key, size = id(storage), storage.nbytes()
@@ -74,7 +74,7 @@ class LiveMemory(TorchDispatchMode):
 
     @contextmanager
     def keeping(self, role: Role) -> Iterator[None]:
-        """What is made inside, has no role of its own and is still there at the end gets `role`."""
+        """Give `role` to tensors that are made inside, have the role `rest` and are live at the end."""
         before = set(self._live)
         yield
         for key, (size, former) in self._live.items():
@@ -92,11 +92,11 @@ class LiveMemory(TorchDispatchMode):
 
 
 def fake_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Under FakeTensorMode: put fake tensors on the CPU in place of a model's parameters and buffers.
+    """Under FakeTensorMode, replace a model's parameters and buffers by fake tensors on the CPU.
 
     Args:
-        model: Built on the meta device.
-        dtype: Of the floating-point ones.
+        model: A model on the meta device.
+        dtype: The dtype of floating-point tensors.
     """
     new: dict[int, Tensor] = {}
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""The numbers as tables in the terminal."""
+"""Tables of the numbers for the terminal."""
 
 from rich.console import Console
 
@@ -12,7 +12,7 @@ HEADINGS = ("architecture", "size", "parameters", "GPUs", "strategy", "recompute
 
 
 def show(console: Console, result: Estimate) -> None:
-    """One run: parameters, memory per GPU, time."""
+    """Print parameters, memory per GPU and time of one run."""
     plan = result.plan
     parameters = [[name, f"{number:,}"] for name, number in result.parameters.items()]
     console.print(terminal_table("Model", ["parameters", "number"], parameters))
@@ -39,13 +39,13 @@ def show(console: Console, result: Estimate) -> None:
     title = f"at {plan.mfu:.0%} of {DENSE_BF16[plan.gpu] / 1e12:.0f} TFLOP/s (dense bf16)"
     console.print(terminal_table(title, ["time", ""], time))
     console.print(
-        "FLOPs count each sequence as one document; activations are those of uncompiled blocks, and a mask of T × T "
-        "where documents are masked or distances biased on the sdpa back end."
+        "FLOPs are for sequences of one document. Activations are those of uncompiled blocks. They include a T × T "
+        "mask on the sdpa back end with document masking or a bias by distance."
     )
 
 
 def show_table(console: Console, rows: list[Row]) -> None:
-    """All sizes; what does not fit is marked."""
+    """Print all sizes, and mark those that do not fit."""
     plan = rows[0].estimate.plan
     title = (
         f"{plan.gpu} {GPU_BYTES[plan.gpu] / GB:.0f} GB, bf16-mixed, T {plan.length}, MFU {plan.mfu:.0%}, "

@@ -19,16 +19,16 @@ SHAPES: dict[str, dict[str, int]] = {
 VOCABULARY = 50_304
 GPUS = (1, 4, 8, 64)
 TOKENS_PER_PARAMETER = 20
-"""Days are for so many tokens, the compute-optimal number of arXiv 2203.15556."""
+"""Training tokens per parameter: the compute-optimal number of arXiv 2203.15556."""
 PERSISTENT_BYTES = 16
-"""Of a parameter in mixed precision without sharding: itself, its gradient and two moments, in float32."""
+"""Bytes per parameter in mixed precision without sharding: weight, gradient and two moments, in float32."""
 BATCHES = (16, 8, 4, 2, 1)
-"""Sequences in a micro-batch, from the most; the table has the largest that fits."""
+"""Sequences in a micro-batch to try; the table has the first that fits."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One size of one architecture on so many GPUs; the estimate is of the smallest attempt where none fits."""
+    """One size of one architecture on a number of GPUs; the estimate is of the last attempt if none fits."""
 
     architecture: str
     size: str
@@ -53,7 +53,7 @@ def sizing_table(gpu: str, mfu: float) -> list[Row]:
 
 
 def first_that_fits(model: Any, plan: Plan) -> Estimate:
-    """The estimate of the first attempt that fits, else of the last, the most frugal one."""
+    """The estimate of the first attempt that fits, else of the last, which needs the least memory."""
     state = PERSISTENT_BYTES * model.model.n_parameters()
     for attempt in attempts(plan):
         hopeless = attempt.strategy != "fsdp" and state > GPU_BYTES[plan.gpu]
@@ -66,7 +66,7 @@ def first_that_fits(model: Any, plan: Plan) -> Estimate:
 
 
 def attempts(plan: Plan) -> Iterator[Plan]:
-    """Plans from the fastest to the most frugal: DDP before FSDP, all activations kept before recomputing them."""
+    """Plans from the fastest to the one with the least memory: DDP before FSDP, then without recomputation first."""
     strategies: tuple[Strategy, ...] = ("1gpu",) if plan.gpus == 1 else ("ddp", "fsdp")
     for strategy in strategies:
         for checkpoint_every in (None, 1):

@@ -1,8 +1,8 @@
-"""One training step of the real model on tensors without memory: what it holds at its peak, by what it is for.
+"""Traces a training step of the real model on fake tensors, to find its peak memory by purpose.
 
-The decoder is the one that trains; only its attention kernels are replaced (a fused one needs a GPU) by an operator
-that keeps for the backward pass what the fused kernels keep: q, k, v, the output, and one number per query. So the
-count follows the code, whatever is set, and no formula has to.
+The decoder is the one that trains. Only its attention kernels are replaced, because fused kernels need a GPU, by an
+operator that saves the same tensors for the backward pass: q, k, v, the output, and one number per query. So the count
+follows the code for all settings, without formulas.
 """
 
 import copy
@@ -35,11 +35,11 @@ class Setting:
         batch_size: B, sequences in a micro-batch.
         length: T.
         autocast: Whether products run in bfloat16.
-        parameters: Type of the parameters with which a block computes.
-        checkpoint_every: Recompute every so many-th block in the backward pass; None for none.
-        accumulates: Whether gradients of earlier micro-batches are kept meanwhile.
-        shards: Ranks over which parameters, gradients and optimizer state are spread.
-        keeps_float32: Whether parameters that are not float32 are gathered copies of float32 ones.
+        parameters: The dtype of the parameters that a block computes with.
+        checkpoint_every: Recompute every n-th block in the backward pass; None for none.
+        accumulates: Whether there are gradients of earlier micro-batches.
+        shards: Number of ranks that share parameters, gradients and optimizer state.
+        keeps_float32: Whether parameters of another dtype are gathered copies of float32 parameters.
     """
 
     batch_size: int
@@ -56,11 +56,12 @@ class Setting:
 def step_memory(model: LanguageModel, setting: Setting) -> Bytes:
     """Bytes by role at the peak of a training step on one GPU.
 
-    Where all layers are alike, two shallow models are traced and the line through them is followed to the model's
-    depth, phase by phase: within a phase the peak is at the same place whatever the depth.
+    If all layers are alike, two shallow models are traced and the result is extrapolated linearly to the model's depth,
+    phase by phase: within a phase the peak is at the same point at every depth.
 
     Args:
-        model: Built on the meta device; copies are traced.
+        model: A model on the meta device; a copy of it is traced.
+        setting: How the step is computed.
     """
     depth, period = len(model.model.blocks), max(2, setting.checkpoint_every or 1)
     kinds = {(type(a.mechanism), a.mechanism.window, a.backend) for a in attention_layers_of(model)}
@@ -76,15 +77,15 @@ def step_memory(model: LanguageModel, setting: Setting) -> Bytes:
 
 
 def trace_step(model: LanguageModel, n_blocks: int, setting: Setting) -> dict[str, Bytes]:
-    """The peak of each phase of a step of the model's first `n_blocks` blocks, in the order in which Lightning runs:
-    forward, with gradients of earlier micro-batches if it accumulates, backward, clipping, optimizer."""
-    # Where sharding gathers bfloat16 copies of what it keeps in float32, the traced parameters are half as large.
+    """The peak of each phase of a step of the model's first `n_blocks` blocks, in Lightning's order: forward (with
+    gradients of earlier micro-batches if it accumulates), backward, clipping, optimizer."""
+    # If sharding gathers bfloat16 copies of float32 parameters, the traced parameters are half as large.
     weight = (4 / setting.parameters.itemsize if setting.keeps_float32 else 1) / setting.shards
     memory = LiveMemory({"parameters": weight, "gradients": weight, "optimizer": weight})
     model = copy.deepcopy(model)
     decoder = model.model
     decoder.blocks = decoder.blocks[:n_blocks]
-    # Inputs that are not fake are the tables that positions may have from earlier use.
+    # Tables of positions from earlier use are not fake.
     with FakeTensorMode(allow_non_fake_inputs=True), chunks_of_a_gpu(), memory:
         fake_parameters(decoder, setting.parameters)
         parameters = list(decoder.parameters())
@@ -93,10 +94,10 @@ def trace_step(model: LanguageModel, n_blocks: int, setting: Setting) -> dict[st
         watch_blocks(decoder, memory, setting.checkpoint_every)
         optimizer = model.make_optimizer(parameter_groups(decoder))
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(partial(_gradient_is_there, memory))
+            parameter.register_post_accumulate_grad_hook(partial(_record_gradient, memory))
             parameter.grad = torch.empty_like(parameter)
-            _gradient_is_there(memory, parameter)
-        _optimize(optimizer, memory)  # makes its state
+            _record_gradient(memory, parameter)
+        _optimize(optimizer, memory)  # creates the optimizer's state
         tokens = torch.empty(setting.batch_size, setting.length, dtype=torch.int64)
         targets, ids = tokens.clone(), tokens.clone()
         if not setting.accumulates:
@@ -117,12 +118,12 @@ def trace_step(model: LanguageModel, n_blocks: int, setting: Setting) -> dict[st
 
 @contextmanager
 def chunks_of_a_gpu() -> Iterator[None]:
-    """Let the loss take as many tokens at a time as on a GPU, though what is traced lies on the CPU."""
-    of_cpu = CHUNK_NUMBERS.pop("cpu")
+    """Make the loss use the chunk size of a GPU, although the traced tensors are on the CPU."""
+    cpu_size = CHUNK_NUMBERS.pop("cpu")
     try:
         yield
     finally:
-        CHUNK_NUMBERS["cpu"] = of_cpu
+        CHUNK_NUMBERS["cpu"] = cpu_size
 
 
 def _optimize(optimizer: torch.optim.Optimizer, memory: LiveMemory) -> None:
@@ -131,13 +132,13 @@ def _optimize(optimizer: torch.optim.Optimizer, memory: LiveMemory) -> None:
     memory.default = "rest"
 
 
-def _gradient_is_there(memory: LiveMemory, parameter: Tensor) -> None:
+def _record_gradient(memory: LiveMemory, parameter: Tensor) -> None:
     assert parameter.grad is not None
     memory.assign([parameter.grad], "gradients")
 
 
 def watch_blocks(decoder: nn.Module, memory: LiveMemory, checkpoint_every: int | None) -> None:
-    """Wrap every block's forward: what it leaves behind is for `blocks`."""
+    """Wrap every block's forward: tensors that stay live after it have the role `blocks`."""
 
     def watched(forward: Callable[..., Tensor], recompute: bool, *arguments: Any) -> Tensor:
         with memory.keeping("blocks"):
@@ -150,7 +151,7 @@ def watch_blocks(decoder: nn.Module, memory: LiveMemory, checkpoint_every: int |
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Has the memory of a fused kernel: (B, H, T, D) in and out, B·H·T float32 beside them; computes nothing."""
+    """Uses the memory of a fused kernel, (B, H, T, D) in and out and B·H·T in float32, but computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -166,7 +167,7 @@ class _FusedAttention(torch.autograd.Function):
 
 
 def stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
-    """Replace every kernel but the eager one, which is plain operators, by one with a fused kernel's memory."""
+    """Replace every kernel except the eager one, which is plain operators, by one with a fused kernel's memory."""
     for layer in attention_layers_of(decoder):
         attention: Any = layer
         name = backends.likely(attention.backend, attention.mechanism, "cuda", attention.dropout)
@@ -183,7 +184,7 @@ def _prepare_nothing(documents: Documents, h: Tensor) -> None:
 def _fused(
     mechanism: Mechanism, rows: int, has_mask: bool, q: Tensor, k: Tensor, v: Tensor, documents: Documents
 ) -> Tensor:
-    """`scaled_dot_product_attention` takes m and documents as a mask (B, H or 1, T, T), made anew in every layer."""
+    """For sdpa, m and documents are a mask (B, H or 1, T, T), which every layer makes again."""
     length = q.shape[-2]
     gain = mechanism.gain(documents.n_visible(torch.float32, mechanism.window)[:, None])
     q = q if gain is None else q * gain[..., None].to(q.dtype)

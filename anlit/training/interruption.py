@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGUSR1 answered at the end of an optimizer step, on all ranks at the same one."""
+"""Handles SIGINT, SIGTERM and SIGUSR1 at the end of an optimizer step, the same step on all ranks."""
 
 import signal
 from types import FrameType
@@ -13,15 +13,15 @@ TRY_AGAIN = 75
 
 
 class Preempted(KeyboardInterrupt):
-    """A run that somebody else ended, to be continued: Lightning treats it as Ctrl-C."""
+    """A run that was preempted and can be continued. Lightning treats it like Ctrl-C."""
 
 
 class Interruption:
-    """Notes signals; a second Ctrl-C stops at once, other signals may come more than once.
+    """Records signals. A second Ctrl-C stops at once; other signals may come more than once.
 
-    Slurm sends SIGUSR1 (`#SBATCH --signal`) to every process or to one, Kubernetes SIGTERM, a user Ctrl-C. Ranks hear
-    of it at different moments, so they agree by a small all-reduce on the host, which each step starts and the next
-    one reads: all stop after the same step, and no device is waited for.
+    Slurm sends SIGUSR1 (`#SBATCH --signal`) to one or all processes, Kubernetes sends SIGTERM, a user Ctrl-C. Ranks
+    receive them at different times. So each step starts a small all-reduce on the host, which the next step reads: all
+    ranks stop after the same step, and none waits for a device.
     """
 
     def __init__(self) -> None:
@@ -31,14 +31,14 @@ class Interruption:
         self._asked: tuple[torch.Tensor, Any] | None = None
 
     def listen(self) -> None:
-        """Take the signals over from Lightning, whose own SIGTERM handler ends the run without a checkpoint."""
+        """Install the handlers. Lightning's SIGTERM handler would end the run without a checkpoint."""
         for number in SIGNALS:
             self._handlers[number] = signal.signal(number, self._on_signal)
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             self._group = distributed.new_group(backend="gloo")
 
     def restore(self) -> None:
-        """Give the signals back."""
+        """Restore the previous handlers."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers, self._group, self._asked = {}, None, None
@@ -49,9 +49,9 @@ class Interruption:
         self.signal = self.signal or number
 
     def agreed(self) -> bool:
-        """Whether to stop here; every rank asks once after each optimizer step and gets the same answer.
+        """Whether to stop now. Every rank calls this once after each optimizer step and gets the same answer.
 
-        With several ranks it is about the signals that had come when they asked last.
+        With several ranks the answer is for the signals that had come at the previous call.
         """
         if self._group is None:
             return self.signal is not None
@@ -67,5 +67,5 @@ class Interruption:
         return bool(answer)
 
     def exception(self) -> KeyboardInterrupt:
-        """What to raise."""
+        """The exception that ends the run."""
         return KeyboardInterrupt() if self.signal == signal.SIGINT else Preempted()

@@ -1,4 +1,4 @@
-"""metrics.csv, which a resumed run continues: Lightning's own writer deletes its rows."""
+"""A CSV logger that continues metrics.csv on resume; Lightning's deletes the old rows."""
 
 import csv
 from pathlib import Path
@@ -14,7 +14,7 @@ from anlit.reporting.files import replacing
 
 class _AppendingWriter(MetricsWriter):
     def keep_existing(self) -> None:
-        """Keep what is there, but for a last line that a kill cut short, and go on under its header."""
+        """Continue the existing file under its header; drop a last line that is incomplete."""
         path = Path(self.metrics_file_path)
         if path.is_file():
             content = path.read_bytes()
@@ -24,7 +24,7 @@ class _AppendingWriter(MetricsWriter):
                 self.metrics_keys = next(csv.reader(file), [])
 
     def rewrite(self, header: list[str]) -> None:
-        """Rewrite beside the file and rename, so that a kill here loses nothing."""
+        """Rewrite the file with a new header, atomically, so that a kill loses nothing."""
         path = Path(self.metrics_file_path)
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -50,7 +50,7 @@ class CSVLogger(LightningCSVLogger):
         return experiment_of(self, lambda: _AppendingWriter(log_dir=self.log_dir))
 
     def cut(self, step: int) -> list[dict[str, str]]:
-        """Remove the rows of step number `step` (from 0) and of all that follow; returns the rows that stay."""
+        """Remove the rows of step `step` (from 0) and of later ones; returns the rows that stay."""
         path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
         if not path.is_file():
             return []

@@ -12,22 +12,22 @@ from anlit.lightning_internals import is_profiling_training
 
 
 class TraceProfiler(PyTorchProfiler):
-    """Lightning's PyTorchProfiler with its schedule in numbers, writing into `profile/` of the run folder.
+    """Lightning's PyTorchProfiler with a schedule in numbers of steps. It writes into `profile/` of the run folder.
 
-    Each rank writes `training-rank<number>.pt.trace.json` once the `active` steps are over, and at the end of the run a
-    table of where the time went by operator, `fit-profile.txt`. Steps are training steps, that is micro-batches.
-    Validation that falls between them is traced likewise, and disturbs the other trace: leave it out. Profiled steps
-    are slower than others; so are, slightly, all later ones of the run.
+    Each rank writes `training-rank<number>.pt.trace.json` after the `active` steps, and at the end of the run a table
+    of the time per operator, `fit-profile.txt`. Steps are micro-batches. Validation between them is traced too and
+    disturbs the trace, so turn it off. Profiled steps are slower than others, and so, slightly, are all later steps of
+    the run.
 
     Args:
-        wait: Steps before anything is done: let what happens once (compilation, first allocations) be over.
-        warmup: Steps that are traced and thrown away; the first ones have the tracer's own start in them.
+        wait: Steps before tracing starts, for compilation and first allocations.
+        warmup: Steps that are traced and discarded, because the first ones include the start of the tracer.
         active: Steps to keep.
         record_shapes: Record the operators' input shapes.
-        profile_memory: Record what they allocate and free.
-        with_stack: Record the lines of Python that called them; it is slow.
-        record_module_names: Mark each module's forward pass in the trace; leave it out where blocks are compiled.
-        dirpath: Another folder to write into.
+        profile_memory: Record the operators' allocations.
+        with_stack: Record the Python stack of each operator; it is slow.
+        record_module_names: Mark each module's forward pass in the trace; turn it off if blocks are compiled.
+        dirpath: The folder to write into, instead of `profile/`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TraceProfiler(PyTorchProfiler):
         super().__init__(dirpath=dirpath, filename="profile", record_module_names=record_module_names, **settings)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        in_run = log_dir and stage == "fit"  # other commands have no run folder, only the working directory
+        in_run = log_dir and stage == "fit"  # other commands have no run folder
         super().setup(stage, local_rank, str(Path(log_dir or "") / "profile") if in_run else None)
 
     def _write_trace(self, profiler: torch.profiler.profile) -> None:

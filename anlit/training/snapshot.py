@@ -1,4 +1,4 @@
-"""What training has made of a model, kept in host memory to go back to."""
+"""A copy of weights and optimizer state in host memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +9,14 @@ from torch.distributed.tensor import DTensor
 
 
 class Snapshot:
-    """Weights, persistent buffers and optimizer states as they were after an optimizer step.
+    """Weights, persistent buffers and optimizer states after an optimizer step.
 
-    Each rank keeps its own copy, of its own part where they are sharded; nothing is sent. Param groups (learning
-    rates) are not in it: the schedule goes on.
+    Each rank keeps a copy, or a copy of its part if they are sharded; nothing is sent. Parameter groups (learning
+    rates) are not in it, because the schedule continues.
 
     Attributes:
         step: Number of optimizer steps after which it was taken.
-        sharded: Whether a rank holds only a part.
+        sharded: Whether each rank has only a part.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Copy what `model` and `optimizer` hold now, into the memory of the copy before where there is one."""
+        """Copy the state of `model` and `optimizer`, into the memory of an earlier copy if there is one."""
         self.step, self.sharded = step, is_sharded(model)
         self.weights = {name: _copied(tensor, self.weights.get(name)) for name, tensor in model.state_dict().items()}
         self.states = {
@@ -35,7 +35,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Write it back, in place."""
+        """Write the copy back to `model` and `optimizer`, in place."""
         for name, tensor in model.state_dict().items():
             _local(tensor).copy_(self.weights[name])
         for number, parameter in enumerate(_parameters(optimizer)):
@@ -57,17 +57,17 @@ class Snapshot:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether this rank holds only a part of the weights."""
+    """Whether this rank has only a part of the weights."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 @torch.no_grad()
 def n_non_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
-    """How many of this rank's tensors, weights and optimizer states, have an entry that is NaN or infinite: 0-d."""
+    """How many of this rank's weights and optimizer states have a NaN or infinite entry: a 0-d tensor."""
     tensors = list(model.state_dict().values())
     tensors += [value for _, state in _states(optimizer) for value in state.values() if isinstance(value, Tensor)]
     weights = [_local(tensor) for tensor in tensors if tensor.is_floating_point()]
-    device = weights[0].device  # AdamW counts its steps on the host unless it is fused
+    device = weights[0].device  # unless fused, AdamW counts steps on the host
     return torch.stack([(~torch.isfinite(tensor).all()).to(device) for tensor in weights]).sum()
 
 
@@ -76,7 +76,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Running number and state of each parameter that has one."""
+    """The running number and state of each parameter that has a state."""
     for number, parameter in enumerate(_parameters(optimizer)):
         if parameter in optimizer.state:
             yield number, optimizer.state[parameter]

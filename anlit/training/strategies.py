@@ -28,21 +28,21 @@ GATHERED = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 class FullySharded(MeshStrategy):
-    """Parameters, gradients and optimizer states split over the ranks, block by block, gathered while a block runs.
+    """Parameters, gradients and optimizer states are sharded over the ranks; each block is gathered while it runs.
 
-    Lightning's ModelParallelStrategy with data parallelism over all ranks, where its own "auto" sizes mean tensor
-    parallelism inside a node. Masters are float32; with `precision: bf16-mixed` matrix products run in bfloat16.
+    This is Lightning's ModelParallelStrategy with data parallelism over all ranks; its "auto" sizes would mean tensor
+    parallelism inside a node. Master weights are float32; with `precision: bf16-mixed` matrix products are in bfloat16.
 
     Args:
-        replicas: Keep so many whole copies of the model, each split over world size / replicas ranks (hybrid
-            sharding): with one replica a node, parameters are gathered inside nodes only.
-        gather_dtype: What parameters travel and are multiplied in. bfloat16 halves the traffic, and rounds gains and
-            scaling vectors too.
+        replicas: Number of complete copies of the model, each sharded over world size / replicas ranks (hybrid
+            sharding). With one replica per node, parameters are gathered inside nodes only.
+        gather_dtype: The dtype in which parameters are sent and used. bfloat16 halves the traffic, and rounds gains
+            and scaling vectors too.
         reshard_after_forward: Free a block's gathered parameters after its forward pass and gather them again for the
-            backward pass; False takes more memory and two thirds of the traffic.
-        sharded_checkpoints: Each rank writes its own part, into a folder; else rank 0 writes one file.
+            backward pass. False needs more memory and two thirds of the traffic.
+        sharded_checkpoints: Each rank writes its part into a folder; otherwise rank 0 writes one file.
         async_checkpoints: Write the parts in the background, from a copy in host memory.
-        process_group_backend: nccl or gloo; by default what suits the device.
+        process_group_backend: nccl or gloo; by default that of the device.
         timeout_minutes: How long a collective operation waits for a rank that may be dead, and a checkpoint for its
             parts.
     """
@@ -83,10 +83,10 @@ class FullySharded(MeshStrategy):
         return init_device_mesh(self.root_device.type, shape, mesh_dim_names=("replicate", "shard"))
 
     def setup(self, trainer: L.Trainer) -> None:
-        """Shard the decoder, then what Lightning sets up: weights that are still to be drawn, and the optimizer."""
+        """Shard the decoder and draw missing weights; then Lightning sets up the optimizer."""
         assert self.lightning_module is not None
         decoder: Any = self.lightning_module.model
-        if not isinstance(decoder, FSDPModule):  # a second fit or validate finds it sharded
+        if not isinstance(decoder, FSDPModule):  # in a second fit or validate it is sharded already
             self._shard(decoder)
             decoder.draw_missing(self.root_device)
         super().setup(trainer)
@@ -109,7 +109,7 @@ class FullySharded(MeshStrategy):
         self._checkpoints.save(states, checkpoint, Path(self.broadcast(str(filepath))))
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """This rank's part of the state, by parameter name; for a single file all of it on rank 0, as torch has it."""
+        """This rank's part of the state, by parameter name. For a single file: all of it on rank 0, in torch's form."""
         if self.writes_parts:
             return super().optimizer_state(optimizer)
         assert self.model is not None
@@ -119,9 +119,9 @@ class FullySharded(MeshStrategy):
         return by_number(state) if self.global_rank == 0 else {}
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Weights and optimizer states into their shards, of either form of checkpoint; returns the rest.
+        """Load weights and optimizer states of either form of checkpoint into the shards; returns the rest.
 
-        Lightning numbers an optimizer's parameters as the model lists them; torch, and so a single file, by groups.
+        Lightning numbers an optimizer's parameters in the order of the model; torch, and so a single file, by groups.
         """
         assert self.lightning_module is not None
         assert self.model is not None
@@ -137,9 +137,9 @@ class FullySharded(MeshStrategy):
         self.lightning_module.on_load_checkpoint(rest)  # refuses another model's before its weights do
         optimizers = [] if self.lightning_module.begins_new_optimizer else self.optimizers
         if is_sharded(path):
-            all_of_them, self.optimizers = self.optimizers, optimizers
+            all_optimizers, self.optimizers = self.optimizers, optimizers
             rest = super().load_checkpoint(path, weights_only)
-            self.optimizers = all_of_them
+            self.optimizers = all_optimizers
             return rest
         checkpoint = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
         strict = self.lightning_module.strict_loading
@@ -147,10 +147,10 @@ class FullySharded(MeshStrategy):
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer, state in zip(optimizers, checkpoint.get("optimizer_states", []), strict=False):
-            mine = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+            ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
             before = [dict(group) for group in optimizer.param_groups]
-            set_optimizer_state_dict(self.model, optimizer, by_name(state, mine), options=options)
-            for group, settings in zip(optimizer.param_groups, before, strict=True):  # tuples arrive as lists
+            set_optimizer_state_dict(self.model, optimizer, by_name(state, ordered), options=options)
+            for group, settings in zip(optimizer.param_groups, before, strict=True):  # tuples come back as lists
                 group |= {key: tuple(group[key]) for key, value in settings.items() if isinstance(value, tuple)}
         return checkpoint
 
@@ -170,7 +170,7 @@ class FullySharded(MeshStrategy):
             raise UserError(problem)
 
     def wait_for_checkpoints(self) -> None:
-        """Until what is being written in the background is whole."""
+        """Wait until a checkpoint in the background is complete."""
         self._checkpoints.wait()
 
     def on_exception(self, exception: BaseException) -> None:

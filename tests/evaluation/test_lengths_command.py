@@ -76,7 +76,7 @@ def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) ->
         (["--batch_tokens=-1"], "--batch_tokens is -1"),
         (["--masking=maybe"], "--masking 'maybe' is unknown: choose on, off or on,off"),
         (["--lengths=16,2048"], f"/val has {VAL_TOKENS - 1:,} tokens to predict and this needs 2,048: set --lengths"),
-        (["--lengths=47,48"], "needs 2,256, of which all of 47,48 are divisors"),
+        (["--lengths=47,48"], "needs 2,256, the least common multiple of 47,48"),
         (["--lengths=16,64", "--tokens=50"], "--tokens is 50 and --lengths 16,64 need 64 at least"),
         (["--data=nowhere"], "There is no folder nowhere with token shards: set --data to"),
         (["--device=warp"], "--device warp cannot be used here"),
@@ -92,7 +92,7 @@ def test_wrong_settings_are_one_sentence(run: Path, tmp_path: Path, arguments: l
 def test_checkpoints_of_different_data_are_not_compared(run: Path, tmp_path: Path) -> None:
     other = prepare(tmp_path / "other", seed=9)
     second = make_run(tmp_path / "gpt-2", other, GPT)
-    with pytest.raises(UserError, match=r"have other data .* set --data"):
+    with pytest.raises(UserError, match=r"have different data .* set --data"):
         lengths([str(run), str(second)], str(tmp_path / "out"), Settings(lengths=(16,)))
     record = lengths([str(run), str(second)], str(tmp_path / "out"), Settings(lengths=(16,), data=str(other)))
     assert record["data"]["path"] == str(other)

@@ -279,7 +279,7 @@ def test_runs_on_different_texts_are_refused(runs: list[str], shards: Path, tmp_
     manifest = json.loads((shards / "manifest.json").read_text())
     (tmp_path / "other" / "manifest.json").write_text(json.dumps(manifest | {"content_sha256": "0" * 64}))
     other = str(make_run(tmp_path / "run", tmp_path / "other", GPT, context_length=128))
-    with pytest.raises(UserError, match="would search other texts: set --data"):
+    with pytest.raises(UserError, match="would search different texts: set --data"):
         main([runs[0], other, "--output", str(tmp_path / "out"), "--lengths", "128"])
 
 

@@ -57,7 +57,7 @@ def test_a_prompt_has_a_bound(runs: list[str]) -> None:
     session = Session(runs[:1], "cpu", most_tokens=20)
     (name,) = session.paths
     assert session.look(name, "the cat", 5, GREEDY).n_tokens[0] <= 15
-    with pytest.raises(UserError, match=r"and 30 tokens to come are more than the 20 tokens that the page takes"):
+    with pytest.raises(UserError, match=r"and 30 tokens to come are more than the 20 tokens of this page"):
         session.look(name, "the cat", 30, GREEDY)
     with pytest.raises(UserError, match=r"a prompt of 1,400,000 characters .* shorten the prompt"):
         session.look(name, "the cat" * 200_000, 5, GREEDY)

@@ -88,7 +88,7 @@ def test_tokens_need_no_tokenizer(tmp_path: Path, capsys) -> None:
     assert main(["generate", str(run), "--prompts", str(tmp_path / "tokens.jsonl"), "--max_tokens", "4"]) == 0
     assert len(capsys.readouterr().out.split()) == 7
     assert main(["generate", str(run), "text"]) == 2
-    assert "comes without a tokenizer: set --tokenizer" in capsys.readouterr().err
+    assert "has no tokenizer: set --tokenizer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,8 @@ def test_an_imported_model_trains_on_and_keeps_its_tokenizer(tmp_path: Path) -> 
         ({"model_type": "gpt2"}, "holds a model of type 'gpt2': anlit import reads Qwen3"),
         ({"num_hidden_layers": 3}, "says 3 layers, but the weights are those of 2"),
         ({"num_hidden_layers": 10**9}, "says 1000000000 layers, but the weights are those of 2"),
-        ({"vocab_size": 30}, "embedding.weight is (29, 48) there, and (30, 48) by it"),
-        ({"num_attention_heads": None}, "does not tell num_attention_heads"),
+        ({"vocab_size": 30}, "embedding.weight is (29, 48) and should be (30, 48)"),
+        ({"num_attention_heads": None}, "has no num_attention_heads"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

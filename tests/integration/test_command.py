@@ -153,7 +153,7 @@ def test_a_configuration_is_read_from_this_machine_alone(shards: Path, tmp_path:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("model: [", ["bad.yaml", "no valid YAML"]),
+        ("model: [", ["bad.yaml", "not valid YAML"]),
         ("modle:\n  class_path: anlit.GPT\n", ["modle", "did you mean model?"]),
         ("trainer:\n  max_step: 3\n", ["trainer.max_step", "did you mean trainer.max_steps?"]),
         ("model:\n  class_path: anlit.GPT\n  init_args: {n_layer: 3}\n", ["model.n_layer", "did you mean n_layers?"]),

@@ -30,7 +30,7 @@ def assert_failed_in_one_sentence(run_dir: Path, said: str) -> None:
     assert len(sentences) == 1
     assert "last.ckpt could not be written" in sentences[0]
     assert "File too large" in sentences[0]
-    assert "is whole, continue with --ckpt_path last" in sentences[0]
+    assert "is complete, continue with --ckpt_path last" in sentences[0]
     record = json.loads((run_dir / "run.json").read_text())
     assert record["status"] == "failed"
     assert "File too large" in record["error"]

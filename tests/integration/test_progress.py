@@ -61,7 +61,7 @@ def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(
     assert not [line for line in first if "Epoch" in line or "TPU" in line or "Tip" in line]
     main(fit_arguments(shards, tmp_path / "run", *settings, "--trainer.max_steps=6", "--ckpt_path=last"))
     resumed = capsys.readouterr().out.splitlines()
-    assert resumed[0].endswith("going on at step 4")
+    assert resumed[0].endswith("continuing at step 4")
     assert [line.split("  ")[0] for line in resumed if line.startswith("step")] == ["step 6/6"]
 
 

@@ -1,8 +1,8 @@
-"""What a configuration may name: classes of the type that the key wants, and no functions.
+"""Restricts a configuration to classes of the type that the key needs, without functions.
 
-The parser checks that a class is of the right type, but it also takes functions: any where the key wants a callable,
-such as `model.init_args.optimizer`, elsewhere those whose annotation says that they return the right type. Both would
-be called. They are refused here, after parsing and before anything is made.
+The parser checks that a class has the right type, but it also accepts functions: any function if the key needs a
+callable, such as `model.init_args.optimizer`, else functions whose annotation returns the right type. Both would be
+called. They are refused here, after parsing and before any object is made.
 """
 
 import inspect
@@ -22,15 +22,15 @@ class Setting(NamedTuple):
 
     key: str
     owner: Any
-    """The class whose argument it is; None outside of classes."""
+    """The class that the argument belongs to; None outside of classes."""
     name: str
-    """Of the argument."""
+    """The name of the argument."""
     value: Any
 
 
 def restrict_parser() -> None:
-    """Let the parser refuse what its own list knows as dangerous, make nothing where a key takes any value, and read
-    the files that a configuration names from this machine alone, where Lightning would let it ask `s3://…` for them."""
+    """Restrict jsonargparse: refuse dangerous functions on its list, make no objects for keys of type Any, and read the
+    files that a configuration names from this machine only. Lightning would read addresses such as `s3://…` too."""
     set_parsing_settings(
         import_path_denylist=[], instantiate_subclass_spec_in_any=False, config_read_mode_fsspec_enabled=False
     )
@@ -40,7 +40,7 @@ def refuse_functions(config: Any) -> None:
     """Check a parsed configuration.
 
     Raises:
-        UserError: It names something that would be called and is no class.
+        UserError: It names a callable that is not a class.
     """
     for setting in _settings(config, ""):
         if setting.name == "class_path":
@@ -68,10 +68,10 @@ def _settings(part: Any, key: str, owner: Any = None) -> Iterator[Setting]:
 
 
 def _is_default(setting: Setting) -> bool:
-    """Whether the value is what the class itself has for this argument."""
+    """Whether the value is the class's default for this argument."""
     known = parameters_of(setting.owner) if inspect.isclass(setting.owner) else []
     return any(one.name == setting.name and one.default is setting.value for one in known)
 
 
 def _refusal(key: str, value: Any) -> UserError:
-    return UserError(f"{key} names {shown(value)}, which is no class and is not called: give a class of the right type")
+    return UserError(f"{key} names {shown(value)}, which is not a class: give a class of the right type")

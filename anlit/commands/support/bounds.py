@@ -1,4 +1,4 @@
-"""Settings of a run that are out of range, and what Lightning cannot do here, each answered in one sentence."""
+"""Refuses settings of a run that are out of range or that Lightning cannot use, in one sentence each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from anlit.errors import UserError
 
 @dataclass(frozen=True)
 class Bound:
-    """What a number must be, and the words for it."""
+    """A condition on a number, and the advice if it does not hold."""
 
     holds: Callable[[float], bool]
     words: str
@@ -46,12 +46,14 @@ BOUNDS = {
     "model.init_args.optimizer.init_args.lr": NOT_NEGATIVE,
     "model.init_args.optimizer.init_args.weight_decay": NOT_NEGATIVE,
 }
-"""Dotted key of the configuration → its bound; what a class's constructor checks itself is not here."""
+"""Dotted key of the configuration → its bound. Bounds that a constructor checks itself are not here."""
 
 
 def check_bounds(config: Any) -> None:
-    """Raises:
-    UserError: A number of the parsed configuration is out of its bound.
+    """Check the numbers of a parsed configuration.
+
+    Raises:
+        UserError: A number is out of its bound.
     """
     for key, bound in BOUNDS.items():
         value = config.get(key)
@@ -60,8 +62,10 @@ def check_bounds(config: Any) -> None:
 
 
 def make_run_dir(run_dir: str) -> None:
-    """Raises:
-    UserError: The folder cannot be made, or nothing can be written into it.
+    """Make the run folder.
+
+    Raises:
+        UserError: The folder cannot be made or written.
     """
     try:
         Path(run_dir).mkdir(parents=True, exist_ok=True)
@@ -75,11 +79,11 @@ def make_run_dir(run_dir: str) -> None:
 
 
 def refused_by_lightning(error: MisconfigurationException) -> UserError:
-    """What Lightning cannot do with the Trainer's settings, in one sentence."""
-    said = " ".join(str(error).split())
-    if "No supported gpu backend found" in said or "CUDAAccelerator" in said:
+    """Lightning's error about the Trainer's settings, in one sentence."""
+    message = " ".join(str(error).split())
+    if "No supported gpu backend found" in message or "CUDAAccelerator" in message:
         return UserError(
-            "trainer.accelerator asks for a GPU and none answers here: set --trainer.accelerator cpu --trainer.devices "
-            "1, or see what nvidia-smi says"
+            "trainer.accelerator needs a GPU, and none was found: set --trainer.accelerator cpu --trainer.devices "
+            "1, or check with nvidia-smi"
         )
-    return UserError(f"trainer: {said.split('. ')[0].rstrip('.')}")
+    return UserError(f"trainer: {message.split('. ')[0].rstrip('.')}")

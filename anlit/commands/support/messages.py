@@ -1,7 +1,7 @@
-"""What the argument parser complains of, in one sentence that names the key, the value and the fix.
+"""Errors of the argument parser in one sentence that names the key, the value and the fix.
 
-jsonargparse reports a wrong value inside a class as a nested list of what every member of a union thought of it,
-ending with the whole configuration. The way to the culprit is in its "Parser key" lines; this file reads them.
+For a wrong value inside a class, jsonargparse reports a nested list with the error of every member of a union, and the
+whole configuration. The keys that lead to the wrong value are in its "Parser key" lines, which this file reads.
 """
 
 import difflib
@@ -30,11 +30,11 @@ CLASSES = {
     "positions": "RoPE, PRoPE, DynamicNTK or NoPE",
     "optimizer": "anlit.AdamW, anlit.MuonAdamW or the path of a torch optimizer such as torch.optim.SGD",
 }
-"""What each key that takes a class offers; attention offers whatever lies in its folder."""
+"""The classes that each key offers; those of attention are found in its folder."""
 
 
 def one_sentence(message: str, known_keys: list[str]) -> str:
-    """The culprit in a message of the parser; `known_keys` are all dotted options, for "did you mean"."""
+    """The cause in a message of the parser; `known_keys` are all dotted options, for "did you mean"."""
     message = message.strip()
     if match := _UNRECOGNIZED.search(message) or _SUBCOMMAND_OPTION.search(message):
         name = match[1].split()[0].lstrip("-").split("=")[0]
@@ -97,13 +97,13 @@ def _kind(name: str) -> str:
 
 
 def _flat(message: str) -> str:
-    """Whatever else the parser says, without its dump of the whole configuration."""
-    body, _, given = message.partition("Given value type")
+    """Any other message of the parser, without its dump of the whole configuration."""
+    body, _, value_part = message.partition("Given value type")
     lines = [line.strip(" -") for line in body.splitlines()]
     skip = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Parser key")
-    said = [line for line in lines if line and not line.startswith(skip)]
-    expected = [line.removeprefix("Expected a ") for line in said if line.startswith("Expected a ")]
-    if given and expected and len(expected) == len(said):
-        value = given.rsplit("Given value: ", 1)[-1].strip()
-        return f"{_key_path(message)}={value} is none of what it may be: {' or '.join(map(_kind, expected))}"[:480]
-    return " ".join(said)[:480]
+    messages = [line for line in lines if line and not line.startswith(skip)]
+    expected = [line.removeprefix("Expected a ") for line in messages if line.startswith("Expected a ")]
+    if value_part and expected and len(expected) == len(messages):
+        value = value_part.rsplit("Given value: ", 1)[-1].strip()
+        return f"{_key_path(message)}={value} has the wrong type: give {' or '.join(map(_kind, expected))}"[:480]
+    return " ".join(messages)[:480]

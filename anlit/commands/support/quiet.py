@@ -1,4 +1,4 @@
-"""What Lightning and its libraries say that tells a user of anlit nothing."""
+"""Hides warnings and messages of Lightning and its libraries that are of no use to users of anlit."""
 
 import logging
 import warnings
@@ -10,7 +10,7 @@ WARNINGS = (
     ".*Checkpoint directory.*",
     ".*LeafSpec.*",
     ".*`__len__` could be inaccurate.*",
-    ".*sync_dist=True.*",  # what is logged here is already of all ranks
+    ".*sync_dist=True.*",  # logged values are already over all ranks
     ".*You are using the .* progress bar.*",
 )
 MESSAGES = (
@@ -19,20 +19,20 @@ MESSAGES = (
     "TPU available",
     "💡 Tip",
     "`Trainer.fit` stopped",
-    "\nDetected KeyboardInterrupt",  # LastCheckpoint says what was saved and how to go on
+    "\nDetected KeyboardInterrupt",  # LastCheckpoint prints what was saved and how to continue
     "Restoring states from the checkpoint",
-    "Loaded model weights from the checkpoint",  # the command says which, before
+    "Loaded model weights from the checkpoint",  # the command prints the path before
     "Restored all states from the checkpoint",
 )
 
 
 def quiet() -> None:
-    """Keep them away; warnings and messages about anything else come through."""
+    """Hide these; show all other warnings and messages."""
     for pattern in WARNINGS:
         warnings.filterwarnings("ignore", pattern)
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
-        logging.getLogger(name).addFilter(_says_something)
+        logging.getLogger(name).addFilter(_is_useful)
 
 
-def _says_something(record: logging.LogRecord) -> bool:
+def _is_useful(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(MESSAGES)

@@ -1,4 +1,4 @@
-"""A run folder belongs to one process at a time, and a run that was there is not begun anew by mistake."""
+"""Protects run folders: one process at a time, and no run is started again by mistake."""
 
 import csv
 import errno
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 
 def hold(run_dir: str) -> IO[str]:
-    """Take the run folder for this process, until the returned file is closed or the process is gone, however it ends.
+    """Lock the run folder for this process, until the returned file is closed or the process ends in any way.
 
-    A record lock of the kernel (`lockf`). Processes that this one forks, such as a loader's workers, do not inherit it,
-    so a run that was killed can be continued at once. Between machines it holds where the file system passes such locks
-    on: NFS (4, or 3 with lockd), GPFS, Lustre mounted with `flock`. Where it knows none, a line says that nothing
-    guards the folder. The lock of `anlit study` is another one: it covers the time before a run has this one too.
+    It is a record lock of the kernel (`lockf`). Forked processes, such as data loader workers, do not inherit it, so a
+    run that was killed can be continued at once. Between machines it works if the file system supports such locks: NFS
+    (4, or 3 with lockd), GPFS, Lustre mounted with `flock`. If not, a warning says that the folder is not locked. The
+    lock of `anlit study` is another one, which also covers the time before a run has this lock.
 
     Raises:
         UserError: Another process trains in this folder.
@@ -41,9 +41,7 @@ def hold(run_dir: str) -> IO[str]:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in UNSUPPORTED:
-            _log.warning(
-                f"{run_dir} lies on a file system without locks: start no second run in it while this one runs"
-            )
+            _log.warning(f"{run_dir} is on a file system without locks: start no second run in it while this one runs")
             return file
         file.seek(0)
         holder = file.read().strip() or "another process"
@@ -59,16 +57,16 @@ def hold(run_dir: str) -> IO[str]:
 
 @rank_zero_only
 def refuse_lost_checkpoint(run_dir: str, every_n_steps: int) -> None:
-    """Let `--ckpt_path last` begin at step 0 only where no last.ckpt has been written, in a new folder for instance.
+    """Let `--ckpt_path last` start at step 0 only if no last.ckpt was ever written, for example in a new folder.
 
-    A run that was killed before its first checkpoint begins anew.
+    A run that was killed before its first checkpoint starts again.
 
     Args:
         run_dir: The run folder.
-        every_n_steps: Optimizer steps between two checkpoints; one is whole when the next is due.
+        every_n_steps: Optimizer steps between two checkpoints. One is complete before the next is due.
 
     Raises:
-        UserError: last.ckpt is gone.
+        UserError: last.ckpt is missing.
     """
     folder = Path(run_dir)
     if os.path.lexists(folder / CHECKPOINTS / LAST):
@@ -87,10 +85,10 @@ def refuse_lost_checkpoint(run_dir: str, every_n_steps: int) -> None:
 
 @rank_zero_only
 def refuse_damaged_checkpoint(run_dir: str, ckpt_path: str) -> None:
-    """Look at all of the checkpoint that a run is to go on from, before anything is started or written.
+    """Check the whole checkpoint that a run continues from, before anything is started or written.
 
     Raises:
-        UserError: It is damaged; the message names what else there is.
+        UserError: It is damaged. The message names another checkpoint, if there is one.
     """
     path = Path(run_dir) / CHECKPOINTS / LAST if ckpt_path == "last" else Path(ckpt_path)
     if not os.path.lexists(path):

@@ -1,4 +1,4 @@
-"""Which checkpoint `anlit validate`, `test` and `predict` evaluate: never a model that was not trained."""
+"""The checkpoint that `anlit validate`, `test` and `predict` evaluate; they never evaluate an untrained model."""
 
 from pathlib import Path
 
@@ -11,16 +11,16 @@ FOLDER = "checkpoints"
 
 
 def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: list[str], command: str) -> str:
-    """The checkpoint that `ckpt_path` means; without one, or with `best` or `last`, that of the configuration's run.
+    """The checkpoint of `ckpt_path`; for None, `best` and `last` a checkpoint of the configuration's run.
 
     Args:
-        ckpt_path: As given: a checkpoint, a run folder, best, last, or None for the best there is.
+        ckpt_path: A checkpoint, a run folder, best, last, or None for the best checkpoint, else the last.
         run_dir: The configuration's run folder.
-        configs: The configuration files, the folder of each of which may be the run's, too: a run that was moved.
-        command: What is to be done with it, for the message.
+        configs: The configuration files. If a run was moved, one of them is in its folder.
+        command: The subcommand, for the message.
 
     Raises:
-        UserError: There is none.
+        UserError: There is no such checkpoint.
     """
     if ckpt_path not in (None, "best", "last"):
         refuse_address(ckpt_path)

@@ -1,1 +1,1 @@
-"""Attention statistics, of checkpoints and of normal scores: `anlit diagnose`."""
+"""`anlit diagnose`: attention statistics of checkpoints, or on normal scores."""

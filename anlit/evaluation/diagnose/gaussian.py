@@ -1,8 +1,8 @@
 """Attention mechanisms over independent standard normal scores, without any model.
 
 One query sees n keys at distances t = 0 … n−1 with L = a(t)·g(n)·S_t + m(t), S_t ~ N(0, 1). Statistics are means over
-draws of S, the same draws for every mechanism; expected totals E Σ e^L = Σ e^{m + (a g)²/2} are sums, not sampled: so
-far out in the tail of e^L as [SI]'s a(t) reaches, a mean over draws would not settle.
+draws of S, which are the same for every mechanism. Expected totals E Σ e^L = Σ e^{m + (a g)²/2} are computed exactly:
+with [SI]'s a(t), e^L has such a heavy tail that a mean over draws would not converge.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from anlit.reporting.table import markdown_table
 
 MECHANISMS = "Plain,LogN,SqrtLogN,ScaleInvariant"
 LENGTHS = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
-# Scores drawn at once: 16 MiB in float32, of which there are a few copies.
+# Scores drawn at once: 16 MiB in float32, and a few copies exist.
 SCORES = 1 << 22
 SEEDS = 1 << 63
 COLUMNS = {
@@ -37,25 +37,25 @@ COLUMNS = {
 
 @torch.no_grad()
 def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, Any]:
-    """Statistics of one query that has n keys before it and itself.
+    """Statistics of one query with n keys, its own included.
 
     Args:
-        mechanism: One that `for_layer` made for one head.
-        n: Keys, of which a window may hide some.
-        draws: How often the scores are drawn.
-        seed: Of the random numbers, which depend on n and not on the mechanism.
+        mechanism: Made by `for_layer` for one head.
+        n: Number of keys; a window may hide some.
+        draws: Number of draws of the scores.
+        seed: Seed of the draws, which depend on n but not on the mechanism.
 
     Returns:
-        By name `mean` and `standard_error`, of what `anlit.attention.statistics.statistics` gives, and
-        `total_1_to_10`, the sum of e^L in [1, 10); only ranges that lie within the n keys. With a mean alone:
-        `expected_total_1_to_10`.
+        `mean` and `standard_error` by name, for the statistics of `anlit.attention.statistics.statistics` and for
+        `total_1_to_10`, the sum of e^L in [1, 10); only ranges within the n keys. `expected_total_1_to_10` has a mean
+        only.
     """
     spans = [span for span in ranges(n - 1) if span.end <= n]
     generator = torch.Generator().manual_seed(seed)
     samples: dict[str, list[Tensor]] = {}
     at_once = max(1, SCORES // n)
-    for begun in range(0, draws, at_once):
-        scores = torch.randn(min(at_once, draws - begun), 1, 1, n, generator=generator)
+    for first in range(0, draws, at_once):
+        scores = torch.randn(min(at_once, draws - first), 1, 1, n, generator=generator)
         logits = logits_of(mechanism, scores)
         values = statistics(logits, torch.zeros(1, 1, dtype=torch.long), spans)
         for span in spans:
@@ -69,7 +69,7 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
 
 
 def expected_total(mechanism: Mechanism, n: int, span: Range) -> float:
-    """E Σ e^L over the distances in `span`, for a query with n keys: Σ e^{m + (a g)²/2}; NaN where it sees none."""
+    """E Σ e^L over the distances in `span`, for a query with n keys: Σ e^{m + (a g)²/2}; NaN if it sees none."""
     functions = distance_functions(mechanism, n, torch.empty(0, dtype=torch.float64))
     scale, m = (part[0, span.first : span.end] for part in functions)
     return log_total(m + scale.square() / 2).exp().item()
@@ -106,8 +106,8 @@ def publish(folder: Path, record: dict[str, Any]) -> None:
         write_text(folder / "report.md", "\n\n".join(parts) + "\n")
     console = Console()
     table = Table(title=f"Independent normal scores, n = {longest:,} keys", title_justify="left")
-    for place, title in enumerate(head):
-        table.add_column(title.replace(" ", "\n"), justify="right" if place else "left", no_wrap=True)
+    for number, title in enumerate(head):
+        table.add_column(title.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
     for row in _rows(found, longest):
         table.add_row(*(part.partition(" ±")[0] for part in row))
     console.print(table)

@@ -24,7 +24,7 @@ OVER_N = {
 
 
 def draw(folder: Path, found: dict[str, Any]) -> dict[str, Path]:
-    """Write the figures into `folder`; gives their files by title."""
+    """Write the figures into `folder`; returns their files by title."""
     longest = max(next(iter(found.values())))
     files = {f"Ranges of distances, a query with {longest:,} keys": (folder / "ranges.png", ranges_figure)}
     if len(next(iter(found.values()))) > 1:
@@ -78,9 +78,9 @@ def statistics_figure(found: dict[str, Any]) -> Figure:
 
 
 def styles(names: Iterable[str]) -> list[Look]:
-    """How each mechanism is drawn; the dashes differ too, for some curves fall together."""
+    """The look of each mechanism's line. The dashes differ too, because some curves coincide."""
     drawn = looks([shown(name) for name in names])
-    return [look._replace(dash=DASHES[place % len(DASHES)]) for place, look in enumerate(drawn.values())]
+    return [look._replace(dash=DASHES[number % len(DASHES)]) for number, look in enumerate(drawn.values())]
 
 
 def shown(name: str) -> str:

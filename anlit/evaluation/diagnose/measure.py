@@ -21,7 +21,7 @@ from anlit.targets import IGNORED
 
 LENGTHS = (256, 1024, 4096)
 TOKENS = 16_384
-# Tokens in a batch: as many short sequences as keep the matrix products efficient.
+# Tokens in a batch: enough short sequences for efficient matrix products.
 BATCH_TOKENS = 4096
 
 
@@ -32,15 +32,15 @@ def diagnose(
 
     Args:
         checkpoint: The model; its document masking is set to `masked`.
-        data: Whose validation split is read, in sequences that are evenly spread over it.
-        lengths: Tokens in a sequence, each measured by itself.
-        tokens: How many are read at each length, rounded up to a whole sequence.
-        masked: Whether tokens attend within their document only; None leaves it as the model was trained.
+        data: The data whose validation split is read, in sequences evenly spread over it.
+        lengths: Numbers of tokens in a sequence, measured separately.
+        tokens: Tokens to read at each length, rounded up to a complete sequence.
+        masked: Whether tokens attend only within their document; None for the setting of the training.
 
     Returns:
         `masking` and, by length in `lengths`: `length`, `tokens` read, `edges` of the bins of n, `queries` in each,
         `statistics` as {name: [layer][head][bin]}, `prediction` of Σ w² for normal scores as [layer][head][bin]. NaN
-        where there was nothing to measure. `squared_average` is ‖Σ w v‖² over the mean ‖v‖².
+        if there was nothing to measure. `squared_average` is ‖Σ w v‖² over the mean ‖v‖².
 
     Raises:
         UserError: The validation split is shorter than a sequence.
@@ -79,23 +79,23 @@ def _at_length(checkpoint: Checkpoint, data: TokenShards, length: int, tokens: i
 
 
 def sequences(data: TokenShards, length: int, tokens: int) -> Iterator[Batch]:
-    """Whole sequences of `length` tokens, evenly spread over the validation split, for `tokens` at least if it has so
-    many."""
+    """Complete sequences of `length` tokens, evenly spread over the validation split, with at least `tokens` tokens if
+    the split has them."""
     data.context_length = length
     if available_targets(data) < length:
         return
     spread(data, length, math.ceil(tokens / length) * length, BATCH_TOKENS)
     for batch in data.val_dataloader():
-        whole = batch.targets[:, -1] != IGNORED
-        if whole.any():
-            yield batch._replace(tokens=batch.tokens[whole], document_ids=batch.document_ids[whole])
+        complete = batch.targets[:, -1] != IGNORED
+        if complete.any():
+            yield batch._replace(tokens=batch.tokens[complete], document_ids=batch.document_ids[complete])
 
 
 def _predicted(mechanism: Mechanism, n: torch.Tensor) -> list[list[float]]:
-    """E Σ w² of normal scores at the mean numbers n of visible keys, (H, bins), which are the same for every head."""
-    there = n[0].isfinite()
+    """E Σ w² of normal scores at the mean numbers n of visible keys, (H, bins), equal for all heads; n (H, bins)."""
+    known = n[0].isfinite()
     values = torch.full_like(n, torch.nan)
-    below = n[0, there].floor()
+    below = n[0, known].floor()
     P, next_P = (expected_participation(mechanism, counts).to(n).expand(len(n), -1) for counts in (below, below + 1))
-    values[:, there] = torch.lerp(P, next_P, n[0, there] - below)
+    values[:, known] = torch.lerp(P, next_P, n[0, known] - below)
     return values.tolist()

@@ -1,4 +1,4 @@
-"""Attention mechanisms by the names that a user gives on the command line."""
+"""Attention mechanisms by their names on the command line."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +23,7 @@ def named(names: Iterable[str]) -> dict[str, Mechanism]:
             `model.init_args.attention`.
 
     Raises:
-        UserError: One is neither, or cannot be made; or two have the same label.
+        UserError: A name is unknown, a mechanism cannot be made, or two have the same label.
     """
     found: dict[str, Mechanism] = {}
     for name in filter(None, map(str.strip, names)):

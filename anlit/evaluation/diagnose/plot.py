@@ -27,25 +27,25 @@ TITLES = {
 }
 LOGARITHMIC = ("inverse_largest_weight", "participation", "squared_average")
 COLUMNS = 4
-HEADS = "line: mean over heads; band: from the least to the greatest head"
-# Heat maps with more cells than this have no numbers written in.
+HEADS = "line: mean over heads; band: from the smallest to the largest head"
+# Heat maps with more cells than this show no numbers.
 MOST_NUMBERS = 200
 
 
 def reliable(found: dict[str, Any]) -> int:
-    """How many bins are shown: up to that of the longest context lengths with at least 1 % of the queries."""
+    """The number of bins to show: up to the last that has at least 1 % of the queries."""
     queries = np.array(found["queries"])
     return int(np.flatnonzero(queries >= 0.01 * queries.sum())[-1]) + 1
 
 
 def last_bin(found: dict[str, Any]) -> tuple[int, int]:
-    """The least and greatest n of the last bin that is shown."""
+    """The smallest and largest n of the last bin that is shown."""
     edge, shown = found["edges"][reliable(found) - 1], reliable(found)
     return edge, found["length"] if shown == len(found["edges"]) else 2 * edge - 1
 
 
 def draw(folder: Path, label: str, found: dict[str, Any]) -> dict[str, Path]:
-    """Write the figures of one length into `folder`; gives their files by title."""
+    """Write the figures of one length into `folder`; returns their files by title."""
     files = {
         "Statistics over the context length": (folder / "statistics.png", statistics_figure),
         "Weight and entropy in ranges of distances": (folder / "ranges.png", ranges_figure),
@@ -75,7 +75,7 @@ def panels(count: int, columns: int, width: float = 3.2, height: float = 2.6) ->
 
 
 def statistics_figure(found: dict[str, Any]) -> Figure:
-    """Each statistic over n: a line per layer, the mean over heads, and from the least to the greatest head a band."""
+    """Each statistic over n: for each layer a line, the mean over heads, and a band over the range of the heads."""
     figure, axes = panels(len(TITLES), 3, 3.6)
     for ax, (name, title) in zip(axes, TITLES.items(), strict=True):
         _layers(ax, found, name)
@@ -87,7 +87,7 @@ def statistics_figure(found: dict[str, Any]) -> Figure:
 
 
 def ranges_figure(found: dict[str, Any]) -> Figure:
-    """Weight above and entropy below in ranges of distances over n, for the ranges that most long contexts reach."""
+    """Weight (top) and entropy (bottom) in ranges of distances over n, for the ranges that most long contexts reach."""
     spans = [
         name.removeprefix("weight_") for name in found["statistics"] if name.startswith("weight_") and "_to_" in name
     ]
@@ -133,13 +133,13 @@ def average_figure(found: dict[str, Any]) -> Figure:
 
 
 def heads_figure(found: dict[str, Any]) -> Figure:
-    """Entropy, up to its greatest ln n, and weight on the first token of each head, at the longest context lengths."""
-    place, (low, high) = reliable(found) - 1, last_bin(found)
-    shape = np.array(found["statistics"]["entropy"])[..., place].shape
+    """Entropy (at most ln n) and weight on the first token of each head, at the longest context lengths."""
+    last, (low, high) = reliable(found) - 1, last_bin(found)
+    shape = np.array(found["statistics"]["entropy"])[..., last].shape
     size = (2 * (1.4 + 0.45 * shape[1]) + 1, 1.5 + 0.32 * shape[0])
     figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained")
     for ax, name, top in zip(axes, ("entropy", "weight_on_first"), (math.log(high), 1.0), strict=True):
-        values = np.array(found["statistics"][name], dtype=float)[..., place]
+        values = np.array(found["statistics"][name], dtype=float)[..., last]
         figure.colorbar(_head_map(ax, values, top), ax=ax)
         ax.set_title(TITLES[name])
         ax.set_xlabel(f"head (n = {low:,} to {high:,})")
@@ -163,7 +163,7 @@ def head_maps(values: dict[str, np.ndarray], statistic: str) -> Figure:
 
 
 def _head_map(ax: Axes, values: np.ndarray, top: float) -> AxesImage:
-    """Layers down, heads to the right, colours from 0 to `top`; the numbers are written in where there is room."""
+    """A heat map of layers (rows) and heads (columns), colours from 0 to `top`, with numbers if there is space."""
     image = ax.imshow(values, cmap=MAP, vmin=0, vmax=top, aspect="auto")
     ax.set_ylabel("layer")
     ax.set_xticks(range(values.shape[1]))
@@ -176,7 +176,7 @@ def _head_map(ax: Axes, values: np.ndarray, top: float) -> AxesImage:
 
 
 def layer_colours(count: int) -> list[Any]:
-    """Okabe and Ito's colours where they suffice, else a scale from the first layer to the last."""
+    """Okabe and Ito's colours if there are enough, else a colour scale over the layers."""
     palette = (INK, *COLOURS)
     if count <= len(palette):
         return list(palette[:count])
@@ -193,8 +193,8 @@ def _layers(ax: Axes, found: dict[str, Any], name: str) -> None:
 def _band(ax: Axes, found: dict[str, Any], heads: np.ndarray, colour: Any, line: str, label: str) -> None:
     """Mean over heads at each bin's mean n, and the range of the heads; heads: (H, bins)."""
     n = np.array(found["statistics"]["n"][0][0], dtype=float)
-    there = np.isfinite(heads).any(0) & (np.arange(len(n)) < reliable(found))
-    x, heads = n[there], heads[:, there]
+    known = np.isfinite(heads).any(0) & (np.arange(len(n)) < reliable(found))
+    x, heads = n[known], heads[:, known]
     ax.plot(x, np.nanmean(heads, 0), line, color=colour, linewidth=1.6, marker=".", markersize=4, label=label)
     if len(heads) > 1:
         ax.fill_between(x, np.nanmin(heads, 0), np.nanmax(heads, 0), color=colour, alpha=0.13, linewidth=0)

@@ -1,4 +1,4 @@
-"""What `anlit diagnose` writes of a model: raw numbers, a report with a summary per layer, figures."""
+"""The report of `anlit diagnose` on a model: raw numbers, a summary per layer, figures."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ COLUMNS = {
 }
 DIGITS = 7
 """Significant digits of the raw numbers."""
-PRINTED = [name for name in COLUMNS if name != "participation"]  # its root is there: 80 columns
+PRINTED = [name for name in COLUMNS if name != "participation"]  # the table has its root, and must fit into 80 columns
 DEFINITIONS = """\
-Means over heads, with the least and the greatest head in brackets, over queries at
-places {low:,} to {high:,} of their document (n).
+Means over heads, with the smallest and the largest head in brackets, over queries at
+positions {low:,} to {high:,} of their document (n).
 Entropy is −Σw ln w in nats; *1/w_max* is about the number of keys that share the attention; *first token* is the weight
 on the first token of the document, *last 100* that on the latest 100 tokens. *‖Σwv‖ /‖v‖* is the root mean square over
 queries of the size of the attention average relative to its values (root mean square over visible keys), *√Σw²* what it
 would be if values were orthogonal and equally long, and *√Σw², normal* the same for independent normal scores.
-In the figures a range [t, 10t) counts with the keys of it that a query sees."""
+In the figures, the visible part of a range [t, 10t) counts."""
 
 
 def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
 
 
 def column(found: dict[str, Any], name: str) -> np.ndarray:
-    """A statistic as (layers, heads, bins); roots of the mean squares for the three sizes of the average."""
+    """A statistic as (layers, heads, bins); with square roots for the three sizes of the average."""
     if name == "prediction":
         return np.sqrt(np.array(found["prediction"]))
     if name == "orthogonal":
@@ -77,16 +77,16 @@ def column(found: dict[str, Any], name: str) -> np.ndarray:
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
     """The summary: a row per layer, with `COLUMNS` after its number."""
-    place = reliable(found) - 1
+    last = reliable(found) - 1
     columns = [(column(found, name), digits) for name, (_, digits) in COLUMNS.items()]
     return [
-        [str(layer), *(cell(values[layer, :, place], digits) for values, digits in columns)]
+        [str(layer), *(cell(values[layer, :, last], digits) for values, digits in columns)]
         for layer in range(len(found["statistics"]["entropy"]))
     ]
 
 
 def cell(heads: np.ndarray, digits: int) -> str:
-    """`0.52 [0.31, 0.70]`: mean, least and greatest."""
+    """`0.52 [0.31, 0.70]`: mean, smallest and largest."""
     heads = heads[np.isfinite(heads)]
     if not len(heads):
         return NONE
@@ -102,6 +102,6 @@ def _show(label: str, found: dict[str, Any], folder: Path) -> None:
         table.add_column(title.replace(" ", "\n"), justify="right", no_wrap=True)
     shown = [0, *(1 + list(COLUMNS).index(name) for name in PRINTED)]
     for row in rows(found):
-        table.add_row(*(row[place].partition(" [")[0] for place in shown))
+        table.add_row(*(row[index].partition(" [")[0] for index in shown))
     console.print(table)
     console.print(f"Report: {folder / 'report.md'}", markup=False, highlight=False, soft_wrap=True)

@@ -1,1 +1,1 @@
-"""`anlit evaluate`: downstream tasks of the lm-evaluation-harness over checkpoints of anlit."""
+"""`anlit evaluate`: downstream tasks of the lm-evaluation-harness on checkpoints of anlit."""

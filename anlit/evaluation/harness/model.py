@@ -14,17 +14,17 @@ from anlit.inference.sampling import Sampling
 from anlit.inference.text import Text
 
 MOST_NEW_TOKENS = 256
-"""Of a generation whose task names no number, as lm_eval's own models have it."""
+"""The length of a generation if the task names none, as in lm_eval's models."""
 
 
 class HarnessModel(TemplateLM):
-    """What lm_eval asks a model for, answered with anlit's cache of keys and values.
+    """The interface of lm_eval's models, with anlit's cache of keys and values.
 
     Args:
         checkpoint: The model.
         text: Its tokenizer.
-        batch_size: Sequences side by side.
-        max_length: Tokens that the model reads at most; of longer inputs the first are left out.
+        batch_size: Sequences in a batch.
+        max_length: The most tokens that the model reads; of longer inputs the first tokens are left out.
     """
 
     def __init__(self, checkpoint: Checkpoint, text: Text, batch_size: int, max_length: int) -> None:
@@ -34,7 +34,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that separates documents, which stands before a text without context."""
+        """The token that separates documents; it comes before a text without context."""
         if self.text.end_of_document is None:
             raise UserError(
                 "the task scores a text without context, for which the tokenizer needs a token that separates documents"
@@ -44,7 +44,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Only asked for if requests are kept on disk, which anlit does not do."""
+        """Needed only if requests are cached on disk, which anlit does not do."""
         return type(self.text.tokenizer).__name__
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
@@ -64,7 +64,7 @@ class HarnessModel(TemplateLM):
         return [(score.log_likelihood, score.is_greedy) for score in scores]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Sums over whole texts, each read in windows that do not overlap in what they score."""
+        """Log-likelihoods of complete texts, each read in windows that score disjoint tokens."""
         pairs: list[Pair] = []
         owners: list[int] = []
         for number, request in enumerate(requests):
@@ -78,7 +78,7 @@ class HarnessModel(TemplateLM):
         return sums
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continuations up to the first of a task's stop strings, which is left out."""
+        """Continuations up to the first stop string of the task, which is left out."""
         found = []
         for request in tqdm(requests, desc="generations", disable=disable_tqdm):
             context, settings = request.args
@@ -99,5 +99,5 @@ class HarnessModel(TemplateLM):
 
 def cut(text: str, stops: list[str]) -> str:
     """`text` up to the first of `stops` in it; empty ones do not count."""
-    places = [text.find(stop) for stop in stops if stop and stop in text]
-    return text[: min(places)] if places else text
+    positions = [text.find(stop) for stop in stops if stop and stop in text]
+    return text[: min(positions)] if positions else text

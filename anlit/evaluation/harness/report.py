@@ -13,16 +13,16 @@ from anlit.reporting.text import literal
 
 
 def labels(checkpoints: Sequence[dict[str, Any]]) -> list[str]:
-    """What the columns are called: architecture and attention, with the file where several have the same."""
+    """The titles of the columns: architecture and attention, with the file if several are equal."""
     plain = [one["label"] for one in checkpoints]
     return [f"{one['label']} ({one['file']})" if plain.count(one["label"]) > 1 else one["label"] for one in checkpoints]
 
 
 def rows(labels: Sequence[str], metrics: Sequence[Sequence[Metric]]) -> tuple[list[str], list[list[str]]]:
-    """Head and body: a row for each task and metric, a column for each checkpoint."""
-    keys = list(dict.fromkeys((one.task, one.name) for own in metrics for one in own))
-    found = [{(one.task, one.name): one for one in own} for own in metrics]
-    body = [[task, name, *(_cell(own.get((task, name))) for own in found)] for task, name in keys]
+    """The head and body of the table: a row for each task and metric, a column for each checkpoint."""
+    keys = list(dict.fromkeys((one.task, one.name) for of_checkpoint in metrics for one in of_checkpoint))
+    found = [{(one.task, one.name): one for one in of_checkpoint} for of_checkpoint in metrics]
+    body = [[task, name, *(_cell(by_key.get((task, name))) for by_key in found)] for task, name in keys]
     return ["task", "metric", *labels], body
 
 
@@ -44,7 +44,7 @@ def show(head: list[str], body: list[list[str]], console: Console) -> None:
 def markdown(head: list[str], body: list[list[str]], record: dict[str, Any]) -> str:
     """evaluate.md."""
     settings = record["settings"]
-    shots = "as the tasks say" if settings["shots"] is None else settings["shots"]
+    shots = "as in the tasks" if settings["shots"] is None else settings["shots"]
     limit = "" if settings["limit"] is None else f", the first {settings['limit']} questions of each task"
     return (
         "# Downstream tasks\n\n"

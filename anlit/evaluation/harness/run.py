@@ -1,4 +1,4 @@
-"""Running tasks over checkpoints, one model in memory at a time."""
+"""Runs tasks on checkpoints, with one model in memory at a time."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,12 +20,12 @@ class Settings:
 
     Args:
         tasks: Names of lm_eval's tasks and groups, or YAML files that define one.
-        include_path: Folders with task files of one's own.
-        shots: Examples before each question; None for what the task says.
+        include_path: Folders with the user's task files.
+        shots: Examples before each question; None for the task's number.
         limit: Questions of each task; None for all.
-        batch_size: Sequences side by side; it does not change the results.
-        length: Tokens that the model reads at most; None for its training length.
-        tokenizer: tokenizer.json; None for that of the model's data.
+        batch_size: Sequences in a batch; it does not change the results.
+        length: The most tokens that the model reads; None for its training length.
+        tokenizer: A tokenizer.json; None for that of the model's data.
         device: A torch device, or auto.
 
     Raises:
@@ -58,10 +58,10 @@ class Metric:
 
     task: str
     name: str
-    """Such as acc; with lm_eval's name of the filter behind a comma where there is one."""
+    """Such as acc, followed by a comma and lm_eval's filter if there is one."""
     value: float
     error: float | None
-    """Standard error; None where lm_eval gives none."""
+    """Standard error; None if lm_eval has none."""
 
 
 def run(paths: Sequence[str], settings: Settings, command: str) -> tuple[list[list[Metric]], dict[str, Any]]:
@@ -69,7 +69,7 @@ def run(paths: Sequence[str], settings: Settings, command: str) -> tuple[list[li
 
     Raises:
         UserError: lm_eval is not installed; a checkpoint, its tokenizer or a setting is wrong; a task is unknown or its
-            data cannot be had.
+            data is not available.
     """
     manager = task_manager(settings)
     record = header(command, [])
@@ -103,16 +103,16 @@ def evaluate(checkpoint: Checkpoint, settings: Settings, manager: Any) -> dict[s
             bootstrap_iters=BOOTSTRAP,
             log_samples=False,
         )
-    except (FileNotFoundError, ConnectionError) as error:  # the library `datasets` raises these for data it cannot have
+    except (FileNotFoundError, ConnectionError) as error:  # raised by the library `datasets` for missing data
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"the data of a task in {','.join(settings.tasks)} cannot be had ({reason}): go online once, or name task "
-            "files with local data by --include_path"
+            f"the data of a task in {','.join(settings.tasks)} is not available ({reason}): go online once, or name "
+            "task files with local data with --include_path"
         ) from error
 
 
 def task_manager(settings: Settings) -> Any:
-    """lm_eval's index of tasks: of those in `include_path` alone where they are all that is asked for.
+    """lm_eval's index of tasks, or only of those in `include_path` if these are enough.
 
     Raises:
         UserError: lm_eval is not installed, or a task is unknown.
@@ -127,20 +127,20 @@ def task_manager(settings: Settings) -> Any:
     names = [task for task in settings.tasks if not Path(task).is_file()]
     folders: list[str | Path] = list(settings.include_path)
     if folders:
-        own = TaskManager(include_path=folders, include_defaults=False)
-        if len(names) == len(settings.tasks) and set(names) <= set(own.all_subtasks):
-            return own  # indexing the 14,000 that lm_eval ships takes seconds
+        included = TaskManager(include_path=folders, include_defaults=False)
+        if len(names) == len(settings.tasks) and set(names) <= set(included.all_subtasks):
+            return included  # indexing the 14,000 that lm_eval ships takes seconds
     manager = TaskManager(include_path=folders or None)
     if unknown := [name for name in names if name not in manager.all_tasks]:
         raise UserError(
-            f"lm_eval has no task {', '.join(unknown)}: `lm-eval ls tasks` lists them; give files of your own by "
+            f"lm_eval has no task {', '.join(unknown)}: `lm-eval ls tasks` lists them; give your own files with "
             "--include_path"
         )
     return manager
 
 
 def metrics_of(results: dict[str, dict[str, Any]]) -> list[Metric]:
-    """Every number in lm_eval's results with its standard error; the filter `none` is not named."""
+    """Every number in lm_eval's results with its standard error. The filter `none` is left out of the name."""
     found = []
     for task, values in results.items():
         for key, value in values.items():

@@ -1,1 +1,1 @@
-"""Loss at and beyond the training length: `anlit lengths`."""
+"""`anlit lengths`: the loss at and beyond the training length."""

@@ -31,12 +31,12 @@ class Measurement:
     masking: bool
     total: Estimate
     change: Estimate | None
-    """Loss less that at the training length, its error over pieces of the lengths' least common multiple; None at the
-    training length itself and without it."""
+    """The loss minus that at the training length, with the standard error over pieces as long as the lengths' least
+    common multiple; None at the training length, or if that was not measured."""
     by_position: list[RangeLoss]
     """By position in the sequence."""
     by_document_position: list[RangeLoss] | None
-    """By position in the document, as far as it lies in the sequence; None without masking."""
+    """By position in the part of the document that is in the sequence; None without masking."""
     sequences: int
     bits_per_byte: float | None
     seconds: float
@@ -57,14 +57,17 @@ def measure(
 ) -> list[Measurement]:
     """The checkpoint's loss at every length, with and without document masking.
 
-    All lengths cut the same pieces of text, as long as their least common multiple and evenly spread over the split.
+    All lengths use the same pieces of text, which are as long as their least common multiple and evenly spread over the
+    split.
 
     Args:
+        checkpoint: The model.
+        data: Its data.
         lengths: Tokens per sequence.
         masking: Values of `document_masking` to measure with.
-        tokens: Targets to measure on, a multiple of every length; fewer where one of several folders ends in a piece.
-        batch_tokens: Tokens that the model reads at once, one sequence at least.
-        tell: Called with each measurement when it is there.
+        tokens: Targets to measure on, a multiple of every length; fewer if one of several folders ends within a piece.
+        batch_tokens: Tokens in a batch, which has at least one sequence.
+        tell: Called with each measurement.
 
     Raises:
         UserError: A batch does not fit into memory.
@@ -77,7 +80,7 @@ def measure(
     for masked in masking:
         decoder.document_masking = masked
         sums: dict[int, tuple[Floats, Floats]] = {}
-        # The training length comes first: the others are compared with it.
+        # The training length comes first, because the others are compared with it.
         for length in sorted(lengths, key=lambda n: (n != checkpoint.training_length, n)):
             batches = _batches(data, length, batch_tokens)
             one, tally = _at_length(checkpoint, batches, length, masked, data.bytes_per_token())
@@ -141,7 +144,7 @@ def _at_length(
 
 @torch.inference_mode()
 def token_losses(model: Any, batch: Batch) -> Tensor:
-    """Cross-entropy in nats of every target, (B, T), 0 where it does not count; logits are made piece by piece."""
+    """Cross-entropy in nats of every target, (B, T), 0 if it does not count. Logits are computed in parts."""
     decoder, device = model.model, next(model.parameters()).device
     with _without_head(decoder):
         hidden = model(batch.tokens.to(device), batch.document_ids.to(device)).flatten(0, 1)
@@ -156,7 +159,7 @@ def token_losses(model: Any, batch: Batch) -> Tensor:
 
 @contextmanager
 def _without_head(decoder: Any) -> Iterator[None]:
-    """In it the decoder returns its last hidden state: (B, T, V) would not fit at a length of many thousands."""
+    """Make the decoder return its last hidden state: logits (B, T, V) of many thousand tokens would not fit."""
     decoder.logits = lambda h: h
     try:
         yield
@@ -165,6 +168,6 @@ def _without_head(decoder: Any) -> Iterator[None]:
 
 
 def _pieces(tally: Tally, length: int) -> tuple[Floats, Floats]:
-    """Summed loss and counted targets of each piece of `length` tokens, the same text whatever the sequences."""
+    """Summed loss and counted targets of each piece of `length` tokens, which do not depend on the sequence length."""
     each = length // tally.length
     return tally.losses.sum(1).reshape(-1, each).sum(1), tally.tokens.sum(1).reshape(-1, each).sum(1)

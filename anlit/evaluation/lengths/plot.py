@@ -1,4 +1,4 @@
-"""The picture of `anlit lengths`: loss over the length, and over the position at the longest one."""
+"""The figure of `anlit lengths`: loss over the length, and over the position at the longest length."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from anlit.reporting.figure import Look, looks, save, style
 
 STYLES: dict[bool, Literal["-", "--"]] = {True: "-", False: "--"}
 MASKED = {True: "documents masked", False: "not masked"}
-# The first positions have almost no context: their losses, far above all others, would flatten the rest.
+# The first positions have almost no context. Their losses are so large that other differences would not be visible.
 FIRST_SHOWN = 8
 FEWEST_SHOWN = 3
 
@@ -27,7 +27,7 @@ def plot(results: Results, training_lengths: list[int], file: Path) -> None:
     """Write the panels as PNG: by length, by position in the sequence, and with masking by position in the document.
 
     Points are means over seeds, bands ± one standard deviation over seeds. The standard errors over sequences are in
-    the tables; a panel by position tells the largest.
+    the tables; each panel by position shows the largest.
     """
     panels = 3 if True in results.masking else 2
     legend = _legend(results)
@@ -36,14 +36,14 @@ def plot(results: Results, training_lengths: list[int], file: Path) -> None:
     with style():
         figure, axes = plt.subplots(1, panels, figsize=(4.8 * panels, height))
         _draw_lengths(axes[0], results)
-        told = f"position (tokens; sequences of {results.lengths[-1]:,})"
+        label = f"position (tokens; sequences of {results.lengths[-1]:,})"
         _draw_ranges(axes[1], results, results.masking, by_position, training_lengths)
         axes[1].set_title("by position in the sequence", loc="left")
-        axes[1].set_xlabel(told)
+        axes[1].set_xlabel(label)
         if panels == 3:
             _draw_ranges(axes[2], results, [True], by_document, training_lengths)
             axes[2].set_title("by position in the document", loc="left")
-            axes[2].set_xlabel(told)
+            axes[2].set_xlabel(label)
             axes[2].sharey(axes[1])
             axes[2].autoscale(axis="y")
         for ax in axes[:2]:
@@ -57,8 +57,8 @@ def _draw_lengths(ax: Axes, results: Results) -> None:
     for arm in results.arms:
         for masked in results.masking:
             of_lengths = [results.of_arm(arm, length, masked) for length in results.lengths]
-            seeds = [[one.total.loss for one in own] for own in of_lengths]
-            _line(ax, x, [mean_and_sd(own) for own in seeds], drawn[arm.label], masked)
+            seeds = [[one.total.loss for one in of_seeds] for of_seeds in of_lengths]
+            _line(ax, x, [mean_and_sd(losses) for losses in seeds], drawn[arm.label], masked)
     ax.set_xticks(x, [f"{length:,}" for length in results.lengths])
     ax.set_title("by length, the same tokens", loc="left")
     ax.set_xlabel("sequence length (tokens)")
@@ -72,7 +72,7 @@ def _draw_ranges(
     kind: Callable[[Measurement], list[RangeLoss]],
     training_lengths: list[int],
 ) -> None:
-    """Each range at the middle of its logarithmic extent."""
+    """Draw each range at its middle on the logarithmic axis."""
     shown = _shown(kind(results.of_arm(results.arms[0], results.lengths[-1], masking[0])[0]))
     drawn, largest = _looks(results), 0.0
     for arm in results.arms:
@@ -80,9 +80,9 @@ def _draw_ranges(
             seeds = [kind(one) for one in results.of_arm(arm, results.lengths[-1], masked)]
             bounds = [seeds[0][k] for k in shown]
             x = np.array([_middle(part) for part in bounds])
-            points = [mean_and_sd([own[k].estimate.loss for own in seeds]) for k in shown]
+            points = [mean_and_sd([ranges[k].estimate.loss for ranges in seeds]) for k in shown]
             _line(ax, x, points, drawn[arm.label], masked)
-            errors = [mean_and_sd([own[k].estimate.standard_error for own in seeds])[0] for k in shown]
+            errors = [mean_and_sd([ranges[k].estimate.standard_error for ranges in seeds])[0] for k in shown]
             largest = max([largest, *(error for error in errors if error is not None and math.isfinite(error))])
     ax.text(0.99, 0.99, f"standard errors ≤ {largest:.2g}", transform=ax.transAxes, ha="right", va="top",
             color="0.35", fontsize=8.5)  # fmt: skip
@@ -96,7 +96,7 @@ def _draw_ranges(
 
 
 def _mark(ax: Axes, length: int, bounds: list[RangeLoss]) -> None:
-    """A vertical line at the training length, where it lies inside the picture."""
+    """Draw a vertical line at the training length, if it is inside the panel."""
     if not bounds[0].first < length < bounds[-1].end:
         return
     ax.axvline(math.log2(length), color="0.45", linestyle=":", linewidth=1.2, zorder=1)
@@ -112,14 +112,14 @@ def _mark(ax: Axes, length: int, bounds: list[RangeLoss]) -> None:
 
 
 def _shown(ranges: list[RangeLoss]) -> list[int]:
-    """Ranges that are drawn: those with tokens, without the first positions if enough others are left."""
+    """Indices of the ranges to draw: those with tokens, without the first positions if enough others are left."""
     full = [k for k, part in enumerate(ranges) if part.estimate.tokens]
     later = [k for k in full if ranges[k].first >= FIRST_SHOWN]
     return later if len(later) >= FEWEST_SHOWN else full
 
 
 def _middle(part: RangeLoss) -> float:
-    """log₂ of the range's middle; position 0 stands one half before 1."""
+    """log₂ of the range's middle; position 0 is at −0.5."""
     return (math.log2(part.first) + math.log2(part.end)) / 2 if part.first else -0.5
 
 

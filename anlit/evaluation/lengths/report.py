@@ -20,21 +20,21 @@ HEAD = (
     "bits per byte", "tokens", "sequences",
 )  # fmt: skip
 DEFINITION = """\
-Loss is the mean in nats per token over the same {tokens:,} validation tokens at every length: only where they are cut
-into sequences differs. With more than one seed a value is the mean ± the standard deviation over seeds. *Standard
-error* is that of one run's mean over the sequences it is taken from (the mean of the runs' errors if there are
-several). *Change* is the loss less that at the training length; both are of the same tokens, so its standard error,
-over blocks of {block:,} tokens, is smaller than that of the losses."""
+Loss is the mean in nats per token over the same {tokens:,} validation tokens at every length; only the cuts into
+sequences differ. With more than one seed a value is the mean ± the standard deviation over seeds. *Standard
+error* is that of one run's mean over its sequences (the mean of the runs' errors if there are several). *Change* is the
+loss minus that at the training length. Both are on the same tokens, so its standard error, over blocks of {block:,}
+tokens, is smaller than that of the losses."""
 RANGES = """\
 Mean loss by position in sequences of {length:,} tokens, counted from 0: at position p the model has read p tokens
 before the present one. The *position in the document* counts from the document's first token in the sequence. The
-standard error (s.e.) is over sequences. Different ranges hold different tokens, and only long documents reach the late
-positions in a document: compare along a row, where all configurations read the same tokens."""
+standard error (s.e.) is over sequences. Different ranges have different tokens, and only long documents reach the late
+positions in a document. So compare along a row, where all configurations read the same tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What was measured: `of_checkpoint[i]` holds the measurements of checkpoint i, each of the same settings."""
+    """All measurements: `of_checkpoint[i]` has those of checkpoint i, with the same settings for each checkpoint."""
 
     arms: list[Arm]
     of_checkpoint: list[list[Measurement]]
@@ -44,15 +44,15 @@ class Results:
     block: int
 
     def of_arm(self, arm: Arm, length: int, masked: bool) -> list[Measurement]:
-        """One measurement of each seed."""
-        return [self._one(place, length, masked) for place in arm.members]
+        """The measurement of each seed."""
+        return [self._one(member, length, masked) for member in arm.members]
 
-    def _one(self, place: int, length: int, masked: bool) -> Measurement:
-        return next(one for one in self.of_checkpoint[place] if (one.length, one.masking) == (length, masked))
+    def _one(self, member: int, length: int, masked: bool) -> Measurement:
+        return next(one for one in self.of_checkpoint[member] if (one.length, one.masking) == (length, masked))
 
 
 def spread(values: Sequence[float | None], digits: int = 4) -> str:
-    """`3.2101 ± 0.0042`; without the ± for one seed, – where a value is missing, and words where it is not finite."""
+    """`3.2101 ± 0.0042`; without ± for one seed, – if a value is missing, and words if it is not finite."""
     mean, sd = mean_and_sd(values)
     if mean is None:
         return NONE
@@ -103,14 +103,14 @@ def show(results: Results, console: Console) -> None:
     for arm in results.arms:
         for masked in results.masking:
             seeds = [results.of_arm(arm, length, masked) for length in results.lengths]
-            losses = [spread([one.total.loss for one in own]) for own in seeds]
+            losses = [spread([one.total.loss for one in of_seeds]) for of_seeds in seeds]
             table.add_row(arm.label if masked == results.masking[0] else "", "yes" if masked else "no", *losses)
         table.add_section()
     console.print(table)
 
 
 def markdown(results: Results, record: dict[str, Any], notes: Sequence[str]) -> str:
-    """The report: both tables, what they mean, and where the numbers come from."""
+    """The report: both tables, their definitions and the provenance of the numbers."""
     parts = [
         "# Loss by length",
         f"![loss over length and position]({PLOT})",
@@ -128,8 +128,8 @@ def markdown(results: Results, record: dict[str, Any], notes: Sequence[str]) -> 
 def _range_tables(results: Results) -> list[str]:
     parts = []
     for masked in results.masking:
-        told = "documents masked" if masked else "documents not masked"
-        parts += [f"### Position in the sequence, {told}", _range_table(results, masked, by_position)]
+        mode = "documents masked" if masked else "documents not masked"
+        parts += [f"### Position in the sequence, {mode}", _range_table(results, masked, by_position)]
         if masked:
             parts += ["### Position in the document, documents masked", _range_table(results, masked, by_document)]
     return parts

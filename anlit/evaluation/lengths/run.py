@@ -1,4 +1,4 @@
-"""Measuring several checkpoints on the same tokens, one model in memory at a time."""
+"""Measures several checkpoints on the same tokens, with one model in memory at a time."""
 
 import math
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from anlit.checkpoints.loading import describe, device_name, find_device, find_file, load_checkpoint
 from anlit.errors import UserError
-from anlit.evaluation.arms import Origin, group_by_seed, mean_and_sd
+from anlit.evaluation.arms import Arm, Origin, group_by_seed, mean_and_sd
 from anlit.evaluation.data import available_targets, data_of
 from anlit.evaluation.lengths.measure import Measurement, measure
 from anlit.evaluation.lengths.report import Results
@@ -19,12 +19,12 @@ from anlit.evaluation.record import header
 
 
 class Candidate(NamedTuple):
-    """A checkpoint that was found to be in order."""
+    """A checkpoint that has passed all checks."""
 
     origin: Origin
     description: dict[str, Any]
     fingerprint: dict[str, Any]
-    """Of the data that it is evaluated on."""
+    """Fingerprint of the data that it is evaluated on."""
     available: int
     """Targets in the validation split."""
     masked: bool
@@ -32,16 +32,16 @@ class Candidate(NamedTuple):
 
 
 def run(paths: list[str], settings: Settings, command: str) -> tuple[Results, dict[str, Any], list[str]]:
-    """The results, the record with all numbers, and what a reader has to know.
+    """The results, the record with all numbers, and notes for the reader.
 
     Raises:
-        UserError: A checkpoint, the data or a setting is wrong; said before anything is measured where possible.
+        UserError: A checkpoint, the data or a setting is wrong. If possible it is raised before anything is measured.
     """
     record = header(command, [])
     device = find_device(settings.device)
     files = list({file.resolve(): file for file in map(find_file, paths)}.values())
-    found = [_look_at(file, settings.data) for file in files]
-    _refuse_other_data(found)
+    found = [_load_candidate(file, settings.data) for file in files]
+    _refuse_different_data(found)
     lengths = settings.lengths_for(one.description["training_length"] for one in found)
     tokens = settings.tokens_for(lengths, found[0].available, f"{found[0].fingerprint['path']}/val")
     measured = _measure_all(files, settings, lengths, tokens)
@@ -52,14 +52,14 @@ def run(paths: list[str], settings: Settings, command: str) -> tuple[Results, di
         "checkpoints": [one.description for one in found],
         "data": found[0].fingerprint,
         "settings": asdict(settings) | {"lengths": lengths, "tokens": tokens},
-        "arms": [_arm(results, place) for place in range(len(arms))],
-        "measurements": [[one.raw() for one in own] for own in measured],
+        "arms": [_arm(results, arm) for arm in arms],
+        "measurements": [[one.raw() for one in of_checkpoint] for of_checkpoint in measured],
     }
     return results, record, _notes(found, settings, tokens)
 
 
-def _look_at(file: Path, data_path: str | None) -> Candidate:
-    """Load a checkpoint and its data once before measuring, so that all complaints come first."""
+def _load_candidate(file: Path, data_path: str | None) -> Candidate:
+    """Load a checkpoint and its data once before measuring, so that all errors come first."""
     checkpoint = load_checkpoint(str(file), "cpu")
     data = data_of(checkpoint, data_path)
     available = available_targets(data)
@@ -67,12 +67,12 @@ def _look_at(file: Path, data_path: str | None) -> Candidate:
     return Candidate(Origin.of(checkpoint), describe(checkpoint), data.fingerprint, available, masked)
 
 
-def _refuse_other_data(found: list[Candidate]) -> None:
+def _refuse_different_data(found: list[Candidate]) -> None:
     first = found[0]
     for other in found[1:]:
         if other.fingerprint["content_sha256"] != first.fingerprint["content_sha256"]:
             raise UserError(
-                f"{first.origin.file} and {other.origin.file} have other data ({first.fingerprint['path']} and "
+                f"{first.origin.file} and {other.origin.file} have different data ({first.fingerprint['path']} and "
                 f"{other.fingerprint['path']}), and losses on different tokens cannot be compared: set --data"
             )
 
@@ -91,14 +91,13 @@ def _measure_all(files: list[Path], settings: Settings, lengths: list[int], toke
                 line = f"{file}: {one.total.loss:.4f} at {one.length:,}, documents {masked}"
                 progress.console.print(line, soft_wrap=True, highlight=False)
 
-            how = (lengths, list(settings.masking), tokens, settings.batch_tokens)
-            measured.append(measure(checkpoint, data, *how, tell))
+            arguments = (lengths, list(settings.masking), tokens, settings.batch_tokens)
+            measured.append(measure(checkpoint, data, *arguments, tell))
     return measured
 
 
-def _arm(results: Results, place: int) -> dict[str, Any]:
-    """An arm in the record: which checkpoints it has, and the loss over its seeds."""
-    arm = results.arms[place]
+def _arm(results: Results, arm: Arm) -> dict[str, Any]:
+    """An arm in the record: its checkpoints, and the loss over its seeds."""
     losses = []
     for masked in results.masking:
         for length in results.lengths:
@@ -111,11 +110,11 @@ def _notes(found: list[Candidate], settings: Settings, tokens: int) -> list[str]
     notes = []
     if settings.tokens is not None and tokens != settings.tokens:
         notes.append(
-            f"Evaluated on {tokens:,} tokens and not {settings.tokens:,}: every length has to divide their number, and "
-            f"the validation split has {found[0].available:,}."
+            f"Evaluated on {tokens:,} tokens and not {settings.tokens:,}: the number must be a multiple of every "
+            f"length, and the validation split has {found[0].available:,}."
         )
     trained = {one.masked for one in found}
     if trained != set(settings.masking):
-        told = " and ".join("with" if masked else "without" for masked in sorted(trained, reverse=True))
-        notes.append(f"The models were trained {told} document masking.")
+        modes = " and ".join("with" if masked else "without" for masked in sorted(trained, reverse=True))
+        notes.append(f"The models were trained {modes} document masking.")
     return notes

@@ -1,4 +1,4 @@
-"""What `anlit lengths` can be told."""
+"""The settings of `anlit lengths`."""
 
 import math
 from collections.abc import Iterable
@@ -16,16 +16,16 @@ class Settings:
     """How to measure.
 
     Raises:
-        UserError: a number is not positive, or there is nothing to measure.
+        UserError: A number is not positive.
     """
 
     lengths: tuple[int, ...] | None = None
     """Tokens per sequence; by default 1, 4 and 16 times each model's training length."""
     tokens: int | None = None
-    """Evaluate on so many targets, in pieces spread over the validation split, rounded down to a multiple of every
-    length; by default on all, but no more than 1,048,576 or one sequence of the longest length."""
+    """The number of targets, in pieces spread over the validation split, rounded down to a multiple of every length. By
+    default all, but at most 1,048,576 or one sequence of the longest length."""
     batch_tokens: int = BATCH_TOKENS
-    """Tokens per batch; it holds one sequence at least."""
+    """Tokens per batch, which has at least one sequence."""
     masking: tuple[bool, ...] = (True, False)
     """Values of document masking to measure with."""
     data: str | None = None
@@ -50,7 +50,7 @@ class Settings:
         """The number of targets to measure on: a multiple of every length.
 
         Args:
-            lengths: What `lengths_for` gave.
+            lengths: The result of `lengths_for`.
             available: Targets in the validation split.
             where: The split's folder.
 
@@ -60,10 +60,10 @@ class Settings:
         block = math.lcm(*lengths)
         wanted = self.tokens if self.tokens is not None else max(MOST_TOKENS, block)
         if available < block:
-            told = "" if block == lengths[-1] else f", of which all of {_listed(lengths)} are divisors"
+            reason = "" if block == lengths[-1] else f", the least common multiple of {_listed(lengths)}"
             raise UserError(
-                f"{where} has {available:,} tokens to predict and this needs {block:,}{told}: set --lengths to shorter "
-                "ones, or --data to a folder with a longer validation split"
+                f"{where} has {available:,} tokens to predict and this needs {block:,}{reason}: set --lengths to "
+                "shorter ones, or --data to a folder with a longer validation split"
             )
         if wanted < block:
             raise UserError(

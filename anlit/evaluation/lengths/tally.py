@@ -1,4 +1,4 @@
-"""Sums of the loss over sequences and ranges of position, and the means with their standard errors.
+"""Sums of the loss per sequence and range of positions, and means with standard errors.
 
 A position counts from 0 in its sequence (or document), so position p is predicted from p + 1 tokens. Range 0 is
 position 0, range k ≥ 1 the positions [2^(k−1), 2^k).
@@ -21,7 +21,7 @@ class Estimate:
     loss: float | None
     """None if there is no token."""
     standard_error: float | None
-    """Over sequences, which are what the corpus was sampled in; None for fewer than two."""
+    """Over sequences, the units in which the corpus was sampled; None for fewer than two."""
     tokens: int
 
 
@@ -44,12 +44,12 @@ class Tally:
         self._tokens: list[Floats] = []
 
     def add(self, losses: Floats, counted: NDArray[np.bool_], positions: NDArray[np.int64]) -> None:
-        """Losses of a batch, whether they count, and each token's position; all (B, T)."""
+        """Add the losses of a batch, whether they count, and each token's position; all (B, T)."""
         rows, n = len(losses), self.n_ranges
         index = (np.arange(rows)[:, None] * n + range_of(positions)).ravel()
-        for kept, weights in ((self._losses, np.where(counted, losses, 0.0)), (self._tokens, counted)):
+        for stored, weights in ((self._losses, np.where(counted, losses, 0.0)), (self._tokens, counted)):
             sums = np.bincount(index, weights.ravel().astype(np.float64), rows * n)
-            kept.append(sums.astype(np.float64).reshape(rows, n))
+            stored.append(sums.astype(np.float64).reshape(rows, n))
 
     @property
     def losses(self) -> Floats:
@@ -69,16 +69,16 @@ class Tally:
 
 
 def range_of(positions: NDArray[Any]) -> NDArray[np.int64]:
-    """0 for position 0, else ⌊log2 p⌋ + 1: the exponent that p has as a floating-point number."""
+    """0 for position 0, else ⌊log2 p⌋ + 1, the exponent of p as a floating-point number."""
     return np.frexp(positions.astype(np.float64))[1].astype(np.int64)
 
 
 def estimate(losses: Floats, tokens: Floats) -> Estimate:
-    """Mean of a ratio: summed loss over counted targets, with the error over the sequences that have any.
+    """Ratio of summed loss to counted targets, with the standard error over the sequences that have targets.
 
     Args:
-        losses: (sequences,) summed.
-        tokens: (sequences,) counted.
+        losses: (sequences,) summed losses.
+        tokens: (sequences,) counted targets.
     """
     losses, tokens = losses[tokens > 0], tokens[tokens > 0]
     n, total = len(tokens), float(tokens.sum())

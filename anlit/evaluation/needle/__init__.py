@@ -1,1 +1,1 @@
-"""Needle in a haystack: `anlit needle`."""
+"""`anlit needle`: needle in a haystack."""

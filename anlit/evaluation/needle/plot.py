@@ -14,13 +14,13 @@ from anlit.reporting.figure import MAP, save, style
 
 COLUMNS = 4
 FEW_ROWS, FEW_COLUMNS = 11, 6
-"""Up to so many cells, each shows its number."""
+"""Tables of up to this size show the numbers in their cells."""
 CELL = 0.85
 """Width of a length's column in inches."""
 
 
 def plot_heat_maps(results: Results, path: Path) -> None:
-    """Write the picture as PNG."""
+    """Write the figure as PNG and PDF."""
     arms, lengths, depths = results.arms, results.lengths, results.depths
     rows = math.ceil(len(arms) / COLUMNS)
     columns = math.ceil(len(arms) / rows)
@@ -30,9 +30,9 @@ def plot_heat_maps(results: Results, path: Path) -> None:
         axes = [*grid.flat][: len(arms)]
         for ax in [*grid.flat][len(arms) :]:
             ax.remove()
-        for place, (ax, arm) in enumerate(zip(axes, arms, strict=True)):
+        for number, (ax, arm) in enumerate(zip(axes, arms, strict=True)):
             picture = _draw(ax, arm, results)
-            first, last = place % columns == 0, place + columns >= len(arms)  # in its row; in its column
+            first, last = number % columns == 0, number + columns >= len(arms)  # in its row; in its column
             ax.tick_params(length=0, labelleft=first, labelbottom=last)
         times = ", and in training lengths" if len(results.training_lengths) == 1 else ""
         figure.supxlabel(f"length (tokens{times})", fontsize=10)
@@ -42,7 +42,7 @@ def plot_heat_maps(results: Results, path: Path) -> None:
 
 
 def _draw(ax: Axes, arm: ArmScores, results: Results) -> AxesImage:
-    """One panel: the first depth on top, the shortest length on the left."""
+    """Draw one panel, with the first depth on top and the shortest length on the left."""
     depths, lengths = results.depths, results.lengths
     table = np.stack([arm.by_depth(length) for length in lengths], axis=1)
     picture = ax.imshow(table, cmap=MAP, vmin=0, vmax=1, aspect="auto", interpolation="nearest")

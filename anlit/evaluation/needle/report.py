@@ -19,11 +19,11 @@ Z = 1.959964
 """Quantile of the normal distribution for 95 %."""
 PLOT = "needle.png"
 DEFINITION = """\
-Accuracy is the share of samples whose 7 digits greedy decoding gives exactly, the mean over {n_depths} depths with
-{n_samples} samples each. In brackets the 95 % interval (Wilson) that {n} samples leave; all seeds and all
-configurations with one tokenizer get the same samples. ± is the standard deviation over seeds. The log-likelihood is
-that of the answer's tokens given all before them; 0 is certainty, −ln V guessing among all V tokens, and it tells
-configurations apart where the accuracy is 0."""
+Accuracy is the share of samples whose 7 digits greedy decoding gives exactly, averaged over {n_depths} depths with
+{n_samples} samples each. Brackets have the 95 % interval (Wilson) for {n} samples. All seeds and all configurations
+with one tokenizer get the same samples. ± is the standard deviation over seeds. The log-likelihood is that of the
+answer's tokens given all tokens before them: 0 is certainty, −ln V is guessing among all V tokens. It differs between
+configurations even if their accuracy is 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +32,9 @@ class ArmScores:
 
     label: str
     members: tuple[int, ...]
-    """Places of its checkpoints in the record."""
+    """Indices of its checkpoints in the record."""
     scores: tuple[dict[int, Scores], ...]
-    """Of each member, by length."""
+    """The scores of each member, by length."""
 
     @property
     def n_seeds(self) -> int:
@@ -42,7 +42,7 @@ class ArmScores:
 
     def of(self, length: int) -> list[Scores]:
         """The scores of every seed."""
-        return [own[length] for own in self.scores]
+        return [by_length[length] for by_length in self.scores]
 
     def accuracy(self, length: int) -> float:
         """Mean over seeds, depths and samples."""
@@ -58,7 +58,7 @@ class ArmScores:
         return wilson(self.accuracy(length), self.of(length)[0].match.size)
 
     def nats_per_token(self, length: int) -> float:
-        """Log-likelihood of the answers per token of theirs, mean over seeds."""
+        """Log-likelihood per token of the answers, mean over seeds."""
         return float(np.mean([one.nats_per_token for one in self.of(length)]))
 
     def by_depth(self, length: int) -> np.ndarray:
@@ -67,7 +67,7 @@ class ArmScores:
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a binomial share seen in n trials (Wilson 1927)."""
+    """Wilson's 95 % interval of a binomial share in n trials (Wilson 1927)."""
     centre = share + Z**2 / (2 * n)
     half = Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
     scale = 1 + Z**2 / n
@@ -76,25 +76,25 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """All that was measured."""
+    """All measurements."""
 
     arms: list[ArmScores]
     lengths: list[int]
     depths: list[float]
     n_samples: int
-    """At each depth and length."""
+    """Samples at each depth and length."""
     training_lengths: list[int]
 
     def name(self, length: int) -> str:
-        """`1,024 (4×)`; without the multiple where the models were trained at different lengths."""
+        """`1,024 (4×)`; without the multiple if the models were trained at different lengths."""
         times = f" ({length / self.training_lengths[0]:g}×)" if len(self.training_lengths) == 1 else ""
         return f"{length:,}{times}"
 
 
 def markdown(results: Results, record: dict[str, Any]) -> str:
-    """The page needle.md; `record` is needle.json's."""
+    """The page needle.md; `record` is the content of needle.json."""
     n_depths = len(results.depths)
-    told = DEFINITION.format(n_depths=n_depths, n_samples=results.n_samples, n=n_depths * results.n_samples)
+    definition = DEFINITION.format(n_depths=n_depths, n_samples=results.n_samples, n=n_depths * results.n_samples)
     head = ["configuration", "seeds", *(f"{results.name(length)} tokens" for length in results.lengths)]
     parts = [
         "# Needle in a haystack",
@@ -103,7 +103,7 @@ def markdown(results: Results, record: dict[str, Any]) -> str:
         markdown_table(head, _literal(_rows(results, _accuracy))),
         "Log-likelihood of the answer, nats per token:",
         markdown_table(head, _literal(_rows(results, _nats))),
-        told,
+        definition,
         "## Where the numbers come from",
         provenance(record),
     ]

@@ -1,4 +1,4 @@
-"""Scoring several checkpoints on the same needles, one model in memory at a time."""
+"""Scores several checkpoints on the same needles, with one model in memory at a time."""
 
 import math
 from dataclasses import asdict
@@ -20,12 +20,12 @@ from anlit.evaluation.record import header
 
 
 class Candidate(NamedTuple):
-    """A checkpoint that was found to be in order."""
+    """A checkpoint that has passed all checks."""
 
     origin: Origin
     description: dict[str, Any]
     fingerprint: dict[str, Any]
-    """Of the data that its haystacks come from."""
+    """Fingerprint of the data of its haystacks."""
     haystack: Haystack
 
 
@@ -33,13 +33,13 @@ def run(paths: list[str], settings: Settings, command: str) -> tuple[Results, di
     """The results, and the record with all numbers.
 
     Raises:
-        UserError: A checkpoint, the data or a setting is wrong; said before anything is measured where possible.
+        UserError: A checkpoint, the data or a setting is wrong. If possible it is raised before anything is measured.
     """
     record = header(command, [])
     device = find_device(settings.device)
     files = list({file.resolve(): file for file in map(find_file, paths)}.values())
-    found = [_look_at(file, settings.data) for file in files]
-    _refuse_other_data(found)
+    found = [_load_candidate(file, settings.data) for file in files]
+    _refuse_different_data(found)
     training_lengths = sorted({one.description["training_length"] for one in found})
     lengths = settings.lengths_for(training_lengths)
     for length in lengths:
@@ -56,36 +56,36 @@ def run(paths: list[str], settings: Settings, command: str) -> tuple[Results, di
         "data": found[0].fingerprint,
         "settings": asdict(settings) | {"lengths": lengths, "depths": settings.depths},
         "arms": [_arm(arm, lengths) for arm in arms],
-        "measurements": [[_scores(own[length]) for length in lengths] for own in scores],
+        "measurements": [[_scores(by_length[length]) for length in lengths] for by_length in scores],
     }
     return results, record
 
 
-def _look_at(file: Path, data_path: str | None) -> Candidate:
-    """Load a checkpoint and its data once before measuring, so that all complaints come first."""
+def _load_candidate(file: Path, data_path: str | None) -> Candidate:
+    """Load a checkpoint and its data once before measuring, so that all errors come first."""
     checkpoint = load_checkpoint(str(file), "cpu")
     data = data_of(checkpoint, data_path)
     return Candidate(Origin.of(checkpoint), describe(checkpoint), data.fingerprint, Haystack.of(data, "val"))
 
 
-def _refuse_other_data(found: list[Candidate]) -> None:
+def _refuse_different_data(found: list[Candidate]) -> None:
     first = found[0]
     for other in found[1:]:
         if other.fingerprint["content_sha256"] != first.fingerprint["content_sha256"]:
             raise UserError(
-                f"{first.origin.file} and {other.origin.file} have other data ({first.fingerprint['path']} and "
-                f"{other.fingerprint['path']}), and would search other texts: set --data, or measure them apart"
+                f"{first.origin.file} and {other.origin.file} have different data ({first.fingerprint['path']} and "
+                f"{other.fingerprint['path']}), and would search different texts: set --data, or run twice"
             )
 
 
 def _measure_all(
     files: list[Path], found: list[Candidate], settings: Settings, lengths: list[int]
 ) -> list[dict[int, Scores]]:
-    """Of each checkpoint the scores by length."""
+    """The scores of each checkpoint, by length."""
     n_samples = settings.n_depths * settings.n_samples
     scores: list[dict[int, Scores]] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        # A sample's cost grows with its length, faster where attention dominates.
+        # The cost of a sample grows with its length, or faster if attention dominates.
         task = progress.add_task("searching", total=len(files) * n_samples * sum(lengths))
         for file, candidate in zip(files, found, strict=True):
             model = load_checkpoint(str(file), settings.device).model
@@ -95,13 +95,13 @@ def _measure_all(
                 def tell(n: int, length: int = length) -> None:
                     progress.advance(task, n * length)
 
-                how = (length, settings.depths, settings.n_samples, settings.seed)
-                scores[-1][length] = measure(model, candidate.haystack, *how, tell)
+                arguments = (length, settings.depths, settings.n_samples, settings.seed)
+                scores[-1][length] = measure(model, candidate.haystack, *arguments, tell)
     return scores
 
 
 def _arm(arm: ArmScores, lengths: list[int]) -> dict[str, Any]:
-    """An arm in the record: its checkpoints' places, and the means over them."""
+    """An arm in the record: its checkpoints, and the means over them."""
     found = [
         {
             "length": length,

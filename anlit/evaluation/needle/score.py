@@ -1,10 +1,9 @@
 """Scores of a model on needles in haystacks: exact match and the log-likelihood of the answers.
 
-Exact match means: greedy decoding after the question gives the 7 digits, token by token as the tokenizer writes them.
-That needs no decoding. Greedy decoding goes along the true answer as long as each of its tokens is the argmax given
-the question and the answer's tokens before it, and leaves it for good at the first that is not. So one forward pass
-over the sample with its answer tells: it is a match if and only if every token of the answer is the argmax there.
-(Other tokens that spell the same digits are no match; a tokenizer writes a number in one way.)
+Exact match means that greedy decoding after the question gives the 7 digits, in the tokens of the tokenizer. This needs
+no decoding: greedy decoding gives the answer if and only if each of its tokens is the argmax given the question and the
+answer's tokens before it. So one forward pass over the sample with its answer is enough. (Other tokens that spell the
+same digits are no match; a tokenizer writes a number in one way.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,24 +21,24 @@ from anlit.evaluation.needle.haystack import Haystack, Sample
 from anlit.models.language_model import LanguageModel
 
 EVALUATION = 3
-"""The stream of random numbers; those of training and validation have other names."""
+"""The stream of random numbers; training and validation have other streams."""
 BATCH_TOKENS = 1 << 14
-"""Tokens in a forward pass, or one sample if that is longer."""
+"""Tokens in a forward pass, unless one sample is longer."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Of one model at one length; all arrays are (depths, samples)."""
+    """The scores of one model at one length; arrays are (depths, samples)."""
 
     length: int
     asked: np.ndarray
-    """(depths,) the depths that were asked for."""
+    """(depths,) the requested depths."""
     depth: np.ndarray
-    """Where the needles stand, at the end of a sentence nearby."""
+    """The actual depths of the needles, at the end of a sentence nearby."""
     match: np.ndarray
     """Whether greedy decoding gives the number."""
     log_likelihood: np.ndarray
-    """Of the answer given all before it, in nats."""
+    """Log-likelihood of the answer given all tokens before it, in nats."""
     n_answer: np.ndarray
     """Tokens of the answer."""
 
@@ -50,7 +49,7 @@ class Scores:
 
     @property
     def nats_per_token(self) -> float:
-        """Log-likelihood of the answers per token of theirs."""
+        """Log-likelihood per token of the answers."""
         return float(self.log_likelihood.sum() / self.n_answer.sum())
 
 
@@ -65,14 +64,20 @@ def measure(
 ) -> Scores:
     """Score `n_samples` samples of `length` tokens at each depth.
 
-    Sample j at depth number i is a function of `seed`, the length, i and j alone: all models with one tokenizer get
-    the same.
+    Sample j at depth number i depends only on `seed`, the length, i and j. So all models with one tokenizer get the
+    same samples.
 
     Args:
-        advance: told after each forward pass how many samples it had.
+        model: The model.
+        haystack: The text to hide needles in.
+        length: Tokens in a sample.
+        depths: The depths, from 0 to 1.
+        n_samples: Samples at each depth.
+        seed: Seed of the samples.
+        advance: Called after each forward pass with its number of samples.
 
     Raises:
-        UserError: no such samples can be made, or the forward pass does not fit the device's memory.
+        UserError: Such samples cannot be made, or a forward pass does not fit into the device's memory.
     """
     haystack.check(length)
     device = next(model.parameters()).device
@@ -105,7 +110,7 @@ def _sample(haystack: Haystack, length: int, depth: float, seed: int, i: int, j:
 
 @torch.inference_mode()
 def score(model: LanguageModel, samples: Sequence[Sample], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of each sample, all of one length: (B,) whether the answer is matched, and (B,) its log-likelihood in nats."""
+    """For samples of one length: (B,) whether the answer is matched, and (B,) its log-likelihood in nats."""
     tokens = torch.from_numpy(np.stack([sample.tokens for sample in samples])).to(device)
     n_answer = torch.tensor([sample.n_answer for sample in samples], device=device)
     most = int(n_answer.max())
@@ -126,7 +131,7 @@ def score(model: LanguageModel, samples: Sequence[Sample], device: torch.device)
 
 @contextmanager
 def _only_last(decoder: Any, count: int) -> Iterator[None]:
-    """In it the decoder makes logits of the last `count` positions: (B, T, V) would not fit at T of many thousands."""
+    """Make the decoder compute logits of the last `count` positions only: (B, T, V) of many thousands would not fit."""
     all_logits = decoder.logits
     decoder.logits = lambda h: all_logits(h[:, -count:])
     try:

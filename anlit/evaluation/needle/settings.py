@@ -1,4 +1,4 @@
-"""What `anlit needle` can be told."""
+"""The settings of `anlit needle`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ class Settings:
     """How to measure.
 
     Raises:
-        UserError: a number is too small.
+        UserError: A number is too small.
     """
 
     lengths: tuple[int, ...] | None = None
     """Tokens per sample; by default 1, 4 and 16 times each model's training length."""
     n_depths: int = 11
-    """Depths, evenly from the beginning of the text to its end; a single one is its middle."""
+    """Number of depths, evenly from the beginning of the text to its end; a single one is in the middle."""
     n_samples: int = 20
     """Samples at each depth and length."""
     seed: int = 0
-    """Of the samples."""
+    """Seed of the samples."""
     data: str | None = None
     """A prepared folder instead of the runs' own."""
     device: str = "auto"

@@ -1,4 +1,4 @@
-"""Models as folders of `transformers`: in an architecture that it has where that is exact, else with code of their own.
+"""Models as folders for `transformers`: in one of its architectures if that is exact, else with custom code.
 
-Nothing here imports transformers, but for `modelling`, whose files go into the folders.
+Only `modelling`, whose files are copied into the folders, imports transformers.
 """

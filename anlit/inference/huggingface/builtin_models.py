@@ -1,11 +1,11 @@
-"""GPT+ in the architectures of transformers that compute exactly the same.
+"""GPT+ in architectures of transformers that compute exactly the same.
 
     rotary fraction 1, QK-norm      Qwen3
     rotary fraction 1, no QK-norm   Llama
     another fraction, either        Glm4Moe with no expert layer: all of its first `first_k_dense_replace` layers are
                                     plain SwiGLU blocks, and it has partial rotary positions and QK-norm per head
 
-All of them pair the rotated dimensions half-split and normalise heads before the rotation, as GPT+ does.
+Like GPT+, all of them use half-split pairs for the rotation and normalise heads before it.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ IN_BLOCK = {
     "W_d.weight": "mlp.down_proj.weight",
 }
 GLM_WITHOUT_EXPERTS = {
-    "n_routed_experts": 2,  # none is made, but the configuration wants some
+    "n_routed_experts": 2,  # no layer has experts, but the configuration needs a number
     "num_experts_per_tok": 1,
     "moe_intermediate_size": 1,
     "num_nextn_predict_layers": 0,
@@ -53,7 +53,7 @@ def their_name(name: str) -> str:
 
 
 def reason_against(decoder: Decoder) -> str | None:
-    """Why no architecture of transformers is this GPT+; None if one is."""
+    """Why no architecture of transformers can be this GPT+; None if one can."""
     for part in decoder.blocks:
         block: Any = part
         if type(block.attention.mechanism) is not Plain:
@@ -98,7 +98,7 @@ def configuration(decoder: Decoder, context_length: int) -> dict[str, Any]:
 
 
 def weights(decoder: Decoder) -> dict[str, Tensor]:
-    """The weights by transformers' names; a QK-norm without gain gets one of ones."""
+    """The weights by transformers' names; a QK-norm without gain gets a gain of ones."""
     found = {their_name(name): tensor for name, tensor in decoder.state_dict().items()}
     for number, part in enumerate(decoder.blocks):
         block: Any = part

@@ -1,7 +1,7 @@
-"""nGPT, anGPT, and GPT+ with settings that transformers lacks, for the code in `modelling`.
+"""nGPT, anGPT, and GPT+ with settings that transformers lacks, for the custom code in `modelling`.
 
-nGPT and anGPT are written folded (`anlit.models.fold`), and the coefficients of mechanisms, learned or not, as
-numbers in config.json.
+nGPT and anGPT are written folded (`anlit.models.fold`). The coefficients of mechanisms, learned or not, are numbers in
+config.json.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ from anlit.models.fold import Absorbed, fold
 CODE = Path(__file__).parent / "modelling"
 ARCHITECTURES = {"GPT": "GPT", "NGPT": "NGPT", "FoldedNGPT": "NGPT", "AnGPT": "AnGPT", "FoldedAnGPT": "AnGPT"}
 LEARNED = ("strength", "decay")
-"""What mechanisms call their coefficient."""
+"""The names of the mechanisms' coefficient."""
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "Plain": (),
     "ScaleInvariant": ("tau",),
@@ -34,14 +34,14 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "LogBias": ("tau",),
     "ALiBi": (),
 }
-"""What each mechanism that the code knows has beside its coefficient."""
+"""The mechanisms that the code supports, and their settings apart from the coefficient."""
 
 
 def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor], list[Path]]:
-    """config.json without the ids of special tokens, the weights, and the files of code.
+    """config.json without the ids of special tokens, the weights, and the code files.
 
     Raises:
-        UserError: The code has no form for the model's class or one of its settings.
+        UserError: The code does not support the model's class or one of its settings.
     """
     if checkpoint.architecture not in ARCHITECTURES:
         raise _refusal(f"the architecture {checkpoint.architecture}")
@@ -49,14 +49,14 @@ def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor],
     decoder = checkpoint.model.model
     if name != "GPT" and not isinstance(decoder.s_z, Absorbed):
         decoder = fold(decoder)
-    own = f"modeling_anlit_{name.lower()}"
+    module = f"modeling_anlit_{name.lower()}"
     record = {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": f"anlit_{name.lower()}",
-        "auto_map": {"AutoConfig": f"{own}.{name}Config", "AutoModelForCausalLM": f"{own}.{name}ForCausalLM"},
+        "auto_map": {"AutoConfig": f"{module}.{name}Config", "AutoModelForCausalLM": f"{module}.{name}ForCausalLM"},
         **_configuration(decoder, checkpoint.training_length),
     }
-    code = [CODE / f"{file}.py" for file in ("anlit_attention", "anlit_model", own)]
+    code = [CODE / f"{file}.py" for file in ("anlit_attention", "anlit_model", module)]
     return record, _weights(decoder), code
 
 
@@ -75,8 +75,8 @@ def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:
         "num_attention_heads": block.n_heads,
         "max_position_embeddings": context_length,
         "tie_word_embeddings": False,
-        "mechanisms": [_mechanism(one.attention.mechanism) for one in blocks],
-        "positions": [_positions(one.positions) for one in blocks],
+        "mechanisms": [_mechanism(each.attention.mechanism) for each in blocks],
+        "positions": [_positions(each.positions) for each in blocks],
         "qk_norm": _qk_norm(norm),
         "norm_eps": block.norm_1.eps if hasattr(block, "norm_1") else 0.0,
         "v_norm": not isinstance(block.norm_v, nn.Identity),
@@ -119,7 +119,7 @@ def _positions(positions: Positions) -> dict[str, Any]:
 
 
 def _weights(decoder: Any) -> dict[str, Tensor]:
-    """The decoder's own names; without the mechanisms' coefficients, and with an s_qk for every nGPT."""
+    """The weights by the decoder's names, without the mechanisms' coefficients, and with an s_qk for every nGPT."""
     found = {
         name: tensor
         for name, tensor in decoder.state_dict().items()
@@ -134,6 +134,6 @@ def _weights(decoder: Any) -> dict[str, Tensor]:
 
 def _refusal(what: str) -> UserError:
     return UserError(
-        f"--format huggingface cannot hold {what}, for which its code has no form: use --format safetensors, which "
+        f"--format huggingface cannot hold {what}, which its code does not support: use --format safetensors, which "
         "anlit loads"
     )

@@ -24,18 +24,19 @@ KNOWN = {"qwen3": "Qwen3", "llama": "Llama", "glm4_moe": "GLM-4 MoE"}
 def import_huggingface(source: str, output: str, context_length: int | None = None) -> list[str]:
     """Write the Qwen3 in the folder `source` as a GPT+ into the folder `output`, in the form of `anlit export`.
 
-    Llama, and GLM-4 MoE without expert layers, are read too: `anlit export` writes them for other settings of GPT+.
+    Llama, and GLM-4 MoE without expert layers, are read too, because `anlit export` writes them for other settings of
+    GPT+.
 
     Args:
-        source: With config.json and model.safetensors, or its parts and their index.
-        output: Made where missing.
-        context_length: Tokens in a training sequence; max_position_embeddings if not given.
+        source: A folder with config.json and model.safetensors, or its parts and their index.
+        output: Created if missing.
+        context_length: Tokens in a training sequence; None for max_position_embeddings.
 
     Returns:
-        What was changed without changing what the model computes, as sentences.
+        Sentences on changes to the weights that do not change what the model computes.
 
     Raises:
-        UserError: The folder is damaged or has no such model, GPT+ cannot be that model, or `output` holds something.
+        UserError: The folder is damaged or has no such model, GPT+ cannot be that model, or `output` is not empty.
     """
     from anlit.checkpoints.exported import PREFIX, TOKENIZER, write_exported
     from anlit.inference.export import new_folder
@@ -43,10 +44,10 @@ def import_huggingface(source: str, output: str, context_length: int | None = No
     folder, target = Path(source), new_folder(output)
     record = _read_json(folder / CONFIG, "give a folder that holds a Qwen3 of transformers")
     refuse(record, folder)
-    given = read_weights(folder)
-    _check_layers(given, record, folder)
+    read = read_weights(folder)
+    _check_layers(read, record, folder)
     settings, shapes = _model(record, context_length)
-    weights, notes = as_gpt(given, record)
+    weights, notes = as_gpt(read, record)
     _check(weights, shapes, folder)
     content = {
         "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
@@ -66,12 +67,12 @@ def import_huggingface(source: str, output: str, context_length: int | None = No
 
 
 def refuse(record: dict[str, Any], folder: Path) -> None:
-    """Raise UserError with every reason for which GPT+ cannot be the model of this config.json."""
+    """Raise UserError with all reasons why GPT+ cannot be the model of this config.json."""
     kind = record.get("model_type")
     if kind not in KNOWN:
         raise UserError(f"{folder} holds a model of type {kind!r}: anlit import reads {', '.join(KNOWN.values())}")
     if missing := [key for key in SIZES if type(record.get(key)) is not int or record[key] < 1]:
-        raise UserError(f"{folder / CONFIG} does not tell {', '.join(missing)}: download it again")
+        raise UserError(f"{folder / CONFIG} has no {', '.join(missing)}: download it again")
     heads, width = record["num_attention_heads"], record["hidden_size"]
     d_head = record.get("head_dim") or width // heads
     rope = _rope(record)
@@ -93,18 +94,18 @@ def refuse(record: dict[str, Any], folder: Path) -> None:
 
 
 def _rope(record: dict[str, Any]) -> dict[str, Any]:
-    """Type, base and fraction of the rotary positions; transformers 4 had them in other places."""
-    given = record.get("rope_parameters") or record.get("rope_scaling") or {}
+    """Type, base and fraction of the rotary positions; transformers 4 had them under other keys."""
+    rope = record.get("rope_parameters") or record.get("rope_scaling") or {}
     default = 0.5 if record["model_type"] == "glm4_moe" else 1.0
     return {
-        "rope_type": given.get("rope_type") or given.get("type") or "default",
-        "base": float(given.get("rope_theta") or record.get("rope_theta") or 10_000.0),
-        "fraction": given.get("partial_rotary_factor", record.get("partial_rotary_factor", default)),
+        "rope_type": rope.get("rope_type") or rope.get("type") or "default",
+        "base": float(rope.get("rope_theta") or record.get("rope_theta") or 10_000.0),
+        "fraction": rope.get("partial_rotary_factor", record.get("partial_rotary_factor", default)),
     }
 
 
 def _model(record: dict[str, Any], context_length: int | None) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
-    """The settings of the GPT+, and tensors without values in the shapes of its weights."""
+    """The settings of the GPT+, and its weights on the meta device, for their shapes."""
     import torch
 
     from anlit import GPT, RoPE
@@ -141,7 +142,7 @@ def read_weights(folder: Path) -> dict[str, "Tensor"]:
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
         names = sorted(set(_read_json(folder / INDEX, "download it again").get("weight_map", {}).values()))
         if outside := [name for name in names if Path(name).name != name]:
-            raise UserError(f"{folder / INDEX} names {outside[0]!r}, which is not a file beside it: download it again")
+            raise UserError(f"{folder / INDEX} names {outside[0]!r}, not a file in its folder: download it again")
     weights: dict[str, Tensor] = {}
     for name in names:
         if not (folder / name).is_file():
@@ -157,14 +158,14 @@ def as_gpt(theirs: dict[str, "Tensor"], record: dict[str, Any]) -> tuple[dict[st
     """The weights by our names, keys and values repeated for every head, and what was changed."""
     from anlit.inference.huggingface.builtin_models import IN_BLOCK, OUTSIDE
 
-    names = {their: our for our, their in OUTSIDE.items()}
+    names = {name: ours for ours, name in OUTSIDE.items()}
     for layer in range(record["num_hidden_layers"]):
-        names |= {f"model.layers.{layer}.{their}": f"blocks.{layer}.{our}" for our, their in IN_BLOCK.items()}
-    weights = {names.get(name, name): tensor for name, tensor in theirs.items() if not name.endswith(".inv_freq")}
+        names |= {f"model.layers.{layer}.{name}": f"blocks.{layer}.{ours}" for ours, name in IN_BLOCK.items()}
+    weights = {names.get(name, name): tensor for name, tensor in read.items() if not name.endswith(".inv_freq")}
     notes = []
     if record.get("tie_word_embeddings") and "embedding.weight" in weights:
         weights["head.weight"] = weights["embedding.weight"].clone()
-        notes.append("embedding and head shared one matrix: the head has a copy of it, which trains apart")
+        notes.append("embedding and head shared one matrix: the head has a copy of it, which is trained separately")
     heads = record["num_attention_heads"]
     kv_heads = record.get("num_key_value_heads") or heads
     if kv_heads != heads:
@@ -176,21 +177,21 @@ def as_gpt(theirs: dict[str, "Tensor"], record: dict[str, Any]) -> tuple[dict[st
 
 
 def _check_layers(weights: dict[str, "Tensor"], record: dict[str, Any], folder: Path) -> None:
-    """Refuse a config.json of more layers than there are weights for, before a model of so many is made."""
-    there = len({name.split(".")[2] for name in weights if name.startswith("model.layers.")})
-    if record["num_hidden_layers"] != there:
+    """Refuse a config.json whose number of layers is not that of the weights, before the model is built."""
+    n_layers = len({name.split(".")[2] for name in weights if name.startswith("model.layers.")})
+    if record["num_hidden_layers"] != n_layers:
         raise UserError(
-            f"{folder / CONFIG} says {record['num_hidden_layers']} layers, but the weights are those of {there}: "
+            f"{folder / CONFIG} says {record['num_hidden_layers']} layers, but the weights are those of {n_layers}: "
             "download it again"
         )
 
 
 def _check(weights: dict[str, "Tensor"], expected: dict[str, "Tensor"], folder: Path) -> None:
     for name in [*expected, *(name for name in weights if name not in expected)]:
-        there, here = (tuple(own[name].shape) if name in own else "missing" for own in (weights, expected))
-        if there != here:
+        shape, wanted = (tuple(part[name].shape) if name in part else "missing" for part in (weights, expected))
+        if shape != wanted:
             raise UserError(
-                f"{folder} is not what its {CONFIG} says ({name} is {there} there, and {here} by it): download it again"
+                f"{folder} does not fit its {CONFIG} ({name} is {shape} and should be {wanted}): download it again"
             )
 
 

@@ -1,4 +1,4 @@
-"""A model's folder for transformers: weights, configuration, tokenizer, and code where transformers has none."""
+"""Writes a model's folder for transformers: weights, configuration, tokenizer and, if needed, custom code."""
 
 import json
 import shutil
@@ -14,11 +14,11 @@ from anlit.inference.text import Text
 def write_huggingface(checkpoint: Checkpoint, folder: Path, text: Text | None) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
-    GPT+ takes an architecture of transformers where one is exact. Other settings, nGPT and anGPT (folded) come with
-    code of their own, which from_pretrained runs if told `trust_remote_code=True`.
+    GPT+ is written in an architecture of transformers if one is exact. nGPT and anGPT (folded), and GPT+ with other
+    settings, come with custom code, which from_pretrained runs with `trust_remote_code=True`.
 
     Raises:
-        UserError: The code has no form for one of the model's settings.
+        UserError: The code does not support one of the model's settings.
     """
     decoder = checkpoint.model.model
     if checkpoint.architecture == "GPT" and builtin_models.reason_against(decoder) is None:
@@ -47,7 +47,7 @@ def _tokenizer_settings(end: str | None, context_length: int) -> dict[str, Any]:
         "pad_token": end,
         "model_max_length": context_length,
         "clean_up_tokenization_spaces": False,
-        "padding_side": "left",  # where a decoder wants it to generate
+        "padding_side": "left",  # decoders need this to generate
     }
 
 

@@ -34,9 +34,9 @@ class BestCheckpoint(ModelCheckpoint):
 class LastCheckpoint(ModelCheckpoint):
     """Keeps `checkpoints/last.ckpt`, written every n optimizer steps, after validation and at the end.
 
-    The first SIGINT, SIGTERM or SIGUSR1 is answered at the end of an optimizer step, the one under way or, with several
-    ranks, the next: the checkpoint is written there, so nothing is lost and the run can be continued exactly; a second
-    Ctrl-C stops at once.
+    At the first SIGINT, SIGTERM or SIGUSR1 the run writes the checkpoint and stops after the current optimizer step or,
+    with several ranks, after the next one. Nothing is lost, and the run can be continued exactly. A second Ctrl-C stops
+    at once.
 
     Args:
         run_dir: The run folder.
@@ -79,7 +79,7 @@ class LastCheckpoint(ModelCheckpoint):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save here rather than before a validation that is due, or a resumed run would lack that validation."""
+        """Save after a validation, not before it: a resumed run would skip that validation."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._save(trainer)
             if self.interruption.agreed():
@@ -88,34 +88,34 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if last_saved_step(self) != trainer.global_step:
             self._save(trainer)
-        finish_writing(trainer)  # while a failure is still the run's
+        finish_writing(trainer)  # here an error still fails the run
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave no rank behind that waits for this one, and none that does not hear SIGTERM."""
+        """Restore the signal handlers, and end the other ranks, which would wait for this one."""
         super().on_exception(trainer, pl_module, exception)
         self.interruption.restore()
-        if not isinstance(exception, KeyboardInterrupt):  # then Lightning ends them
+        if not isinstance(exception, KeyboardInterrupt):  # for an interrupt Lightning ends them
             _end_launched_ranks(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
         save_checkpoint_now(self, trainer)
 
     def _stop(self, trainer: L.Trainer) -> None:
-        """End the run once the checkpoint is whole."""
+        """End the run when the checkpoint is complete."""
         finish_writing(trainer)
         trainer.strategy.barrier()
         _end_launched_ranks(trainer)
         rank_zero_info(
-            f"Stopped after step {trainer.global_step} and saved: the same command with --ckpt_path last goes on"
+            f"Stopped after step {trainer.global_step} and saved: the same command with --ckpt_path last continues"
         )
         raise self.interruption.exception()
 
 
 def _end_launched_ranks(trainer: L.Trainer) -> None:
-    """End the ranks that Lightning started from this process, which have nothing left to do.
+    """End the ranks that Lightning started from this process. They have nothing left to do.
 
-    Lightning would do so later; but its observer, where it saw one end before this process, would kill this one too,
-    and the exit status would not be that of an interrupted run.
+    Lightning would do this later. But if its observer saw a rank end before this process, it would kill this process
+    too, and the exit status would not be that of an interrupted run.
     """
     observed = launched_processes(trainer)
     children = [*observed]

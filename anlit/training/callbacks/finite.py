@@ -1,4 +1,4 @@
-"""Stop at numbers that are NaN or infinite, before they reach the weights or a checkpoint."""
+"""Stops a run at NaN or infinite numbers, before they reach the weights or a checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from anlit.training.snapshot import n_non_finite
 class StopOnNonFinite(L.Callback):
     """Raises UserError when a loss or a gradient is NaN or infinite; names the step and the last good checkpoint.
 
-    On CPU every step is checked, before the optimizer takes it. On an accelerator, where each look waits for the
-    device, flags are kept there and read at logging steps and before a checkpoint is written. With
-    `precision: 16-mixed` gradients are not looked at: its steps that overflow are skipped anyway.
+    On CPU every step is checked before the optimizer's step. On an accelerator every check would wait for the device,
+    so flags are kept on the device and read at logging steps and before a checkpoint is written. With `precision:
+    16-mixed` gradients are not checked, because steps that overflow are skipped anyway.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class StopOnNonFinite(L.Callback):
         model.on_gradient_norm = None
 
     def _on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
-        """The norm is that of all ranks, so all of them stop."""
+        """Check the norm. It is the same on all ranks, so all of them stop."""
         self._gradients_finite = _and_finite(self._gradients_finite, norm)
         if pl_module.device.type == "cpu":
             self._check(trainer, trainer.global_step + 1)
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        if trainer.precision != "16-mixed":  # there it comes multiplied by a large factor
+        if trainer.precision != "16-mixed":  # there the loss is multiplied by a large factor
             self._losses_finite = _and_finite(self._losses_finite, loss)
 
     def on_train_batch_end(
@@ -61,10 +61,10 @@ class StopOnNonFinite(L.Callback):
 
 
 class FiniteCheckpoints(L.Callback):
-    """Refuses to write a checkpoint, whoever asks for it, whose weights or optimizer state are NaN or infinite.
+    """Refuses to write a checkpoint whose weights or optimizer state are NaN or infinite.
 
-    The file that is there stays. Weights are looked at where training starts, too. The device is waited for then only,
-    as saving does in any case.
+    The previous file stays. The state is also checked when training starts. It waits for the device only then and when
+    a checkpoint is saved, which waits anyway.
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -86,14 +86,14 @@ def _and_finite(so_far: Tensor | None, number: Tensor) -> Tensor:
 
 
 def _n_non_finite_of_all_ranks(trainer: L.Trainer, pl_module: L.LightningModule) -> int:
-    """Tensors that are NaN or infinite on any rank; every one must ask."""
+    """The largest number of non-finite tensors on any rank; all ranks must call this."""
     if not trainer.optimizers:
         return 0
     return int(trainer.strategy.reduce(n_non_finite(pl_module, trainer.optimizers[0]).float(), reduce_op="max"))
 
 
 def diverged(trainer: L.Trainer, what: str) -> UserError:
-    """The error that ends a run for which `what` happened; says what to do and what there is to go on from."""
+    """The error that ends a run after `what` happened, with advice and the last good checkpoint."""
     return UserError(
         f"{what}: lower the learning rate (model.optimizer) or inspect the data; "
         f"the last good checkpoint is {last_checkpoint(trainer)}"
@@ -103,7 +103,7 @@ def diverged(trainer: L.Trainer, what: str) -> UserError:
 def last_checkpoint(trainer: L.Trainer) -> str:
     """The newest checkpoint file that this Trainer's callbacks have written, or 'none yet'.
 
-    `FiniteCheckpoints` sees to it that what was written was finite.
+    Because of `FiniteCheckpoints` it has finite weights.
     """
     folders = {Path(c.dirpath) for c in trainer.checkpoint_callbacks if getattr(c, "dirpath", None)}  # type: ignore[attr-defined]
     files = [file for folder in folders if folder.is_dir() for file in folder.glob("*.ckpt")]

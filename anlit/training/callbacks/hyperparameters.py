@@ -1,4 +1,4 @@
-"""The run's settings in TensorBoard, so that its HParams tab compares runs by them and their final validation loss."""
+"""The run's settings for TensorBoard's HParams tab, which compares runs by settings and final validation loss."""
 
 import os
 from typing import Any
@@ -12,9 +12,9 @@ SCALARS = (bool, int, float, str)
 
 
 class HyperParameters(L.Callback):
-    """Writes the settings of model, data and Trainer beside the curves, with `val/loss` as the metric.
+    """Writes the settings of model, data and Trainer to TensorBoard, with `val/loss` as the metric.
 
-    Lightning's own `log_hyperparams` would add a point of that curve at step 0; here the tab reads the training's own.
+    Lightning's `log_hyperparams` would add a point to that curve at step 0. Here the tab reads the points of training.
     """
 
     @rank_zero_only
@@ -29,13 +29,13 @@ class HyperParameters(L.Callback):
 
 
 def settings_of(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
-    """Short dotted names → values: `lr` of the optimizer is `model.optimizer.lr`; what is not set is left out."""
+    """Short dotted names → values: `lr` of the optimizer is `model.optimizer.lr`. None is left out."""
     data = getattr(trainer, "datamodule", None)
     found = {"architecture": type(pl_module).__name__, **_flat(dict(pl_module.hparams), "model.")}
     if data is not None:
-        own = {name: getattr(data, name) for name in ("batch_size", "seed") if hasattr(data, name)}
-        found |= {"data": type(data).__name__, **_flat(own, "data.")}
-    if "PL_GLOBAL_SEED" in os.environ:  # where seed_everything leaves it
+        of_data = {name: getattr(data, name) for name in ("batch_size", "seed") if hasattr(data, name)}
+        found |= {"data": type(data).__name__, **_flat(of_data, "data.")}
+    if "PL_GLOBAL_SEED" in os.environ:  # set by seed_everything
         found["seed"] = int(os.environ["PL_GLOBAL_SEED"])
     found |= {"trainer.max_steps": trainer.max_steps, "trainer.precision": str(trainer.precision),
               "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches}  # fmt: skip
@@ -43,7 +43,7 @@ def settings_of(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, A
 
 
 def _flat(value: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Nested settings on one level: a class stands under its part's name, its arguments below it."""
+    """Nested settings as one level: a class has the key of its setting, and its arguments have keys below it."""
     found: dict[str, Any] = {}
     for key, inner in value.items():
         if key.startswith("_"):

@@ -1,4 +1,4 @@
-"""The learning-rate range test: the loss while the rate grows, to see where learning starts and where it breaks."""
+"""The learning-rate range test: the loss while the rate grows shows at which rates a model learns."""
 
 import json
 import math
@@ -14,22 +14,22 @@ from anlit.errors import UserError
 SMOOTHING = 0.9
 LEAST_STEPS = 10
 LOST = 0.5
-"""Of what was gained: the test ends when so much of it is lost again."""
+"""The test ends when this share of the loss's decrease is lost again."""
 
 
 class LearningRateRange(L.Callback):
     """Raises the rate exponentially from `low` to `high` and writes the loss over it (Smith 2017, arXiv 1506.01186).
 
-    For `anlit fit` with trainer/lr_range.yaml, a short run that is good for nothing else. In the run folder it
-    leaves lr_range.json and lr_range.png: the smoothed loss, the rate of the steepest descent and that of the lowest
-    loss. A good peak rate lies between them; the test has no cosine and no weight decay's time, so tune around it.
-    Groups with rates of their own (Muon) keep their proportions to the first. Lightning's LearningRateFinder wants a
-    model with one attribute for the rate, and an optimizer that is made anew from it.
+    For `anlit fit` with trainer/lr_range.yaml, a short run with no other use. It writes lr_range.json and lr_range.png
+    into the run folder: the smoothed loss, the rate of the steepest descent and that of the lowest loss. A good peak
+    rate lies between them. The test has no cosine and is too short for weight decay to matter, so tune around it.
+    Parameter groups with other rates (Muon) keep their ratio to the first. Lightning's LearningRateFinder does not
+    work here: it needs a model with one attribute for the rate.
 
     Args:
         low: Rate of the first step.
-        high: Rate of the last.
-        steps: Optimizer steps from one to the other; at most the Trainer's max_steps.
+        high: Rate of the last step.
+        steps: Number of optimizer steps; at most the Trainer's max_steps.
     """
 
     def __init__(self, low: float = 1e-5, high: float = 1.0, steps: int = 100) -> None:
@@ -52,7 +52,7 @@ class LearningRateRange(L.Callback):
                 f"trainer.max_steps={trainer.max_steps} ends LearningRateRange before its {self.steps} steps: raise it"
             )
         initial = [group.get("initial_lr", group["lr"]) for group in trainer.optimizers[0].param_groups]
-        self._proportions = [one / initial[0] for one in initial]
+        self._proportions = [rate / initial[0] for rate in initial]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -78,12 +78,12 @@ class LearningRateRange(L.Callback):
             if broken:
                 raise UserError(
                     f"the loss became NaN or infinite at a rate of {self.rate(len(self.losses)):.3g}: lr_range.json "
-                    "has the rates up to there, which is what the test was for"
+                    "has the losses at the rates below it"
                 )
 
     @rank_zero_only
     def write(self, folder: Path) -> None:
-        """lr_range.json and lr_range.png."""
+        """Write lr_range.json and lr_range.png."""
         smooth = smoothed(self.losses)
         steepest, lowest = suggestion(self.rates, smooth)
         record = {"steepest": steepest, "lowest": lowest, "rate": self.rates, "loss": self.losses, "smoothed": smooth}
@@ -93,7 +93,7 @@ class LearningRateRange(L.Callback):
 
 
 def smoothed(losses: list[float]) -> list[float]:
-    """Exponential mean without the bias of its start."""
+    """Exponential moving average with bias correction."""
     found, mean = [], 0.0
     for n, loss in enumerate(losses, 1):
         mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
@@ -102,7 +102,7 @@ def smoothed(losses: list[float]) -> list[float]:
 
 
 def has_lost(smooth: list[float]) -> bool:
-    """Whether half of what was gained is lost again, or more than was there at the start."""
+    """Whether half of the decrease is lost again, and at least 2 % of the first loss."""
     if len(smooth) <= LEAST_STEPS:
         return False
     gained = smooth[0] - min(smooth)

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is NaN or far too large: skipped, or undone back to a snapshot, and logged."""
+"""Skips steps whose loss or gradient is NaN or far too large, or rolls back to a snapshot."""
 
 import logging
 import math
@@ -19,58 +19,58 @@ from anlit.training.snapshot import Snapshot, is_sharded, n_non_finite
 _log = logging.getLogger(__name__)
 
 LEAST_SPREAD = 1e-3
-"""Of the mean: a loss that hardly moves has no spread to measure a spike with."""
+"""Lower limit of the standard deviation as a share of the mean, for a loss that hardly changes."""
 
 
 class RecentValues:
-    """The last values of good steps, and how far a new one lies above them."""
+    """The last values of good steps, to measure how far a new value is above them."""
 
     def __init__(self, window: int) -> None:
         self.window = window
         self.values: deque[float] = deque(maxlen=window)
 
     def sigmas(self, value: float) -> float:
-        """Standard deviations that `value` lies above the mean; −∞ while less than half the window is filled."""
+        """Standard deviations of `value` above the mean; −∞ while less than half the window is filled."""
         n = len(self.values)
         if n < max(2, self.window // 2):
             return -math.inf
         mean = math.fsum(self.values) / n
-        spread = math.sqrt(math.fsum((one - mean) ** 2 for one in self.values) / (n - 1))
+        spread = math.sqrt(math.fsum((x - mean) ** 2 for x in self.values) / (n - 1))
         return (value - mean) / max(spread, LEAST_SPREAD * abs(mean), 1e-30)
 
     def replace(self, values: Iterable[float]) -> None:
-        """Take `values` for those seen."""
+        """Replace the window by `values`."""
         self.values = deque(values, self.window)
 
 
 class LossGuard(L.Callback):
-    """Judges every optimizer step by its loss and gradient norm before the optimizer takes it.
+    """Checks the loss and gradient norm of every optimizer step before the optimizer's step.
 
-    A step is bad when either is NaN or infinite, or lies more than `spike_sigmas` standard deviations above the mean of
-    the last `window` good steps, once half as many have been seen (the rule of OLMo's skip-step optimizer). To *skip*
-    it is to drop its gradients: weights and optimizer state stay, decay included. To *roll back* is to restore weights
-    and optimizer state, on all ranks, from a snapshot in host memory (4 bytes a parameter and 8 for AdamW's moments, on
-    every rank, or its share where they are sharded). In both cases data, schedule and step number go on, so the
-    offending batch is passed over. Logged: `guard/skipped` and `guard/rolled_back`, counts over the whole run, and a
-    line for each, with the step's number in metrics.csv. There `train/loss` keeps the bad step's value, NaN included:
-    it is what was computed.
+    A step is bad if one of them is NaN or infinite, or more than `spike_sigmas` standard deviations above the mean of
+    the last `window` good steps, once half as many have been seen (the rule of OLMo's skip-step optimizer). *Skip*
+    drops the step's gradients: weights and optimizer state do not change, not even by weight decay. *Roll back*
+    restores weights and optimizer state on all ranks from a snapshot in host memory (4 bytes per parameter and 8 for
+    AdamW's moments, on every rank, or its share of sharded ones). In both cases data, schedule and step number
+    continue, so the bad batch is passed over. The counts over the whole run are logged as `guard/skipped` and
+    `guard/rolled_back`, and each bad step logs a line with its number in metrics.csv. `train/loss` there keeps the
+    value of the bad step, NaN included.
 
-    Snapshots are taken at the start and after every `snapshot_every_n_steps`-th step, unless that was skipped or left
-    something NaN or infinite. A continued run is exact: the guard's state is in the checkpoint, and the snapshot too
-    where the checkpoint is not its equal. Such checkpoints are twice as large, so let the interval of checkpoints be a
-    multiple of that of snapshots. Sharded snapshots are not saved: there the first one of a continued run is its
-    checkpoint's state, which is the same only where the checkpoint was written at a snapshot's step.
+    Snapshots are taken at the start and after every `snapshot_every_n_steps`-th step, unless that step was skipped or
+    its state is not finite. A continued run is exact: the checkpoint has the guard's state, and also the snapshot if
+    that differs from the checkpoint. Such checkpoints are twice as large, so make the interval of checkpoints a
+    multiple of that of snapshots. Sharded snapshots are not saved. There the first snapshot of a continued run is the
+    checkpoint's state, which is exact only if the checkpoint was written at a snapshot's step.
 
-    Costs one wait of the host for the device in each step, which training does without otherwise; with several ranks
-    also an all-reduce of two numbers.
+    The host waits for the device once per step, which training otherwise does not do. Several ranks also need an
+    all-reduce of two numbers.
 
     Args:
-        on_nan: What follows a loss or gradient norm that is NaN or infinite.
-        on_spike: What follows one that is far too large.
-        spike_sigmas: How large is far too large.
-        window: Good steps that a step is compared with.
-        snapshot_every_n_steps: Optimizer steps between two snapshots; none are taken if nothing is to roll back.
-        limit: More bad steps than this among the last `window` end the run.
+        on_nan: What to do about a loss or gradient norm that is NaN or infinite.
+        on_spike: What to do about one that is far too large.
+        spike_sigmas: The number of standard deviations that is far too large.
+        window: Number of good steps that a step is compared with.
+        snapshot_every_n_steps: Optimizer steps between two snapshots; none are taken without `roll_back`.
+        limit: The run ends if more of the last `window` steps than this were bad.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class LossGuard(L.Callback):
         self.losses, self.norms = RecentValues(window), RecentValues(window)
         self.skipped, self.rolled_back = 0, 0
         self.snapshot: Snapshot | None = None
-        self._windows_then: list[list[float]] = [[], []]  # of losses and norms, when the snapshot was taken
-        self._is_current = False  # whether the snapshot is what model and optimizer hold now
+        self._windows_then: list[list[float]] = [[], []]  # losses and norms at the snapshot
+        self._is_current = False  # whether the snapshot equals the present state
         self._recent_bad: deque[bool] = deque(maxlen=window)
         self._loss: Tensor | None = None
         self._seen_step, self._was_skipped = 0, False
@@ -124,7 +124,7 @@ class LossGuard(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.gradient_clip_algorithm == "value":
-            raise UserError("LossGuard judges by the gradient norm: set trainer.gradient_clip_algorithm to norm")
+            raise UserError("LossGuard needs the gradient norm: set trainer.gradient_clip_algorithm to norm")
         if trainer.precision == "16-mixed":
             raise UserError(
                 "trainer.precision=16-mixed skips steps by itself: choose bf16-mixed, or leave LossGuard out"
@@ -132,7 +132,7 @@ class LossGuard(L.Callback):
         model: Any = pl_module
         model.on_gradient_norm = lambda norm: self._on_gradient_norm(trainer, pl_module, norm)
         self._seen_step = trainer.global_step
-        if not self.every_n_steps or is_sharded(pl_module):  # a saved one is whole
+        if not self.every_n_steps or is_sharded(pl_module):  # a saved snapshot is not sharded
             self.snapshot = None
         if self.every_n_steps and self.snapshot is None:
             self._take(trainer, pl_module)
@@ -142,12 +142,12 @@ class LossGuard(L.Callback):
         model.on_gradient_norm = None
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        """Sum the micro-batches' losses, which come as their part of the step's; see `StepLoss`."""
+        """Sum the losses of the micro-batches, each its share of the step's loss; see `StepLoss`."""
         loss = loss.detach()
         self._loss = loss if self._loss is None else self._loss + loss
 
     def _on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
-        """All micro-batches are through, the gradients are whole, the optimizer has not used them."""
+        """Check the step: all micro-batches are done, and the optimizer has not used the gradients yet."""
         assert self._loss is not None
         model: Any = pl_module
         loss = self._loss.float() * model.step_loss.factor
@@ -166,19 +166,19 @@ class LossGuard(L.Callback):
         if action == "skip":
             self._was_skipped = True
             self.skipped += 1
-            _tell(f"step {trainer.global_step}: {why}, the step was skipped")
+            _warn(f"step {trainer.global_step}: {why}, the step was skipped")
             return
         assert self.snapshot is not None
         self.snapshot.restore(pl_module, trainer.optimizers[0])
         for values, then in zip((self.losses, self.norms), self._windows_then, strict=True):
             values.replace(then)
         self.rolled_back += 1
-        _tell(f"step {trainer.global_step}: {why}, rolled back to the state after {self.snapshot.step} steps")
+        _warn(f"step {trainer.global_step}: {why}, rolled back to the state after {self.snapshot.step} steps")
 
     def judge(self, loss: float, norm: float) -> tuple[str, str]:
-        """What to do about a step, and why: `step` (take it), `stop`, `skip` or `roll_back`; it is counted in.
+        """Record a step and decide what to do, and why: `step` (take it), `stop`, `skip` or `roll_back`.
 
-        Every rank passes the same numbers and so gets the same answer.
+        Every rank passes the same numbers and gets the same answer.
         """
         action, why = "step", ""
         if not math.isfinite(loss) or not math.isfinite(norm):
@@ -205,7 +205,7 @@ class LossGuard(L.Callback):
             return
         self._seen_step = step
         counts = {"guard/skipped": self.skipped, "guard/rolled_back": self.rolled_back}
-        pl_module.log_dict({name: torch.tensor(float(count)) for name, count in counts.items()})  # left on the host
+        pl_module.log_dict({name: torch.tensor(float(count)) for name, count in counts.items()})  # kept on the host
         if self.every_n_steps and step % self.every_n_steps == 0 and not self._was_skipped:
             bad = trainer.strategy.reduce(n_non_finite(pl_module, trainer.optimizers[0]).float(), reduce_op="sum")
             if not bool(bad):
@@ -218,7 +218,7 @@ class LossGuard(L.Callback):
         self._is_current = True
 
     def _drop_gradients(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Optimizers pass over parameters without a gradient; QK-clip must not act on what the bad batch showed."""
+        """Remove the gradients, so that the optimizer skips all parameters, and QK-clip's record of the bad batch."""
         trainer.optimizers[0].zero_grad(set_to_none=True)
         for module in pl_module.modules():
             if isinstance(module, QKClip):
@@ -226,5 +226,5 @@ class LossGuard(L.Callback):
 
 
 @rank_zero_only
-def _tell(line: str) -> None:
+def _warn(line: str) -> None:
     _log.warning(line)

@@ -1,4 +1,4 @@
-"""Each step once in the logs, wherever a run was cut: rows after the checkpoint go, one that it just missed comes."""
+"""Makes a resumed run log each step once: removes rows after the checkpoint, and adds one that is missing."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ KEY = "metrics_under_way"
 
 
 class MetricsOnResume(L.Callback):
-    """Cuts metrics.csv and TensorBoard's curves back to the step that a run begins or goes on at.
+    """Cuts metrics.csv and TensorBoard's curves back to the step at which a run starts or continues.
 
-    Rows of later steps are of a continuation that was killed, and come again. The row of the checkpoint's own step may
-    be missing: Lightning writes it after the checkpoint of that step, so the checkpoint carries it.
+    Rows of later steps come from a run that was killed, and will be logged again. The row of the checkpoint's step may
+    be missing, because Lightning writes it after the checkpoint of that step. So the checkpoint contains it.
     """
 
     def __init__(self) -> None:
         self._unlogged_step: int | None = None
-        self._carried: dict[str, Any] | None = None
+        self._saved_row: dict[str, Any] | None = None
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -45,22 +45,22 @@ class MetricsOnResume(L.Callback):
             checkpoint[KEY] = {"epoch": trainer.current_epoch, **logged_metrics(trainer)}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._carried = checkpoint.get(KEY)
+        self._saved_row = checkpoint.get(KEY)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        step, carried = trainer.global_step, self._carried
-        self._carried = None
+        step, row_of_checkpoint = trainer.global_step, self._saved_row
+        self._saved_row = None
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 kept = logger.cut(step)
                 if any(row["step"] == str(step - 1) and row.get("train/loss") for row in kept):
-                    carried = None
+                    row_of_checkpoint = None
             elif isinstance(logger, TensorBoardLogger) and step:
                 writer = logger.experiment.file_writer  # as SummaryWriter does for its purge_step
                 writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
-        if carried:
+        if row_of_checkpoint:
             for logger in trainer.loggers:
-                logger.log_metrics(carried, step - 1)
+                logger.log_metrics(row_of_checkpoint, step - 1)
                 logger.save()

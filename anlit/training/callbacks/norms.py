@@ -1,4 +1,4 @@
-"""What the scaling vectors and the weights' norms do during training."""
+"""Logs scaling vectors and norms of weights during training."""
 
 import math
 from typing import Any
@@ -16,9 +16,9 @@ from anlit.models.trainer_steps import is_logged
 class NormMonitor(L.Callback):
     """Logs at every logging step the mean of each kind of scaling vector and the largest and smallest row norm.
 
-    `scaling/alpha_A`, `scaling/s_qk` … are means over the entries of all layers (of |s|, whose sign has no meaning
-    in nGPT); `norms/row_max` and `norms/row_min` run over every vector that the architecture constrains. Logs
-    nothing for GPT+.
+    `scaling/alpha_A`, `scaling/s_qk` … are means of |s| over the entries of all layers; the sign has no meaning in
+    nGPT. `norms/row_max` and `norms/row_min` are over all vectors that the architecture constrains. Logs nothing for
+    GPT+.
     """
 
     def on_train_batch_end(
@@ -42,20 +42,20 @@ def scaling_means(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def row_norm_range(model: Any) -> dict[str, torch.Tensor]:
     """The largest and smallest norm among the constrained vectors, as 0-d tensors; empty for GPT+.
 
-    Where weights are sharded each rank looks at its own rows, of which there may be none; one all-reduce follows.
+    Of sharded weights each rank reads its own rows, which may be none. One all-reduce follows.
     """
     norms = list(model.row_norms())
     if not norms:
         return {}
-    mine = torch.cat([_of_this_rank(rows) for rows in norms])
-    ends = torch.stack([mine.max(), -mine.min()]) if len(mine) else mine.new_full((2,), -math.inf)
+    local = torch.cat([_of_this_rank(rows) for rows in norms])
+    ends = torch.stack([local.max(), -local.min()]) if len(local) else local.new_full((2,), -math.inf)
     if any(isinstance(rows, DTensor) for rows in norms):
         distributed.all_reduce(ends, distributed.ReduceOp.MAX)
     return {"norms/row_max": ends[0], "norms/row_min": -ends[1]}
 
 
 def _of_this_rank(rows: torch.Tensor) -> torch.Tensor:
-    """Its part of a 1-d tensor, or all of it where every rank has a part of each entry."""
+    """This rank's part of a 1-d tensor, or all of it if its entries are partial sums over ranks."""
     if not isinstance(rows, DTensor):
         return rows
     return rows.full_tensor() if any(placement.is_partial() for placement in rows.placements) else rows.to_local()

@@ -15,11 +15,11 @@ from anlit.targets import IGNORED
 
 
 class Predictions(BasePredictionWriter):
-    """Writes RUN_DIR/predictions.parquet while `predict` runs; of several ranks each its own, predictions-rank0 ….
+    """Writes RUN_DIR/predictions.parquet while `predict` runs. With several ranks each writes predictions-rank0 ….
 
-    It has every target that counts in the loss. A document is here what a sequence of the split has of one: where a
-    sequence begins within a document, its rest is another. `byte_start`, `byte_end` and `rank` are null, for prepared
-    data keep tokens and no texts; `anlit score` has them.
+    The table has every target that counts in the loss. A document that continues in the next sequence counts as two
+    documents. `byte_start`, `byte_end` and `rank` are null, because prepared data has tokens and no texts; `anlit
+    score` writes them.
 
     Args:
         run_dir: The run folder.
@@ -55,18 +55,19 @@ class Predictions(BasePredictionWriter):
     def _add(
         self, tokens: np.ndarray, targets: np.ndarray, log_likelihood: np.ndarray, separator: int, at: TokenAt
     ) -> None:
-        """One sequence, each array (T,): its targets, document by document."""
+        """Add the targets of one sequence, document by document; each array is (T,)."""
         assert self._table is not None
         last = targets[-1:] if targets[-1] != IGNORED else tokens[-1:]
         sequence = np.concatenate((tokens, last))
         ids = document_ids(sequence[None], separator, at)[0]
-        positions = np.arange(len(ids)) - np.searchsorted(ids, ids)  # ids do not fall
+        positions = np.arange(len(ids)) - np.searchsorted(ids, ids)  # ids do not decrease
         counted = targets != IGNORED
         for document in np.unique(ids[1:][counted]):
-            place = np.flatnonzero(counted & (ids[1:] == document))
-            own = positions[1:][place]
-            scores = Scores(targets[place], log_likelihood[place], np.zeros(len(place), np.int32), own.astype(np.int32))
-            self._table.add(self._documents, scores, None, own)
+            index = np.flatnonzero(counted & (ids[1:] == document))
+            of_document = positions[1:][index]
+            ranks = np.zeros(len(index), np.int32)
+            scores = Scores(targets[index], log_likelihood[index], ranks, of_document.astype(np.int32))
+            self._table.add(self._documents, scores, None, of_document)
             self._documents += 1
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -86,7 +87,7 @@ def _data(trainer: L.Trainer) -> Any:
 
 
 def _tokenizer(data: Any) -> Any:
-    """That of the data; None where its shards came as tokens."""
+    """The tokenizer of the data; None if the data came as tokens."""
     try:
         return data.tokenizer
     except UserError:

@@ -1,4 +1,4 @@
-"""How far a run is, in one line: redrawn in a terminal, printed now and then in a log file."""
+"""The progress of a run in one line: redrawn in a terminal, printed now and then in a log file."""
 
 import time
 from typing import Any
@@ -11,17 +11,17 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from anlit.models.trainer_steps import is_logged
 
 SECONDS_BETWEEN_LINES = 10.0
-"""In a log file; what a validation found is printed in any case."""
+"""The interval of lines in a log file. A validation's result is always printed."""
 
 
 class RunProgress(ProgressBar):
     """Shows `step 120/1950 ━━━━ 12.3k tokens/s  loss 3.214  val 3.301  4:12 left`.
 
-    Numbers change at logged steps only, where the host waits for the device anyway. Lightning's own bars count the
-    batches of an epoch, which a run measured in steps does not have. `enable_progress_bar: false` turns it off.
+    The numbers change at logged steps only, where the host waits for the device anyway. Lightning's progress bars count
+    the batches of an epoch, but runs here are measured in steps. `enable_progress_bar: false` turns it off.
 
     Args:
-        console: Where it is shown; standard output by default.
+        console: The output; standard output by default.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -76,7 +76,7 @@ class RunProgress(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self.has_dataloader_changed(dataloader_idx)  # sets which loader's batches the next line counts
+        self.has_dataloader_changed(dataloader_idx)  # sets the number of batches for the next line
         self._show_batch("validation", batch_idx, self.total_val_batches_current_dataloader)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -103,7 +103,7 @@ class RunProgress(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self.has_dataloader_changed(dataloader_idx)  # sets which loader's batches the next line counts
+        self.has_dataloader_changed(dataloader_idx)  # sets the number of batches for the next line
         self._show_batch("test", batch_idx, self.total_test_batches_current_dataloader)
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -119,7 +119,7 @@ class RunProgress(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self.has_dataloader_changed(dataloader_idx)  # sets which loader's batches the next line counts
+        self.has_dataloader_changed(dataloader_idx)  # sets the number of batches for the next line
         self._show_batch("prediction", batch_idx, self.total_predict_batches_current_dataloader)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -135,7 +135,7 @@ class RunProgress(ProgressBar):
     def _headline(self, trainer: L.Trainer, pl_module: L.LightningModule) -> str:
         decoder: Any = pl_module.model
         device = f"{trainer.world_size} × {pl_module.device.type}" if trainer.world_size > 1 else pl_module.device.type
-        begun = f", going on at step {self._step}" if self._step else ""
+        begun = f", continuing at step {self._step}" if self._step else ""
         return (
             f"{type(pl_module).__name__}, {decoder.n_parameters():,} parameters, {device}, {trainer.precision}, in "
             f"{trainer.default_root_dir}{begun}"
@@ -166,14 +166,14 @@ class RunProgress(ProgressBar):
             self._live.update(self._task, description=of, total=total, completed=batch_idx + 1)
 
     def _print_line(self) -> None:
-        """In a log file; a terminal has the line that is redrawn."""
+        """Print a line, unless a terminal shows the one that is redrawn."""
         if self._live is None:
             self._printed_at = time.monotonic()
             parts = [f"step {self._step}/{self._total or '?'}", self._numbers, self._left()]
             print("  ".join(filter(None, parts)), flush=True)
 
     def _left(self) -> str:
-        """The time that the other steps take at the speed of this process's steps, validations left out."""
+        """The time left at the mean speed of this process's steps, without validations."""
         done = self._step - self._first_step
         if not self._total or not done:
             return ""
@@ -187,7 +187,7 @@ class RunProgress(ProgressBar):
 
 
 def total_steps(trainer: L.Trainer) -> int:
-    """Optimizer steps of the whole run; 0 where neither `max_steps` nor the data say how many."""
+    """Optimizer steps of the whole run; 0 if neither `max_steps` nor the data determine it."""
     if trainer.max_steps > 0:
         return trainer.max_steps
     batches, epochs = trainer.num_training_batches, trainer.max_epochs
@@ -197,7 +197,7 @@ def total_steps(trainer: L.Trainer) -> int:
 
 
 def numbers(metrics: dict[str, Any]) -> str:
-    """Speed, training loss and validation loss out of what Lightning shows, as far as they are there."""
+    """Speed, training loss and validation loss from Lightning's progress bar metrics, as far as known."""
     found = {name: float(value) for name, value in metrics.items()}
     speed, loss, val = found.get("train/tokens_per_second"), found.get("loss"), found.get("val/loss")
     parts = [

@@ -1,4 +1,4 @@
-"""The state of the random number generators in every checkpoint, so that a resumed run draws what would have come."""
+"""The state of the random number generators in every checkpoint, so that a resumed run draws the same numbers."""
 
 import io
 import random
@@ -13,21 +13,21 @@ from torch import distributed
 class RandomState(L.Callback):
     """Saves Python's, NumPy's, torch's and CUDA's generator states of every rank, and restores them.
 
-    With another number of ranks than saved, ranks beyond those take the states from the first on again.
+    If there are more ranks than saved states, the additional ranks reuse the states from the first one on.
     """
 
     def __init__(self) -> None:
         self._loaded: list[dict[str, Any]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all ranks, on all ranks: every one must ask."""
+        """The states of all ranks; all ranks must call this."""
         if _world_size() == 1:
             return {"ranks": [_state()]}
-        written = io.BytesIO()  # pickled bare, NumPy's unsigned numbers do not come back as tensors
+        written = io.BytesIO()  # all_gather_object alone would not restore NumPy's unsigned numbers as tensors
         torch.save(_state(), written)
         ranks: list[Any] = [None] * _world_size()
         distributed.all_gather_object(ranks, written.getvalue())
-        return {"ranks": [torch.load(io.BytesIO(one), weights_only=True) for one in ranks]}
+        return {"ranks": [torch.load(io.BytesIO(state), weights_only=True) for state in ranks]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict["ranks"]
@@ -35,7 +35,7 @@ class RandomState(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Restore as late as possible: opening the loaders draws numbers that the saved state is already past."""
+        """Restore as late as possible, because opening the data loaders draws random numbers."""
         if self._loaded:
             _restore(self._loaded[trainer.global_rank % len(self._loaded)])
             self._loaded = []

@@ -1,4 +1,4 @@
-"""`run.json` in the run folder: what ran, on what, with which data, and how it ended."""
+"""`run.json` in the run folder: versions, command, hardware, data, and how the run ended."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class RunRecord(L.Callback):
     """Writes versions, git commit, command, hardware, data fingerprint, parameter count and the run's status.
 
-    From the first step on: a continuation that is refused leaves the record of the run as it is.
+    It writes from the start of training on, so a refused continuation does not change the record.
 
     Args:
         run_dir: The run folder.
@@ -75,7 +75,7 @@ class RunRecord(L.Callback):
         }
         try:
             self._write()
-        except OSError as error:  # a full disk, of which the exception tells
+        except OSError as error:  # for example a full disk, which the exception reports
             _log.warning(f"{self.path} still says 'running': it could not be written ({error.strerror})")
 
     def _write(self) -> None:
@@ -84,7 +84,7 @@ class RunRecord(L.Callback):
 
 
 def hardware(trainer: L.Trainer) -> dict[str, Any]:
-    """This machine, the threads of a process and the name of each rank's device."""
+    """The machine, the number of threads of a process, and the name of each rank's device."""
     on_cuda = trainer.strategy.root_device.type == "cuda"
     return {
         **machine(),

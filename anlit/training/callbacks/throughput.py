@@ -1,4 +1,4 @@
-"""How much was trained and how fast: tokens, seconds, MFU, step times, time waiting for data, memory."""
+"""Amount and speed of training: tokens, seconds, MFU, step times, time waiting for data, memory."""
 
 import resource
 import sys
@@ -14,16 +14,16 @@ from lightning.fabric.utilities.throughput import get_available_flops
 from anlit.lightning_internals import time_fetches
 from anlit.models.trainer_steps import is_logged
 
-# Lightning's table gives the H200 twice its dense bf16 peak; NVIDIA's data sheet says 989 TFLOP/s without sparsity.
+# Lightning's table has twice the dense bf16 peak for the H200; NVIDIA's data sheet: 989 TFLOP/s without sparsity.
 DENSE_PEAK = {"h200": {torch.bfloat16: 989e12, torch.float16: 989e12}}
 PERCENTILES = (50, 90, 99)
 
 
 class StepTimes:
-    """Seconds between the ends of successive optimizer steps, by the device's clock where it has one.
+    """Seconds between the ends of successive optimizer steps, by the device's clock on CUDA.
 
-    On CUDA an event is recorded at each end, which costs the host nothing; they are read at `take`, which waits for
-    the last one. The host's clock would show how fast it queues work, not how fast the device does it.
+    On CUDA an event is recorded at each end, without waiting. `take` reads the events and waits for the last one. The
+    host's clock would show how fast it queues work, not how fast the device does it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,11 +31,11 @@ class StepTimes:
         self._ends: list[list[Any]] = [[]]
 
     def pause(self) -> None:
-        """What happens until the next `mark` is no step's time."""
+        """Leave out the time until the next `mark`."""
         self._ends.append([])
 
     def mark(self) -> None:
-        """A step ends here, and the next begins."""
+        """Record the end of a step, which is the beginning of the next."""
         if not self.on_cuda:
             self._ends[-1].append(time.perf_counter())
             return
@@ -44,7 +44,7 @@ class StepTimes:
         self._ends[-1].append(event)
 
     def take(self) -> list[float]:
-        """Those since the last call."""
+        """The step times since the last call, in seconds."""
         pairs = [pair for ends in self._ends for pair in pairwise(ends)]
         self._ends = [self._ends[-1][-1:]]
         if not self.on_cuda:
@@ -55,16 +55,20 @@ class StepTimes:
 
 
 class Throughput(L.Callback):
-    """Counts tokens and seconds over the whole run, across resumes, and logs them with the speed since the last time.
+    """Counts tokens and seconds over the whole run, across resumes, and logs them with the present speed.
 
-    Of the whole run, in the checkpoint: `train/tokens` and `val/tokens` are training tokens seen by all ranks;
-    `train/seconds` and `val/seconds` are the wall-clock of training with its data loading and checkpoints, validation
-    left out. Since the last logging step, of rank 0: `train/tokens_per_second` of all ranks; `train/mfu`, where the
+    For the whole run, and in the checkpoint: `train/tokens` and `val/tokens` are the training tokens seen by all ranks.
+    `train/seconds` and `val/seconds` are the wall-clock of training with data loading and checkpoints, but without
+    validation.
+
+    Since the last logging step, measured by rank 0: `train/tokens_per_second` of all ranks; `train/mfu`, if the
     device's peak is known; `train/step_seconds_p50`, `_p90`, `_p99`, see `StepTimes`; `train/data_wait_share`, the
-    share of seconds that the host waited for the loader's next batch (a device that has work queued goes on meanwhile,
-    so this bounds what the data cost). `train/peak_memory_gb` is the most that tensors took of the device's memory so
-    far, `train/peak_memory_reserved_gb` what torch took for them, and on CPU the first is the process's peak resident
-    memory; in units of 10⁹ bytes. The device is waited for at logging steps only.
+    share of seconds that the host waited for the next batch. A device with queued work continues meanwhile, so this is
+    an upper bound of what the data costs.
+
+    In 10⁹ bytes: `train/peak_memory_gb` is the peak of the tensors on the device, and `train/peak_memory_reserved_gb`
+    the peak that torch reserved. On CPU the first is the process's peak resident memory. The host waits for the device
+    at logging steps only.
     """
 
     def __init__(self) -> None:
@@ -101,7 +105,7 @@ class Throughput(L.Callback):
         self._flops = self._waited = 0.0
 
     def leave_out(self, seconds: float) -> None:
-        """Do not count so many seconds, just spent on a measurement, as training."""
+        """Do not count these seconds, which were just spent on a measurement, as training."""
         self._mark += seconds
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -142,7 +146,7 @@ class Throughput(L.Callback):
             for percent, value in zip(PERCENTILES, np.percentile(times, PERCENTILES), strict=True):
                 values[f"train/step_seconds_p{percent}"] = float(value)
         pl_module.log_dict(values | peak_memory(pl_module.device))
-        # On the host, because Lightning looks at what the progress bar shows in every step.
+        # On the host, because Lightning reads the progress bar's metrics in every step.
         pl_module.log("train/tokens_per_second", torch.tensor(tokens / seconds), prog_bar=True)
         self._start_interval()
 
@@ -152,7 +156,7 @@ class Throughput(L.Callback):
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
-    """What the process took at most so far, in 10⁹ bytes, under the names that are logged."""
+    """Peak memory of the process so far, in 10⁹ bytes, by the names in the log."""
     if device.type == "cuda":
         return {
             "train/peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9,
@@ -163,7 +167,7 @@ def peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def peak_flops(device: torch.device, precision: str | int | None) -> float | None:
-    """Dense peak in FLOP/s of `device` at a Trainer precision such as `bf16-mixed`; None where it is not known."""
+    """Dense peak in FLOP/s of `device` at a Trainer precision such as `bf16-mixed`; None if it is not known."""
     if device.type != "cuda":
         return None
     low = {"bf": torch.bfloat16, "16": torch.float16}.get(str(precision)[:2], torch.float32)

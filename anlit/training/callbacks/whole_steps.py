@@ -1,4 +1,4 @@
-"""Validation, checkpoints and the end of a run between optimizer steps: Lightning counts and stops by micro-batches."""
+"""Validation, checkpoints and the end of a run only between optimizer steps; Lightning counts micro-batches."""
 
 import math
 from collections.abc import Callable
@@ -22,13 +22,13 @@ from anlit.lightning_internals import (
 class WholeSteps(Checkpoint):
     """Counts `val_check_interval` in optimizer steps, and lets nothing come between the micro-batches of a step.
 
-    A checkpoint holds no gradients, so one that is written within a step loses what its micro-batches gave. With an
-    integer `val_check_interval` validation comes after every so many optimizer steps: of the run, or of each epoch if
-    `check_val_every_n_epoch` is set. A float is a share of an epoch's steps. A time is looked at after each step. What
-    asks for the run's end within a step (`max_time`) gets it after that step. The `step` in the logs is the number of
-    the optimizer step, from 0, that what is logged belongs to.
+    A checkpoint has no gradients, so one that is written within a step would lose those of the step's micro-batches. An
+    integer `val_check_interval` is a number of optimizer steps: of the run, or of each epoch if
+    `check_val_every_n_epoch` is set. A float is a share of an epoch's steps. A time is checked after each step. A
+    request to stop within a step (`max_time`) takes effect after the step. The `step` in the logs is the number of the
+    optimizer step, from 0.
 
-    Lightning calls checkpoint callbacks after all others; this is one so that it sees what they asked for.
+    Lightning calls checkpoint callbacks after all others. This callback is one, so that it sees the others' requests.
     """
 
     def __init__(self) -> None:
@@ -54,8 +54,8 @@ class WholeSteps(Checkpoint):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # What is logged until the step is over has this number; Lightning's own count goes wrong by one where a run is
-        # continued that had ended, or with another interval.
+        # The number of this step in the logs. Lightning's own count is off by one if a run is continued after its end
+        # or with another interval.
         number_logged_steps(trainer, trainer.global_step)
 
     def on_train_batch_end(
@@ -70,7 +70,7 @@ class WholeSteps(Checkpoint):
 
 
 def _steps_between_validations(trainer: L.Trainer) -> int | None:
-    """Optimizer steps from one validation to the next; None where Lightning's own rule holds, by time for instance."""
+    """Optimizer steps from one validation to the next; None to use Lightning's rule, for example by time."""
     if validates_by_time(trainer):
         return None
     interval, steps = trainer.val_check_interval, _steps_per_epoch(trainer)
@@ -85,16 +85,16 @@ def _steps_between_validations(trainer: L.Trainer) -> int | None:
 
 
 def _steps_per_epoch(trainer: L.Trainer) -> float:
-    """Optimizer steps; Lightning makes one of an epoch's last micro-batches, however few they are."""
+    """Optimizer steps of an epoch; its last micro-batches are a step, even if they are few."""
     batches = trainer.num_training_batches
     return batches if batches == math.inf else math.ceil(batches / trainer.accumulate_grad_batches)
 
 
 def _align_progress(trainer: L.Trainer) -> None:
-    """Let a continued run count its micro-batches as if it had always had this accumulation and these batches.
+    """Recompute a continued run's number of micro-batches for the present accumulation and batches.
 
-    Lightning steps where the number of micro-batches in the epoch is a multiple of `accumulate_grad_batches`. The
-    checkpoint's number is that of the run before, so after a change the first step would come early, with less data.
+    Lightning steps when the number of micro-batches in the epoch is a multiple of `accumulate_grad_batches`. The
+    checkpoint has the number of the earlier run. After a change the first step would come early, with less data.
     """
     loop = trainer.fit_loop.epoch_loop
     progress: Any = loop.batch_progress.current

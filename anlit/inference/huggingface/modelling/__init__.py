@@ -1,4 +1,4 @@
-"""The code that goes into exported folders: it needs torch and transformers and nothing of anlit.
+"""The code for exported folders. It needs torch and transformers but not anlit.
 
-Each file is copied as it is, so the files import one another as neighbours.
+The files are copied unchanged, so they import each other by relative imports.
 """

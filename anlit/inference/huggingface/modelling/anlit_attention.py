@@ -1,4 +1,4 @@
-"""Attention of anlit's models for transformers: positions, mechanisms, and whose keys a query may see.
+"""Attention of anlit's models for transformers: positions, mechanisms and visible keys.
 
 Logits are L_ij = a(i−j) · g(n_i) · S_ij + m(i−j), S_ij = q_i·k_j/√D, n_i the number of keys that query i may see.
 Shape letters: B batch, H heads, T queries, S keys, D head width, R rotated width.
@@ -14,8 +14,8 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 EULER_GAMMA = 0.5772156649015329
 
 
-class Places:
-    """Where the tokens of a batch stand: the keys' places from 0, without what `attention_mask` (B, S) leaves out."""
+class TokenPositions:
+    """The positions of a batch's tokens, from 0, not counting tokens that `attention_mask` (B, S) leaves out."""
 
     def __init__(self, attention_mask: Tensor | None, n_queries: int, n_keys: int, device: torch.device) -> None:
         index = torch.arange(n_keys, device=device)
@@ -23,8 +23,8 @@ class Places:
         visible = index <= index[-n_queries:, None]
         if attention_mask is not None and not attention_mask.all():
             self.keys = attention_mask.long().cumsum(-1) - 1
-            own = index == index[-n_queries:, None]  # so that a padded query sees something, and is no NaN
-            visible = visible & (attention_mask[:, None].bool() | own)
+            itself = index == index[-n_queries:, None]  # a padded query sees itself, or its output would be NaN
+            visible = visible & (attention_mask[:, None].bool() | itself)
         self.queries = self.keys[:, -n_queries:].clamp_min(0)
         self.distance = (self.queries[:, :, None] - self.keys[:, None]).clamp_min(0)[:, None].float()  # (B, 1, T, S)
         self.visible = visible.expand(len(self.keys), -1, -1)[:, None]
@@ -39,13 +39,13 @@ class Places:
         return (n if window is None else n.clamp_max(window)).float()
 
 
-def rotate(x: Tensor, positions: dict[str, Any], places: Tensor) -> Tensor:
-    """Turn the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D); places (B, T)."""
+def rotate(x: Tensor, positions: dict[str, Any], index: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D); index (B, T) are the positions."""
     frequency = frequencies(positions, x.shape[-1])
     half = len(frequency)
     if not half:
         return x
-    angles = places[:, None, :, None].double() * frequency.to(x.device)
+    angles = index[:, None, :, None].double() * frequency.to(x.device)
     cos, sin = angles.cos().float(), angles.sin().float()
     first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
@@ -57,14 +57,14 @@ def frequencies(positions: dict[str, Any], d_head: int) -> Tensor:
         return torch.empty(0, dtype=torch.float64)
     if positions["name"] == "PRoPE":
         quarter = d_head // 4
-        turning = positions["base"] ** (-torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
-        return torch.cat((turning, torch.zeros(quarter, dtype=torch.float64)))
+        rotating = positions["base"] ** (-torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
+        return torch.cat((rotating, torch.zeros(quarter, dtype=torch.float64)))
     width = round(positions["fraction"] * d_head)
     return positions["base"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
 def gain(mechanism: dict[str, Any], n: Tensor, d_head: int) -> Tensor | None:
-    """g(n) for n (B, 1, T), (B, H or 1, T); None where it is 1."""
+    """g(n) for n (B, 1, T), (B, H or 1, T); None if it is 1."""
     name = mechanism["name"]
     strength = torch.tensor(mechanism.get("strength", [1.0]), device=n.device)[:, None]  # (H or 1, 1)
     if name == "LogN":
@@ -83,14 +83,14 @@ def gain(mechanism: dict[str, Any], n: Tensor, d_head: int) -> Tensor | None:
 
 
 def distance_gain(mechanism: dict[str, Any], t: Tensor) -> Tensor | None:
-    """a(t) for t (B, 1, T, S); None where it is 1."""
+    """a(t) for t (B, 1, T, S); None if it is 1."""
     if mechanism["name"] == "ScaleInvariant":
         return torch.sqrt(2 * torch.log1p(t / mechanism["tau"]) + 1)
     return None
 
 
 def distance_bias(mechanism: dict[str, Any], t: Tensor, n_heads: int) -> Tensor | None:
-    """m(t) for t (B, 1, T, S), (B, H or 1, T, S); None where it is 0."""
+    """m(t) for t (B, 1, T, S), (B, H or 1, T, S); None if it is 0."""
     name = mechanism["name"]
     if name == "ScaleInvariant":
         decay = torch.tensor(mechanism["strength"], device=t.device)[:, None, None]
@@ -103,14 +103,14 @@ def distance_bias(mechanism: dict[str, Any], t: Tensor, n_heads: int) -> Tensor 
     return None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: dict[str, Any], places: Places) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: dict[str, Any], tokens: TokenPositions) -> Tensor:
     """softmax(a·g·S + m) v: q (B, H, T, D), k and v (B, H, S, D) → (B, H, T, D)."""
     n_heads, d_head = q.shape[1], q.shape[-1]
     window = mechanism.get("window")
-    g = gain(mechanism, places.n_visible(window), d_head)
+    g = gain(mechanism, tokens.n_visible(window), d_head)
     q = q if g is None else q * g[..., None].to(q.dtype)
-    a, m = distance_gain(mechanism, places.distance), distance_bias(mechanism, places.distance, n_heads)
-    bias = torch.where(places.seen(window), torch.zeros((), device=q.device) if m is None else m, float("-inf"))
+    a, m = distance_gain(mechanism, tokens.distance), distance_bias(mechanism, tokens.distance, n_heads)
+    bias = torch.where(tokens.seen(window), torch.zeros((), device=q.device) if m is None else m, float("-inf"))
     if a is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
     logits = torch.addcmul(bias, (q @ k.mT * d_head**-0.5).float(), a)
@@ -142,7 +142,7 @@ class RMSNorm(nn.Module):
 
 
 class AttentionOutput(nn.Module):
-    """From the heads' averages (B, H, T, D) to the input of W_o (B, T, d): their norm, their gates, side by side."""
+    """The input of W_o, (B, T, d): the heads' averages (B, H, T, D) with norm and gates, concatenated."""
 
     def __init__(self, d_model: int, n_heads: int, gate: str, norm: nn.Module) -> None:
         super().__init__()

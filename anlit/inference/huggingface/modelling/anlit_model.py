@@ -1,4 +1,4 @@
-"""The frame of anlit's models for transformers: configuration, cache, embed → blocks → logits."""
+"""The base of anlit's models for transformers: configuration, cache, embed → blocks → logits."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .anlit_attention import Places
+from .anlit_attention import TokenPositions
 
 
 class AnlitConfig(PretrainedConfig):
-    """Sizes under transformers' names; for each layer its mechanism and positions; what stands around attention.
+    """Sizes under transformers' names, mechanism and positions of each layer, and settings of the blocks.
 
     Each architecture has a subclass, because transformers finds the model by the class of its configuration.
     """
@@ -39,7 +39,7 @@ def split_heads(x: Tensor, n_heads: int) -> Tensor:
 
 
 class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
-    """tokens (B, T) → logits (B, T, V). A subclass makes the blocks, and `final` for the last hidden state."""
+    """tokens (B, T) → logits (B, T, V). A subclass makes the blocks and may override `final`."""
 
     _input_embed_layer = "embedding"
     _supports_sdpa = True
@@ -69,15 +69,15 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **rest: Any,
     ) -> CausalLMOutputWithPast:
-        """Places are counted over what `attention_mask` (B, S) lets through, so batches are padded on the left."""
+        """Positions count only tokens that `attention_mask` (B, S) keeps, so batches are padded on the left."""
         if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
             past_key_values = DynamicCache()
         n_seen = past_key_values.get_seq_length() if past_key_values is not None else 0
         n_queries = input_ids.shape[1]
-        places = Places(attention_mask, n_queries, n_seen + n_queries, input_ids.device)
+        tokens = TokenPositions(attention_mask, n_queries, n_seen + n_queries, input_ids.device)
         h = self.embedding(input_ids)
         for block in self.blocks:
-            h = block(h, places, past_key_values)
+            h = block(h, tokens, past_key_values)
         logits = self.head(self.final(h[:, -logits_to_keep:]))
         loss = None
         if labels is not None:
@@ -86,5 +86,5 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def with_past(past: Any, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of this call behind those in the cache: (B, H, S, D)."""
+    """Keys and values of the cache followed by those of this call: (B, H, S, D)."""
     return (k, v) if past is None else past.update(k, v, layer)

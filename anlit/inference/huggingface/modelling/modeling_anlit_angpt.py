@@ -4,7 +4,7 @@
     h ← w_M ∘ h + W_d (u ∘ SiLU(z))            u = W_u h, z = W_z h
     logits = W_head h
 
-With a post-norm the suggestions are unit vectors and have weights of their own.
+With a post-norm the suggestions are unit vectors and are multiplied by w_s.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from .anlit_attention import AttentionOutput, Places, RMSNorm, UnitNorm, attend, rotate
+from .anlit_attention import AttentionOutput, RMSNorm, TokenPositions, UnitNorm, attend, rotate
 from .anlit_model import AnlitConfig, AnlitForCausalLM, split_heads, with_past
 
 
@@ -54,15 +54,15 @@ class AnGPTBlock(nn.Module):
         self.output = AttentionOutput(d, self.n_heads, config.gate, norm)
         self.post_norm = UnitNorm() if config.post_norm else nn.Identity()
 
-    def forward(self, h: Tensor, places: Places, past: Any) -> Tensor:
-        h = self.alpha_A(h, self.post_norm(self.attend(h, places, past)))
+    def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
+        h = self.alpha_A(h, self.post_norm(self.attend(h, tokens, past)))
         return self.alpha_M(h, self.post_norm(self.W_d(self.W_u(h) * silu(self.W_z(h)))))
 
-    def attend(self, h: Tensor, places: Places, past: Any) -> Tensor:
+    def attend(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
         q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))
-        q, k = (rotate(y, self.positions, places.queries) for y in (self.norm_q(q), self.norm_k(k)))
+        q, k = (rotate(y, self.positions, tokens.queries) for y in (self.norm_q(q), self.norm_k(k)))
         k, v = with_past(past, self.layer, k, self.norm_v(v))
-        return self.W_o(self.output(attend(q, k, v, self.mechanism, places), h))
+        return self.W_o(self.output(attend(q, k, v, self.mechanism, tokens), h))
 
 
 class AnGPTForCausalLM(AnlitForCausalLM):

@@ -1,4 +1,4 @@
-"""GPT+ for transformers, where it has settings that no architecture there has.
+"""GPT+ for transformers, with settings that none of its architectures has.
 
 h ← h + W_o · Attn(q, k, v)        q, k, v = W_q x, W_k x, W_v x with x = rms(h)·g₁;  q, k → rms·gain → RoPE
 h ← h + W_d (u ∘ SiLU(z))          u = W_u x, z = W_z x with x = rms(h)·g₂
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from .anlit_attention import AttentionOutput, Places, RMSNorm, attend, rotate
+from .anlit_attention import AttentionOutput, RMSNorm, TokenPositions, attend, rotate
 from .anlit_model import AnlitConfig, AnlitForCausalLM, split_heads, with_past
 
 
@@ -37,16 +37,16 @@ class GPTBlock(nn.Module):
         self.output = AttentionOutput(d, self.n_heads, config.gate, norm)
         self.post_norm_A, self.post_norm_M = (RMSNorm(d, eps) if config.post_norm else nn.Identity() for _ in range(2))
 
-    def forward(self, h: Tensor, places: Places, past: Any) -> Tensor:
-        h = h + self.post_norm_A(self.attend(self.norm_1(h), places, past))
+    def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
+        h = h + self.post_norm_A(self.attend(self.norm_1(h), tokens, past))
         x = self.norm_2(h)
         return h + self.post_norm_M(self.W_d(self.W_u(x) * silu(self.W_z(x))))
 
-    def attend(self, x: Tensor, places: Places, past: Any) -> Tensor:
+    def attend(self, x: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
         q, k, v = (split_heads(W(x), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))
-        q, k = (rotate(y, self.positions, places.queries) for y in (self.norm_q(q), self.norm_k(k)))
+        q, k = (rotate(y, self.positions, tokens.queries) for y in (self.norm_q(q), self.norm_k(k)))
         k, v = with_past(past, self.layer, k, self.norm_v(v))
-        return self.W_o(self.output(attend(q, k, v, self.mechanism, places), x))
+        return self.W_o(self.output(attend(q, k, v, self.mechanism, tokens), x))
 
 
 class GPTForCausalLM(AnlitForCausalLM):

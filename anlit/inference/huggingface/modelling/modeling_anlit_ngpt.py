@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from .anlit_attention import AttentionOutput, Places, RMSNorm, UnitNorm, attend, rotate, unit
+from .anlit_attention import AttentionOutput, RMSNorm, TokenPositions, UnitNorm, attend, rotate, unit
 from .anlit_model import AnlitConfig, AnlitForCausalLM, split_heads, with_past
 
 
@@ -49,16 +49,16 @@ class NGPTBlock(nn.Module):
         norm = UnitNorm() if config.output_norm else nn.Identity()
         self.output = AttentionOutput(d, self.n_heads, config.gate, norm)
 
-    def forward(self, h: Tensor, places: Places, past: Any) -> Tensor:
-        h = unit(torch.lerp(h, unit(self.attend(h, places, past)), self.alpha_A()))
+    def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
+        h = unit(torch.lerp(h, unit(self.attend(h, tokens, past)), self.alpha_A()))
         return unit(torch.lerp(h, unit(self.W_d(self.W_u(h) * silu(self.W_z(h)))), self.alpha_M()))
 
-    def attend(self, h: Tensor, places: Places, past: Any) -> Tensor:
+    def attend(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
         q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))
         s_qk = self.s_qk().view(self.n_heads, 1, -1)
-        q, k = (self.norm_qk(rotate(y, self.positions, places.queries)) * s_qk for y in (q, k))
+        q, k = (self.norm_qk(rotate(y, self.positions, tokens.queries)) * s_qk for y in (q, k))
         k, v = with_past(past, self.layer, k, self.norm_v(v))
-        return self.W_o(self.output(attend(q, k, v, self.mechanism, places), h))
+        return self.W_o(self.output(attend(q, k, v, self.mechanism, tokens), h))
 
 
 class NGPTForCausalLM(AnlitForCausalLM):
