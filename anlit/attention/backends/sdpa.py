@@ -40,7 +40,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     lengths = documents.cu_seqlens.diff().tolist()
     bias = _bias(m, mechanism.window, max(lengths), q)
     each = zip(*(_by_document(x, lengths) for x in (q, k, v)), strict=True)
-    parts = [_call(*qkv, bias, dropout) for qkv in each]
+    parts = [_call(q, k, v, bias, dropout) for q, k, v in each]
     attended = torch.cat([part[0].transpose(0, 1) for part in parts])
     return attended.unflatten(0, (-1, length)).transpose(1, 2)
 

@@ -154,7 +154,7 @@ def read_weights(folder: Path) -> dict[str, "Tensor"]:
     return weights
 
 
-def as_gpt(theirs: dict[str, "Tensor"], record: dict[str, Any]) -> tuple[dict[str, "Tensor"], list[str]]:
+def as_gpt(read: dict[str, "Tensor"], record: dict[str, Any]) -> tuple[dict[str, "Tensor"], list[str]]:
     """The weights by our names, keys and values repeated for every head, and what was changed."""
     from anlit.inference.huggingface.builtin_models import IN_BLOCK, OUTSIDE
 
