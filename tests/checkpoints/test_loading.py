@@ -126,7 +126,7 @@ def test_data_that_do_not_fit_the_model_are_refused(run: Path, tmp_path: Path) -
     for sentence, given, path in (
         ("trained with another tokenizer (777777777777…)", checkpoint, str(other)),
         ("set --data to a prepared folder", checkpoint, str(tmp_path / "nowhere")),
-        ("does not lie in a run folder that tells its data: set --data", alone, None),
+        ("is not in a run folder that names its data: set --data", alone, None),
         (f"vocabulary of 29 tokens and the shards in {other} have {VOCABULARY}", alone, str(other)),
     ):
         with pytest.raises(UserError) as error:

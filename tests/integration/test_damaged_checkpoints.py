@@ -159,4 +159,4 @@ def test_nothing_else_to_go_on_from_is_said(
     for name in ("last.ckpt", "best.ckpt"):
         flip(run_dir / "checkpoints" / name)
     assert main(fit_arguments(shards, run_dir, *SHORT)) == 2
-    assert "the run has no other one" in capsys.readouterr().err
+    assert "the run has no other checkpoint" in capsys.readouterr().err
