@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     add("--length", type=int, metavar="N", help="the most tokens that the model reads (default: its training length)")
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
 
     from anlit.evaluation.harness.run import Settings  # torch takes seconds: --help and wrong options do not wait
 

@@ -43,14 +43,14 @@ def main(argv: list[str]) -> int:
         record: Any = [row.record() for row in rows]
     elif fit_arguments:
         cli = parse(["fit", *fit_arguments])
-        result = estimate(cli.model, plan_of(own, cli.config["fit"]))
+        result = estimate(cli.model, plan_of(options, cli.config["fit"]))
         show(console, result)
         record = result.record()
     else:
         raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE, or --table")
-    if own.json is not None:
-        own.json.parent.mkdir(parents=True, exist_ok=True)
-        write_json(own.json, record)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        write_json(options.json, record)
     return 0
 
 
