@@ -80,7 +80,7 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
     checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
     text, length = text_of(checkpoint, arguments.tokenizer), arguments.length or checkpoint.training_length
     stride = arguments.stride if arguments.stride is not None else max(1, length // 2)
-    offsets: list[np.ndarray] = []
+    offsets: list[tuple[np.ndarray, str]] = []
     totals = Totals()
 
     def tokens() -> Iterator[np.ndarray]:
@@ -88,15 +88,15 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
             encoding = text.tokenizer.encode(document.text, add_special_tokens=False)
             if not encoding.ids:
                 raise UserError(f"{document.where}: the tokenizer makes no tokens of its text: leave it out")
-            offsets.append(byte_offsets(document.text, encoding.offsets))
+            offsets.append((byte_offsets(document.text, encoding.offsets), document.where))
             yield np.array(encoding.ids)
 
     record: dict[str, Any] = {"command": command, "length": length, "stride": stride, **describe(checkpoint)}
     found = score(checkpoint.model.model, tokens(), length, stride, text.ending(stops=False), arguments.batch_size)
     with TokenTable(Path(arguments.output), text.tokenizer, record) as table:
         for number, scores in enumerate(found):
-            byte_ranges = offsets.pop(0)
-            table.add(number, scores, byte_ranges)
+            byte_ranges, source = offsets.pop(0)
+            table.add(number, scores, byte_ranges, source=source)
             known = ~np.isnan(scores.log_likelihood)
             totals.documents += 1
             totals.tokens += len(byte_ranges)
@@ -114,8 +114,8 @@ def main(argv: list[str]) -> int:
     parser = CommandParser(
         prog="anlit score",
         description="Writes the log-likelihood of every token of texts as parquet: document, position, token, its text "
-        "and bytes, tokens of context, nats, rank. A text longer than a window is read in windows that advance by the "
-        "stride; every token is scored once, with at least length − stride tokens of context, or all that the document "
+        "and bytes, tokens of context, nats, rank, source. A text longer than a window is read in windows that advance "
+        "by the stride; every token is scored once, with at least length − stride tokens of context, or all that the document "
         "has before it.",
         epilog="Example: anlit score runs/angpt-seed1 book.txt reviews.jsonl --output scores.parquet",
     )

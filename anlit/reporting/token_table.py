@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
         ("n_context", pa.int32()),
         ("log_likelihood", pa.float32()),
         ("rank", pa.int32()),
+        ("source", pa.string()),
     ]
 )
 ROW_GROUP = 1 << 17
@@ -82,7 +83,12 @@ class TokenTable:
             raise UserError(f"--output {path} cannot be written ({error.strerror or error}): name another") from error
 
     def add(
-        self, document: int, scores: Scores, offsets: np.ndarray | None, positions: np.ndarray | None = None
+        self,
+        document: int,
+        scores: Scores,
+        offsets: np.ndarray | None,
+        positions: np.ndarray | None = None,
+        source: str | None = None,
     ) -> None:
         """Add the tokens of one document.
 
@@ -104,6 +110,7 @@ class TokenTable:
             pa.array(scores.log_likelihood, mask=missing),
             pa.array(scores.rank, mask=scores.rank == 0),
         ]
+        columns.append(pa.array([source] * n, pa.string()))
         self._waiting.append(pa.Table.from_arrays(columns, schema=SCHEMA))
         if sum(map(len, self._waiting)) >= ROW_GROUP:
             self._write()

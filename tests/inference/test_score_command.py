@@ -35,6 +35,7 @@ def test_the_table_has_every_token_of_every_text(run: Path, tmp_path: Path, caps
     for number, text in enumerate(TEXTS):
         own = [row for row in rows if row["document"] == number]
         assert [row["position"] for row in own] == list(range(len(own)))
+        assert {row["source"].split(", ")[0] for row in own} == {files[min(number, 1)]}
         content = text.encode()
         assert (own[0]["byte_start"], own[-1]["byte_end"]) == (0, len(content))
         for row in own:
