@@ -115,8 +115,8 @@ def main(argv: list[str]) -> int:
         prog="anlit score",
         description="Writes the log-likelihood of every token of texts as parquet: document, position, token, its text "
         "and bytes, tokens of context, nats, rank, source. A text longer than a window is read in windows that advance "
-        "by the stride; every token is scored once, with at least length − stride tokens of context, or all that the document "
-        "has before it.",
+        "by the stride; every token is scored once, with at least length − stride tokens of context, or all that the "
+        "document has before it.",
         epilog="Example: anlit score runs/angpt-seed1 book.txt reviews.jsonl --output scores.parquet",
     )
     add = parser.add_argument

@@ -97,6 +97,7 @@ class TokenTable:
             scores: The scores of n tokens.
             offsets: (n, 2) int64, their byte ranges; None for null in the table.
             positions: (n,) int64, their positions in the document; None for 0 … n − 1.
+            source: Where its text stands: the file, and the record in it.
         """
         n = len(scores.tokens)
         missing = np.isnan(scores.log_likelihood)
