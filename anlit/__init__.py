@@ -6,34 +6,32 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "GPT": "anlit.models",
-    "NGPT": "anlit.models",
-    "AnGPT": "anlit.models",
-    "RoPE": "anlit.layers.positions",
-    "PRoPE": "anlit.layers.positions",
-    "DynamicNTK": "anlit.layers.positions",
-    "NoPE": "anlit.layers.positions",
-    "PositionsPattern": "anlit.layers.positions",
+    **dict.fromkeys(("GPT", "NGPT", "AnGPT"), "anlit.models"),
     "Runtime": "anlit.models.runtime",
     "FullySharded": "anlit.training.strategies",
-    "AdamW": "anlit.optim.optimizers",
-    "MuonAdamW": "anlit.optim.optimizers",
-    **dict.fromkeys(
-        ("SlimPajama", "OpenWebText", "FineWeb", "FineWebBin", "PythonSources", "TextFiles", "Mixture", "TokenShards"),
-        "anlit.data",
-    ),
+    "TokenShards": "anlit.data.module",
+    "Mixture": "anlit.data.mixture",
     "NeedleInHaystack": "anlit.evaluation.needle.data",
     "load_checkpoint": "anlit.checkpoints.loading",
 }
-__all__ = sorted(_HOME)
+_ROOMS = ("anlit.attention.mechanisms", "anlit.data.corpora", "anlit.layers.positions", "anlit.optim.optimizers")
+"""Each public class that one of these defines is `anlit.<Name>`."""
+
+
+def _classes(room: str) -> dict[str, type]:
+    from anlit.discovery import classes_of
+
+    module = import_module(room)
+    return {name: getattr(module, name) for name in getattr(module, "__all__", ())} or classes_of(room)
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `anlit --help` need not load torch."""
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
-    if name[:1].isupper() and hasattr(mechanisms := import_module("anlit.attention.mechanisms"), name):
-        return getattr(mechanisms, name)
+    for room in _ROOMS if name[:1].isupper() else ():
+        if name in (found := _classes(room)):
+            return found[name]
     raise AttributeError(f"module 'anlit' has no attribute '{name}'")
 
 

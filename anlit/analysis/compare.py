@@ -95,12 +95,12 @@ def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[st
 def _named(groups: list[Group], name: str) -> list[Group]:
     """Groups that answer to `name`: by label, else by folder, else by architecture or folder name."""
     folder = Path(name).resolve()
-    ways = (
+    tests = (
         lambda group: group.label.casefold() == name.casefold(),
         lambda group: any(run.folder.resolve() == folder for run in group.runs),
         lambda group: group.architecture.casefold() == name.casefold() or name in {r.folder.name for r in group.runs},
     )
-    return next((found for way in ways if (found := [group for group in groups if way(group)])), [])
+    return next((found for answers in tests if (found := [group for group in groups if answers(group)])), [])
 
 
 def _publish(report: Report) -> None:

@@ -185,12 +185,12 @@ def pairing_note(groups: list[Group], baseline: Group) -> list[str]:
     """How speed-ups are measured, where the baseline has several seeds."""
     if len(baseline.counted) < 2:
         return []
-    way = (
+    method = (
         "seed by seed: each run against the baseline's run with the same seeds of model and data order"
         if is_paired(groups, baseline)
         else "with the baseline's mean curve, for not every run has a baseline run with the same seeds"
     )
-    return [f"Speed-ups are measured {way}."]
+    return [f"Speed-ups are measured {method}."]
 
 
 def _ratio(summary: Summary) -> Test | None:

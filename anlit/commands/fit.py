@@ -26,22 +26,18 @@ from anlit.data.checks import padded_vocabulary
 from anlit.errors import RunError, UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.runtime import flush_denormals
-from anlit.training.callbacks import (
-    BestCheckpoint,
-    FiniteCheckpoints,
-    HyperParameters,
-    LastCheckpoint,
-    LossGuard,
-    MetricsOnResume,
-    NormMonitor,
-    Predictions,
-    RandomState,
-    RunProgress,
-    RunRecord,
-    StopOnNonFinite,
-    Throughput,
-    WholeSteps,
-)
+from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
+from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
+from anlit.training.callbacks.hyperparameters import HyperParameters
+from anlit.training.callbacks.loss_guard import LossGuard
+from anlit.training.callbacks.metrics_on_resume import MetricsOnResume
+from anlit.training.callbacks.norms import NormMonitor
+from anlit.training.callbacks.predictions import Predictions
+from anlit.training.callbacks.progress import RunProgress
+from anlit.training.callbacks.random_state import RandomState
+from anlit.training.callbacks.run_record import RunRecord
+from anlit.training.callbacks.throughput import Throughput
+from anlit.training.callbacks.whole_steps import WholeSteps
 from anlit.training.interruption import TRY_AGAIN, Preempted
 from anlit.training.loggers import CSVLogger
 

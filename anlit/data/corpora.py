@@ -13,7 +13,7 @@ from anlit.data.tokenizer import END_OF_DOCUMENT
 from anlit.errors import UserError
 
 
-class PreparedCorpus(TokenShards):
+class _PreparedCorpus(TokenShards):
     """A corpus that `anlit prepare` has made."""
 
     def prepare_data(self) -> None:
@@ -35,7 +35,7 @@ class PreparedCorpus(TokenShards):
             )
 
 
-class SlimPajama(PreparedCorpus):
+class SlimPajama(_PreparedCorpus):
     """SlimPajama-627B (cerebras), prepared by `anlit prepare SlimPajama`.
 
     `weights` may name its subsets: RedPajamaCommonCrawl, RedPajamaC4, RedPajamaGithub, RedPajamaBook,
@@ -46,21 +46,21 @@ class SlimPajama(PreparedCorpus):
         super().__init__(path, **kwargs)
 
 
-class OpenWebText(PreparedCorpus):
+class OpenWebText(_PreparedCorpus):
     """OpenWebText (Skylion007), prepared by `anlit prepare OpenWebText`."""
 
     def __init__(self, path: str = "data/openwebtext", **kwargs: Any) -> None:
         super().__init__(path, **kwargs)
 
 
-class FineWeb(PreparedCorpus):
+class FineWeb(_PreparedCorpus):
     """A sample of FineWeb (HuggingFaceFW), prepared by `anlit prepare FineWeb`."""
 
     def __init__(self, path: str = "data/fineweb", val_tokens: int | None = FINEWEB_VAL_TOKENS, **kwargs: Any) -> None:
         super().__init__(path, val_tokens=val_tokens, **kwargs)
 
 
-class FineWebBin(PreparedCorpus):
+class FineWebBin(_PreparedCorpus):
     """FineWeb's published token files (kjj0), prepared by `anlit prepare FineWebBin`.
 
     With `shuffle: false` the training order is that of the files, as in the runs that were published with them.

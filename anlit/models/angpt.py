@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from anlit.attention.documents import Documents
-from anlit.attention.output import AttentionOutput
 from anlit.attention.qk_clip import shrink
 from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, fused_linear
@@ -113,8 +112,7 @@ class AnGPTBlock(nn.Module):
                 "leave it out, or set qk_norm: false or qk_norm_gain: true"
             )
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
-        norm = UnitNorm() if config.attention_norm else None
-        self.output = AttentionOutput(d, self.n_heads, config.attention_gate, gate_factor=root_d, norm=norm)
+        self.output = config.attention_output(UnitNorm(), gate_factor=root_d)
         self.post_norm = UnitNorm() if config.post_norm else nn.Identity()
         self.positions, self.attention = config.positions_of(layer), config.attention_of(layer)
         self.dropout = nn.Dropout(config.dropout)

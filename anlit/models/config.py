@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from jsonargparse import lazy_instance
+from torch import nn
 
 from anlit.attention.attention import Attention, Backend
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
-from anlit.attention.output import Gate
+from anlit.attention.output import AttentionOutput, Gate
 from anlit.errors import UserError
 from anlit.layers.positions import Positions, RoPE
 from anlit.layers.scaling import ScalingVector
@@ -129,6 +130,11 @@ class DecoderConfig:
             return Attention(mechanism, self.backend, self.dropout, self.qk_clip)
         except ValueError as error:
             raise UserError(f"model: {error}") from error
+
+    def attention_output(self, norm: nn.Module, gate_factor: float) -> AttentionOutput:
+        """The input of W_o, with the gate and, if it is wanted, with `norm`."""
+        used = norm if self.attention_norm else None
+        return AttentionOutput(self.d_model, self.n_heads, self.attention_gate, gate_factor, used)
 
     def positions_of(self, layer: int) -> Positions:
         """The positions of layer number `layer`, from 0."""

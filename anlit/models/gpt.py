@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from anlit.attention.documents import Documents
-from anlit.attention.output import AttentionOutput
 from anlit.attention.qk_clip import shrink
 from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, fused_linear
@@ -63,8 +62,7 @@ class GPTBlock(nn.Module):
                 "model.qk_clip has nothing to shrink where QK-norm has no gain: leave it out, or set qk_norm: false"
             )
         self.norm_v = RMSNorm(self.d_head, eps) if config.v_norm else nn.Identity()
-        norm = RMSNorm(self.d_head, eps) if config.attention_norm else None
-        self.output = AttentionOutput(d, self.n_heads, config.attention_gate, gate_factor=1.0, norm=norm)
+        self.output = config.attention_output(RMSNorm(self.d_head, eps), gate_factor=1.0)
         self.post_norm_A, self.post_norm_M = (RMSNorm(d, eps) if config.post_norm else nn.Identity() for _ in range(2))
         self.positions, self.attention = config.positions_of(layer), config.attention_of(layer)
         self.dropout = nn.Dropout(config.dropout)

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from anlit.attention.documents import Documents
-from anlit.attention.output import AttentionOutput
 from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, fused_linear
 from anlit.layers.norms import Norms, RMSNorm, UnitNorm, bound_norm, set_unit_norm, unit
@@ -80,8 +79,7 @@ class NGPTBlock(nn.Module):
         if config.qk_clip is not None and not has_gain:
             raise UserError("model.qk_clip shrinks nGPT's s_qk: set qk_norm_gain: true, or leave qk_clip out")
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
-        norm = UnitNorm() if config.attention_norm else None
-        self.output = AttentionOutput(d, self.n_heads, config.attention_gate, gate_factor=root_d, norm=norm)
+        self.output = config.attention_output(UnitNorm(), gate_factor=root_d)
         self.s_u, self.s_v = (config.scaling(f, config.s_uv_init, config.s_uv_scale) for _ in range(2))
         self.positions, self.attention = config.positions_of(layer), config.attention_of(layer)
         self.dropout = nn.Dropout(config.dropout)

@@ -158,13 +158,13 @@ def find_runs(paths: Iterable[str]) -> list[Path]:
         root = Path(given)
         if not root.is_dir():
             raise UserError(f"{given} is not a folder: give run folders or folders that hold run folders.")
-        here = list(_walk(root))
-        if not here:
+        below = list(_walk(root))
+        if not below:
             raise UserError(
                 f"{given} holds no run folder: a run folder has {CONFIG} with {METRICS} or {RECORD}; "
                 "give the run_dir of a training or a folder above it."
             )
-        for folder in here:
+        for folder in below:
             found.setdefault(folder.resolve(), folder)
     return list(found.values())
 

@@ -112,8 +112,8 @@ def changes(rows: Sequence[tuple[str, float | str, tuple[float, float] | None]],
     """
     with style():
         figure, ax = plt.subplots(figsize=(8.5, 1.4 + 0.42 * len(rows)))
-        places = range(len(rows))[::-1]
-        for y, (_, mean, interval) in zip(places, rows, strict=True):
+        heights = range(len(rows))[::-1]
+        for y, (_, mean, interval) in zip(heights, rows, strict=True):
             if isinstance(mean, str):
                 ax.text(0, y, f"  {mean}", va="center", color=INK, fontstyle="italic")
                 continue
@@ -125,7 +125,7 @@ def changes(rows: Sequence[tuple[str, float | str, tuple[float, float] | None]],
                 minus(f"{mean:+.2f} %"), (mean, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8.5
             )
         ax.axvline(0, color=INK, linestyle=BASELINE_LINE, linewidth=1)
-        ax.set_yticks(list(places), [title for title, *_ in rows])
+        ax.set_yticks(list(heights), [title for title, *_ in rows])
         ax.set_ylim(-0.6, len(rows) - 0.2)
         ax.grid(axis="x")
         ax.set_xlabel(f"change of the final validation loss against\n{baseline} (%, 95 % interval; left is better)")

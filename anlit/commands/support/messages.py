@@ -7,8 +7,13 @@ whole configuration. The keys that lead to the wrong value are in its "Parser ke
 import difflib
 import importlib
 import re
+from collections.abc import Iterable
+
+from torch.optim import Optimizer
 
 from anlit.attention import mechanisms
+from anlit.discovery import classes_of
+from anlit.layers.positions import Positions
 from anlit.settings import parameters_of
 
 _KEY = re.compile(r'Parser key "([^"]+)":')
@@ -23,14 +28,26 @@ _DENIED = re.compile(r"Importing '([^']+)' is not allowed")
 _NO_SUBCLASS = re.compile(r"Import path (\S+) does not correspond to a subclass of (\w+)")
 _MISSING_FILE = re.compile(r"File does not exist: '?([^'\n]+)'?")
 
+
+def listed(names: Iterable[str]) -> str:
+    """`A, B or C`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
+
+
 CLASSES = {
     "model": "GPT, NGPT or AnGPT",
-    "data": "SlimPajama, OpenWebText, FineWeb, FineWebBin, PythonSources, TextFiles, Mixture, TokenShards or "
-    "NeedleInHaystack",
-    "positions": "RoPE, PRoPE, DynamicNTK or NoPE",
-    "optimizer": "anlit.AdamW, anlit.MuonAdamW or the path of a torch optimizer such as torch.optim.SGD",
+    "data": listed([*classes_of("anlit.data.corpora"), "Mixture", "TokenShards", "NeedleInHaystack"]),
+    "positions": listed(classes_of("anlit.layers.positions", Positions)),
+    "attention": listed(mechanisms.__all__),
+    "optimizer": listed(
+        [
+            *(f"anlit.{name}" for name in classes_of("anlit.optim.optimizers", Optimizer)),
+            "the path of a torch optimizer such as torch.optim.SGD",
+        ]
+    ),
 }
-"""The classes that each key offers; those of attention are found in its folder."""
+"""The classes that each key offers, found by the file that they lie in."""
 
 
 def one_sentence(message: str, known_keys: list[str]) -> str:
@@ -85,7 +102,7 @@ def _choose(name: str, options: list[str]) -> str:
 
 
 def _classes(role: str) -> str:
-    known = " or ".join(mechanisms.__all__) if role == "attention" else CLASSES.get(role)
+    known = CLASSES.get(role)
     return f"choose {known}" if known else "give the dotted path of a class that can be imported"
 
 

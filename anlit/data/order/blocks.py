@@ -84,11 +84,11 @@ class BlockOrder:
             return np.arange(now, now + min(CHUNKS_AHEAD, len(self.chunk_blocks))) % len(self.chunk_blocks)
         window, _ = self._find(pass_number, offset)
         chunks, _, first_chunk = self._layout(pass_number)
-        here = chunks[first_chunk[window] : first_chunk[window + 1]]
+        window_chunks = chunks[first_chunk[window] : first_chunk[window + 1]]
         if window + 2 < len(first_chunk):
-            return np.concatenate([here, chunks[first_chunk[window + 1] : first_chunk[window + 2]]])
+            return np.concatenate([window_chunks, chunks[first_chunk[window + 1] : first_chunk[window + 2]]])
         chunks, _, first_chunk = self._shuffled_chunks(pass_number + 1)
-        return np.concatenate([here, chunks[: first_chunk[1]]])
+        return np.concatenate([window_chunks, chunks[: first_chunk[1]]])
 
     def _find(self, pass_number: int, offset: int) -> tuple[int, int]:
         """The window that a draw of a pass falls into, and that window's first draw."""

@@ -183,16 +183,16 @@ def quotas(weights: Sequence[float]) -> np.ndarray:
     """
     shares = np.asarray(weights, dtype=np.float64)
     shares = shares / shares.sum() * PERIOD
-    whole = np.floor(shares).astype(np.int64)
-    missing = PERIOD - int(whole.sum())
-    whole[np.argsort(whole - shares, kind="stable")[:missing]] += 1
-    if (whole[shares > 0] == 0).any():
+    counts = np.floor(shares).astype(np.int64)
+    missing = PERIOD - int(counts.sum())
+    counts[np.argsort(counts - shares, kind="stable")[:missing]] += 1
+    if (counts[shares > 0] == 0).any():
         small = min(weight for weight in weights if weight > 0)
         raise UserError(
             f"--data.weights has {small:g}, less than one sequence in {PERIOD:,}: set it to 0 or to at least "
             f"{sum(weights) / PERIOD:g}."
         )
-    return whole
+    return counts
 
 
 def training_order(

@@ -73,9 +73,9 @@ class TokenStore:
         while len(out):
             chunk = self.source.chunks[number]
             before = start - (int(self._ends[number]) - chunk.tokens)
-            here = out[: chunk.tokens - before]
-            self._read_chunk(number, CHUNK_HEADER_BYTES + before * self.dtype.itemsize, here)
-            start, out, number = start + len(here), out[len(here) :], number + 1
+            part = out[: chunk.tokens - before]
+            self._read_chunk(number, CHUNK_HEADER_BYTES + before * self.dtype.itemsize, part)
+            start, out, number = start + len(part), out[len(part) :], number + 1
 
     def _read_chunk(self, number: int, position: int, out: np.ndarray) -> None:
         chunk = self.source.chunks[number]

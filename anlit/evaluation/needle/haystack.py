@@ -147,8 +147,8 @@ class Haystack:
         ends_line, ends_sentence, begins_word = self._kinds
         before, after = text[:-1], text[1:]
         inside = np.flatnonzero(ends_line[before] | (ends_sentence[before] & begins_word[after])) + 1
-        places = np.concatenate([[0], inside, [len(text)]])
-        nearest = int(places[np.abs(places - wanted).argmin()])
+        boundaries = np.concatenate([[0], inside, [len(text)]])
+        nearest = int(boundaries[np.abs(boundaries - wanted).argmin()])
         return nearest if abs(nearest - wanted) <= CLOSE * len(text) else wanted
 
     @cached_property

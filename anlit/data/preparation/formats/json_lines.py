@@ -161,15 +161,15 @@ def _lines(pieces: Iterator[bytes], longest: int, at_end: bool) -> Iterator[byte
     held_back = False  # an empty line, until it is known whether something follows
     try:
         for piece in pieces:
-            head, *whole = piece.split(b"\n")
+            head, *complete = piece.split(b"\n")
             begun.append(head)
             size += len(head)
             if size > longest:
                 begun.clear()
-            if not whole:
+            if not complete:
                 continue
-            tail = whole.pop()
-            for line in (b"".join(begun) if size <= longest else None, *whole):
+            tail = complete.pop()
+            for line in (b"".join(begun) if size <= longest else None, *complete):
                 if held_back:
                     yield b""
                 held_back = line == b""
