@@ -19,7 +19,7 @@ def classes_in(package: str, folders: Iterable[str], base: type) -> dict[str, ty
 
 
 def classes_of(module: str, base: type = object) -> dict[str, type]:
-    """Name → class, in the order of the file, for each public class that the module defines and that derives from `base`."""
+    """Name → class, in the order of the file, for each public class that it defines and that derives from `base`."""
     defined = {name: kind for name, kind in vars(import_module(module)).items() if inspect.isclass(kind)}
     own = [(name, kind) for name, kind in defined.items() if kind.__module__ == module and not name.startswith("_")]
     return {name: kind for name, kind in own if issubclass(kind, base) and kind is not base}
