@@ -37,4 +37,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The classes too, which are not imported yet."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOME, *(name for room in _ROOMS for name in _classes(room))})
