@@ -107,7 +107,7 @@ class AnlitCLI(RunParser):
 
     def instantiate_classes(self) -> None:
         try:
-            self._take_the_datas_vocabulary()
+            self._set_vocabulary_from_data()
             LightningCLI.instantiate_classes(self)
         except ValueError as error:
             culprit = origin(error)
