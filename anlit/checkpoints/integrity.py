@@ -96,13 +96,13 @@ def _is_archive(file: Any) -> bool:
     return found
 
 
-NEEDED = {
+NEEDED: dict[str, type] = {
     "state_dict": dict, "optimizer_states": list, "lr_schedulers": list, "loops": dict, "callbacks": dict,
     "global_step": int, "epoch": int, "hyper_parameters": dict, "anlit": dict,
 }  # fmt: skip
 """What a run needs to go on, with its types."""
-_INNER = {"loops": {"fit_loop": dict}, "anlit": {"architecture": str}}
-_OF_AN_OPTIMIZER = {"state": dict, "param_groups": list}
+_INNER: dict[str, dict[str, type]] = {"loops": {"fit_loop": dict}, "anlit": {"architecture": str}}
+_OF_AN_OPTIMIZER: dict[str, type] = {"state": dict, "param_groups": list}
 
 
 def check_content(content: Any, in_parts: bool) -> None:
