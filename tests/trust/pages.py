@@ -10,7 +10,7 @@ from anlit.inference.sampling import Sampling
 from tests.inference.test_explore import request
 from tests.trust.place import NOTHING, Case, Outcome, Place
 
-EVIL = "b\x1b[2J ![p](http:evil) <img src=http:r>"  # without a dot, after which a class's name begins
+EVIL = "b\x1b[2J ![p](http://evil) <img src=http://r>"  # without a dot, after which a class's name begins
 
 
 def reported(place: Place) -> Outcome:
