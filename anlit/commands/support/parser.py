@@ -161,7 +161,7 @@ def require_yaml(arguments: list[str]) -> None:
             raise UserError(f"the configuration file {path} cannot be read ({error.strerror})") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             problem = " ".join(str(error).split())
-            raise UserError(f"the configuration file {path} is no valid YAML ({problem}): mend it there") from error
+            raise UserError(f"the configuration file {path} is not valid YAML ({problem}): correct it there") from error
 
 
 def known_keys() -> list[str]:
