@@ -157,7 +157,7 @@ def sentence(said: str, pattern: str) -> str | None:
     """The line with the pattern, without what the folders of this run are called."""
     for line in said.splitlines():
         if re.search(pattern, line):
-            short = re.sub(r"/\S*/(?=[\w.-]+)", "", line.removeprefix("anlit: error: "))
+            short = re.sub(r"(?<![:/])/\S*/(?=[\w.-]+)", "", line.removeprefix("anlit: error: "))
             return " ".join(short.split())
     return None
 
