@@ -146,7 +146,7 @@ CASES = [
          lambda place: at_an_address(place, "--model.attention=s3://bucket/attention.yaml"),
          "2", "either not accessible or invalid", NOTHING),
     Case("N", "generate from a .ckpt whose data are at s3://…", address_of_data,
-         "2", "comes without a tokenizer", NOTHING),
+         "2", "has no tokenizer", NOTHING),
     Case("N", "generate from a .ckpt that says n_layers is 10⁹", larger_settings,
          "2", "but its weights are those of n_layers=1", NOTHING),
     Case("N", "generate with a tokenizer.json that makes texts grow", growing_tokenizer,
