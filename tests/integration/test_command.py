@@ -1,6 +1,7 @@
 """The command line: every shipped YAML builds, user errors are one sentence, checkpoints are checked."""
 
 import csv
+import hashlib
 import json
 import os
 import shutil
@@ -181,8 +182,11 @@ def test_checkpoint_trained_with_another_tokenizer(
 ) -> None:
     assert run(fit_arguments(shards, tmp_path / "run", "--trainer.max_steps=2")) == 0
     shutil.copytree(shards, tmp_path / "shards")
+    tokenizer = (shards / "tokenizer.json").read_bytes() + b"\n"
+    (tmp_path / "shards" / "tokenizer.json").write_bytes(tokenizer)
     manifest = json.loads((shards / "manifest.json").read_text())
-    (tmp_path / "shards" / "manifest.json").write_text(json.dumps(manifest | {"tokenizer_sha256": "f" * 64}))
+    manifest["tokenizer_sha256"] = hashlib.sha256(tokenizer).hexdigest()
+    (tmp_path / "shards" / "manifest.json").write_text(json.dumps(manifest))
     arguments = fit_arguments(tmp_path / "shards", tmp_path / "run", "--ckpt_path=last", "--trainer.max_steps=4")
     assert run(arguments) == 2
     assert "trained with another tokenizer" in capfd.readouterr().err
