@@ -45,6 +45,8 @@ def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
     names = ("max_steps", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
     values = {name: getattr(trainer, name) for name in names} | {"precision": str(trainer.precision)}
+    algorithm = values["gradient_clip_algorithm"]  # Lightning has an enumeration, which no checkpoint may hold
+    values["gradient_clip_algorithm"] = None if algorithm is None else str(algorithm.value)
     return {"trainer": values, "seed_everything": int(seed) if seed is not None else None}
 
 

@@ -71,12 +71,21 @@ class FullySharded(MeshStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
-    def make_mesh(self) -> DeviceMesh:
-        if self.world_size % self.replicas:
+    def setup_environment(self) -> None:
+        """Check the ranks before they wait for each other, then connect them.
+
+        Raises:
+            UserError: `replicas` does not divide the number of ranks.
+        """
+        ranks = self.num_nodes * self.num_processes
+        if ranks % self.replicas:
             raise UserError(
-                f"trainer.strategy.replicas={self.replicas} does not divide the number of ranks, {self.world_size}: "
+                f"trainer.strategy.replicas={self.replicas} does not divide the number of ranks, {ranks}: "
                 "choose one that does"
             )
+        super().setup_environment()
+
+    def make_mesh(self) -> DeviceMesh:
         if self.replicas == 1:
             return init_device_mesh(self.root_device.type, (self.world_size,), mesh_dim_names=("shard",))
         shape = (self.replicas, self.world_size // self.replicas)

@@ -138,7 +138,7 @@ CASES = [
     Case("B", "validate with a config.yaml whose callback is subprocess.Popen", callbacks_of_a_run,
          "2", "trainer.callbacks names subprocess.Popen, which is not a class for it", NOTHING),
     Case("B", "validate with a config.yaml that has a YAML tag for Python", tag_of_a_run,
-         "2", "is no valid YAML", NOTHING),
+         "2", "is not valid YAML", NOTHING),
     Case("C", "fit --ckpt_path http://…",
          lambda place: at_an_address(place, "--ckpt_path=http://127.0.0.1:9/a.ckpt"),
          "2", "is not on this machine: download it", NOTHING),
