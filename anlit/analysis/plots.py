@@ -82,6 +82,7 @@ def plot_speedups(report: Report) -> None:
             ax.axvline(1, color=INK, linestyle=BASELINE_LINE, linewidth=1)
             ax.set_xlim(0, max(1.1, ax.get_xlim()[1]))
             ax.set_yticks(range(len(shown)), [result.label for result in shown])
+            ax.set_ylim(-0.6, len(shown) - 0.4)
             seeds = " (line: ± standard deviation, dots: seeds)" if several else ""
             spread = " (line: 95 % interval)" if kind.endswith("wall-clock") else seeds
             ax.set_xlabel(f"speed-up over the baseline, ×{spread}")
