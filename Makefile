@@ -24,7 +24,7 @@ ENGINE  ?=
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-demo: $(VENV)/.installed $(DEMO:%=$(RUNS)/%/finished)  ## Train GPT+, nGPT, anGPT on this machine's Python sources and plot them (15 minutes on 2 cores)
+demo: $(VENV)/.installed $(DEMO:%=$(RUNS)/%/finished)  ## Train GPT+, nGPT, anGPT on this machine's Python sources and plot them (10 minutes on 2 cores)
 	$(BIN)/anlit compare $(DEMO:%=$(RUNS)/%) --output $(RUNS)/comparison --measure_steps
 
 # One arm: the run folder remembers how far it got, so an interrupted demo goes on where it was.
@@ -33,7 +33,7 @@ $(RUNS)/%/finished: | $(VENV)/.installed
 	@$(BIN)/anlit fit --config experiment/demo/$*.yaml --config $(COMMON) --run_dir $(RUNS)/$* --ckpt_path last
 	@touch $@
 
-test: $(VENV)/.installed-dev  ## Fast tests (6 minutes on 2 cores; JOBS=4 on more)
+test: $(VENV)/.installed-dev  ## Fast tests (7 minutes on 2 cores; JOBS=4 on more)
 	$(BIN)/python -m pytest $(BESIDE)
 
 test-slow: $(VENV)/.installed-dev  ## Also the long ones: real runs, killed and resumed
