@@ -1,13 +1,15 @@
 """Position encodings: rotations of q and k, chosen apart from the attention mechanism.
 
 Half-split pairing as in Qwen3 and GPT-NeoX: of the R rotated dimensions, dimension i is paired with i + R/2. The other
-dimensions pass through. Every class here gives a true rotation, so scores depend on the distance alone.
+dimensions pass through. Every class here gives a true rotation, so scores depend on the distance alone. YaRN also makes
+the rotated dimensions longer by a constant.
 
 Shape letters: B batch, H heads, T time, D = d_head, R = rotated width.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +17,16 @@ from torch import Tensor, nn
 from anlit.layers.cpu_gradients import Rotate, is_trained_eagerly_on_cpu
 
 Rotation = tuple[Tensor, Tensor]
-"""cos and sin of each token's angles, each (T, R/2), or (B, 1, T, R/2) if positions restart with each document."""
+"""`scale` × cos and sin of each token's angles, (T, R/2), or (B, 1, T, R/2) if positions restart in each document."""
 
 
 class Positions(nn.Module):
     """Base class. A subclass gives the angular frequency of each rotated pair, in radians per token."""
+
+    @property
+    def scale(self) -> float:
+        """What the rotated dimensions of queries and keys are multiplied by; their scores by its square."""
+        return 1.0
 
     def check(self, d_head: int) -> None:
         """Raise ValueError unless these positions can be used at head width `d_head`."""
@@ -37,7 +44,7 @@ class Positions(nn.Module):
         raise NotImplementedError
 
     def tables(self, d_head: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of position × frequency, each (T, R/2), on the device of `like`, in float32 at least.
+        """scale × cos and sin of position × frequency, each (T, R/2), on the device of `like`, in float32 at least.
 
         Computed in float64, because at 64k tokens a float32 product of position and frequency is off by 0.004 rad.
         Computed outside inference mode, so that training can use tables that were made in validation.
@@ -47,7 +54,8 @@ class Positions(nn.Module):
             with torch.inference_mode(False):
                 angles = torch.outer(torch.arange(length, dtype=torch.float64), self.frequencies(d_head, length))
                 dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-                self._tables = angles.cos().to(like.device, dtype), angles.sin().to(like.device, dtype)
+                cos, sin = ((self.scale * part).to(like.device, dtype) for part in (angles.cos(), angles.sin()))
+                self._tables = cos, sin
             self._key = key
         return self._tables
 
@@ -66,13 +74,13 @@ class Positions(nn.Module):
         return cos, sin
 
     def forward(self, *vectors: Tensor, index: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Rotate each (B, H, T, D) tensor by its positions along T; `index` as in `rotation`. Norms are kept."""
+        """Rotate each (B, H, T, D) tensor by its positions along T; `index` as in `rotation`."""
         length, d_head = vectors[0].shape[-2:]
         return rotate(self.rotation(d_head, length, index, vectors[0]), *vectors)
 
 
 def rotate(rotation: Rotation | None, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """Rotate the pairs (i, i + R/2) of the first R dimensions of each (B, H, T, D) tensor. Norms are kept."""
+    """Rotate the pairs (i, i + R/2) of the first R dimensions of each (B, H, T, D) tensor, and scale them."""
     if rotation is None:
         return vectors
     cos, sin = rotation
@@ -103,6 +111,8 @@ class RoPE(Positions):
         super().__init__()
         if not 0 < fraction <= 1:
             raise ValueError(f"RoPE's fraction must be in (0, 1], not {fraction}")
+        if base <= 1:
+            raise ValueError(f"RoPE's base must be more than 1, not {base:g}")
         self.fraction, self.base = fraction, base
 
     def check(self, d_head: int) -> None:
@@ -133,13 +143,15 @@ class DynamicNTK(RoPE):
         base: As in RoPE, up to the training length.
         training_length: T_train in tokens; None for the model's context_length. Set it if you raise context_length to
             evaluate on longer sequences.
+        factor: T/T_train is replaced by factor·T/T_train − factor + 1, as in transformers' type `dynamic`.
     """
 
-    def __init__(self, fraction: float = 0.5, base: float = 10_000.0, training_length: int | None = None) -> None:
+    def __init__(
+        self, fraction: float = 0.5, base: float = 10_000.0, training_length: int | None = None, factor: float = 1.0
+    ) -> None:
         super().__init__(fraction, base)
-        if training_length is not None and training_length < 1:
-            raise ValueError(f"DynamicNTK's training_length must be at least 1, not {training_length}")
-        self.training_length = training_length
+        self.training_length, self.factor = training_length, factor
+        _check_stretch(self)
 
     def check(self, d_head: int) -> None:
         super().check(d_head)
@@ -150,14 +162,124 @@ class DynamicNTK(RoPE):
             )
 
     def for_context(self, context_length: int) -> Positions:
-        return DynamicNTK(self.fraction, self.base, self.training_length or context_length)
+        return DynamicNTK(self.fraction, self.base, self.training_length or context_length, self.factor)
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
         assert self.training_length is not None, "for_context names the training length"
         width = round(self.fraction * d_head)
-        stretch = max(1.0, length / self.training_length)
+        stretch = max(1.0, self.factor * (length / self.training_length - 1) + 1)
         base = self.base * stretch ** (width / (width - 2))
         return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+
+class LinearRoPE(RoPE):
+    """RoPE with positions divided by a constant (position interpolation, arXiv 2306.15595).
+
+    Args:
+        factor: At least 1.
+        rope: `fraction` and `base`, as in RoPE.
+    """
+
+    def __init__(self, factor: float, **rope: Any) -> None:
+        super().__init__(**rope)
+        self.factor = factor
+        _check_stretch(self)
+
+    def frequencies(self, d_head: int, length: int) -> Tensor:
+        return super().frequencies(d_head, length) / self.factor
+
+
+class Llama3RoPE(RoPE):
+    """RoPE of Llama 3.1 and later: pairs that make few turns over T_train tokens turn slower by `factor`.
+
+    A pair of n turns keeps its frequency if n ≥ high_freq_factor, is slower by `factor` if n ≤ low_freq_factor, and
+    between them is interpolated by n.
+
+    Args:
+        factor: At least 1.
+        training_length: T_train, tokens of a training sequence before the model was stretched.
+        low_freq_factor: In turns.
+        high_freq_factor: In turns, more than low_freq_factor.
+        rope: `fraction` and `base`, as in RoPE.
+    """
+
+    def __init__(
+        self, factor: float, training_length: int, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0,
+        **rope: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**rope)
+        self.factor, self.training_length = factor, training_length
+        self.low_freq_factor, self.high_freq_factor = low_freq_factor, high_freq_factor
+        _check_stretch(self)
+        if not 0 < low_freq_factor < high_freq_factor:
+            raise ValueError(
+                "Llama3RoPE's low_freq_factor must be positive and less than high_freq_factor, not "
+                f"{low_freq_factor:g} and {high_freq_factor:g}"
+            )
+
+    def frequencies(self, d_head: int, length: int) -> Tensor:
+        fast = super().frequencies(d_head, length)
+        turns = self.training_length * fast / (2 * math.pi)
+        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return kept * fast + (1 - kept) * fast / self.factor
+
+
+class YaRN(RoPE):
+    """YaRN (arXiv 2309.00071): pairs that make few turns over T_train tokens turn slower, and scores are larger.
+
+    Pair number i keeps its frequency up to that of beta_fast turns, is slower by `factor` from that of beta_slow turns
+    on, and between them is interpolated by i.
+
+    Args:
+        factor: At least 1.
+        training_length: T_train, tokens of a training sequence before the model was stretched.
+        attention_factor: The rotated dimensions of queries and keys are multiplied by it; None for 0.1·ln(factor) + 1.
+        beta_fast: In turns.
+        beta_slow: In turns, less than beta_fast.
+        truncate: Round the limits of i outwards to whole numbers, as most models do.
+        rope: `fraction` and `base`, as in RoPE.
+    """
+
+    def __init__(
+        self, factor: float, training_length: int, attention_factor: float | None = None, beta_fast: float = 32.0,
+        beta_slow: float = 1.0, truncate: bool = True, **rope: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**rope)
+        self.factor, self.training_length, self.attention_factor = factor, training_length, attention_factor
+        self.beta_fast, self.beta_slow, self.truncate = beta_fast, beta_slow, truncate
+        _check_stretch(self)
+        if not 0 < beta_slow < beta_fast:
+            raise ValueError(
+                f"YaRN's beta_slow must be positive and less than beta_fast, not {beta_slow:g} and {beta_fast:g}"
+            )
+        if attention_factor is not None and attention_factor <= 0:
+            raise ValueError(f"YaRN's attention_factor must be positive, not {attention_factor:g}")
+
+    @property
+    def scale(self) -> float:
+        return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
+
+    def frequencies(self, d_head: int, length: int) -> Tensor:
+        fast = super().frequencies(d_head, length)
+        low, high = (
+            len(fast) * math.log(self.training_length / (2 * math.pi * turns)) / math.log(self.base)
+            for turns in (self.beta_fast, self.beta_slow)
+        )
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * len(fast) - 1)
+        if low == high:
+            high += 0.001  # as transformers does
+        slowed = ((torch.arange(len(fast), dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+        return (1 - slowed) * fast + slowed * fast / self.factor
+
+
+def _check_stretch(positions: Any) -> None:
+    """Raise ValueError unless the factor, and the training length if there is one, are at least 1."""
+    for name in ("factor", "training_length"):
+        value = getattr(positions, name, None)
+        if value is not None and value < 1:
+            raise ValueError(f"{type(positions).__name__}'s {name} must be at least 1, not {value:g}")
 
 
 class PRoPE(Positions):

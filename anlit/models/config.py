@@ -38,7 +38,7 @@ class DecoderConfig:
         d_model: d, the width of the hidden state.
         d_ff: f, the width of the MLP; by default 4·d_model.
         attention: The attention mechanism.
-        positions: RoPE, PRoPE, DynamicNTK, NoPE, or a PositionsPattern.
+        positions: RoPE, LinearRoPE, Llama3RoPE, YaRN, DynamicNTK, PRoPE, NoPE, or a PositionsPattern.
         document_masking: Let a token attend only within its own document.
         backend: The attention kernel; auto takes the fastest that can compute the mechanism.
         qk_norm: Normalise queries and keys per head.

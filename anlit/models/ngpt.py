@@ -82,6 +82,11 @@ class NGPTBlock(nn.Module):
         self.output = config.attention_output(UnitNorm(), gate_factor=root_d)
         self.s_u, self.s_v = (config.scaling(f, config.s_uv_init, config.s_uv_scale) for _ in range(2))
         self.positions, self.attention = config.positions_of(layer), config.attention_of(layer)
+        if config.qk_norm and self.positions.scale != 1:
+            raise UserError(
+                f"model.positions {type(self.positions).__name__} with attention_factor={self.positions.scale:g} has "
+                "no effect in nGPT, whose QK-norm follows the rotation: set attention_factor: 1, or qk_norm: false"
+            )
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from anlit import GPT, DynamicNTK, NoPE, PRoPE, RoPE
+from anlit import GPT, NGPT, DynamicNTK, LinearRoPE, Llama3RoPE, NoPE, PRoPE, RoPE, YaRN
 from anlit.errors import UserError
 from anlit.layers.positions import rotate
 from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
@@ -18,6 +18,9 @@ ROTATIONS = {
     "whole": RoPE(fraction=1.0),
     "p-rope": PRoPE(),
     "ntk": DynamicNTK(training_length=25),
+    "linear": LinearRoPE(factor=2.0),
+    "llama3": Llama3RoPE(factor=4.0, training_length=20),
+    "yarn": YaRN(factor=4.0, training_length=200, attention_factor=1.0, fraction=1.0),
 }
 rotations = pytest.mark.parametrize("positions", ROTATIONS.values(), ids=ROTATIONS.keys())
 
@@ -126,6 +129,87 @@ def test_dynamic_ntk_refuses_what_it_cannot_stretch() -> None:
         tiny(GPT, d_model=8, n_heads=2, positions=DynamicNTK())
     with pytest.raises(ValueError, match="training_length must be at least 1, not 0"):
         DynamicNTK(training_length=0)
+
+
+THEIRS = [
+    (LinearRoPE, "linear", {"factor": 2.5}, {}),
+    (DynamicNTK, "dynamic", {"factor": 2.0}, {"training_length": 2048}),
+    (
+        Llama3RoPE,
+        "llama3",
+        {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {"training_length": 8192},
+    ),
+    (Llama3RoPE, "llama3", {"factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 9.0}, {"training_length": 100}),
+    (YaRN, "yarn", {"factor": 4.0}, {"training_length": 32768}),
+    (YaRN, "yarn", {"factor": 40.0, "beta_fast": 20.0, "beta_slow": 2.0}, {"training_length": 4096}),
+    (YaRN, "yarn", {"factor": 8.0, "truncate": False, "attention_factor": 1.25}, {"training_length": 1000}),
+    (YaRN, "yarn", {"factor": 16.0}, {"training_length": 5}),
+]
+"""Class, transformers' type, the settings that both have, and ours alone."""
+
+
+@pytest.mark.parametrize(("base", "fraction"), [(10_000.0, 1.0), (1e6, 0.5)])
+@pytest.mark.parametrize(("kind", "rope_type", "both", "ours"), THEIRS)
+def test_stretched_rope_is_that_of_transformers(kind, rope_type, both, ours, base, fraction, monkeypatch) -> None:
+    """In transformers' own precision, and once more with its code in float64."""
+    transformers = pytest.importorskip("transformers")
+    functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
+    length = 3 * ours.get("training_length", 1000)
+    trained = {"original_max_position_embeddings": length // 3} if kind in (Llama3RoPE, YaRN) else {}
+    rope = {"rope_type": rope_type, "rope_theta": base, "partial_rotary_factor": fraction, **both, **trained}
+    config = transformers.LlamaConfig(
+        hidden_size=256, num_attention_heads=4, max_position_embeddings=2048 if kind is DynamicNTK else length,
+        rope_parameters=rope,
+    )  # fmt: skip
+    positions = kind(**both, **ours, base=base, fraction=fraction)
+    frequencies, scale = functions[rope_type](config, seq_len=length)
+    assert positions.scale == pytest.approx(scale, rel=1e-15)
+    torch.testing.assert_close(positions.frequencies(64, length).float(), frequencies, rtol=2e-6, atol=0)
+    monkeypatch.setattr(torch, "float", torch.float64)
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    exact, _ = functions[rope_type](config, seq_len=length)
+    torch.testing.assert_close(positions.frequencies(64, length), exact, rtol=1e-12, atol=0)
+    assert not torch.allclose(exact, RoPE(fraction, base).frequencies(64, length), rtol=0.1)
+
+
+def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None:
+    """Also in the gradient of training on a CPU, which is written by hand."""
+    positions, x = YaRN(factor=4.0, training_length=16, fraction=0.5), normal(1, 1, 5, D_HEAD).requires_grad_()
+    (turned,) = positions(x)
+    norms = [part.square().sum(-1).sqrt() for y in (turned, x) for part in y.split(D_HEAD // 2, dim=-1)]
+    torch.testing.assert_close(norms[0], norms[2] * (0.1 * math.log(4) + 1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(norms[1], norms[3], rtol=1e-12, atol=0)
+    assert torch.autograd.gradcheck(lambda x: positions(x)[0], x)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LinearRoPE(factor=0.5), "LinearRoPE's factor must be at least 1, not 0.5"),
+        (lambda: Llama3RoPE(8.0, 0), "Llama3RoPE's training_length must be at least 1, not 0"),
+        (
+            lambda: Llama3RoPE(8.0, 9, low_freq_factor=4.0),
+            "low_freq_factor must be positive and less than high_freq_fac",
+        ),
+        (lambda: YaRN(4.0, 9, beta_slow=40.0), "beta_slow must be positive and less than beta_fast, not 40 and 32"),
+        (lambda: YaRN(4.0, 9, attention_factor=0.0), "attention_factor must be positive, not 0"),
+        (lambda: RoPE(base=1.0), "RoPE's base must be more than 1, not 1"),
+    ],
+)
+def test_what_cannot_be_stretched_is_refused(make, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_ngpt_refuses_an_attention_factor_that_its_norm_would_undo() -> None:
+    yarn = {"factor": 4.0, "training_length": 8, "fraction": 1.0}
+    with pytest.raises(
+        UserError, match=r"attention_factor=1\.13863 has no effect .* nGPT.*: set attention_factor: 1, or"
+    ):
+        tiny(NGPT, positions=YaRN(**yarn))
+    for allowed in ({"positions": YaRN(**yarn, attention_factor=1.0)}, {"positions": YaRN(**yarn), "qk_norm": False}):
+        tiny(NGPT, **allowed)
 
 
 def test_nope_changes_nothing() -> None:
