@@ -9,6 +9,7 @@ from anlit.attention import cache
 from anlit.attention.backends import BACKENDS, LONG, check, choose
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK
 from anlit.attention.documents import Documents
+from anlit.attention.groups import grouped_product, repeat_heads
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.qk_clip import QKClip
 
@@ -38,20 +39,27 @@ class Attention(nn.Module):
         self._chosen: dict[tuple[str, torch.dtype, bool, bool], str] = {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-        """q, k, v: (B, H, T, D) → (B, H, T, D)."""
+        """q: (B, H, T, D); k, v: (B, G, T, D), where G divides H; query head h uses key head h // (H/G).
+
+        Returns:
+            (B, H, T, D).
+        """
         if self.clip is not None and self.training:
             self._observe_scores(self.clip, q, k, documents)
         dtype = computing_dtype(q)
         return self.attend(q.to(dtype), k.to(dtype), v.to(dtype), documents)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-        """Run the kernel alone. q, k, v (B, H, T, D) have the precision to compute in; returns (B, H, T, D)."""
+        """Run the kernel alone, on q, k, v as in `forward`, in the precision to compute in; returns (B, H, T, D)."""
         if isinstance(documents, cache.Continuation):
             k, v = documents.cache.extend(self, k, v, self.mechanism.window)
             if documents.n_before:
                 return cache.attend(q, k, v, self.mechanism, documents)
         dropout = self.dropout if self.training else 0.0
-        return BACKENDS[self.backend_for(q)].attend(q, k, v, self.mechanism, documents, dropout)
+        backend = BACKENDS[self.backend_for(q)]
+        if not getattr(backend, "GROUPED", False):
+            k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+        return backend.attend(q, k, v, self.mechanism, documents, dropout)  # type: ignore[no-any-return]
 
     def backend_for(self, q: Tensor) -> str:
         """The name of the back end for queries like `q`.
@@ -93,7 +101,7 @@ class Attention(nn.Module):
         """Pass the scores q·k/√D of all visible keys to `clip`, 512 queries at a time."""
         for first in range(0, q.shape[-2], QUERIES_PER_BLOCK):
             end = min(first + QUERIES_PER_BLOCK, q.shape[-2])
-            scores = q[..., first:end, :] @ k[..., :end, :].mT * q.shape[-1] ** -0.5
+            scores = grouped_product(q[..., first:end, :], k[..., :end, :].mT) * q.shape[-1] ** -0.5
             visible = documents.visible(first, end, self.mechanism.window)
             clip.observe(scores.masked_fill(~visible, float("-inf")))
 

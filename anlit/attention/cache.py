@@ -8,7 +8,8 @@ The rows of a batch are padded on the left, so they all end at the same slot. No
 one number only: the slot at which the current document began. Positions, the counts n and the distances follow from
 this number and the slot.
 
-Shape letters: B rows, H heads, Q new tokens, K keys, D head width. A slot is an index along a row, from 0.
+Shape letters: B rows, H heads of queries, G heads of keys, Q new tokens, K keys, D head width. A slot is an index along
+a row, from 0.
 """
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK, distance_tables, with_gain
 from anlit.attention.documents import Documents
+from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 
 SMALLEST_BUFFER = 64
@@ -66,11 +68,11 @@ class KeyValueCache:
 
         Args:
             layer: The attention layer.
-            k, v: (B, H, Q, D).
+            k, v: (B, G, Q, D).
             window: The layer's window in keys, or None.
 
         Returns:
-            Keys and values (B, H, K, D), the new ones last. The first call returns its arguments.
+            Keys and values (B, G, K, D), the new ones last. The first call returns its arguments.
         """
         return self._layers.setdefault(layer, _Store(window, self.horizon)).append(k, v)
 
@@ -147,7 +149,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Con
 
     Args:
         q: (B, H, Q, D).
-        k, v: (B, H, K, D); the last Q belong to the new tokens.
+        k, v: (B, G, K, D); the last Q belong to the new tokens.
         mechanism: The functions a, g, m, and the window.
         documents: The documents of the new tokens.
 
@@ -163,18 +165,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Con
         rows = q[..., first : first + QUERIES_PER_BLOCK, :]
         begin = n_keys - length + first
         distances = keys[begin : begin + rows.shape[-2], None] - keys
-        scores = (rows @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
+        scores = grouped_product(rows, k.mT).to(torch.promote_types(q.dtype, torch.float32))
         if a is not None:
             scores = scores * a[..., distances.clamp_min(0)]
         if m is not None:
             scores = scores + m[..., distances.clamp_min(0)]
         scores = scores.masked_fill(~documents.sees(first, distances, mechanism.window), float("-inf"))
-        parts.append(scores.softmax(-1).to(v.dtype) @ v)
+        parts.append(grouped_product(scores.softmax(-1).to(v.dtype), v))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
 
 
 class _Store:
-    """The keys and values of one layer: two buffers (B, H, capacity, D), filled up to `size`."""
+    """The keys and values of one layer: two buffers (B, G, capacity, D), filled up to `size`."""
 
     def __init__(self, window: int | None, longest: int) -> None:
         self.window, self.longest = window, longest

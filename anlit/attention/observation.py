@@ -106,7 +106,7 @@ def attention_layers(model: nn.Module) -> list[Attention]:
 def observe(
     record: BinnedMeans, layer: Attention, q: Tensor, k: Tensor, v: Tensor, documents: Documents, spans: list[Range]
 ) -> None:
-    """Add the statistics of one layer's queries; q, k, v: (B, H, T, D) as `Attention.forward` gets them."""
+    """Add the statistics of one layer's queries; q, k, v as `Attention.forward` gets them."""
     n_sequences, n_heads, length, _ = q.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k, v = q.to(wide), k.to(wide), v.to(wide)

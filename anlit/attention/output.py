@@ -24,22 +24,25 @@ class AttentionOutput(nn.Module):
     Args:
         d_model: d.
         n_heads: H.
+        d_head: D.
         gate: How many gates (arXiv 2505.06708).
         gate_factor: Multiplies W_g x. It is √d if x has norm 1, so that the gates see a root mean square of 1.
         norm: Norm over the last axis, applied to each head's average; None for none.
     """
 
-    def __init__(self, d_model: int, n_heads: int, gate: Gate, gate_factor: float, norm: nn.Module | None) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, d_head: int, gate: Gate, gate_factor: float, norm: nn.Module | None
+    ) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.norm = norm or nn.Identity()
-        outputs = {"none": 0, "per_head": n_heads, "per_element": d_model}[gate]
+        outputs = {"none": 0, "per_head": n_heads, "per_element": n_heads * d_head}[gate]
         self.W_g = GateMap(d_model, outputs, gate_factor) if outputs else None
 
     def forward(self, attended: Tensor, x: Tensor) -> Tensor:
-        """attended (B, H, T, D) and x (B, T, d), the input of attention → (B, T, d)."""
+        """attended (B, H, T, D) and x (B, T, d), the input of attention → (B, T, H·D)."""
         attended = self.norm(attended)
         if self.W_g is not None:
-            gate = 2 * torch.sigmoid(self.W_g(x))  # (B, T, H) or (B, T, d)
+            gate = 2 * torch.sigmoid(self.W_g(x))  # (B, T, H) or (B, T, H·D)
             attended = attended * gate.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
         return attended.transpose(1, 2).flatten(2)

@@ -1,9 +1,9 @@
 """Statistics of attention weights, per query, from the logits.
 
-Shape letters: B sequences, H heads, Q queries, K keys, D head width. `logits` is always (B, H, Q, K), −∞ where a key is
-not visible. The last query is at the last key, so the distance of key j from query i is t = (K − Q + i) − j. Weights
-are w = softmax(logits) over the keys. Results are (B, H, Q), in float32 at least. They are NaN, not 0, where a query
-sees none of the keys in question.
+Shape letters: B sequences, H heads of queries, G of keys, Q queries, K keys, D head width. `logits` is always
+(B, H, Q, K), −∞ where a key is not visible. The last query is at the last key, so the distance of key j from query i is
+t = (K − Q + i) − j. Weights are w = softmax(logits) over the keys. Results are (B, H, Q), in float32 at least. They are
+NaN, not 0, where a query sees none of the keys in question.
 """
 
 import math
@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from anlit.attention.groups import grouped_product
 
 LATEST = 100
 """[SI] reports the weight on the last 100 tokens."""
@@ -104,12 +106,12 @@ def squared_average(logits: Tensor, v: Tensor) -> Tensor:
 
     Args:
         logits: (B, H, Q, K).
-        v: (B, H, K, D).
+        v: (B, H or G, K, D), see `anlit.attention.groups`.
     """
     v = v.to(_wide(v))
     visible = (logits > -math.inf).to(v.dtype)
-    mean = (visible @ v.square().sum(-1, keepdim=True))[..., 0] / visible.sum(-1)
-    return (_softmax(logits).to(v.dtype) @ v).square().sum(-1) / mean
+    mean = grouped_product(visible, v.square().sum(-1, keepdim=True))[..., 0] / visible.sum(-1)
+    return grouped_product(_softmax(logits).to(v.dtype), v).square().sum(-1) / mean
 
 
 def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: int = LATEST) -> dict[str, Tensor]:

@@ -80,9 +80,13 @@ def nu_linear(d_in: int, d_out: int) -> float:
     return math.sqrt(d_in / d_out)
 
 
-def nu_concatenated_heads(n_heads: int) -> float:
-    """√(d_h / d) = 1/√H: H concatenated unit vectors have norm √H, which a square map with unit rows keeps."""
-    return 1 / math.sqrt(n_heads)
+def nu_concatenated_heads(n_heads: int, d_in: int, d_out: int) -> float:
+    """√(D / d_out) for d_in = H·D: H concatenated unit vectors have norm √H, and the map (d_out, d_in) has unit rows.
+
+    Heads that share keys and values have correlated averages. The factor is the same, because the mean over random unit
+    rows is ‖Wx‖² = ‖x‖²·d_out/d_in for every x.
+    """
+    return nu_linear(d_in, d_out) / math.sqrt(n_heads)
 
 
 def nu_activation(d_model: int, d_ff: int) -> float:

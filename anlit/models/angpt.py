@@ -86,16 +86,17 @@ class AnGPTBlock(nn.Module):
     def __init__(self, config: AnGPTConfig, layer: int) -> None:
         super().__init__()
         d, f, root_d = config.d_model, config.d_hidden, math.sqrt(config.d_model)
-        self.n_heads, self.d_head = config.n_heads, config.d_head
+        self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.head_width
+        q_width, kv_width = config.q_width, config.kv_width
         scale = 1 + config.approximation.error
-        nu_qkv, nu_p = scale * nu_linear(d, self.d_head), scale * nu_concatenated_heads(self.n_heads)
+        nu_qkv, nu_p = scale * nu_linear(d, self.d_head), scale * nu_concatenated_heads(self.n_heads, q_width, d)
         nu_uz, nu_d, nu_acf = scale * nu_linear(d, f), scale * nu_linear(f, d), scale * nu_activation(d, f)
         self.has_residual_factor = config.approximation.residual_factor
         # Every constant is the factor of a map, also if it multiplies the map's input: scalars commute with W. Without
         # QK-norm q and k have norm about 1, so the factor √D gives them a root mean square of about 1 (our choice).
         qk_factor = nu_qkv if config.qk_norm else math.sqrt(self.d_head) * nu_qkv
-        self.W_q, self.W_k = (ScaledLinear(d, d, qk_factor) for _ in range(2))
-        self.W_v, self.W_o = ScaledLinear(d, d, nu_qkv), ScaledLinear(d, d, nu_p)
+        self.W_q, self.W_k = (ScaledLinear(d, width, qk_factor) for width in (q_width, kv_width))
+        self.W_v, self.W_o = ScaledLinear(d, kv_width, nu_qkv), ScaledLinear(q_width, d, nu_p)
         self.W_u, self.W_z = ScaledLinear(d, f, nu_uz), ScaledLinear(d, f, root_d * nu_uz)
         self.W_d = ScaledLinear(f, d, nu_d * nu_acf)
         alpha_init = 1 / config.n_layers if config.alpha_init is None else config.alpha_init
@@ -134,9 +135,7 @@ class AnGPTBlock(nn.Module):
         return nu * (1 - alpha), nu * alpha
 
     def attend(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        q, k, v = split_heads(fused_linear(h, self.W_q, self.W_k, self.W_v), 3 * self.n_heads).chunk(
-            3, dim=1
-        )  # (B, H, T, D)
+        q, k, v = split_heads(fused_linear(h, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads)
         q, k = rotate(rotation, self.norm_q(q), self.norm_k(k))
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 

@@ -34,13 +34,18 @@ class DecoderConfig:
             128.
         context_length: T, tokens in a training sequence.
         n_layers: L, the number of blocks.
-        n_heads: H, attention heads; must divide d_model.
+        n_heads: H, attention heads.
+        n_kv_heads: G, heads of keys and values, each shared by H/G heads of queries (arXiv 2305.13245); must divide
+            n_heads, which is the default.
+        d_head: D, the width of a head; by default d_model/n_heads, which must then be a whole number. H·D may differ
+            from d_model.
         d_model: d, the width of the hidden state.
         d_ff: f, the width of the MLP; by default 4·d_model.
         attention: The attention mechanism.
         positions: RoPE, LinearRoPE, Llama3RoPE, YaRN, DynamicNTK, PRoPE, NoPE, or a PositionsPattern.
         document_masking: Let a token attend only within its own document.
         backend: The attention kernel; auto takes the fastest that can compute the mechanism.
+        tie_embeddings: Let the head be the embedding's matrix. GPT+ only; see docs/train.md for the reason.
         qk_norm: Normalise queries and keys per head.
         qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one, anGPT has none.
         qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is added to
@@ -64,6 +69,8 @@ class DecoderConfig:
     context_length: int = 2048
     n_layers: int = 12
     n_heads: int = 12
+    n_kv_heads: int | None = None
+    d_head: int | None = None
     d_model: int = 768
     d_ff: int | None = None
     # The parser can write these defaults into a config.yaml only as lazy instances; `__post_init__` makes them real.
@@ -71,6 +78,7 @@ class DecoderConfig:
     positions: Positions = lazy_instance(RoPE, fraction=0.5)
     document_masking: bool = True
     backend: Backend = "auto"
+    tie_embeddings: bool = False
     qk_norm: bool = True
     qk_norm_gain: bool | None = None
     qk_norm_eps: float | None = None
@@ -90,10 +98,15 @@ class DecoderConfig:
                 object.__setattr__(self, name, real(**value.lazy_get_init_args().as_dict()))
         if self.vocab_size is None:
             raise UserError("vocab_size is not given: set it to the number of tokens of the data's vocabulary")
-        if self.d_model % self.n_heads:
+        if self.d_head is None and self.d_model % self.n_heads:
             raise UserError(
                 f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}: "
-                f"choose a d_model that is a multiple of {self.n_heads}, or another n_heads"
+                f"choose a d_model that is a multiple of {self.n_heads}, or another n_heads, or set d_head"
+            )
+        if self.kv_heads < 1 or self.n_heads % self.kv_heads:
+            raise UserError(
+                f"model.n_kv_heads={self.n_kv_heads} does not divide model.n_heads={self.n_heads}: "
+                f"choose a divisor of {self.n_heads}"
             )
         if self.qk_norm_eps is not None and self.qk_norm_eps < 0:
             raise UserError(f"model.qk_norm_eps must not be negative, but is {self.qk_norm_eps}")
@@ -103,9 +116,24 @@ class DecoderConfig:
             )
 
     @property
-    def d_head(self) -> int:
-        """D, the width of a head."""
-        return self.d_model // self.n_heads
+    def head_width(self) -> int:
+        """D, the width of a head: `d_head` or its default."""
+        return self.d_model // self.n_heads if self.d_head is None else self.d_head
+
+    @property
+    def kv_heads(self) -> int:
+        """G, the heads of keys and values: `n_kv_heads` or its default."""
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def q_width(self) -> int:
+        """H·D, the width of all queries, and of what goes into W_o."""
+        return self.n_heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """G·D, the width of all keys, and of all values."""
+        return self.kv_heads * self.head_width
 
     @property
     def d_hidden(self) -> int:
@@ -124,9 +152,12 @@ class DecoderConfig:
             UserError: The positions do not fit the head width, or the back end cannot compute the mechanism.
         """
         try:
-            self.positions.check(self.d_head)
-            mechanism = self.attention.for_layer(self.n_heads, self.d_head, layer)
-            mechanism.n_heads, mechanism.d_head = self.n_heads, self.d_head  # a user's `for_layer` need not set them
+            self.positions.check(self.head_width)
+            mechanism = self.attention.for_layer(self.n_heads, self.head_width, layer)
+            mechanism.n_heads, mechanism.d_head = (
+                self.n_heads,
+                self.head_width,
+            )  # a user's `for_layer` need not set them
             return Attention(mechanism, self.backend, self.dropout, self.qk_clip)
         except ValueError as error:
             raise UserError(f"model: {error}") from error
@@ -134,7 +165,7 @@ class DecoderConfig:
     def attention_output(self, norm: nn.Module, gate_factor: float) -> AttentionOutput:
         """The input of W_o, with the gate and, if it is wanted, with `norm`."""
         used = norm if self.attention_norm else None
-        return AttentionOutput(self.d_model, self.n_heads, self.attention_gate, gate_factor, used)
+        return AttentionOutput(self.d_model, self.n_heads, self.head_width, self.attention_gate, gate_factor, used)
 
     def positions_of(self, layer: int) -> Positions:
         """The positions of layer number `layer`, from 0."""
@@ -157,6 +188,14 @@ class NormalisedConfig(DecoderConfig):
     alpha_scale: float | None = None
     s_z_init: float = 1.0
     s_z_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tie_embeddings:
+            raise UserError(
+                "model.tie_embeddings is for GPT+ only, because the h of nGPT and anGPT begins as its token's unit row "
+                "and keeps most of it, so that a tied head would predict the token that it reads: leave it out"
+            )
 
     def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
         """A scaling vector (width,) with its default scale."""

@@ -1,7 +1,8 @@
 """The skeleton that the three architectures share: embed → blocks → head, and the hook that restores norms.
 
-Shape letters, used across `anlit.models`: B batch, T context length, d = d_model, H heads, D = d_head = d/H,
-f = d_ff, V vocabulary. A linear map is W of shape (out, in); a "row" is the weights of one output.
+Shape letters, used across `anlit.models`: B batch, T context length, d = d_model, H heads of queries, G = n_kv_heads
+heads of keys and values, D = d_head, f = d_ff, V vocabulary. A linear map is W of shape (out, in); a "row" is the
+weights of one output.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,8 +43,14 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.n_layers))
         self.shared_coefficients = nn.ModuleList(shared_coefficients(self.blocks))
         self.head = ScaledLinear(config.d_model, config.vocab_size)
+        self.tie_embeddings = config.tie_embeddings
+        self._tie()
         self.document_masking = config.document_masking
         self.compiles_loss = False
+
+    def _tie(self) -> None:
+        if self.tie_embeddings:
+            self.head.weight = self.embedding.weight
 
     def forward(
         self,
@@ -128,7 +135,8 @@ class Decoder(nn.Module):
     def draw_missing(self, device: torch.device) -> None:
         """Give a decoder that was built on the meta device its initial values, on `device`. Others do not change."""
         if self.embedding.weight.is_meta:
-            self.to_empty(device=device)
+            self.to_empty(device=device)  # this makes two parameters of one that two modules share
+            self._tie()
             with torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(self._random_state)
                 self.reset_parameters()
@@ -160,9 +168,10 @@ class Decoder(nn.Module):
         return flops_per_token(self, length)
 
 
-def split_heads(x: Tensor, n_heads: int) -> Tensor:
-    """(B, T, H·D) → (B, H, T, D)."""
-    return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+def split_heads(qkv: Tensor, n_heads: int, n_kv_heads: int) -> tuple[Tensor, ...]:
+    """Queries, keys and values side by side, (B, T, (H + 2G)·D) → q (B, H, T, D), k and v (B, G, T, D)."""
+    sizes = (n_heads, n_kv_heads, n_kv_heads)
+    return qkv.unflatten(-1, (sum(sizes), -1)).transpose(1, 2).split(sizes, dim=1)
 
 
 def draw_unit_vectors(weight: Tensor, dim: int) -> None:

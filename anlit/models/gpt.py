@@ -47,9 +47,11 @@ class GPTBlock(nn.Module):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         d, f, eps = config.d_model, config.d_hidden, config.norm_eps
-        self.n_heads, self.d_head = config.n_heads, config.d_head
+        self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.head_width
+        q_width, kv_width = config.q_width, config.kv_width
         self.norm_1, self.norm_2 = RMSNorm(d, eps), RMSNorm(d, eps)
-        self.W_q, self.W_k, self.W_v, self.W_o = (ScaledLinear(d, d) for _ in range(4))
+        self.W_q, self.W_k, self.W_v = (ScaledLinear(d, width) for width in (q_width, kv_width, kv_width))
+        self.W_o = ScaledLinear(q_width, d)
         self.W_u, self.W_z = (ScaledLinear(d, f) for _ in range(2))
         self.W_d = ScaledLinear(f, d)
         qk_eps = eps if config.qk_norm_eps is None else config.qk_norm_eps
@@ -72,9 +74,7 @@ class GPTBlock(nn.Module):
         return h + self.dropout(self.post_norm_M(self.mlp(self.norm_2(h))))
 
     def attend(self, x: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        q, k, v = split_heads(fused_linear(x, self.W_q, self.W_k, self.W_v), 3 * self.n_heads).chunk(
-            3, dim=1
-        )  # (B, H, T, D)
+        q, k, v = split_heads(fused_linear(x, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads)
         q, k = rotate(rotation, self.norm_q(q), self.norm_k(k))
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), x))
 

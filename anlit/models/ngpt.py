@@ -60,12 +60,14 @@ class NGPTBlock(nn.Module):
     def __init__(self, config: NGPTConfig, layer: int) -> None:
         super().__init__()
         d, f, root_d = config.d_model, config.d_hidden, math.sqrt(config.d_model)
-        self.n_heads, self.d_head = config.n_heads, config.d_head
+        self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.head_width
+        q_width, kv_width = config.q_width, config.kv_width
         # √D·unit(x) has unit root mean square. With the 1/√D inside attention this gives the softmax scale √D. √d·W h
         # has about that size too, because W's rows have norm 1. It is used without QK-norm, and a finite ε is added to
         # its mean square (our choices; the paper always normalises).
-        self.W_q, self.W_k = (ScaledLinear(d, d, 1.0 if config.qk_norm else root_d) for _ in range(2))
-        self.W_v, self.W_o = ScaledLinear(d, d), ScaledLinear(d, d)
+        qk_factor = 1.0 if config.qk_norm else root_d
+        self.W_q, self.W_k = (ScaledLinear(d, width, qk_factor) for width in (q_width, kv_width))
+        self.W_v, self.W_o = ScaledLinear(d, kv_width), ScaledLinear(q_width, d)
         self.norm_qk: nn.Module = nn.Identity()
         if config.qk_norm and config.qk_norm_eps:
             self.norm_qk = RMSNorm(self.d_head, config.qk_norm_eps / d, has_gain=False)
@@ -75,7 +77,7 @@ class NGPTBlock(nn.Module):
         self.W_d = ScaledLinear(f, d)
         self.alpha_A, self.alpha_M = (config.scaling(d, config.alpha_init, config.alpha_scale) for _ in range(2))
         has_gain = config.qk_norm_gain is not False
-        self.s_qk = config.scaling(d, config.s_qk_init, config.s_qk_scale) if has_gain else None
+        self.s_qk = config.scaling(q_width, config.s_qk_init, config.s_qk_scale) if has_gain else None
         if config.qk_clip is not None and not has_gain:
             raise UserError("model.qk_clip shrinks nGPT's s_qk: set qk_norm_gain: true, or leave qk_clip out")
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
@@ -98,13 +100,14 @@ class NGPTBlock(nn.Module):
         return torch.lerp(h, self.dropout(suggestion).to(h.dtype), alpha.abs())
 
     def attend(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
-        q, k, v = split_heads(fused_linear(h, self.W_q, self.W_k, self.W_v), 3 * self.n_heads).chunk(
-            3, dim=1
-        )  # (B, H, T, D)
+        q, k, v = split_heads(fused_linear(h, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads)
         q, k = (self.norm_qk(x) for x in rotate(rotation, q, k))
         if self.s_qk is not None:
             s_qk = self.s_qk().view(self.n_heads, 1, -1)
-            q, k = (q * s_qk).to(v.dtype), (k * s_qk).to(v.dtype)
+            if self.n_kv_heads == self.n_heads:
+                q, k = (q * s_qk).to(v.dtype), (k * s_qk).to(v.dtype)
+            else:  # heads that share keys have each their own s_qk: (q ∘ s)·(k ∘ s) = (q ∘ s²)·k
+                q = (q * s_qk.square()).to(v.dtype)
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 
     def mlp(self, h: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ A back end is a module, one file or a folder, with
         why it cannot compute `mechanism`, None if it can. `q` is an example of queries, (B, H, T, D): its device,
         precision, head width and need of a gradient matter too. Without `q`, only reasons that hold on every device.
     attend(q, k, v, mechanism, documents, dropout) -> Tensor
-        every tensor is (B, H, T, D); q and k have unit root mean square; q·k is scaled by 1/√D.
+        q and the result are (B, H, T, D); q and k have unit root mean square; q·k is scaled by 1/√D. k and v are
+        (B, G, T, D) if the module says `GROUPED = True`: query head h uses key head h // (H/G). Other modules get them
+        repeated, (B, H, T, D).
     prepare(mechanism, documents, n_rows)                                        (optional)
         derives what all layers share from the documents of `n_rows` sequences, and stores it in `documents`. It is
         called before the first layer, outside of compiled code.

@@ -5,8 +5,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from anlit.attention.documents import Documents
+from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 
+GROUPED = True
 QUERIES_PER_BLOCK = 512
 """Queries whose logits over all keys are held at a time."""
 
@@ -17,7 +19,7 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(a·g·S + m) v, all of shape (B, H, T, D); q and k of unit root mean square.
+    """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D); q and k of unit root mean square.
 
     Queries are taken in blocks of 512. If there are several, the backward pass recomputes each block's logits, so
     memory grows with 512·T and not with T². Keys before a block's window are not read.
@@ -32,7 +34,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
         logits = _logits(q, k, a, m, documents, mechanism.window, first, begin)
         weights = logits.softmax(-1).to(v.dtype)
         weights = torch.nn.functional.dropout(weights, dropout) if dropout else weights
-        return weights @ v[..., begin:end, :]
+        return grouped_product(weights, v[..., begin:end, :])
 
     if length <= QUERIES_PER_BLOCK:
         return block(0, q, k, v, a, m)
@@ -84,7 +86,7 @@ def _logits(
     is_all = first == begin == 0 and end == documents.length
     visible = documents.mask(window) if is_all else documents.visible(first, end, window, begin)
     index = _distances(first, end, begin, q.device)
-    scores = (q @ k[..., begin:end, :].mT).to(torch.promote_types(q.dtype, torch.float32))
+    scores = grouped_product(q, k[..., begin:end, :].mT).to(torch.promote_types(q.dtype, torch.float32))
     bias = torch.where(visible, scores.new_zeros(()) if m is None else m[..., index], float("-inf"))
     return scores + bias if a is None else torch.addcmul(bias, scores, a[..., index])
 

@@ -5,7 +5,7 @@ is preferred after `torch.nn.attention.activate_flash_attention_impl("FA4")`, wh
 multiplies q. For these kernels documents are sequences of varying length, so nothing is computed between documents.
 
 The calls for varying lengths are a custom operator, opaque to torch.compile, so compiled code does not depend on the
-number of documents or their length. N = B·T tokens, shapes (N, H, D).
+number of documents or their length. N = B·T tokens; q is (N, H, D), k and v are (N, G, D).
 """
 
 import importlib.util
@@ -22,6 +22,7 @@ from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.alibi import ALiBi
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
 
+GROUPED = True
 WIDEST_HEAD = 256
 HAS_PACKAGE = importlib.util.find_spec("flash_attn") is not None
 """Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
@@ -61,7 +62,7 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(g·S + m) v, all of shape (B, H, T, D)."""
+    """softmax(g·S + m) v for q (B, H, T, D), k and v (B, G, T, D)."""
     assert not dropout
     rows, scale = q.shape[0], q.shape[-1] ** -0.5
     window = ALL if mechanism.window is None else mechanism.window - 1
@@ -77,7 +78,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
         out = flash_attn_func(*qkv, softmax_scale=scale, causal=True, deterministic=deterministic, **settings)
         return out.transpose(1, 2)  # type: ignore[no-any-return]
     if not documents.are_masked and window == ALL:
-        return scaled_dot_product_attention(q, k, v, is_causal=True)
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
     bounds, counts = documents.packing(rows)
     qkv = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     out, _ = flash_attention(*qkv, bounds, counts, slopes, window, scale, by_package)
@@ -109,7 +110,7 @@ def flash_attention(
     """Causal attention inside each document: the output (N, H, D) and log-sum-exp (H, N) float32.
 
     Args:
-        q, k, v: (N, H, D).
+        q, k, v: (N, H, D), (N, G, D), (N, G, D).
         bounds: See `Packing`.
         counts: See `Packing`.
         slopes: (H,) float32 of m(t) = −slope·t, or None; the package only.
@@ -160,7 +161,7 @@ def flash_attention_backward(
     scale: float,
     by_package: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v from that of the output, all (N, H, D)."""
+    """The gradients of q, k and v from that of the output, (N, H, D)."""
     gradient, q = gradient.contiguous(), q.contiguous()
     cu_seqlens, longest = _sequences(bounds, counts)
     window_sizes = {"window_size_left": window, "window_size_right": 0}

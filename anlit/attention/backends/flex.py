@@ -17,6 +17,7 @@ from anlit.attention.backends.eager import distance_tables, with_gain
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 
+GROUPED = True
 BLOCK = 128
 NARROWEST_HEAD = 16
 RECOMPILE_LIMIT = 64
@@ -46,7 +47,7 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(a·g·S + m) v, all of shape (B, H, T, D)."""
+    """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D)."""
     assert not dropout
     a, m = (_by_head(table) for table in distance_tables(mechanism, q.shape[-2], q))
     q = with_gain(q, mechanism, documents)
@@ -64,7 +65,8 @@ def _run(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, vi
         return s
 
     changes = score if a is not None or m is not None else None
-    return flex_attention(q, k, v, score_mod=changes, block_mask=visible)  # type: ignore[return-value]
+    is_grouped = k.shape[1] != q.shape[1]
+    return flex_attention(q, k, v, score_mod=changes, block_mask=visible, enable_gqa=is_grouped)  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=1)

@@ -22,7 +22,7 @@ AT_LEAST_ONE = Bound(lambda x: x >= 1, "give 1 or more")
 NOT_NEGATIVE = Bound(lambda x: x >= 0, "give 0 or more")
 POSITIVE = Bound(lambda x: x > 0, "give more than 0")
 OR_UNLIMITED = Bound(lambda x: x >= -1, "give 0 or more, or -1 for no limit")
-SIZES = ("context_length", "d_ff", "d_model", "n_heads", "n_layers", "vocab_size")
+SIZES = ("context_length", "d_ff", "d_head", "d_model", "n_heads", "n_kv_heads", "n_layers", "vocab_size")
 BOUNDS = {
     "checkpoint_every_n_steps": AT_LEAST_ONE,
     "trainer.accumulate_grad_batches": AT_LEAST_ONE,
@@ -36,13 +36,7 @@ BOUNDS = {
     "trainer.max_steps": OR_UNLIMITED,
     "trainer.num_nodes": AT_LEAST_ONE,
     "trainer.val_check_interval": POSITIVE,
-    **dict.fromkeys(
-        (
-            f"model.init_args.{name}"
-            for name in ("context_length", "d_ff", "d_model", "n_heads", "n_layers", "vocab_size")
-        ),
-        AT_LEAST_ONE,
-    ),
+    **dict.fromkeys((f"model.init_args.{name}" for name in SIZES), AT_LEAST_ONE),
     "model.init_args.optimizer.init_args.lr": NOT_NEGATIVE,
     "model.init_args.optimizer.init_args.weight_decay": NOT_NEGATIVE,
 }
