@@ -40,7 +40,19 @@ def test_factor_of_queries_keys_and_values_per_head() -> None:
 def test_factor_after_concatenated_heads() -> None:
     """Heads of norm 1 side by side have norm √H."""
     weight, x = unit_rows(D, D), unit_rows(SAMPLES * HEADS, D_HEAD).view(SAMPLES, D)
-    assert near_one(mean_norm(norms.nu_concatenated_heads(HEADS) * x @ weight.T))
+    assert near_one(mean_norm(norms.nu_concatenated_heads(HEADS, D, D) * x @ weight.T))
+
+
+@pytest.mark.parametrize("d_head", [D_HEAD // 2, 3 * D_HEAD // 2])
+@pytest.mark.parametrize("groups", [1, 2, HEADS])
+def test_factors_do_not_change_with_groups_and_hold_at_any_width_of_the_heads(d_head, groups) -> None:
+    """Heads that see the same key and share values have the same average: √H is the norm of all in any case."""
+    keys, x = unit_rows(groups * d_head, D), unit_rows(SAMPLES, D)
+    values = (norms.nu_linear(D, d_head) * x @ keys.T).unflatten(-1, (groups, d_head))
+    assert all(near_one(mean_norm(values[:, group])) for group in range(groups))
+    averages = values.repeat_interleave(HEADS // groups, 1).flatten(1)
+    weight = unit_rows(D, HEADS * d_head)
+    assert near_one(mean_norm(norms.nu_concatenated_heads(HEADS, HEADS * d_head, D) * averages @ weight.T))
 
 
 @pytest.mark.parametrize("d_ff", WIDTHS)
@@ -73,7 +85,7 @@ def test_values_at_the_usual_widths() -> None:
     assert norms.nu_linear(512, 2048) == 0.5
     assert norms.nu_linear(2048, 512) == 2.0
     assert norms.nu_linear(D, D_HEAD) == pytest.approx(math.sqrt(8))
-    assert norms.nu_concatenated_heads(HEADS) == pytest.approx(math.sqrt(1 / 8))
+    assert norms.nu_concatenated_heads(HEADS, D, D) == pytest.approx(math.sqrt(1 / 8))
     assert norms.nu_activation(128, 512) == pytest.approx(3.72, abs=0.01)
     assert norms.nu_activation(128, 512) == norms.nu_activation(768, 3072)
 

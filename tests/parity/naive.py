@@ -30,6 +30,8 @@ class Settings:
     """What a model is besides its parameters."""
 
     n_heads: int
+    n_kv_heads: int
+    d_head: int
     n_layers: int
     d_model: int
     d_ff: int
@@ -207,6 +209,11 @@ def heads(weight: Tensor, x: Tensor, n_heads: int) -> Vectors:
     return [weight[h * d_head : (h + 1) * d_head] @ x for h in range(n_heads)]
 
 
+def shared(vectors: Vectors, head: int, s: Settings) -> Tensor:
+    """The key or value that a query head uses: n_heads/n_kv_heads query heads in a row have the same."""
+    return vectors[head // (s.n_heads // len(vectors))]
+
+
 def attend(
     q: Heads,
     k: Heads,
@@ -231,10 +238,12 @@ def attend(
             scale = len(q[i][h]) ** -0.5
             weights = []
             for j in keys:
-                score = (q[i][h] * k[j][h]).sum() * scale
+                score = (q[i][h] * shared(k[j], h, s)).sum() * scale
                 weights.append(torch.exp(logit(score, i - j, len(keys), h, block)))
             total = sum(weights)
-            values = [norm(v[j][h], "norm_v") if s.v_norm else v[j][h] for j in keys]
+            values = [shared(v[j], h, s) for j in keys]
+            if s.v_norm:
+                values = [norm(value, "norm_v") for value in values]
             average = sum(weight / total * value for weight, value in zip(weights, values, strict=True))
             if s.attention_norm:
                 average = norm(average, "output.norm")
@@ -270,14 +279,14 @@ def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s:
         for position, h_i in enumerate(h):
             x = norm(h_i, "norm_1")
             xs.append(x)
-            for name, into in (("q", q), ("k", k)):
-                vectors = heads(block[f"W_{name}.weight"], x, s.n_heads)
+            for name, into, n in (("q", q, s.n_heads), ("k", k, s.n_kv_heads)):
+                vectors = heads(block[f"W_{name}.weight"], x, n)
                 if s.qk_norm:
                     vectors = [rms(vector, qk_eps) for vector in vectors]
                     if s.qk_norm_gain is not False:
                         vectors = [vector * block[f"norm_{name}.gain"] for vector in vectors]
                 into.append([rotate(vector, place(position, ids), layer[1]) for vector in vectors])
-            v.append(heads(block["W_v.weight"], x, s.n_heads))
+            v.append(heads(block["W_v.weight"], x, s.n_kv_heads))
         attended = attend(q, k, v, xs, ids, block, layer, s, norm)
         updates = [block["W_o.weight"] @ a for a in attended]
         h = [
@@ -295,7 +304,7 @@ def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s:
 
 def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
     root_d = math.sqrt(s.d_model)
-    d_head = s.d_model // s.n_heads
+    d_head = s.d_head
     alpha_init, alpha_scale = s.alpha
     for number in range(s.n_layers):
         block, layer = Block(parameters, number), s.layer(number)
@@ -303,9 +312,11 @@ def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s
         alpha_m = (block["alpha_M.stored"] * (alpha_init / alpha_scale)).abs()
         q, k, v = [], [], []
         for position, h_i in enumerate(h):
-            for name, into in (("q", q), ("k", k)):
+            for name, into, n in (("q", q, s.n_heads), ("k", k, s.n_kv_heads)):
                 vectors = []
-                for index, vector in enumerate(heads(block[f"W_{name}.weight"], h_i, s.n_heads)):
+                before = heads(block[f"W_{name}.weight"], h_i, n)
+                for index in range(s.n_heads):  # each head of queries has its own s_qk, also for keys that it shares
+                    vector = shared(before, index, s)
                     vector = rotate(vector, place(position, ids), layer[1])
                     # Softmax scale √D on unit vectors, over the 1/√D in `attend`: √D on q and on k.
                     # Without QK-norm √d on both, which a finite ε is relative to (the package's choices).
@@ -320,7 +331,7 @@ def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s
                         vector = vector * s_qk[index * d_head : (index + 1) * d_head]
                     vectors.append(vector)
                 into.append(vectors)
-            v.append(heads(block["W_v.weight"], h_i, s.n_heads))
+            v.append(heads(block["W_v.weight"], h_i, s.n_kv_heads))
         wide = [root_d * h_i for h_i in h]
         attended = attend(q, k, v, wide, ids, block, layer, s, lambda x, name: unit(x))
         after = []
@@ -337,7 +348,7 @@ def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s
 
 
 def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, s: Settings) -> Tensor:
-    d, d_head, f = s.d_model, s.d_model // s.n_heads, s.d_ff
+    d, d_head, f = s.d_model, s.d_head, s.d_ff
     nu_qkv, nu_p, nu_uz, nu_d = (math.sqrt(x) for x in (d / d_head, d_head / d, d / f, f / d))
     alpha_init, alpha_scale = s.alpha
     for number in range(s.n_layers):
@@ -346,9 +357,9 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
         alpha_m = block["alpha_M.stored"] * (alpha_init / alpha_scale)
         q, k, v = [], [], []
         for position, h_i in enumerate(h):
-            for name, into in (("q", q), ("k", k)):
+            for name, into, n in (("q", q, s.n_heads), ("k", k, s.n_kv_heads)):
                 vectors = []
-                for vector in heads(block[f"W_{name}.weight"], h_i, s.n_heads):
+                for vector in heads(block[f"W_{name}.weight"], h_i, n):
                     vector = nu_qkv * vector
                     # q and k get root mean square 1 by √D (the package's choice): without QK-norm, and where a
                     # finite ε is added to the mean square. A gain comes before the rotation.
@@ -362,7 +373,7 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
                         vector = vector * block[f"norm_{name}.gain"]
                     vectors.append(rotate(vector, place(position, ids), layer[1]))
                 into.append(vectors)
-            v.append([nu_qkv * vector for vector in heads(block["W_v.weight"], h_i, s.n_heads)])
+            v.append([nu_qkv * vector for vector in heads(block["W_v.weight"], h_i, s.n_kv_heads)])
         wide = [math.sqrt(d) * h_i for h_i in h]
         attended = attend(q, k, v, wide, ids, block, layer, s, lambda x, name: unit(x))
         after = []

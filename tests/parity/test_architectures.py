@@ -4,6 +4,7 @@ To 1e-9 in float64 on every back end that can do the mechanism, and to float32 r
 """
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,18 +20,18 @@ ORACLE = {GPT: naive.gpt, NGPT: naive.ngpt, AnGPT: naive.angpt}
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
 TOKENS = random_tokens(*DOCUMENTS.shape)
 PROBE = torch.randn(*TOKENS.shape, SIZE["vocab_size"], generator=torch.Generator().manual_seed(2)).double()
-N_HEADS, D_HEAD = SIZE["n_heads"], SIZE["d_model"] // SIZE["n_heads"]
 POSITIONS = {
-    "rope half": (RoPE(fraction=0.5), naive.rope(D_HEAD, 0.5)),
-    "rope whole": (RoPE(fraction=1.0), naive.rope(D_HEAD, 1.0)),
-    "p-rope": (PRoPE(), naive.p_rope(D_HEAD)),
-    "nope": (NoPE(), []),
-    "dynamic ntk": (DynamicNTK(fraction=0.5, training_length=4), naive.dynamic_ntk(D_HEAD, 0.5, 6 / 4)),
-    "pattern": (PositionsPattern([RoPE(fraction=0.5), NoPE()]), [naive.rope(D_HEAD, 0.5), []]),
+    "rope half": (RoPE(fraction=0.5), lambda d_head: naive.rope(d_head, 0.5)),
+    "rope whole": (RoPE(fraction=1.0), lambda d_head: naive.rope(d_head, 1.0)),
+    "p-rope": (PRoPE(), naive.p_rope),
+    "nope": (NoPE(), lambda d_head: []),
+    "dynamic ntk": (DynamicNTK(fraction=0.5, training_length=4), lambda d_head: naive.dynamic_ntk(d_head, 0.5, 6 / 4)),
+    "pattern": (PositionsPattern([RoPE(fraction=0.5), NoPE()]), lambda d_head: [naive.rope(d_head, 0.5), []]),
 }
+"""With the radians per token of each rotated pair at head width D."""
 Formula = naive.Logit | list[tuple[naive.Logit, int | None]]
 """Of every layer, or of each layer of a pattern with its window."""
-FORMULAS: dict[str, Formula] = {
+FORMULAS: dict[str, Formula | Callable[[int, int], Formula]] = {
     "plain": naive.plain,
     "scale-invariant": naive.scale_invariant(3.0),
     "scale-invariant, c per layer": naive.scale_invariant_general(3.0),
@@ -42,16 +43,18 @@ FORMULAS: dict[str, Formula] = {
     "sqrt log n, r per layer": naive.sqrt_log_n(b=0.5, c=1.0),
     "sqrt log n, r per head": naive.sqrt_log_n(),
     "expected maximum": naive.expected_maximum,
-    "beta": naive.beta(D_HEAD),
+    "beta": lambda n_heads, d_head: naive.beta(d_head),
     "log bias": naive.log_bias(2.0),
     "log bias, r global": naive.log_bias(2.0, naive.sqrt_log_n(shared=True)),
-    "alibi": naive.alibi(N_HEADS),
+    "alibi": lambda n_heads, d_head: naive.alibi(n_heads),
     "window": [(naive.plain, 3)],
     "window, scale-invariant": [(naive.scale_invariant(2.0), 4)],
     "window, log n": [(naive.log_n(), 3)],
-    "pattern": [(naive.alibi(N_HEADS), 2), (naive.sqrt_log_n(), None)],
+    "pattern": lambda n_heads, d_head: [(naive.alibi(n_heads), 2), (naive.sqrt_log_n(), None)],
     "of one's own": naive.log_n_with_slopes,
 }
+DEPEND_ON_HEADS = ("beta", "alibi", "pattern")
+"""Their formulas are made for a number of heads and their width."""
 MECHANISMS: dict[str, Mechanism] = {**SHIPPED, "of one's own": LogNWithSlopes()}
 ALPHA, S_Z, EPS = (0.3, 0.07), (3.0, 0.2), 1e-2
 Result = dict[str, torch.Tensor]
@@ -85,8 +88,10 @@ def computed(model: torch.nn.Module) -> Result:
     return {"logits": logits.detach(), "embedded input": embedded[0].grad, **gradients}
 
 
-def layers_of(mechanism: str, positions: str) -> list[naive.Layer]:
-    formula, frequencies = FORMULAS[mechanism], POSITIONS[positions][1]
+def layers_of(mechanism: str, positions: str, n_heads: int, d_head: int) -> list[naive.Layer]:
+    formula, frequencies = FORMULAS[mechanism], POSITIONS[positions][1](d_head)
+    if mechanism in DEPEND_ON_HEADS:
+        formula = formula(n_heads, d_head)
     pattern = formula if isinstance(formula, list) else [(formula, None)]
     turning = frequencies if frequencies and isinstance(frequencies[0], list) else [frequencies]
     repeats = math.lcm(len(pattern), len(turning))
@@ -99,12 +104,15 @@ def by_the_formulas(
     model: torch.nn.Module, architecture, mechanism, positions, masked, qk_norm, d_ff, **others
 ) -> Result:
     """The same, with the model's parameters, from `naive.py`."""
-    size = {key: SIZE[key] for key in ("n_heads", "n_layers", "d_model")}
+    size = {key: others.pop(key, SIZE[key]) for key in ("n_heads", "n_layers", "d_model")}
+    n_heads, d_head = size["n_heads"], others.pop("d_head", None) or size["d_model"] // size["n_heads"]
+    size |= {"n_kv_heads": others.pop("n_kv_heads", None) or n_heads, "d_head": d_head}
     others["gated"] = others.pop("attention_gate", "none") != "none"
     if architecture is NGPT:
         others.pop("post_norm", None)  # it has that norm in any case
-    settings = naive.Settings(**size, d_ff=d_ff or 4 * SIZE["d_model"], layers=layers_of(mechanism, positions),
-                              qk_norm=qk_norm, norm_eps=EPS, alpha=ALPHA, s_z=S_Z, **others)  # fmt: skip
+    layers = layers_of(mechanism, positions, n_heads, d_head)
+    settings = naive.Settings(**size, d_ff=d_ff or 4 * SIZE["d_model"], layers=layers, qk_norm=qk_norm,
+                              norm_eps=EPS, alpha=ALPHA, s_z=S_Z, **others)  # fmt: skip
     copies = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
     logits, embedded = naive.run(ORACLE[architecture], copies, TOKENS, DOCUMENTS if masked else None, settings)
     (logits * PROBE).sum().backward()
