@@ -12,7 +12,6 @@ import yaml
 from anlit.analysis.study.plan import read_study
 from anlit.cli import main
 from anlit.errors import UserError
-from anlit.evaluation.diagnose.mechanisms import named
 from anlit.shipped import FOLDER, configuration_file, with_configuration_files
 
 ROOT = Path(__file__).parents[1]
@@ -87,10 +86,6 @@ def test_every_study_names_shipped_files_and_reads_from_any_folder(path: Path) -
         assert Path(configuration_file(name)).is_file()
     budget = next(iter(content.get("budgets") or {}), None)
     assert read_study(f"study/{path.name}", budget).arms
-
-
-def test_mechanisms_of_diagnose_take_shipped_names() -> None:
-    assert list(named(["attention/log_n.yaml"])) == ["log_n"]
 
 
 @pytest.mark.slow

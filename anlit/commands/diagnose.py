@@ -7,7 +7,6 @@ from anlit.checkpoints.loading import load_checkpoint
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
 from anlit.evaluation.diagnose.measure import LENGTHS, TOKENS, diagnose
-from anlit.evaluation.diagnose.mechanisms import named
 from anlit.evaluation.record import header
 from anlit.evaluation.sequence_lengths import parse_lengths
 from anlit.options import CommandParser
@@ -35,7 +34,7 @@ def main(argv: list[str]) -> int:
     masked = None if arguments.masking is None else arguments.masking == "on"
     record |= diagnose(checkpoint, data, lengths, arguments.tokens, masked)
 
-    from anlit.evaluation.diagnose.report import publish  # matplotlib takes a second: errors do not wait for it
+    from anlit.evaluation.diagnose.tables import publish  # matplotlib takes a second: errors do not wait for it
 
     publish(folder, checkpoint.label, record)
     return 0
@@ -49,7 +48,7 @@ def _of_normal_scores(arguments: argparse.Namespace, command: str) -> int:
         raise UserError(f"--draws must be at least 2, not {arguments.draws}")
     if not 0 <= arguments.seed < gaussian.SEEDS:
         raise UserError(f"--seed must be at least 0 and below 2^63, not {arguments.seed}")
-    mechanisms = named((arguments.mechanisms or gaussian.MECHANISMS).split(","))
+    mechanisms = gaussian.named((arguments.mechanisms or gaussian.MECHANISMS).split(","))
     folder = output_folder(arguments.output)
     record = header(command, []) | {"draws": arguments.draws, "seed": arguments.seed}
     record["mechanisms"] = {
@@ -85,7 +84,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--mechanisms",
         metavar="NAME,NAME…",
-        help="with --gaussian: classes, such as Plain, or YAML fragments, such as attention/log_n.yaml",
+        help="with --gaussian: classes of anlit, such as Plain",
     )
     parser.add_argument("--draws", type=int, default=256, help="with --gaussian: queries per length (default: 256)")
     parser.add_argument("--seed", type=int, default=1, help="with --gaussian: of the random numbers (default: 1)")

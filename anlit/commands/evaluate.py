@@ -9,7 +9,7 @@ from anlit.options import CommandParser
 from anlit.shipped import configuration_file
 
 if TYPE_CHECKING:
-    from anlit.evaluation.harness.run import Settings
+    from anlit.evaluation.harness.tasks import Settings
 
 
 def evaluate(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
@@ -29,17 +29,17 @@ def evaluate(checkpoints: list[str], output: str, settings: Settings, command: s
     """
     from rich.console import Console
 
-    from anlit.evaluation.harness import report
-    from anlit.evaluation.harness.run import run
+    from anlit.evaluation.harness import table
+    from anlit.evaluation.harness.tasks import evaluate_all
     from anlit.reporting.files import output_folder, write_json, write_text, writing
 
     folder = output_folder(output)
-    metrics, record = run(checkpoints, settings, command)
-    head, body = report.rows(report.labels(record["checkpoints"]), metrics)
-    report.show(head, body, Console())
+    metrics, record = evaluate_all(checkpoints, settings, command)
+    head, body = table.rows(table.labels(record["checkpoints"]), metrics)
+    table.show(head, body, Console())
     with writing(folder):
         write_json(folder / "evaluate.json", record)
-        write_text(folder / "evaluate.md", report.markdown(head, body, record))
+        write_text(folder / "evaluate.md", table.markdown(head, body, record))
     return record
 
 
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     arguments = parser.parse_args(argv)
 
-    from anlit.evaluation.harness.run import Settings  # torch takes seconds: --help and wrong options do not wait
+    from anlit.evaluation.harness.tasks import Settings  # torch takes seconds: --help and wrong options do not wait
 
     settings = Settings(
         tasks=tuple(_task(name.strip()) for name in arguments.tasks.split(",") if name.strip()),

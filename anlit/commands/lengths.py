@@ -26,19 +26,19 @@ def lengths(checkpoints: list[str], output: str, settings: Settings, command: st
     from rich.console import Console  # imported late, because torch and matplotlib take seconds
 
     from anlit.evaluation.lengths import plot as lengths_plot
-    from anlit.evaluation.lengths import report as lengths_report
-    from anlit.evaluation.lengths.run import run
+    from anlit.evaluation.lengths import tables
+    from anlit.evaluation.lengths.checkpoints import measure_all
     from anlit.reporting.files import output_folder, write_json, write_text, writing
 
     folder, console = output_folder(output), Console()
-    results, record, notes = run(checkpoints, settings, command)
-    lengths_report.show(results, console)
+    results, record, notes = measure_all(checkpoints, settings, command)
+    tables.show(results, console)
     for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False)
-    picture = folder / lengths_report.PLOT
+    picture = folder / tables.PLOT
     with writing(folder):
         write_json(folder / "lengths.json", record)
-        write_text(folder / "lengths.md", lengths_report.markdown(results, record, notes))
+        write_text(folder / "lengths.md", tables.markdown(results, record, notes))
         lengths_plot.plot(results, sorted({one["training_length"] for one in record["checkpoints"]}), picture)
     console.print(f"Plot: {picture}", markup=False, highlight=False, soft_wrap=True)
     return record

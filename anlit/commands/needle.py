@@ -25,18 +25,18 @@ def needle(checkpoints: list[str], output: str, settings: Settings, command: str
     """
     from rich.console import Console  # imported late, because torch and matplotlib take seconds
 
-    from anlit.evaluation.needle import report as needle_report
+    from anlit.evaluation.needle import tables
+    from anlit.evaluation.needle.checkpoints import score_all
     from anlit.evaluation.needle.plot import plot_heat_maps
-    from anlit.evaluation.needle.run import run
     from anlit.reporting.files import output_folder, write_json, write_text, writing
 
     folder, console = output_folder(output), Console()
-    results, record = run(checkpoints, settings, command)
-    needle_report.show(results, console)
-    picture = folder / needle_report.PLOT
+    results, record = score_all(checkpoints, settings, command)
+    tables.show(results, console)
+    picture = folder / tables.PLOT
     with writing(folder):
         write_json(folder / "needle.json", record)
-        write_text(folder / "needle.md", needle_report.markdown(results, record))
+        write_text(folder / "needle.md", tables.markdown(results, record))
         plot_heat_maps(results, picture)
     console.print(f"Plot: {picture}", markup=False, highlight=False, soft_wrap=True)
     return record

@@ -19,7 +19,7 @@ from anlit.evaluation.data import data_of
 from anlit.evaluation.diagnose import measure as module
 from anlit.evaluation.diagnose.measure import diagnose, sequences
 from anlit.evaluation.diagnose.plot import last_bin, layer_colours, reliable
-from anlit.evaluation.diagnose.report import cell, rows
+from anlit.evaluation.diagnose.tables import cell, rows
 from anlit.evaluation.sequence_lengths import parse_lengths
 from tests.data.prepared import END
 from tests.evaluation.saved import VAL_TOKENS, make_run, prepare, random_text
@@ -152,9 +152,9 @@ def test_the_command_writes_numbers_report_and_figures(
     assert np.array(statistics["entropy"], dtype=float).shape == (2, HEADS, 6)
     assert statistics["weight_1_to_10"][0][0][0] is None, "a first token has nothing at these distances"
     report = (output / "report.md").read_text()
-    for part in ("## Sequences of 64 tokens", "## Sequences of 16 tokens", "masking off", "| 1 | ", "average.png"):
+    for part in ("## Sequences of 64 tokens", "## Sequences of 16 tokens", "masking off", "| 1 | ", "heads.png"):
         assert part in report
-    for name in ("statistics", "ranges", "heads", "average"):
+    for name in ("statistics", "ranges", "heads"):
         assert (output / f"{name}.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert ": n = 32 to 64, means over heads" in printed

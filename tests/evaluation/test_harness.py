@@ -149,7 +149,7 @@ def test_mistakes_are_one_sentence(run: Path, questions: Path, tmp_path: Path, c
         return capsys.readouterr().err.splitlines()[-1]
 
     assert "--tasks names no task" in complaint("--tasks", ",")
-    assert "--batch_size 0 must be at least 1" in complaint("--tasks", "x", "--batch_size", "0")
+    assert "--batch_size is 0: set it to 1 or more" in complaint("--tasks", "x", "--batch_size", "0")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "lm_eval.tasks", None)
         assert "run `make extras EXTRAS=eval`" in complaint("--tasks", "cats_and_dogs")

@@ -18,7 +18,7 @@ from anlit.attention.documents import Documents
 from anlit.checkpoints.loading import Checkpoint, load_checkpoint
 from anlit.data import TokenShards
 from anlit.errors import UserError
-from anlit.evaluation.arms import Origin, group_by_seed, mean_and_sd
+from anlit.evaluation.arms import group_by_seed, mean_and_sd
 from anlit.evaluation.data import available_targets, data_of
 from anlit.evaluation.lengths import measure as lengths_measure
 from anlit.evaluation.lengths.measure import Measurement, measure, token_losses
@@ -95,13 +95,11 @@ def test_known_losses_come_out_by_length_and_position(counting: tuple[Checkpoint
             assert one.sequences == N // length
             assert one.total.loss == pytest.approx(known_loss(known).mean(), rel=1e-6)
             assert one.bits_per_byte == pytest.approx(known_loss(known).mean() / math.log(2) / 3)
-            for kind, position in ((one.by_position, in_sequence), (one.by_document_position, in_document)):
-                assert (kind is None) == (position is in_document and not masked)
-                for part in kind or []:
-                    inside = (part.first <= position) & (position < part.end)
-                    assert part.estimate.tokens == inside.sum()
-                    if inside.any():
-                        assert part.estimate.loss == pytest.approx(known_loss(known[inside]).mean(), rel=1e-6)
+            for part in one.by_position:
+                inside = (part.first <= known) & (known < part.end)
+                assert part.estimate.tokens == inside.sum()
+                if inside.any():
+                    assert part.estimate.loss == pytest.approx(known_loss(known[inside]).mean(), rel=1e-6)
     bounds = [(part.first, part.end) for part in of(found, 64, True).by_position]
     assert bounds == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
 
@@ -158,10 +156,9 @@ def test_ranges_average_to_the_total_and_masking_makes_a_difference(run: Path) -
     checkpoint = load_checkpoint(str(run), "cpu")
     found = measure(checkpoint, data_of(checkpoint), [16, 64], [True, False], N, 256)
     for one in found:
-        for ranges in filter(None, (one.by_position, one.by_document_position)):
-            weighted = sum(part.estimate.loss * part.estimate.tokens for part in ranges if part.estimate.tokens)
-            assert weighted / N == pytest.approx(one.total.loss, rel=1e-9)
-            assert sum(part.estimate.tokens for part in ranges) == N
+        weighted = sum(part.estimate.loss * part.estimate.tokens for part in one.by_position if part.estimate.tokens)
+        assert weighted / N == pytest.approx(one.total.loss, rel=1e-9)
+        assert sum(part.estimate.tokens for part in one.by_position) == N
     assert abs(of(found, 64, True).total.loss - of(found, 64, False).total.loss) > 1e-5
     assert checkpoint.model.model.document_masking is True  # as it was
 
@@ -234,7 +231,7 @@ def test_runs_that_differ_in_the_seed_are_one_arm(run: Path, data: Path, tmp_pat
     twice = run / "checkpoints" / "twice.ckpt"
     shutil.copy(run / "checkpoints" / "best.ckpt", twice)
     paths = (run, other, second, wider, twice, alone)
-    arms = group_by_seed([Origin.of(load_checkpoint(str(path))) for path in paths])
+    arms = group_by_seed([load_checkpoint(str(path), "cpu") for path in paths])
     assert [arm.members for arm in arms] == [(0, 2), (1,), (3,), (4,), (5,)]
     labels = [arm.label for arm in arms]
     assert len(set(labels)) == len(labels)
@@ -251,7 +248,7 @@ def test_seeds_of_one_arm_may_begin_with_weights_of_their_own(run: Path, tmp_pat
         if place:  # the first is of a version without the setting
             config["initial_weights"] = weights
         (paths[-1] / "config.yaml").write_text(yaml.safe_dump(config))
-    arms = group_by_seed([Origin.of(load_checkpoint(str(path))) for path in paths])
+    arms = group_by_seed([load_checkpoint(str(path), "cpu") for path in paths])
     assert [arm.members for arm in arms] == [(0, 3), (1, 2)]
 
 

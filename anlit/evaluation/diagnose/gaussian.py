@@ -7,17 +7,18 @@ with [SI]'s a(t), e^L has such a heavy tail that a mean over draws would not con
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from anlit.attention import mechanisms
 from anlit.attention.gaussian import distance_functions, logits_of
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range, log_total, ranges, statistics, within
+from anlit.errors import UserError
 from anlit.evaluation.record import provenance
 from anlit.reporting.files import jsonable, write_json, write_text, writing
 from anlit.reporting.table import markdown_table
@@ -27,6 +28,8 @@ LENGTHS = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 # Scores drawn at once: 16 MiB in float32, and a few copies exist.
 SCORES = 1 << 22
 SEEDS = 1 << 63
+D_HEAD = 64
+"""[SI]'s head width; BetaScaling's exponent depends on it."""
 COLUMNS = {
     "entropy": ("entropy (nats)", ".2f"),
     "inverse_largest_weight": ("1/w_max", ".1f"),
@@ -79,43 +82,53 @@ def _summary(values: Tensor) -> dict[str, float]:
     return {"mean": values.mean().item(), "standard_error": (values.std() / len(values) ** 0.5).item()}
 
 
+def named(names: Iterable[str]) -> dict[str, Mechanism]:
+    """The shipped mechanisms of these names, in any case, made with default arguments for one head.
+
+    Raises:
+        UserError: A name is unknown, or its class needs arguments.
+    """
+    classes = {known.casefold(): known for known in mechanisms.__all__}
+    found: dict[str, Mechanism] = {}
+    for name in map(str.strip, names):
+        label = classes.get(name.casefold(), "")
+        try:
+            found[label] = getattr(mechanisms, label)().for_layer(1, D_HEAD, 0)
+        except (AttributeError, TypeError) as error:
+            raise UserError(
+                f"--mechanisms {name!r} is no mechanism with default arguments: choose among "
+                + ", ".join(mechanisms.__all__)
+            ) from error
+    return found
+
+
 def publish(folder: Path, record: dict[str, Any]) -> None:
-    """Write gaussian.json, report.md and the figures into `folder`, and print the summary at the largest n.
+    """Write gaussian.json, report.md and the figure into `folder`, and print the summary at the largest n.
 
     Raises:
         UserError: The folder cannot be written.
     """
     from anlit.evaluation.diagnose import gaussian_plot
-    from anlit.evaluation.diagnose.report import DIGITS
+    from anlit.evaluation.diagnose.tables import DIGITS, print_report
 
     found = record["mechanisms"]
-    with writing(folder):
-        figures = gaussian_plot.draw(folder, found)
-        write_json(folder / "gaussian.json", jsonable(record, DIGITS))
-    longest = max(next(iter(found.values())))
+    lengths = sorted(next(iter(found.values())), reverse=True)
+    picture = folder / "ranges.png"
     head = ["mechanism", *(title for title, _ in COLUMNS.values())]
     parts = [
         "# Attention over independent normal scores",
         f"One query with n keys, {record['draws']:,} draws, seed {record['seed']}. Means ± standard errors. "
         "Where e^L has a heavy tail, as with a large a(t)·g(n), standard errors are too small.",
-        *(f"n = {n:,}\n\n{markdown_table(head, _rows(found, n))}" for n in (longest, *_shorter(found))),
-        *(f"## {title}\n\n![{title}]({file.name})" for title, file in figures.items()),
+        *(f"n = {n:,}\n\n{markdown_table(head, _rows(found, n))}" for n in lengths),
+        f"## Ranges of distances\n\n![ranges of distances]({picture.name})",
         "## Where the numbers come from\n\n" + provenance(record),
     ]
     with writing(folder):
+        gaussian_plot.draw_ranges(found, picture)
+        write_json(folder / "gaussian.json", jsonable(record, DIGITS))
         write_text(folder / "report.md", "\n\n".join(parts) + "\n")
-    console = Console()
-    table = Table(title=f"Independent normal scores, n = {longest:,} keys", title_justify="left")
-    for number, title in enumerate(head):
-        table.add_column(title.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
-    for row in _rows(found, longest):
-        table.add_row(*(part.partition(" ±")[0] for part in row))
-    console.print(table)
-    console.print(f"Report: {folder / 'report.md'}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _shorter(found: dict[str, Any]) -> list[int]:
-    return sorted(next(iter(found.values())), reverse=True)[1:]
+    rows = [[cell.partition(" ±")[0] for cell in row] for row in _rows(found, lengths[0])]
+    print_report(f"Independent normal scores, n = {lengths[0]:,} keys", head, rows, folder)
 
 
 def _rows(found: dict[str, Any], n: int) -> list[list[str]]:

@@ -26,7 +26,6 @@ TITLES = {
     "squared_average": "‖Σwv‖ / ‖v‖, root mean squares",
 }
 LOGARITHMIC = ("inverse_largest_weight", "participation", "squared_average")
-COLUMNS = 4
 HEADS = "line: mean over heads; band: from the smallest to the largest head"
 # Heat maps with more cells than this show no numbers.
 MOST_NUMBERS = 200
@@ -50,7 +49,6 @@ def draw(folder: Path, label: str, found: dict[str, Any]) -> dict[str, Path]:
         "Statistics over the context length": (folder / "statistics.png", statistics_figure),
         "Weight and entropy in ranges of distances": (folder / "ranges.png", ranges_figure),
         "Each head": (folder / "heads.png", heads_figure),
-        "The size of the attention average": (folder / "average.png", average_figure),
     }
     with style(), plt.rc_context(SMALL):
         for title, (file, figure_of) in files.items():
@@ -107,31 +105,6 @@ def ranges_figure(found: dict[str, Any]) -> Figure:
     return figure
 
 
-def average_figure(found: dict[str, Any]) -> Figure:
-    """A panel per layer: the size of Σ w v relative to the values, √Σw², and √Σw² of normal scores, mean over heads."""
-    lines = {
-        "measured: ‖Σ w v‖ / ‖v‖, root mean squares": (
-            np.array(found["statistics"]["squared_average"]),
-            COLOURS[1],
-            "-",
-        ),
-        "√Σw²: if values were orthogonal": (np.array(found["statistics"]["participation"]), COLOURS[0], "--"),
-        "√Σw² of independent normal scores": (np.array(found["prediction"]), INK, ":"),
-    }
-    n_layers = len(found["statistics"]["participation"])
-    figure, axes = panels(n_layers, COLUMNS)
-    low = min(float(np.nanmin(values)) for values, _, _ in lines.values())
-    for layer, ax in enumerate(axes):
-        for label, (values, colour, line) in lines.items():
-            _band(ax, found, np.sqrt(values[layer]), colour, line, label)
-        ax.set_ylim(0.8 * math.sqrt(low), 1.25)
-        _logarithmic(ax)
-        ax.set_title(f"layer {layer}")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3 if len(axes) > 2 else 1, title=HEADS)
-    return figure
-
-
 def heads_figure(found: dict[str, Any]) -> Figure:
     """Entropy (at most ln n) and weight on the first token of each head, at the longest context lengths."""
     last, (low, high) = reliable(found) - 1, last_bin(found)
@@ -184,19 +157,15 @@ def layer_colours(count: int) -> list[Any]:
 
 
 def _layers(ax: Axes, found: dict[str, Any], name: str) -> None:
+    """A line for each layer, the mean over its heads at each bin's mean n; a band over the range of the heads."""
     layers = np.array(found["statistics"][name], dtype=float)
     layers = np.sqrt(layers) if name == "squared_average" else layers
-    for layer, (heads, colour) in enumerate(zip(layers, layer_colours(len(layers)), strict=True)):
-        _band(ax, found, heads, colour, "-", f"layer {layer}")
-
-
-def _band(ax: Axes, found: dict[str, Any], heads: np.ndarray, colour: Any, line: str, label: str) -> None:
-    """Mean over heads at each bin's mean n, and the range of the heads; heads: (H, bins)."""
     n = np.array(found["statistics"]["n"][0][0], dtype=float)
-    known = np.isfinite(heads).any(0) & (np.arange(len(n)) < reliable(found))
-    x, heads = n[known], heads[:, known]
-    ax.plot(x, np.nanmean(heads, 0), line, color=colour, linewidth=1.6, marker=".", markersize=4, label=label)
-    if len(heads) > 1:
+    for layer, (heads, colour) in enumerate(zip(layers, layer_colours(len(layers)), strict=True)):
+        known = np.isfinite(heads).any(0) & (np.arange(len(n)) < reliable(found))
+        x, heads = n[known], heads[:, known]
+        ax.plot(x, np.nanmean(heads, 0), "-", color=colour, linewidth=1.6, marker=".", markersize=4,
+                label=f"layer {layer}")  # fmt: skip
         ax.fill_between(x, np.nanmin(heads, 0), np.nanmax(heads, 0), color=colour, alpha=0.13, linewidth=0)
     ax.set_xscale("log", base=2)
     ax.set_xlim(0.9, 1.1 * found["edges"][reliable(found) - 1] * 2)

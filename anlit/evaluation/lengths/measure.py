@@ -3,8 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import spread
+from anlit.evaluation.decoder_output import replaced_logits
 from anlit.evaluation.lengths.tally import Estimate, Floats, RangeLoss, Tally, estimate
 from anlit.targets import IGNORED
 
@@ -34,16 +34,10 @@ class Measurement:
     """The loss minus that at the training length, with the standard error over pieces as long as the lengths' least
     common multiple; None at the training length, or if that was not measured."""
     by_position: list[RangeLoss]
-    """By position in the sequence."""
-    by_document_position: list[RangeLoss] | None
-    """By position in the part of the document that is in the sequence; None without masking."""
+    """By the number of earlier tokens that the model sees: those of the document with masking, else of the sequence."""
     sequences: int
     bits_per_byte: float | None
     seconds: float
-
-    def raw(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return asdict(self)
 
 
 def measure(
@@ -112,8 +106,7 @@ def _batches(data: TokenShards, length: int, batch_tokens: int) -> Iterator[Batc
 def _at_length(
     checkpoint: Checkpoint, batches: Iterator[Batch], length: int, masked: bool, bytes_per_token: float | None
 ) -> tuple[Measurement, Tally]:
-    by_position, by_document = Tally(length), Tally(length)
-    in_sequence = np.arange(length)
+    tally, in_sequence = Tally(length), np.arange(length)
     begun = time.perf_counter()
     for batch in batches:
         try:
@@ -124,29 +117,27 @@ def _at_length(
                 f"{checkpoint.device}: set --batch_tokens to less, or --lengths to shorter ones"
             ) from error
         counted = (batch.targets != IGNORED).numpy()
-        by_position.add(losses, counted, np.broadcast_to(in_sequence, losses.shape))
-        by_document.add(losses, counted, batch.positions.numpy())
-    total = estimate(by_position.losses.sum(1), by_position.tokens.sum(1))
+        tally.add(losses, counted, batch.positions.numpy() if masked else np.broadcast_to(in_sequence, losses.shape))
+    total = estimate(tally.losses.sum(1), tally.tokens.sum(1))
     bits = total.loss / math.log(2) / bytes_per_token if bytes_per_token and total.loss is not None else None
     measurement = Measurement(
         length=length,
         masking=masked,
         total=total,
         change=None,
-        by_position=by_position.ranges(),
-        by_document_position=by_document.ranges() if masked else None,
-        sequences=int((by_position.tokens.sum(1) > 0).sum()),
+        by_position=tally.ranges(),
+        sequences=int((tally.tokens.sum(1) > 0).sum()),
         bits_per_byte=bits,
         seconds=time.perf_counter() - begun,
     )
-    return measurement, by_position
+    return measurement, tally
 
 
 @torch.inference_mode()
 def token_losses(model: Any, batch: Batch) -> Tensor:
     """Cross-entropy in nats of every target, (B, T), 0 if it does not count. Logits are computed in parts."""
     decoder, device = model.model, next(model.parameters()).device
-    with _without_head(decoder):
+    with replaced_logits(decoder, lambda h: h):
         hidden = model(batch.tokens.to(device), batch.document_ids.to(device)).flatten(0, 1)
     targets = batch.targets.to(device).flatten()
     rows = max(1, LOGITS_AT_ONCE // model.vocab_size)
@@ -155,16 +146,6 @@ def token_losses(model: Any, batch: Batch) -> Tensor:
         for h, target in zip(hidden.split(rows), targets.split(rows), strict=True)
     ]
     return torch.cat(losses).view(batch.targets.shape)
-
-
-@contextmanager
-def _without_head(decoder: Any) -> Iterator[None]:
-    """Make the decoder return its last hidden state: logits (B, T, V) of many thousand tokens would not fit."""
-    decoder.logits = lambda h: h
-    try:
-        yield
-    finally:
-        del decoder.logits
 
 
 def _pieces(tally: Tally, length: int) -> tuple[Floats, Floats]:

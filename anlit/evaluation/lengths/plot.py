@@ -1,7 +1,6 @@
 """The figure of `anlit lengths`: loss over the length, and over the position at the longest length."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -11,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from anlit.evaluation.arms import Arm, mean_and_sd
-from anlit.evaluation.lengths.measure import Measurement
-from anlit.evaluation.lengths.report import Results, by_document, by_position
+from anlit.evaluation.lengths.tables import Results
 from anlit.evaluation.lengths.tally import RangeLoss
 from anlit.reporting.figure import Look, looks, save, style
 
@@ -24,30 +22,20 @@ FEWEST_SHOWN = 3
 
 
 def plot(results: Results, training_lengths: list[int], file: Path) -> None:
-    """Write the panels as PNG: by length, by position in the sequence, and with masking by position in the document.
+    """Write the two panels as PNG and PDF: by length, and by position.
 
     Points are means over seeds, bands ± one standard deviation over seeds. The standard errors over sequences are in
-    the tables; each panel by position shows the largest.
+    the tables; the panel by position shows the largest.
     """
-    panels = 3 if True in results.masking else 2
     legend = _legend(results)
-    columns = min(len(legend), 2 if panels == 2 else 3)
-    height = 4.5 + 0.25 * math.ceil(len(legend) / columns)
+    columns = min(len(legend), 2)
     with style():
-        figure, axes = plt.subplots(1, panels, figsize=(4.8 * panels, height))
+        figure, axes = plt.subplots(1, 2, figsize=(9.6, 4.5 + 0.25 * math.ceil(len(legend) / columns)))
         _draw_lengths(axes[0], results)
-        label = f"position (tokens; sequences of {results.lengths[-1]:,})"
-        _draw_ranges(axes[1], results, results.masking, by_position, training_lengths)
-        axes[1].set_title("by position in the sequence", loc="left")
-        axes[1].set_xlabel(label)
-        if panels == 3:
-            _draw_ranges(axes[2], results, [True], by_document, training_lengths)
-            axes[2].set_title("by position in the document", loc="left")
-            axes[2].set_xlabel(label)
-            axes[2].sharey(axes[1])
-            axes[2].autoscale(axis="y")
-        for ax in axes[:2]:
+        _draw_ranges(axes[1], results, training_lengths)
+        for ax in axes:
             ax.set_ylabel("validation loss (nats per token)")
+            ax.grid()
         figure.legend(handles=legend, loc="outside lower center", ncols=columns)
         save(figure, file)
 
@@ -62,53 +50,34 @@ def _draw_lengths(ax: Axes, results: Results) -> None:
     ax.set_xticks(x, [f"{length:,}" for length in results.lengths])
     ax.set_title("by length, the same tokens", loc="left")
     ax.set_xlabel("sequence length (tokens)")
-    ax.grid()
 
 
-def _draw_ranges(
-    ax: Axes,
-    results: Results,
-    masking: list[bool],
-    kind: Callable[[Measurement], list[RangeLoss]],
-    training_lengths: list[int],
-) -> None:
+def _draw_ranges(ax: Axes, results: Results, training_lengths: list[int]) -> None:
     """Draw each range at its middle on the logarithmic axis."""
-    shown = _shown(kind(results.of_arm(results.arms[0], results.lengths[-1], masking[0])[0]))
     drawn, largest = _looks(results), 0.0
+    bounds: dict[int, RangeLoss] = {}
     for arm in results.arms:
-        for masked in masking:
-            seeds = [kind(one) for one in results.of_arm(arm, results.lengths[-1], masked)]
-            bounds = [seeds[0][k] for k in shown]
-            x = np.array([_middle(part) for part in bounds])
+        for masked in results.masking:
+            seeds = [one.by_position for one in results.of_arm(arm, results.lengths[-1], masked)]
+            shown = _shown(seeds[0])
+            bounds |= {k: seeds[0][k] for k in shown}
             points = [mean_and_sd([ranges[k].estimate.loss for ranges in seeds]) for k in shown]
-            _line(ax, x, points, drawn[arm.label], masked)
+            _line(ax, np.array([_middle(seeds[0][k]) for k in shown]), points, drawn[arm.label], masked)
             errors = [mean_and_sd([ranges[k].estimate.standard_error for ranges in seeds])[0] for k in shown]
             largest = max([largest, *(error for error in errors if error is not None and math.isfinite(error))])
     ax.text(0.99, 0.99, f"standard errors ≤ {largest:.2g}", transform=ax.transAxes, ha="right", va="top",
             color="0.35", fontsize=8.5)  # fmt: skip
-    edges = sorted({part.first for part in bounds} | {bounds[-1].end})
+    edges = sorted({edge for part in bounds.values() for edge in (part.first, part.end)})
     every = math.ceil(len(edges) / 7)
     ticks = [edge for edge in edges[::-1][::every] if edge > 0]
     ax.set_xticks(np.log2(ticks), [f"{edge:,}" for edge in ticks])
-    ax.grid()
+    ax.set_title("by position", loc="left")
+    ax.set_xlabel(f"earlier tokens that the model sees (sequences of {results.lengths[-1]:,})")
     for length in training_lengths:
-        _mark(ax, length, bounds)
-
-
-def _mark(ax: Axes, length: int, bounds: list[RangeLoss]) -> None:
-    """Draw a vertical line at the training length, if it is inside the panel."""
-    if not bounds[0].first < length < bounds[-1].end:
-        return
-    ax.axvline(math.log2(length), color="0.45", linestyle=":", linewidth=1.2, zorder=1)
-    ax.text(
-        math.log2(length),
-        0.99,
-        " training length",
-        transform=ax.get_xaxis_transform(),
-        va="top",
-        color="0.35",
-        fontsize=9,
-    )
+        if edges[0] < length < edges[-1]:
+            ax.axvline(math.log2(length), color="0.45", linestyle=":", linewidth=1.2, zorder=1)
+            ax.text(math.log2(length), 0.99, " training length", transform=ax.get_xaxis_transform(), va="top",
+                    color="0.35", fontsize=9)  # fmt: skip
 
 
 def _shown(ranges: list[RangeLoss]) -> list[int]:

@@ -1,11 +1,10 @@
 """The settings of `anlit lengths`."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anlit.errors import UserError
-from anlit.evaluation.sequence_lengths import MULTIPLES
+from anlit.evaluation.sequence_lengths import require_at_least
 
 MOST_TOKENS = 1 << 20
 BATCH_TOKENS = 1 << 14
@@ -33,42 +32,29 @@ class Settings:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        for length in self.lengths if self.lengths is not None else ():
-            if length < 1:
-                raise UserError(f"--lengths has {length}: give lengths of one token or more, such as 256,1024,4096")
-        for name, value in (("--tokens", self.tokens), ("--batch_tokens", self.batch_tokens)):
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}: set it to a positive number")
-        assert self.masking
-        assert self.lengths != ()
-
-    def lengths_for(self, training_lengths: Iterable[int]) -> list[int]:
-        """The lengths to measure, ascending."""
-        return sorted(set(self.lengths or [k * length for length in training_lengths for k in MULTIPLES]))
+        require_at_least(1, tokens=self.tokens, batch_tokens=self.batch_tokens)
 
     def tokens_for(self, lengths: list[int], available: int, where: str) -> int:
         """The number of targets to measure on: a multiple of every length.
 
         Args:
-            lengths: The result of `lengths_for`.
+            lengths: The lengths to measure, ascending.
             available: Targets in the validation split.
             where: The split's folder.
 
         Raises:
             UserError: There are too few for the longest length, or for the least common multiple of the lengths.
         """
-        block = math.lcm(*lengths)
+        block, listed = math.lcm(*lengths), ",".join(map(str, lengths))
         wanted = self.tokens if self.tokens is not None else max(MOST_TOKENS, block)
         if available < block:
-            reason = "" if block == lengths[-1] else f", the least common multiple of {_listed(lengths)}"
+            reason = "" if block == lengths[-1] else f", the least common multiple of {listed}"
             raise UserError(
                 f"{where} has {available:,} tokens to predict and this needs {block:,}{reason}: set --lengths to "
                 "shorter ones, or --data to a folder with a longer validation split"
             )
         if wanted < block:
-            raise UserError(
-                f"--tokens is {wanted:,} and --lengths {_listed(lengths)} need {block:,} at least: raise it"
-            )
+            raise UserError(f"--tokens is {wanted:,} and --lengths {listed} need {block:,} at least: raise it")
         return min(wanted, available) // block * block
 
 
@@ -78,7 +64,3 @@ def parse_masking(text: str) -> tuple[bool, ...]:
     if not set(parts) <= {"on", "off"}:
         raise UserError(f"--masking {text!r} is unknown: choose on, off or on,off")
     return tuple(value for name, value in (("on", True), ("off", False)) if name in parts)
-
-
-def _listed(lengths: list[int]) -> str:
-    return ",".join(str(length) for length in lengths)

@@ -1,7 +1,7 @@
 """Sums of the loss per sequence and range of positions, and means with standard errors.
 
-A position counts from 0 in its sequence (or document), so position p is predicted from p + 1 tokens. Range 0 is
-position 0, range k ≥ 1 the positions [2^(k−1), 2^k).
+A position counts from 0 in its sequence or document, so the token after position p is predicted from p + 1 tokens.
+Range 0 is position 0, range k ≥ 1 the positions [2^(k−1), 2^k).
 """
 
 import math

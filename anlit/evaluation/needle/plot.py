@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
-from anlit.evaluation.needle.report import ArmScores, Results
+from anlit.evaluation.needle.tables import ArmScores, Results
 from anlit.reporting.figure import MAP, save, style
 
 COLUMNS = 4

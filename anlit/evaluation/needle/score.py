@@ -6,10 +6,8 @@ answer's tokens before it. So one forward pass over the sample with its answer i
 same digits are no match; a tokenizer writes a number in one way.)
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from anlit.data.order.blocks import generator
 from anlit.errors import UserError
+from anlit.evaluation.decoder_output import replaced_logits
 from anlit.evaluation.needle.haystack import Haystack, Sample
 from anlit.models.language_model import LanguageModel
 
@@ -113,9 +112,9 @@ def score(model: LanguageModel, samples: Sequence[Sample], device: torch.device)
     """For samples of one length: (B,) whether the answer is matched, and (B,) its log-likelihood in nats."""
     tokens = torch.from_numpy(np.stack([sample.tokens for sample in samples])).to(device)
     n_answer = torch.tensor([sample.n_answer for sample in samples], device=device)
-    most = int(n_answer.max())
+    most, all_logits = int(n_answer.max()), model.model.logits
     try:
-        with _only_last(model.model, most):
+        with replaced_logits(model.model, lambda h: all_logits(h[:, -most:])):
             logits = model(tokens[:, :-1]).float()  # (B, longest answer, V)
     except torch.OutOfMemoryError as error:
         raise UserError(
@@ -127,14 +126,3 @@ def score(model: LanguageModel, samples: Sequence[Sample], device: torch.device)
     match = ((logits.argmax(-1) == targets) | ~counted).all(-1)
     of_targets = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     return match.cpu(), torch.where(counted, of_targets, 0).sum(-1).cpu()
-
-
-@contextmanager
-def _only_last(decoder: Any, count: int) -> Iterator[None]:
-    """Make the decoder compute logits of the last `count` positions only: (B, T, V) of many thousands would not fit."""
-    all_logits = decoder.logits
-    decoder.logits = lambda h: all_logits(h[:, -count:])
-    try:
-        yield
-    finally:
-        del decoder.logits

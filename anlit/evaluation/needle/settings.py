@@ -1,10 +1,8 @@
 """The settings of `anlit needle`."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from anlit.errors import UserError
-from anlit.evaluation.sequence_lengths import MULTIPLES
+from anlit.evaluation.sequence_lengths import require_at_least
 
 
 @dataclass(frozen=True)
@@ -28,17 +26,8 @@ class Settings:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("--depths", self.n_depths, 1),
-            ("--samples", self.n_samples, 1),
-            ("--seed", self.seed, 0),
-        ):
-            if value < least:
-                raise UserError(f"{name} is {value}: set it to {least} or more")
-
-    def lengths_for(self, training_lengths: Iterable[int]) -> list[int]:
-        """The lengths to measure, ascending."""
-        return sorted(set(self.lengths or [k * length for length in training_lengths for k in MULTIPLES]))
+        require_at_least(1, depths=self.n_depths, samples=self.n_samples)
+        require_at_least(0, seed=self.seed)
 
     @property
     def depths(self) -> list[float]:

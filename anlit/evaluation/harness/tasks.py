@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from anlit.checkpoints.loading import Checkpoint, describe, device_name, load_checkpoint
 from anlit.errors import UserError
 from anlit.evaluation.record import header
+from anlit.evaluation.sequence_lengths import require_at_least
 from anlit.inference.text import text_of
 
 BOOTSTRAP = 1000
@@ -44,12 +46,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise UserError("--tasks names no task: give names such as arc_easy,piqa or a task's YAML file")
-        for name in ("limit", "batch_size", "length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name} {value} must be at least 1")
-        if self.shots is not None and self.shots < 0:
-            raise UserError(f"--shots {self.shots} must not be negative")
+        require_at_least(1, limit=self.limit, batch_size=self.batch_size, length=self.length)
+        require_at_least(0, shots=self.shots)
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Metric:
     """Standard error; None if lm_eval has none."""
 
 
-def run(paths: Sequence[str], settings: Settings, command: str) -> tuple[list[list[Metric]], dict[str, Any]]:
+def evaluate_all(paths: Sequence[str], settings: Settings, command: str) -> tuple[list[list[Metric]], dict[str, Any]]:
     """The metrics of each checkpoint, and the record with all that lm_eval returned.
 
     Raises:
@@ -81,7 +79,7 @@ def run(paths: Sequence[str], settings: Settings, command: str) -> tuple[list[li
         record["checkpoints"].append(describe(checkpoint))
         record.setdefault("results", []).append(_plain(results))
         record["device"] = device_name(checkpoint.device)
-    record |= {"settings": asdict(settings), "lm_eval": _version()}
+    record |= {"settings": asdict(settings), "lm_eval": version("lm_eval")}
     return metrics, record
 
 
@@ -156,9 +154,3 @@ def metrics_of(results: dict[str, dict[str, Any]]) -> list[Metric]:
 def _plain(results: dict[str, Any]) -> dict[str, Any]:
     """The parts of lm_eval's results that are numbers and names."""
     return {key: results[key] for key in ("results", "versions", "n-shot", "n-samples") if key in results}
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("lm_eval")

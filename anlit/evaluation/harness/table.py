@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from anlit.evaluation.harness.run import Metric
+from anlit.evaluation.harness.tasks import Metric
 from anlit.evaluation.record import provenance
-from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.table import NONE, markdown_table, terminal_table
 from anlit.reporting.text import literal
 
 
@@ -35,10 +34,7 @@ def _cell(metric: Metric | None) -> str:
 
 def show(head: list[str], body: list[list[str]], console: Console) -> None:
     """Print the table."""
-    table = Table(*head)
-    for row in body:
-        table.add_row(*row)
-    console.print(table)
+    console.print(terminal_table("Downstream tasks", head, body, left=(0, 1)))
 
 
 def markdown(head: list[str], body: list[list[str]], record: dict[str, Any]) -> str:

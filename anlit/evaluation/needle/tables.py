@@ -1,4 +1,4 @@
-"""The needle task's results: averages over seeds, table, Markdown and raw numbers."""
+"""The needle task's results: averages over seeds, and the tables."""
 
 import math
 from collections.abc import Callable
@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from anlit.evaluation.needle.score import Scores
 from anlit.evaluation.record import provenance
-from anlit.reporting.table import markdown_table
+from anlit.reporting.table import markdown_table, terminal_table
 from anlit.reporting.text import literal, minus
 
 Z = 1.959964
@@ -112,15 +110,12 @@ def markdown(results: Results, record: dict[str, Any]) -> str:
 
 def show(results: Results, console: Console) -> None:
     """Print both numbers of every length."""
-    table = Table(title="Exact match, its 95 % interval, and nats per token of the answer", title_justify="left")
-    table.add_column("configuration", overflow="fold")
-    table.add_column("seeds", justify="right")
-    for length in results.lengths:
-        table.add_column(f"{results.name(length)}\ntokens", justify="right", no_wrap=True)
+    rows = []
     for accuracy, nats in zip(_rows(results, _accuracy), _rows(results, _nats), strict=True):
         cells = [f"{a}\n{b}".replace(" [", "\n[") for a, b in zip(accuracy[2:], nats[2:], strict=True)]
-        table.add_row(*accuracy[:2], *(escape(cell) for cell in cells))
-    console.print(table)
+        rows.append([*accuracy[:2], *cells])
+    head = ["configuration", "seeds", *(f"{results.name(length)}\ntokens" for length in results.lengths)]
+    console.print(terminal_table("Exact match, its 95 % interval, and nats per token of the answer", head, rows))
 
 
 def _rows(results: Results, cell: Callable[[ArmScores, int], str]) -> list[list[str]]:

@@ -1,17 +1,16 @@
 """The tables of `anlit lengths`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from anlit.evaluation.arms import Arm, mean_and_sd
 from anlit.evaluation.lengths.measure import Measurement
-from anlit.evaluation.lengths.tally import Estimate, RangeLoss
+from anlit.evaluation.lengths.tally import Estimate
 from anlit.evaluation.record import provenance
-from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.table import NONE, markdown_table, terminal_table
 from anlit.reporting.text import literal
 
 PLOT = "lengths.png"
@@ -26,10 +25,10 @@ error* is that of one run's mean over its sequences (the mean of the runs' error
 loss minus that at the training length. Both are on the same tokens, so its standard error, over blocks of {block:,}
 tokens, is smaller than that of the losses."""
 RANGES = """\
-Mean loss by position in sequences of {length:,} tokens, counted from 0: at position p the model has read p tokens
-before the present one. The *position in the document* counts from the document's first token in the sequence. The
-standard error (s.e.) is over sequences. Different ranges have different tokens, and only long documents reach the late
-positions in a document. So compare along a row, where all configurations read the same tokens."""
+Mean loss by position in sequences of {length:,} tokens. At position p the model sees p tokens before the present one:
+those of the document if documents are masked, else those of the sequence. The standard error (s.e.) is over sequences.
+Different ranges have different tokens, and only long documents reach the late positions with masking. So compare along
+a row, where all configurations read the same tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +44,12 @@ class Results:
 
     def of_arm(self, arm: Arm, length: int, masked: bool) -> list[Measurement]:
         """The measurement of each seed."""
-        return [self._one(member, length, masked) for member in arm.members]
-
-    def _one(self, member: int, length: int, masked: bool) -> Measurement:
-        return next(one for one in self.of_checkpoint[member] if (one.length, one.masking) == (length, masked))
+        return [
+            one
+            for member in arm.members
+            for one in self.of_checkpoint[member]
+            if (one.length, one.masking) == (length, masked)
+        ]
 
 
 def spread(values: Sequence[float | None], digits: int = 4) -> str:
@@ -63,12 +64,12 @@ def spread(values: Sequence[float | None], digits: int = 4) -> str:
 
 def rows(results: Results) -> list[list[str]]:
     """One row for each arm, masking and length, in the columns of HEAD."""
-    found = []
-    for arm in results.arms:
-        for masked in results.masking:
-            for length in results.lengths:
-                found.append(_row(arm, masked, length, results.of_arm(arm, length, masked)))
-    return found
+    return [
+        _row(arm, masked, length, results.of_arm(arm, length, masked))
+        for arm in results.arms
+        for masked in results.masking
+        for length in results.lengths
+    ]
 
 
 def _row(arm: Arm, masked: bool, length: int, seeds: list[Measurement]) -> list[str]:
@@ -95,18 +96,14 @@ def _error(estimates: Sequence[Estimate | None]) -> str:
 
 def show(results: Results, console: Console) -> None:
     """Print the losses, a column for each length."""
-    table = Table(title=f"Loss in nats per token, by length, on {results.tokens:,} tokens", title_justify="left")
-    table.add_column("configuration", overflow="fold")
-    table.add_column("documents\nmasked", no_wrap=True)
-    for length in results.lengths:
-        table.add_column(f"{length:,}", justify="right", no_wrap=True)
+    lines = []
     for arm in results.arms:
         for masked in results.masking:
             seeds = [results.of_arm(arm, length, masked) for length in results.lengths]
             losses = [spread([one.total.loss for one in of_seeds]) for of_seeds in seeds]
-            table.add_row(arm.label if masked == results.masking[0] else "", "yes" if masked else "no", *losses)
-        table.add_section()
-    console.print(table)
+            lines.append([arm.label, "yes" if masked else "no", *losses])
+    head = ["configuration", "documents\nmasked", *(f"{length:,}" for length in results.lengths)]
+    console.print(terminal_table(f"Loss in nats per token, by length, on {results.tokens:,} tokens", head, lines))
 
 
 def markdown(results: Results, record: dict[str, Any], notes: Sequence[str]) -> str:
@@ -128,33 +125,20 @@ def markdown(results: Results, record: dict[str, Any], notes: Sequence[str]) -> 
 def _range_tables(results: Results) -> list[str]:
     parts = []
     for masked in results.masking:
-        mode = "documents masked" if masked else "documents not masked"
-        parts += [f"### Position in the sequence, {mode}", _range_table(results, masked, by_position)]
-        if masked:
-            parts += ["### Position in the document, documents masked", _range_table(results, masked, by_document)]
+        where = "the document, documents masked" if masked else "the sequence, documents not masked"
+        parts += [f"### Position in {where}", _range_table(results, masked)]
     return parts
 
 
-def _range_table(results: Results, masked: bool, kind: Callable[[Measurement], list[RangeLoss]]) -> str:
-    columns = [[kind(one) for one in results.of_arm(arm, results.lengths[-1], masked)] for arm in results.arms]
+def _range_table(results: Results, masked: bool) -> str:
+    columns = [results.of_arm(arm, results.lengths[-1], masked) for arm in results.arms]
     lines = []
-    for k, part in enumerate(columns[0][0]):
+    for k, part in enumerate(columns[0][0].by_position):
         cells = []
         for seeds in columns:
-            estimates = [ranges[k].estimate for ranges in seeds]
+            estimates = [one.by_position[k].estimate for one in seeds]
             error = _error(estimates)
             loss = spread([one.loss for one in estimates])
             cells.append(loss + (f" (s.e. {error})" if error != NONE else ""))
         lines.append([f"{part.first:,} – {part.end - 1:,}", f"{part.estimate.tokens:,}", *cells])
     return markdown_table(["positions", "tokens", *(literal(arm.label) for arm in results.arms)], lines)
-
-
-def by_position(measurement: Measurement) -> list[RangeLoss]:
-    """The losses by position in the sequence."""
-    return measurement.by_position
-
-
-def by_document(measurement: Measurement) -> list[RangeLoss]:
-    """The losses by position in the document, of a measurement with masking."""
-    assert measurement.by_document_position is not None
-    return measurement.by_document_position

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from anlit.evaluation.diagnose.plot import draw, last_bin, reliable
 from anlit.evaluation.record import provenance
 from anlit.reporting.files import jsonable, write_json, write_text, writing
-from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.table import NONE, markdown_table, terminal_table
 from anlit.reporting.text import literal
 
 COLUMNS = {
@@ -48,7 +47,6 @@ def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
     longest = lengths[max(lengths)]
     with writing(folder):
         figures = draw(folder, label, longest)
-        write_json(folder / "diagnose.json", jsonable(record, DIGITS))
     parts = [f"# Attention statistics\n\n{literal(label)}, document masking {'on' if record['masking'] else 'off'}"]
     for length, found in sorted(lengths.items(), reverse=True):
         low, high = last_bin(found)
@@ -61,8 +59,13 @@ def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
     parts += [f"![{title}]({file.name})" for title, file in figures.items()]
     parts += ["## Where the numbers come from\n\n" + provenance(record)]
     with writing(folder):
+        write_json(folder / "diagnose.json", jsonable(record, DIGITS))
         write_text(folder / "report.md", "\n\n".join(parts) + "\n")
-    _show(label, longest, folder)
+    low, high = last_bin(longest)
+    shown = [0, *(1 + list(COLUMNS).index(name) for name in PRINTED)]
+    body = [[row[index].partition(" [")[0] for index in shown] for row in rows(longest)]
+    head = ["layer", *(COLUMNS[name][0] for name in PRINTED)]
+    print_report(f"{label}: n = {low:,} to {high:,}, means over heads", head, body, folder)
 
 
 def column(found: dict[str, Any], name: str) -> np.ndarray:
@@ -94,14 +97,8 @@ def cell(heads: np.ndarray, digits: int) -> str:
     return mean if low == high else f"{mean} [{low}, {high}]"
 
 
-def _show(label: str, found: dict[str, Any], folder: Path) -> None:
-    low, high = last_bin(found)
+def print_report(title: str, head: list[str], body: list[list[str]], folder: Path) -> None:
+    """Print a table, with a line for each word of its head, and where the report is."""
     console = Console()
-    table = Table(title=f"{label}: n = {low:,} to {high:,}, means over heads", title_justify="left")
-    for title in ("layer", *(COLUMNS[name][0] for name in PRINTED)):
-        table.add_column(title.replace(" ", "\n"), justify="right", no_wrap=True)
-    shown = [0, *(1 + list(COLUMNS).index(name) for name in PRINTED)]
-    for row in rows(found):
-        table.add_row(*(row[index].partition(" [")[0] for index in shown))
-    console.print(table)
+    console.print(terminal_table(title, [name.replace(" ", "\n") for name in head], body))
     console.print(f"Report: {folder / 'report.md'}", markup=False, highlight=False, soft_wrap=True)
