@@ -7,6 +7,7 @@
     trend         {value, over, per, of}       loss, or the best value of a setting, over another value; a power law
     ablation      {baseline, claims}           change of the loss, arm by arm, and claims put to the test
     scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling_section`
+    dynamics      {}                           norms, steps and rotations over training, see `TrainingDynamics`
     embed         {name}                       the report of one of the study's `after` commands
 
 `of` is `measured` (the default) or `tuning`; `arms` names those to show (default: all); `per` names what has a line of
@@ -27,6 +28,7 @@ from anlit.analysis.results import Report, pairing_note, results_against
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots
 from anlit.analysis.study.ablation import ablation
+from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.outcome import Outcome, Point
 from anlit.analysis.study.plan import Comparison
 from anlit.analysis.study.scaling_section import scaling
@@ -265,5 +267,5 @@ def _loss(value: float) -> str:
 
 SECTIONS: dict[str, Section] = {
     "convergence": convergence, "tuning": tuning, "heat_map": heat_map, "sensitivity": sensitivity, "trend": trend,
-    "ablation": ablation, "scaling": scaling, "embed": embed,
+    "ablation": ablation, "scaling": scaling, "dynamics": dynamics, "embed": embed,
 }  # fmt: skip

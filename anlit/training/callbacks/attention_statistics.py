@@ -12,7 +12,7 @@ from torch import nn
 from anlit.attention.observation import BinnedMeans, observed
 from anlit.attention.statistics import ranges
 from anlit.errors import UserError
-from anlit.training.callbacks.throughput import Throughput
+from anlit.training.callbacks.throughput import leave_out
 
 # For these the minimum and maximum over heads are logged too.
 SPREAD = ("entropy", "inverse_largest_weight", "participation", "weight_on_first")
@@ -55,9 +55,7 @@ class AttentionStatistics(L.Callback):
             values = layer_statistics(pl_module, batch, self.sequences)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=step - 1)  # the step at which Lightning logs the loss of this batch
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Throughput):
-                callback.leave_out(time.perf_counter() - begun)
+        leave_out(trainer, time.perf_counter() - begun)
 
 
 def layer_statistics(model: Any, batch: Any, sequences: int) -> dict[str, float]:

@@ -176,3 +176,10 @@ def peak_flops(device: torch.device, precision: str | int | None) -> float | Non
         if key in name and low in peaks:
             return peaks[low]
     return get_available_flops(device, low)
+
+
+def leave_out(trainer: L.Trainer, seconds: float) -> None:
+    """Do not count these seconds, which were just spent on a measurement, as training; without `Throughput` nothing."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Throughput):
+            callback.leave_out(seconds)

@@ -1,0 +1,114 @@
+"""The section that shows why: norms, steps and rotations over training, beside the loss.
+
+The values are those of `anlit.training.callbacks.TrainingDynamics`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from numpy.typing import NDArray
+
+from anlit.analysis.study.outcome import Outcome
+from anlit.reporting.figure import looks, save, style
+from anlit.reporting.table import NONE, markdown_table
+from anlit.runs.folders import METRICS, Run
+
+Series = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Steps and values, each of shape (points,)."""
+
+LAST = "last"
+PANELS = {
+    "val/loss": "validation loss (nats per token)",
+    f"hidden/{LAST}/norm": "‖h‖ after the last block",
+    f"hidden/{LAST}/norm_spread": "its spread over tokens (sd / mean)",
+    f"hidden/{LAST}/step": "the last block's step ‖h′ − h‖ / ‖h‖",
+    "norms/share_at_bound": "share of rows at their bound",
+    "rotation/W_q": "rotation of W_q's rows per step (radians)",
+    "rotation/W_d": "rotation of W_d's rows per step (radians)",
+    "rotation/head": "rotation of the head's rows per step (radians)",
+}
+"""Metric → axis. `last` stands for the deepest layer that a run logged."""
+LOGARITHMIC = tuple(name for name in PANELS if name.startswith("rotation/") or name.endswith("/norm"))
+
+
+def dynamics(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    """A panel for each quantity over the steps, as a mean over each arm's measured seeds, and a table of the last values."""
+    arms = {arm.title: outcome.measured(arm) for arm in outcome.study.arms}
+    found = {title: [series(run) for run in runs] for title, runs in arms.items()}
+    found = {title: seeds for title, seeds in found.items() if any(len(one) > 1 for one in seeds)}
+    if not found:
+        return ["## Training dynamics", "No measured run logged them: add `trainer/dynamics.yaml` to the study."]
+    lines = {title: mean_over_seeds(seeds) for title, seeds in found.items()}
+    draw(lines, outcome.output / "dynamics.png")
+    shown = [name for name in PANELS if any(name in one for one in lines.values())]
+    rows = [[PANELS[name], *(_last(one.get(name)) for one in lines.values())] for name in shown]
+    return [
+        "## Training dynamics",
+        "Means over the measured seeds. A rotation is the mean angle by which one optimizer step turned a row.",
+        "![training dynamics](dynamics.png)",
+        markdown_table(["at the end of training", *lines], rows),
+    ]
+
+
+def series(run: Run) -> dict[str, Series]:
+    """The panels' metrics of one run by name; those that it did not log are left out."""
+    path = run.folder / METRICS
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        layers = sorted({name.split("/")[1] for name in reader.fieldnames or () if name.startswith("hidden/")})
+        columns = {name: name.replace(LAST, layers[-1]) if layers else name for name in PANELS}
+        points: dict[str, list[tuple[float, float]]] = {name: [] for name in PANELS}
+        for row in reader:
+            for name, column in columns.items():
+                if row.get(column):
+                    points[name].append((float(row["step"]) + 1, float(row[column])))
+    pairs = {name: np.array(values).T for name, values in points.items() if values}
+    return {name: (steps, values) for name, (steps, values) in pairs.items()}
+
+
+def mean_over_seeds(seeds: Sequence[dict[str, Series]]) -> dict[str, Series]:
+    """The mean of each metric at the steps that all seeds have."""
+    means: dict[str, Series] = {}
+    for name in PANELS:
+        each = [dict(zip(*map(np.ndarray.tolist, one[name]), strict=True)) for one in seeds if name in one]
+        if each:
+            steps = sorted(set.intersection(*(set(one) for one in each)))
+            means[name] = np.array(steps), np.array([np.mean([one[step] for one in each]) for step in steps])
+    return means
+
+
+def draw(lines: dict[str, dict[str, Series]], path: Path) -> None:
+    """Write a panel for each metric that a line has, with one line for each arm."""
+    names = [name for name in PANELS if any(name in one for one in lines.values())]
+    columns = min(4, len(names))
+    rows = math.ceil(len(names) / columns)
+    with style():
+        figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 3.0 * rows + 0.5), squeeze=False)
+        drawn = looks(list(lines))
+        for ax, name in zip(axes.flat, names, strict=False):
+            for title, one in lines.items():
+                if name in one:
+                    ax.plot(*one[name], linestyle=drawn[title].dash, color=drawn[title].colour, label=title)
+            ax.set_title(PANELS[name], fontsize=9)
+            ax.set_xlabel("step")
+            ax.grid()
+            if name in LOGARITHMIC:
+                ax.set_yscale("log")
+        for ax in list(axes.flat)[len(names) :]:
+            ax.set_axis_off()
+        handles, labels = axes.flat[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        save(figure, path)
+
+
+def _last(found: Series | None) -> str:
+    return NONE if found is None else f"{found[1][-1]:.4g}"

@@ -1,0 +1,117 @@
+"""What happens inside a model while it trains: the hidden states' norms, the blocks' steps, the weights' rotation."""
+
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from anlit.errors import UserError
+from anlit.layers.sharded import full_tensor
+from anlit.training.callbacks.attention_statistics import evaluating
+from anlit.training.callbacks.throughput import leave_out
+
+AT_BOUND = 0.999
+"""A vector of at least this norm counts as one at its bound of 1."""
+
+
+class TrainingDynamics(L.Callback):
+    """Logs, every n steps, quantities that explain a loss curve, on the batch of that step and after the step.
+
+    - `hidden/layer_00/norm`: the mean of ‖h‖₂ over tokens after this block, and `…/norm_spread`, its standard deviation
+      over its mean. nGPT keeps the norm at 1; anGPT only on average.
+    - `hidden/layer_00/step`: the mean of ‖h' − h‖ / ‖h‖, where the block turns h into h'.
+    - `rotation/W_q` …: the mean angle in radians by which the optimizer's step turned a row of these matrices,
+      restoration of norms included, over all layers: the effective step size (Kosson et al., arXiv 2305.17212).
+    - `norms/share_at_bound`: the share of constrained vectors whose norm is at least 0.999; not for GPT+.
+
+    The extra forward pass has no gradient and no dropout and draws no random numbers, so training does not change. It
+    needs one copy of the weights during a measured step.
+
+    Args:
+        every_n_steps: Optimizer steps between two measurements.
+        sequences: Sequences of the batch that are measured.
+    """
+
+    def __init__(self, every_n_steps: int = 50, sequences: int = 4) -> None:
+        if every_n_steps < 1 or sequences < 1:
+            raise UserError(
+                f"TrainingDynamics has sequences={sequences} and every_n_steps={every_n_steps}: both must be at least 1"
+            )
+        self.every_n_steps, self.sequences = every_n_steps, sequences
+        self._before: list[tuple[str, Tensor]] = []
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        if (trainer.global_step + 1) % self.every_n_steps == 0:
+            decoder: Any = pl_module.model
+            self._before = [(name, full_tensor(weight.detach()).clone()) for name, weight in decoder.matrices()]
+
+    @torch.no_grad()
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self._before:
+            return
+        begun = time.perf_counter()
+        decoder: Any = pl_module.model
+        values = rotations(self._before, [full_tensor(weight) for _, weight in decoder.matrices()])
+        values |= share_at_bound(decoder)
+        self._before = []
+        with evaluating(pl_module), trainer.precision_plugin.forward_context():
+            values |= hidden_states(pl_module, batch, self.sequences)
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step - 1)  # where Lightning logs the loss of this batch
+        leave_out(trainer, time.perf_counter() - begun)
+
+
+def rotations(before: list[tuple[str, Tensor]], after: list[Tensor]) -> dict[str, float]:
+    """The mean angle in radians between each row (out, in) before and after a step: `rotation/<name of the map>`.
+
+    Rows that are 0 before or after are left out, such as those of gates at the start.
+    """
+    kinds: dict[str, list[Tensor]] = {}
+    for (name, old), new in zip(before, after, strict=True):
+        kinds.setdefault(name, []).append(angles(old, new))
+    return {f"rotation/{name}": float(torch.cat(rows).nanmean()) for name, rows in kinds.items()}
+
+
+def angles(old: Tensor, new: Tensor) -> Tensor:
+    """The angle between each row of two matrices (n, m), (n,) float64, NaN for a row of zeros.
+
+    2·atan2(‖u − v‖, ‖u + v‖) of the unit vectors u and v is exact for small angles, where arccos loses half its digits.
+    """
+    u, v = (rows.double() / torch.linalg.vector_norm(rows.double(), dim=1, keepdim=True) for rows in (old, new))
+    return 2 * torch.atan2(torch.linalg.vector_norm(u - v, dim=1), torch.linalg.vector_norm(u + v, dim=1))
+
+
+def share_at_bound(decoder: Any) -> dict[str, float]:
+    """The share of constrained vectors at their bound, `norms/share_at_bound`; empty for GPT+."""
+    norms = [full_tensor(rows) for rows in decoder.row_norms()]
+    return {"norms/share_at_bound": float((torch.cat(norms) >= AT_BOUND).double().mean())} if norms else {}
+
+
+def hidden_states(model: Any, batch: Any, sequences: int) -> dict[str, float]:
+    """Run `model` on the first sequences of `batch`; returns each block's `hidden/layer_00/…`."""
+    values: dict[str, float] = {}
+
+    def record(number: int, h: Tensor, result: Tensor) -> None:
+        before, after = h.float(), result.float()
+        norm, step = (torch.linalg.vector_norm(x, dim=-1) for x in (after, after - before))
+        name = f"hidden/layer_{number:02d}"
+        values[f"{name}/norm"] = float(norm.mean())
+        values[f"{name}/norm_spread"] = float(norm.std() / norm.mean())
+        values[f"{name}/step"] = float((step / torch.linalg.vector_norm(before, dim=-1)).mean())
+
+    handles = [
+        block.register_forward_hook(lambda _, arguments, result, number=number: record(number, arguments[0], result))
+        for number, block in enumerate(model.model.blocks)
+    ]
+    try:
+        model(batch.tokens[:sequences], batch.document_ids[:sequences])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return values
