@@ -39,7 +39,7 @@ LOGARITHMIC = tuple(name for name in PANELS if name.startswith("rotation/") or n
 
 
 def dynamics(outcome: Outcome, options: dict[str, Any]) -> list[str]:
-    """A panel for each quantity over the steps, as a mean over each arm's measured seeds, and a table of the last values."""
+    """A panel for each quantity over the steps, and a table of the last values, as means over seeds."""
     arms = {arm.title: outcome.measured(arm) for arm in outcome.study.arms}
     found = {title: [series(run) for run in runs] for title, runs in arms.items()}
     found = {title: seeds for title, seeds in found.items() if any(len(one) > 1 for one in seeds)}
