@@ -100,10 +100,8 @@ def _parser() -> CommandParser:
     parser.add_argument("--max_document_bytes", type=int, default=Options.max_document_bytes, help="(%(default)s)")
     parser.add_argument("--text", default="text", help="the field that holds a document's text (%(default)s)")
     parser.add_argument("--pattern", default=Options.pattern, help="TextFiles: which files (%(default)s)")
-    parser.add_argument("--val_documents", type=int, default=Options.val_documents, help="OpenWebText (%(default)s)")
     parser.add_argument("--val_tokens", type=int, default=Options.val_tokens, help="FineWeb (%(default)s)")
-    parser.add_argument("--val_fraction", type=float, default=Options.val_fraction, help="others (%(default)s)")
-    parser.add_argument("--seed", type=int, default=42, help="of OpenWebText's held-out documents (%(default)s)")
+    parser.add_argument("--val_fraction", type=float, help="others (OpenWebText: 10,000 documents; else 0.05)")
     parser.add_argument("--include_site_packages", action="store_true", help="PythonSources: installed packages too")
     parser.add_argument("--verify", action="store_true", help="check every chunk's checksum in a finished folder")
     return parser

@@ -56,7 +56,7 @@ def tokenizer(place: Path) -> str:
 def recipe(place: Path, tokenizer: str) -> Recipe:
     """Of 50 documents in several groups of several tasks, nine of them held out."""
     layouts.openwebtext(place / "hub", list(documents(60, seed=1))[10:], n_files=4, row_group_size=4)
-    return recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_documents=9)
+    return recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
 
 
 @pytest.fixture(scope="session")

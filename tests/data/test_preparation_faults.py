@@ -145,7 +145,7 @@ def test_a_broken_row_group(
     start = column.dictionary_page_offset or column.data_page_offset
     content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
     files[1].write_bytes(content)
-    options = ["--tokenizer", tokenizer, "--val_documents", "3", "--val_tokens", "500"]
+    options = ["--tokenizer", tokenizer, "--val_fraction", "0.2", "--val_tokens", "500"]
     in_folder(tmp_path / "stopped", monkeypatch)
     assert prepare_command(corpus, *options) == 2
     name = files[1].relative_to(tmp_path / "hub").as_posix()
@@ -164,7 +164,7 @@ def test_a_broken_row_group(
 def test_a_file_that_is_no_parquet(content: bytes, tokenizer: str, tmp_path: Path) -> None:
     files = layouts.openwebtext(tmp_path / "hub", list("abcdef"), n_files=2)
     files[1].write_bytes(content)
-    recipe = recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_documents=1)
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
     with pytest.raises(UserError, match=r"train-00001-of-00080\.parquet, the file: it has no readable parquet footer"):
         make(tmp_path / "out", recipe)
     manifest = make(tmp_path / "out", recipe, skip_bad=True)
@@ -175,7 +175,7 @@ def test_a_file_that_is_no_parquet(content: bytes, tokenizer: str, tmp_path: Pat
 def test_empty_documents_in_parquet(tokenizer: str, tmp_path: Path) -> None:
     texts = ["a", "", "b", "c", ""]
     layouts.openwebtext(tmp_path / "hub", texts, n_files=1)
-    recipe = recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_documents=1)
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
     with pytest.raises(UserError, match=r"parquet, row 2: its text is empty"):
         make(tmp_path / "out", recipe)
     manifest = make(tmp_path / "out", recipe, skip_bad=True)
@@ -186,7 +186,7 @@ def test_empty_documents_in_parquet(tokenizer: str, tmp_path: Path) -> None:
 def test_a_column_that_is_missing(tokenizer: str, tmp_path: Path) -> None:
     (tmp_path / "hub").mkdir()
     pq.write_table(pa.table({"content": ["a", "b"]}), tmp_path / "hub" / "a.parquet")
-    recipe = recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_documents=1)
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
     with pytest.raises(UserError, match=r'a\.parquet, the file: there is no column "text" \(its columns: content\)'):
         make(tmp_path / "out", recipe)
 
@@ -194,7 +194,7 @@ def test_a_column_that_is_missing(tokenizer: str, tmp_path: Path) -> None:
 def test_a_document_of_just_the_longest_size(tokenizer: str, tmp_path: Path) -> None:
     texts = ["ab" * 500, "é" * 500, "c" * 1001]  # 1,000 bytes, 1,000 bytes, 1,001 bytes
     layouts.openwebtext(tmp_path / "hub", ["val", *texts], n_files=1)
-    options = {"tokenizer": tokenizer, "val_documents": 1, "max_document_bytes": 1000}
+    options = {"tokenizer": tokenizer, "val_fraction": 0.55, "max_document_bytes": 1000}
     manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", SIZES, **options), skip_bad=True)
     assert manifest["skipped"]["too_long"]["listed"] == ["plain_text/train-00000-of-00080.parquet, row 4"]
     assert manifest["documents"] == 3

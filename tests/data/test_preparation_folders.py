@@ -45,7 +45,7 @@ def interrupted_after_a_group(folder: Path, recipe: Recipe) -> None:
 def own_hub(recipe: Recipe, place: Path, tmp_path: Path, tokenizer: str) -> Recipe:
     """The same corpus in a place where it can be changed."""
     shutil.copytree(place / "hub", tmp_path / "hub")
-    return recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_documents=9)
+    return recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
 
 
 def test_a_source_file_that_changes_meanwhile(own_hub: Recipe, finished: Path, tmp_path: Path) -> None:
@@ -118,8 +118,7 @@ def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "differs"),
     [
-        ({"val_documents": 8}, r"splits \{.*'documents': 9.*\} → \{.*'documents': 8"),
-        ({"seed": 1}, r"'seed': 42.* → .*'seed': 1"),
+        ({"val_fraction": 0.3}, r"splits \{.*'fraction': 0.2.*\} → \{.*'fraction': 0.3"),
         ({"text": "content"}, "text text → content"),
         ({"tokenizer": "bpe"}, "vocab_size None → 4096"),
         ({"max_document_bytes": 10}, "max_document_bytes 33554432 → 10"),
@@ -129,7 +128,7 @@ def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path) -> N
 def test_other_settings_are_refused(
     options: dict[str, Any], differs: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str, tmp_path: Path
 ) -> None:
-    other = recipe_of("OpenWebText", place / "hub", SIZES, **{"tokenizer": tokenizer, "val_documents": 9, **options})
+    other = recipe_of("OpenWebText", place / "hub", SIZES, **{"tokenizer": tokenizer, "val_fraction": 0.2, **options})
     before = hashes(finished)
     with pytest.raises(UserError, match=f"finished was prepared with other settings or files .*{differs}.*: remove"):
         make(finished, other)
@@ -150,9 +149,9 @@ def test_another_corpus_and_another_tokenizer_file_are_refused(
         make(finished, recipe_of("FineWeb", place / "hub", SIZES, tokenizer=recipe.tokenizer))
     other = str(train_tokenizer(tmp_path / "other.json", 300))
     with pytest.raises(UserError, match=r"tokenizer sha256:\w+ → sha256:\w+"):
-        make(finished, recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=other, val_documents=9))
+        make(finished, recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=other, val_fraction=0.2))
     moved = shutil.copy(recipe.tokenizer, tmp_path / "moved.json")  # the same file elsewhere is the same
-    make(finished, recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=str(moved), val_documents=9))
+    make(finished, recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=str(moved), val_fraction=0.2))
 
 
 def flip(path: Path) -> None:
@@ -215,7 +214,7 @@ def test_what_a_killed_process_left_is_not_taken_for_what_is_missing_now(
 
 
 def test_a_lost_tokenizer_that_was_trained_is_trained_again(place: Path, tmp_path: Path) -> None:
-    recipe = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer="bpe", vocab_size=300, val_documents=9)
+    recipe = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer="bpe", vocab_size=300, val_fraction=0.2)
     make(tmp_path / "out", recipe)
     before = hashes(tmp_path / "out")
     (tmp_path / "out" / "tokenizer.json").unlink()
@@ -318,7 +317,7 @@ def test_options_that_leave_a_split_empty(recipe: Recipe, finished: Path, place:
 
 def test_what_is_at_work_is_not_begun_anew(recipe: Recipe, place: Path, tokenizer: str, tmp_path: Path) -> None:
     interrupted(tmp_path / "out", recipe, tasks=1)
-    other = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_documents=8)
+    other = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.3)
     with (
         Workspace(tmp_path / "out").shard_lock(1, 2),
         pytest.raises(UserError, match="was begun with other settings or files"),
@@ -334,13 +333,12 @@ def test_what_is_at_work_is_not_begun_anew(recipe: Recipe, place: Path, tokenize
         ({"tokenizer": "none"}, "--tokenizer none is for files that hold tokens already"),
         ({"tokenizer": "bpe", "vocab_size": 100}, "vocab_size 100 leaves no room"),
         ({"end_of_document": "<eos>"}, 'has no token "<eos>"'),
-        ({"val_documents": 1000}, "1,000 are to be held out for validation: set --val_documents"),
     ],
 )
 def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
     options: dict[str, Any], says: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str, tmp_path: Path
 ) -> None:
-    wrong = recipe_of("OpenWebText", place / "hub", SIZES, **{"tokenizer": tokenizer, "val_documents": 9, **options})
+    wrong = recipe_of("OpenWebText", place / "hub", SIZES, **{"tokenizer": tokenizer, "val_fraction": 0.2, **options})
     with pytest.raises(UserError, match=says):
         make(tmp_path / "out", wrong)
     make(tmp_path / "out", recipe)
@@ -349,7 +347,7 @@ def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
 
 def test_a_folder_can_be_made_anew_in_the_same_place(recipe: Recipe, place: Path, tmp_path: Path) -> None:
     """Nothing of an earlier one is remembered in the process, such as its tokenizer."""
-    other = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer="bpe", vocab_size=300, val_documents=9)
+    other = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer="bpe", vocab_size=300, val_fraction=0.2)
     make(tmp_path / "alone", other)
     make(tmp_path / "out", recipe)
     shutil.rmtree(tmp_path / "out")

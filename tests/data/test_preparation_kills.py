@@ -79,7 +79,7 @@ def recipe(place: Path) -> Recipe:
     """Several groups, with held-out documents to count and a tokenizer to train."""
     folder = place / "hub of the killed"
     layouts.openwebtext(folder, list(documents(50, seed=1))[10:], n_files=4, row_group_size=4)
-    return recipe_of("OpenWebText", folder, SIZES, tokenizer="bpe", vocab_size=280, val_documents=9)
+    return recipe_of("OpenWebText", folder, SIZES, tokenizer="bpe", vocab_size=280, val_fraction=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_killed_at_random_moments_with_two_workers(tokenizer: str, tmp_path: Pat
     """Only the command itself is killed; its workers, also busy ones, end without being told."""
     layouts.openwebtext(tmp_path / "hub", list(documents(300, seed=2))[10:], n_files=6, row_group_size=10)
     sizes = {"task_bytes": 20_000, "group_bytes": 60_000, "chunk_bytes": 50_001}
-    larger = recipe_of("OpenWebText", tmp_path / "hub", sizes, tokenizer=tokenizer, val_documents=9)
+    larger = recipe_of("OpenWebText", tmp_path / "hub", sizes, tokenizer=tokenizer, val_fraction=0.2)
     begun = time.monotonic()
     assert finish(start(lambda: make(tmp_path / "undisturbed", larger, workers=2))) == 0
     duration = time.monotonic() - begun

@@ -19,7 +19,6 @@ from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import GPT2_END_OF_DOCUMENT, SET_NAMES, documents
 from tests.data.preparing import (
-    SMALL,
     assert_counts,
     assert_holds,
     cut,
@@ -54,17 +53,13 @@ def slimpajama_streams(texts_by_folder: dict[str, list[str]]) -> dict[str, list[
     return streams
 
 
-def assert_lists_sources(
-    folder: Path, root: Path, files: Sequence[Path], texts_of_files: Sequence[list[str]], chosen: Sequence[str] = ()
-) -> None:
-    """sources.jsonl has every source file with its hash, its own counts, and which texts were chosen from it."""
+def assert_lists_sources(folder: Path, root: Path, files: Sequence[Path], texts_of_files: Sequence[list[str]]) -> None:
+    """sources.jsonl has every source file with its hash, and its own counts."""
     tokenizer = plain_tokenizer(folder / "tokenizer.json")
     listed = {file["name"]: file for group in read_sources(folder) for file in group["files"]}
     assert set(listed) == {file.relative_to(root).as_posix() for file in files}
     for file, texts in zip(files, texts_of_files, strict=True):
         name = file.relative_to(root).as_posix()
-        by_number = [texts[number] for number in listed[name].pop("held_out", [])]
-        assert by_number == [text for text in texts if text in chosen]
         assert listed[name] == {
             "name": name,
             "sha256": sha256(file.read_bytes()).hexdigest(),
@@ -122,61 +117,20 @@ def test_the_name_of_a_subset_cannot_lead_out_of_the_folder(tokenizer: str, tmp_
     assert sorted(found) == sorted(names)
 
 
+def is_held_out(text: str, fraction: float) -> bool:
+    return int(sha256(text.encode()).hexdigest()[:8], 16) < fraction * 2**32
+
+
 def test_openwebtext(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
-    files = layouts.openwebtext(tmp_path / "hub", texts, n_files=3)
-    recipe = recipe_of("OpenWebText", tmp_path / "hub", BIG, tokenizer=tokenizer, val_documents=13)
-    make(tmp_path / "out", recipe)
-    val = read_texts(tmp_path / "out", "val")
-    assert len(val) == len(set(val)) == 13
-    assert val == [text for text in texts if text in set(val)]
-    assert_holds(tmp_path / "out", {"train": [text for text in texts if text not in set(val)], "val": val})
-    assert_lists_sources(tmp_path / "out", tmp_path / "hub", files, cut(texts, 3), val)
-
-
-def test_openwebtext_s_held_out_documents_are_the_seed_s(tokenizer: str, tmp_path: Path) -> None:
-    some = list(documents(80, seed=3))[10:]
-
-    def held_out(name: str, seed: int, **sizes: int) -> list[str]:
-        options = {"tokenizer": tokenizer, "val_documents": 13, "seed": seed}
-        make(tmp_path / name, recipe_of("OpenWebText", tmp_path / "hub", SMALL | sizes, **options))
-        return read_texts(tmp_path / name, "val")
-
-    layouts.openwebtext(tmp_path / "hub", some, n_files=3)
-    one, other = held_out("one", 1), held_out("other", 2)
-    shutil.rmtree(tmp_path / "hub")
-    layouts.openwebtext(tmp_path / "hub", some, n_files=5, row_group_size=3)
-    assert held_out("cut otherwise", 1, task_bytes=1000, group_bytes=5000) == one
-    assert set(one) != set(other)
-
-
-def test_no_text_is_trained_on_and_held_out(tokenizer: str, tmp_path: Path) -> None:
-    """Every text three times, in other files: a held-out one is in validation once and nowhere else."""
-    some = list(documents(50, seed=3))[10:]
-    layouts.openwebtext(tmp_path / "hub", some * 3, n_files=5, row_group_size=7)
-    options = {"tokenizer": tokenizer, "val_documents": 9}
-    manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", **options), workers=2)
-    val, train = (read_texts(tmp_path / "out", split) for split in ("val", "train"))
-    assert len(val) == len(set(val)) == 9
-    assert sorted(train) == sorted([text for text in some if text not in val] * 3)
-    assert not set(val) & set(train)
-    assert manifest["copies"] == 80
-    assert manifest["skipped"]["copy_of_held_out"]["count"] == 18
-    layouts.openwebtext(tmp_path / "hub once", some, n_files=1)
-    make(tmp_path / "once", recipe_of("OpenWebText", tmp_path / "hub once", **options))
-    assert sorted(read_texts(tmp_path / "once", "val")) == sorted(val)
-
-
-def test_a_damaged_folder_with_copies_is_made_again_without_reading_it_all(tokenizer: str, tmp_path: Path) -> None:
-    some = list(documents(50, seed=3))[10:]
-    layouts.openwebtext(tmp_path / "hub", some * 3, n_files=5, row_group_size=7)
-    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_documents=9)
-    make(tmp_path / "out", recipe)
-    before = hashes(tmp_path / "out")
-    next((tmp_path / "out" / "train").glob("chunk-000000-*")).unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("anlit.data.preparation.plan.choose_texts", None)
-        make(tmp_path / "out", recipe)
-    assert hashes(tmp_path / "out") == before
+    """Every text twice, in other files: its hash puts both on the same side."""
+    files = layouts.openwebtext(tmp_path / "hub", texts * 2, n_files=3)
+    make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", BIG, tokenizer=tokenizer, val_fraction=0.2), 2)
+    val = [text for text in texts * 2 if is_held_out(text, 0.2)]
+    assert 0 < len(val) < len(texts)
+    assert_holds(tmp_path / "out", {"train": [text for text in texts * 2 if text not in val], "val": val})
+    assert_lists_sources(tmp_path / "out", tmp_path / "hub", files, cut(texts * 2, 3))
+    of_papers = recipe_of("OpenWebText", tmp_path / "hub").splits.settings()["fraction"]
+    assert round(8_013_769 * of_papers) == 10_000  # the documents in the corpus, and those that are held out
 
 
 def test_fineweb_s_first_tokens_are_held_out(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
@@ -286,7 +240,7 @@ def test_text_files_with_many_documents(texts: list[str], tokenizer: str, tmp_pa
     pattern = text_file_source(tmp_path / "text", texts, kind)
     options = {"pattern": pattern, "text": "content", "tokenizer": tokenizer, "val_fraction": 0.2}
     make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", BIG, **options))
-    val = [text for text in texts if int(sha256(text.encode()).hexdigest()[:8], 16) < 0.2 * 2**32]
+    val = [text for text in texts if is_held_out(text, 0.2)]
     assert_holds(tmp_path / "out", {"val": val, "train": [text for text in texts if text not in val]})
     assert 0 < len(val) < len(texts) / 2
     files = [tmp_path / "text" / f"{number}{kind}" for number in range(4)]
@@ -300,7 +254,7 @@ def by_content(texts: list[str]) -> list[str]:
 def test_text_files(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
     recipe = recipe_of("TextFiles", write_texts(tmp_path / "text", texts), BIG, tokenizer=tokenizer, val_fraction=0.2)
     manifest = make(tmp_path / "out", recipe)
-    val = [text for text in by_content(texts) if int(sha256(text.encode()).hexdigest()[:8], 16) < 0.2 * 2**32]
+    val = [text for text in by_content(texts) if is_held_out(text, 0.2)]
     train = [text for text in by_content(texts) if text not in val]
     assert_holds(tmp_path / "out", {"val": val, "train": train})
     assert manifest["skipped"] == {

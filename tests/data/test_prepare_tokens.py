@@ -54,7 +54,7 @@ def test_tokens_take_two_bytes_where_they_can(tmp_path: Path, vocab_size: int, d
     some = list(documents(25, seed=5))[10:]
     layouts.openwebtext(tmp_path / "hub", some)
     tokenizer = big_tokenizer(tmp_path / "tokenizer.json", vocab_size)
-    manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_documents=5))
+    manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_fraction=0.2))
     assert (manifest["dtype"], manifest["vocab_size"]) == (dtype, vocab_size)
     val = read_texts(tmp_path / "out", "val")
     assert_holds(tmp_path / "out", {"val": val, "train": [text for text in some if text not in val]})
@@ -86,7 +86,7 @@ def test_a_tokenizer_s_own_truncation_and_padding_are_not_used(tokenizer: str, t
     cutting.save(str(tmp_path / "cutting.json"))
     some = list(documents(40, seed=5))[10:]
     layouts.openwebtext(tmp_path / "hub", some)
-    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=str(tmp_path / "cutting.json"), val_documents=5)
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=str(tmp_path / "cutting.json"), val_fraction=0.2)
     make(tmp_path / "out", recipe)
     train, val = (read_texts(tmp_path / "out", split) for split in ("train", "val"))
     assert sorted(train + val) == sorted(some)
@@ -97,7 +97,7 @@ def test_another_end_of_document(tokenizer: str, tmp_path: Path) -> None:
     other.add_special_tokens(["<eod>"])
     other.save(str(tmp_path / "other.json"))
     layouts.openwebtext(tmp_path / "hub", ["a", "b", "c"], n_files=1)
-    options = {"tokenizer": str(tmp_path / "other.json"), "val_documents": 1}
+    options = {"tokenizer": str(tmp_path / "other.json"), "val_fraction": 0.2}
     manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", end_of_document="<eod>", **options))
     assert manifest["end_of_document"] == 800
     assert read_stream(tmp_path / "out", "train").tolist().count(800) == 2
@@ -107,7 +107,7 @@ def test_another_end_of_document(tokenizer: str, tmp_path: Path) -> None:
 
 def test_our_end_of_document_is_never_in_a_text(tokenizer: str, tmp_path: Path) -> None:
     layouts.openwebtext(tmp_path / "hub", [END_OF_DOCUMENT * 3, f"a{END_OF_DOCUMENT}", END_OF_DOCUMENT], n_files=1)
-    make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_documents=1))
+    make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_fraction=0.2))
     tokens = [token for split in ("train", "val") for token in read_stream(tmp_path / "out", split).tolist()]
     assert tokens.count(799) == 3
 
@@ -136,7 +136,7 @@ def test_a_text_that_is_encoded_to_the_end_of_document(tmp_path: Path) -> None:
     words.add_special_tokens([END_OF_DOCUMENT])
     words.save(str(tmp_path / "words.json"))
     layouts.openwebtext(tmp_path / "hub", ["one", "two", "one three two", "two one", "two two"], n_files=1)
-    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=str(tmp_path / "words.json"), val_documents=1)
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=str(tmp_path / "words.json"), val_fraction=0.3)
     with pytest.raises(UserError, match=r"row 3: the tokenizer makes the end-of-document token out of its text"):
         make(tmp_path / "out", recipe)
     manifest = make(tmp_path / "out", recipe, skip_bad=True)
@@ -154,7 +154,7 @@ def test_ids_with_a_gap(tmp_path: Path, last: int, dtype: str) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     some = list(documents(25, seed=5))[10:]
     layouts.openwebtext(tmp_path / "hub", some)
-    options = {"tokenizer": str(tmp_path / "tokenizer.json"), "val_documents": 5}
+    options = {"tokenizer": str(tmp_path / "tokenizer.json"), "val_fraction": 0.2}
     manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", **options))
     assert (manifest["vocab_size"], manifest["dtype"], manifest["end_of_document"]) == (last + 1, dtype, last)
     assert read_stream(tmp_path / "out", "train").max() == last

@@ -86,7 +86,6 @@ def test_help_lists_corpora_and_options_without_torch() -> None:
         (["FineWeb", "--part", "sample-1BT"], "--part sample-1BT is not known: choose one of sample-10BT"),
         (["FineWebBin", "--part", "1B"], "--part 1B is not known: choose one of 10B, 100B"),
         (["FineWeb", "--val_tokens", "0"], "--val_tokens must be at least 1, not 0"),
-        (["OpenWebText", "--seed", "-1"], "--seed must be at least 0 and have at most 64 bits, not -1"),
         (["TextFiles"], "TextFiles needs --source, the folder that holds the texts."),
         (["TextFiles", "--source", ".", "--val_fraction", "1"], "val_fraction must be between 0 and 1, not 1.0"),
         (["TextFiles", "--source", "."], "to the folder with the text, or --pattern"),
@@ -115,10 +114,10 @@ def test_underscores_and_capitals_do_not_matter(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = ["--source", "hub", "--tokenizer", tokenizer]
-    assert main(["prepare", "OpenWebText", *options, "--on_bad", "skip", "--val_documents", "5"]) == 0
+    assert main(["prepare", "OpenWebText", *options, "--on_bad", "skip", "--val_fraction", "0.2"]) == 0
     one = hashes(tmp_path / "data" / "openwebtext")
     (tmp_path / "data").rename(tmp_path / "first")
-    assert main(["prepare", "open-web_text", *options, "--on_bad=skip", "--val_documents=5"]) == 0
+    assert main(["prepare", "open-web_text", *options, "--on_bad=skip", "--val_fraction=0.2"]) == 0
     assert hashes(tmp_path / "data" / "openwebtext") == one
 
 
@@ -127,7 +126,7 @@ def test_what_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["prepare", "OpenWebText", "--source", "hub", "--output", "my out", "--tokenizer", tokenizer]
-    command += ["--val_documents", "5", "--workers", "1"]
+    command += ["--val_fraction", "0.2", "--workers", "1"]
     assert main(command) == 0
     manifest = read_json(tmp_path / "my out" / "manifest.json")
     said = capsys.readouterr().err
@@ -142,10 +141,10 @@ def test_the_command_in_the_manifest_makes_the_same_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["prepare", "OpenWebText", "--source", "hub", "--output", "my out", "--tokenizer", tokenizer]
-    assert main([*command, "--val_documents", "5", "--workers", "2", "--on_bad", "skip", "--shard", "0/1"]) == 0
+    assert main([*command, "--val_fraction", "0.2", "--workers", "2", "--on_bad", "skip", "--shard", "0/1"]) == 0
     words = read_json(tmp_path / "my out" / "manifest.json")["command"]
     assert words == (
-        f"anlit prepare OpenWebText --output 'my out' --source hub --tokenizer {tokenizer} --val_documents 5 "
+        f"anlit prepare OpenWebText --output 'my out' --source hub --tokenizer {tokenizer} --val_fraction 0.2 "
         "--on_bad skip"
     )
     before = hashes(tmp_path / "my out")
@@ -159,7 +158,7 @@ def test_shards_from_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["prepare", "OpenWebText", "--source", "hub", "--output", "out", "--tokenizer", tokenizer]
-    command += ["--val_documents", "5"]
+    command += ["--val_fraction", "0.2"]
     assert main([*command, "--shard", "0/2"]) == 0
     assert main([*command, "--shard=1/2"]) == 0
     assert (tmp_path / "out" / "manifest.json").is_file()
@@ -170,7 +169,7 @@ def test_verify(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["prepare", "OpenWebText", "--source", "hub", "--output", "out", "--tokenizer", tokenizer]
-    command += ["--val_documents", "5"]
+    command += ["--val_fraction", "0.2"]
     assert main(command) == 0
     before = hashes(tmp_path / "out")
     chunk = next((tmp_path / "out" / "train").glob("chunk-*.bin"))
@@ -187,7 +186,7 @@ def slimpajama(folder: Path, texts: list[str]) -> list[str]:
 
 def openwebtext(folder: Path, texts: list[str]) -> list[str]:
     layouts.openwebtext(folder, texts)
-    return ["--val_documents", "5"]
+    return ["--val_fraction", "0.2"]
 
 
 def fineweb(folder: Path, texts: list[str]) -> list[str]:

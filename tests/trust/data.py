@@ -17,7 +17,7 @@ from tests.checkpoints.foreign import change_json
 from tests.data import layouts
 from tests.data.hub_server import HubServer, alone_with, hub
 from tests.data.layouts import documents
-from tests.data.preparing import train_tokenizer, write_texts
+from tests.data.preparing import read_texts, train_tokenizer, write_texts
 from tests.trust.place import NOTHING, Case, Outcome, Place
 
 TEXTS = list(documents(40, seed=1))[10:]
@@ -72,7 +72,7 @@ def from_hub(place: Place, wrong: Callable[[HubServer], Any], state: Callable[[P
     with pytest.MonkeyPatch.context() as patch, served(place, patch) as server:
         patch.setattr(hub_requests.time, "sleep", lambda seconds: None)
         wrong(server)
-        given = ["--output", place.output, "--tokenizer", tokenizer, "--val_documents", "5", "--workers", "1"]
+        given = ["--output", place.output, "--tokenizer", tokenizer, "--val_fraction", "0.2", "--workers", "1"]
         return place.command("prepare", "OpenWebText", *given, state=lambda: state(place))
 
 
@@ -117,17 +117,16 @@ def parallel_tokenizer(place: Place) -> Outcome:
 
 
 def copies(place: Place) -> Outcome:
-    """Each text twice; 5 are held out."""
+    """Each text twice."""
 
     def state(_: Place) -> str:
-        content = json.loads((place.output / "manifest.json").read_text())
-        left_out = content["skipped"]["copy_of_held_out"]["count"]
-        return f"{content['val']['documents']} held out, {left_out} copies of them left out"
+        train, val = (set(read_texts(place.output, split)) for split in ("train", "val"))
+        return f"{len(train & val)} texts on both sides"
 
     tokenizer = train_tokenizer(place.folder / "tokenizer.json", 500)
     layouts.openwebtext(place.folder / "twice", TEXTS * 2)
     given = ["--source", place.folder / "twice", "--output", place.output, "--tokenizer", tokenizer]
-    options = ["--val_documents", "5", "--workers", "1"]
+    options = ["--val_fraction", "0.2", "--workers", "1"]
     return place.command("prepare", "OpenWebText", *given, *options, state=lambda: state(place))
 
 
@@ -169,7 +168,7 @@ CASES = [
     Case("6", "prepare from a hub whose store refuses a link once (403)", partial(from_hub, wrong=expired), "0", "",
          "vocab_size 500, 30 documents"),
     Case("7", "prepare OpenWebText from files that have each text twice", copies, "0", "",
-         "5 held out, 5 copies of them left out"),
+         "0 texts on both sides"),
     Case("8", "prepare, an error in a file with a line break in its name", line_break, "2", r"new\\nline\\x1b\.jsonl",
          "no manifest"),
 ]  # fmt: skip

@@ -19,14 +19,12 @@ HEADER = np.dtype("<u4")
 READ_BYTES = 1 << 24
 
 
-def assemble_group(
-    job: Job, group: int, n_tasks: int, chunk_bytes: int, source_files: dict[str, dict[str, Any]]
-) -> None:
+def assemble_group(job: Job, group: int, n_tasks: int, chunk_bytes: int, source_sha256: dict[str, str]) -> None:
     """Write a group's chunks and then its record.
 
     Args:
         n_tasks: how many tasks the group has; all are encoded.
-        source_files: what to note about each source file of the group: its hash, its held-out records.
+        source_sha256: of each source file of the group.
 
     Raises:
         UserError: the first group is smaller than the validation split that is to be cut from it.
@@ -39,7 +37,7 @@ def assemble_group(
         folder = job.workspace.target / name
         folder.mkdir(parents=True, exist_ok=True)
         stream["chunks"] = list(_write_chunks(folder, group, source, chunk_bytes, job.dtype.itemsize))
-    record = {"group": group, "files": _files(records, source_files), "streams": streams}
+    record = {"group": group, "files": _files(records, source_sha256), "streams": streams}
     write_json(job.workspace.group_record(group), record)
 
 
@@ -129,12 +127,14 @@ def _write_chunk(path: Path, tokens: bytes, token_bytes: int) -> dict[str, Any]:
     }
 
 
-def _files(records: list[dict[str, Any]], notes: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _files(records: list[dict[str, Any]], source_sha256: dict[str, str]) -> list[dict[str, Any]]:
     """One entry for each source file, its pieces added up."""
     files: dict[str, dict[str, Any]] = {}
     for piece in (piece for record in records for piece in record["files"]):
         name = piece["name"]
-        file = files.setdefault(name, {"name": name, **notes[name], "documents": 0, "bytes": 0, "tokens": 0})
+        file = files.setdefault(
+            name, {"name": name, "sha256": source_sha256[name], "documents": 0, "bytes": 0, "tokens": 0}
+        )
         for key in ("documents", "bytes", "tokens"):
             file[key] += piece[key]
         for reason, count in piece.get("skipped", {}).items():

@@ -15,13 +15,14 @@ from anlit.data.preparation.formats import BY_ENDING, Columns
 from anlit.data.preparation.hub import HubFiles
 from anlit.data.preparation.recipe import BPE, Recipe
 from anlit.data.preparation.sources import LocalFiles, Source
-from anlit.data.preparation.splits import ContentFraction, FirstTokens, Folders, HeldOutTexts, Splits
+from anlit.data.preparation.splits import ContentFraction, FirstTokens, Folders, Splits
 from anlit.data.storage.manifest import TEST, TRAIN, VAL
 from anlit.data.tokenizer import END_OF_DOCUMENT
 from anlit.errors import UserError
 
 FINEWEB_VAL_TOKENS = 10_485_760
-OPENWEBTEXT_VAL_DOCUMENTS = 10_000
+OPENWEBTEXT_VAL_FRACTION = 10_000 / 8_013_769  # as many documents as the papers hold out
+VAL_FRACTION = 0.05
 SLIMPAJAMA_SUBSET = "meta.redpajama_set_name"
 PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
@@ -38,10 +39,8 @@ class Options:
     tokenizer: str | None = None
     vocab_size: int = 4096
     end_of_document: str = END_OF_DOCUMENT
-    val_documents: int = OPENWEBTEXT_VAL_DOCUMENTS
     val_tokens: int = FINEWEB_VAL_TOKENS
-    val_fraction: float = 0.05
-    seed: int = 42
+    val_fraction: float | None = None
     pattern: str = "**/*.txt"
     text: str = "text"
     max_document_bytes: int = Columns.max_document_bytes
@@ -63,9 +62,9 @@ def slimpajama(options: Options) -> Recipe:
 
 
 def openwebtext(options: Options) -> Recipe:
-    """Skylion007/openwebtext, with a seeded random choice of texts held out."""
+    """Skylion007/openwebtext, with about 10,000 texts held out, chosen by their hashes."""
     layouts = [["plain_text/*.parquet"], ["**/*.parquet"], ["**/*.jsonl.zst", "**/*.jsonl"]]
-    splits = HeldOutTexts(options.val_documents, options.seed)
+    splits = ContentFraction(_fraction(options, OPENWEBTEXT_VAL_FRACTION))
     return _hub_recipe("OpenWebText", "Skylion007/openwebtext", layouts, options, splits, "gpt2")
 
 
@@ -131,13 +130,13 @@ def text_files(options: Options) -> Recipe:
     source: Source
     splits: Splits
     if pattern.lower().endswith(tuple(BY_ENDING)):
-        source, splits = LocalFiles(root, [pattern]), ContentFraction(options.val_fraction)
+        source, splits = LocalFiles(root, [pattern]), ContentFraction(_fraction(options))
     else:
         nothing = (
             f"No file matches {pattern} in {root}: set --source (--data.source) to the folder with the text, "
             "or --pattern (--data.pattern) to what its files are called."
         )
-        source, splits = DistinctTexts(lambda: list_files(root, pattern), options.val_fraction, nothing), Splits()
+        source, splits = DistinctTexts(lambda: list_files(root, pattern), _fraction(options), nothing), Splits()
     return Recipe(
         corpus=f"text:{root.name}",
         source=source,
@@ -154,7 +153,7 @@ def python_sources(options: Options) -> Recipe:
     """The running interpreter's own library, which every machine has."""
     origin = {"python": platform.python_version(), "include_site_packages": options.include_site_packages}
     nothing = "This Python has no sources of its library (*.py): use another corpus."
-    texts = DistinctTexts(lambda: python_files(options.include_site_packages), options.val_fraction, nothing)
+    texts = DistinctTexts(lambda: python_files(options.include_site_packages), _fraction(options), nothing)
     return Recipe("PythonSources", texts, Splits(), vocab_size=options.vocab_size, origin=origin)
 
 
@@ -167,6 +166,10 @@ def python_files(include_site_packages: bool) -> dict[str, Path]:
         for folder in sorted({paths["purelib"], paths["platlib"]}):
             files |= list_files(Path(folder), "**/*.py")
     return files
+
+
+def _fraction(options: Options, default: float = VAL_FRACTION) -> float:
+    return default if options.val_fraction is None else options.val_fraction
 
 
 def _one_of(value: str, known: tuple[str, ...]) -> str:

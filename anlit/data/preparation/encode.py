@@ -21,7 +21,6 @@ from anlit.data.preparation.formats import Columns, Record, format_of, read_bin_
 from anlit.data.preparation.plan import Piece, Task
 from anlit.data.preparation.splits import Splits
 from anlit.data.preparation.workspace import Workspace
-from anlit.data.storage.manifest import VAL
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 
@@ -163,9 +162,6 @@ class _Skipped:
     def add(self, record: Record) -> None:
         if not self.job.skip_bad:
             raise bad_document(self.piece.path, record.where, record.detail)
-        self.count(record)
-
-    def count(self, record: Record) -> None:
         assert record.problem is not None
         self.reasons[record.problem] += 1
         if len(self.listed) < SKIPPED_LISTED:
@@ -183,9 +179,6 @@ def _batches(records: Iterator[Record], skipped: _Skipped) -> Iterator[list[Reco
         if record.problem is not None:
             skipped.add(record)
             continue
-        if record.index in skipped.piece.left_out:
-            skipped.count(replace(record, problem="copy_of_held_out", detail="validation has this text"))
-            continue
         batch.append(record)
         size += record.size
         if size >= BATCH_BYTES:
@@ -196,7 +189,7 @@ def _batches(records: Iterator[Record], skipped: _Skipped) -> Iterator[list[Reco
 
 
 def _stream(splits: Splits, piece: Piece, record: Record) -> str:
-    split = VAL if record.index in piece.held_out else splits.of_text(record.text or "", piece.split)
+    split = splits.of_text(record.text or "", piece.split)
     return split if record.subset is None else f"{split}/{WRONG_FOR_A_FOLDER.sub('_', record.subset)}"
 
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anlit.data.preparation.choose import Chosen, choose_texts
 from anlit.data.preparation.files import FileState, SourceFile
 from anlit.data.preparation.formats import Span, format_of, read_bin_header
 from anlit.data.preparation.recipe import Recipe
@@ -38,10 +37,6 @@ class Piece:
     """Of the file, which has to be the same after the stretch has been read."""
     span: Span
     split: str
-    held_out: frozenset[int] = frozenset()
-    """Numbers of the records, counted inside the file, that belong to validation."""
-    left_out: frozenset[int] = frozenset()
-    """Numbers of those that repeat a held-out text."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +56,6 @@ class Plan:
 
     settings: dict[str, Any]
     files: list[SourceFile]
-    chosen: Chosen | None
-    """What the rule for the splits says about single records, if it does."""
     skipped: dict[str, list[str]]
     pinned: dict[str, Any]
     """What the source keeps to, such as the hub's commit."""
@@ -74,25 +67,14 @@ class Plan:
         """Bytes of all source files."""
         return sum(file.size for file in self.files)
 
-    def records_of(self, name: str) -> tuple[list[int], list[int]]:
-        """Numbers of a file's records that are held out, and of those that repeat a held-out text."""
-        if self.chosen is None:
-            return [], []
-        return self.chosen.held_out.get(name, []), self.chosen.left_out.get(name, [])
-
     def group_size(self, group: int) -> int:
         return sum(self.files[number].size for number in self.groups[group])
 
 
-def make_plan(workspace: Workspace, recipe: Recipe, workers: int, skip_bad: bool, chosen: Chosen | None) -> Plan:
+def make_plan(workspace: Workspace, recipe: Recipe) -> Plan:
     """The plan of an earlier, unfinished preparation, or a new one, written down before anything else is done.
 
     An earlier one with other settings is forgotten if little is lost by it: the first command was a mistake.
-
-    Args:
-        workers: processes that may read the corpus.
-        skip_bad: whether to leave out documents that cannot be used, instead of stopping at them.
-        chosen: the choice of texts, if it is known from a finished folder.
 
     Raises:
         UserError: the earlier preparation had other settings or files.
@@ -104,31 +86,20 @@ def make_plan(workspace: Workspace, recipe: Recipe, workers: int, skip_bad: bool
         workspace.start_over()
         workspace.make()
     if not workspace.plan.is_file():
-        write_json(workspace.plan, _new_plan(workspace, recipe, settings, workers, skip_bad, chosen))
+        write_json(workspace.plan, _new_plan(recipe, settings))
     content = read_json(workspace.plan)
     refuse_differences(workspace.target, content["settings"], settings)
     recipe.source.pin(content["pinned"])
     return _plan(content)
 
 
-def _new_plan(
-    workspace: Workspace,
-    recipe: Recipe,
-    settings: dict[str, Any],
-    workers: int,
-    skip_bad: bool,
-    chosen: Chosen | None,
-) -> dict[str, Any]:
+def _new_plan(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
     listing = recipe.source.listing()
-    files = listing.files
-    recipe.splits.check([file.name for file in files if file.split is None])
-    if recipe.splits.compares_texts and chosen is None:
-        chosen, files = choose_texts(workspace, recipe, files, workers, skip_bad)
+    recipe.splits.check([file.name for file in listing.files if file.split is None])
     return {
         "settings": settings,
         "pinned": recipe.source.pinned(),
-        "files": [asdict(file) for file in files],
-        "chosen": chosen and chosen._asdict(),
+        "files": [asdict(file) for file in listing.files],
         "skipped": listing.skipped,
     }
 
@@ -142,8 +113,7 @@ def current_settings(recipe: Recipe) -> dict[str, Any]:
 def _plan(content: dict[str, Any]) -> Plan:
     files = [SourceFile(**file) for file in content["files"]]
     groups = list(_groups(files, content["settings"]["group_bytes"]))
-    chosen = content["chosen"] and Chosen(**content["chosen"])
-    return Plan(content["settings"], files, chosen, content["skipped"], content["pinned"], groups)
+    return Plan(content["settings"], files, content["skipped"], content["pinned"], groups)
 
 
 def _groups(files: Sequence[SourceFile], group_bytes: int) -> Iterator[range]:
@@ -205,10 +175,9 @@ def _pieces(plan: Plan, recipe: Recipe, group: int, found: dict[str, FoundFile])
     for file in (plan.files[number] for number in plan.groups[group]):
         path, state = found[file.name]
         split = file.split or recipe.splits.of_file(file.name)
-        held_out, left_out = (frozenset(numbers) for numbers in plan.records_of(file.name))
         spans = token_spans(path) if recipe.tokenized else format_of(file.name).spans(path, recipe.task_bytes)
         for span in spans:
-            yield Piece(file.name, path, state, span, split, held_out, left_out), file.size // len(spans)
+            yield Piece(file.name, path, state, span, split), file.size // len(spans)
 
 
 def token_spans(path: Path) -> list[Span]:

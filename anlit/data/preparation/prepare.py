@@ -23,7 +23,7 @@ from anlit.data.preparation.encode import Job
 from anlit.data.preparation.plan import Plan, current_settings, make_plan, refuse_differences
 from anlit.data.preparation.publish import publish
 from anlit.data.preparation.recipe import GPT2_END_OF_DOCUMENT, GPT2_VOCABULARY, NO_TOKENIZER, Recipe
-from anlit.data.preparation.repair import Damage, begin_repair, chosen_texts, find_damage, reopen
+from anlit.data.preparation.repair import Damage, begin_repair, find_damage, reopen
 from anlit.data.preparation.runner import Runner, all_groups_done
 from anlit.data.preparation.tokenizer import provide_tokenizer
 from anlit.data.preparation.workspace import LOCK, Workspace, say
@@ -118,8 +118,7 @@ def _begin(workspace: Workspace, recipe: Recipe, options: RunOptions) -> Runner 
                 say(f"{first} is missing or damaged ({len(finished.paths)} in all): making {n_groups} group(s) again.")
                 begin_repair(workspace, recipe, finished)
             workspace.make()
-            chosen = chosen_texts(finished) if finished is not None else None
-            plan = make_plan(workspace, recipe, options.n_workers(), options.skip_bad, chosen)
+            plan = make_plan(workspace, recipe)
             job = _job(workspace, recipe, plan, options)
             if finished is not None:
                 reopen(workspace, finished)

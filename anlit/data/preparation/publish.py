@@ -63,7 +63,6 @@ def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> d
         "splits": splits,
         **{split: _split(streams, split) for split in splits},
         "skipped": _skipped(plan, groups),
-        **({"copies": plan.chosen.copies} if plan.chosen is not None else {}),
         "vocab_size": job.vocab_size,
         "dtype": np.dtype(job.dtype).newbyteorder("=").name,
         "end_of_document": job.end_of_document,

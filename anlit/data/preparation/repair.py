@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from anlit.data.preparation.choose import Chosen
 from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.publish import SOURCES, index_text, join_streams
 from anlit.data.preparation.recipe import Recipe
@@ -88,17 +87,6 @@ def begin_repair(workspace: Workspace, recipe: Recipe, damage: Damage) -> None:
     if damage.manifest["tokenizer_sha256"] is not None and _has_tokenizer(workspace.target, damage.manifest):
         with replacing(workspace.tokenizer) as temporary:
             shutil.copyfile(workspace.target / TOKENIZER, temporary)
-
-
-def chosen_texts(damage: Damage) -> Chosen | None:
-    """The choice of held-out texts that the folder was made with, where there was one."""
-    if "copies" not in damage.manifest:
-        return None
-    files = [file for group in damage.records for file in group["files"]]
-    held_out, left_out = (
-        {file["name"]: file[key] for file in files if file.get(key)} for key in ("held_out", "left_out")
-    )
-    return Chosen(held_out, left_out, damage.manifest["copies"])
 
 
 def reopen(workspace: Workspace, damage: Damage) -> None:

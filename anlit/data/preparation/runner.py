@@ -128,12 +128,7 @@ class Runner:
         return then
 
     def _assemble(self, group: _Group) -> None:
-        notes: dict[str, dict[str, Any]] = {}
-        for name, sha256 in group.source_sha256.items():
-            held_out, left_out = self.plan.records_of(name)
-            chosen = {"held_out": held_out, "left_out": left_out}
-            notes[name] = {"sha256": sha256, **{key: numbers for key, numbers in chosen.items() if numbers}}
-        work = (self.job, group.number, len(group.tasks), self.recipe.chunk_bytes, notes)
+        work = (self.job, group.number, len(group.tasks), self.recipe.chunk_bytes, group.source_sha256)
         future = self.pool.submit(assemble_group, *work)
         self.pending[future] = lambda _: self._finish(group)
 

@@ -4,8 +4,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from anlit.data.storage.manifest import TEST, TRAIN, VAL
 from anlit.errors import UserError
 
@@ -13,8 +11,6 @@ from anlit.errors import UserError
 class Splits:
     """Base: every document is trained on. A subclass changes the one method that its rule needs."""
 
-    compares_texts = False
-    """Whether the rule has to know all texts before one is encoded, see `HeldOutTexts`."""
     first_tokens = 0
     """How many tokens at the very beginning are held out; the document that holds the last of them goes with them."""
 
@@ -64,56 +60,6 @@ class Folders(Splits):
                 )
 
 
-class HeldOutTexts(Splits):
-    """So many texts are the validation split, those with the smallest hashes (OpenWebText: 10,000).
-
-    The hash is BLAKE2b of the text, keyed with the seed: a random choice that depends on the texts alone, and on no
-    library's random numbers. A held-out text is held out once; where the corpus repeats it, the others are left out,
-    so that no text is in both splits. The papers hold out random documents (anGPT 10,000, nanoGPT 0.05 %) without
-    looking whether training has the same text again.
-
-    Args:
-        documents: how many.
-        seed: of the choice.
-    """
-
-    compares_texts = True
-
-    def __init__(self, documents: int, seed: int = 42) -> None:
-        if not 0 <= seed < 1 << 64:
-            raise UserError(f"--seed must be at least 0 and have at most 64 bits, not {seed}.")
-        if documents < 1:
-            raise UserError(f"--val_documents must be at least 1, not {documents}.")
-        self.documents, self.seed = documents, seed
-
-    def hash_of(self, text: str) -> int:
-        """64 bits; two of 10⁷ different texts have the same with a probability of 3·10⁻⁶."""
-        key = self.seed.to_bytes(8, "little")
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=key).digest(), "little")
-
-    def choose(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Apply the rule to all texts of the corpus.
-
-        Args:
-            hashes: (n,) uint64, in the corpus's order.
-
-        Returns:
-            Which are held out, (documents,); which repeat one of these, (m,); and how many repeat any earlier one.
-
-        Raises:
-            UserError: there are not more than `documents` different ones.
-        """
-        distinct, first = np.unique(hashes, return_index=True)
-        if self.documents >= len(distinct):
-            raise UserError(
-                f"The corpus has {len(distinct):,} different documents and {self.documents:,} are to be held out for "
-                "validation: set --val_documents to a smaller number."
-            )
-        held_out = first[: self.documents]
-        all_of_them = np.flatnonzero(hashes <= distinct[self.documents - 1])
-        return held_out, np.setdiff1d(all_of_them, held_out), len(hashes) - len(distinct)
-
-
 class FirstTokens(Splits):
     """The first documents of the first file are the validation split (FineWeb: those of 10,485,760 tokens).
 
@@ -132,7 +78,10 @@ class FirstTokens(Splits):
 
 
 class ContentFraction(Splits):
-    """A hash of its text alone decides about a document, so it stays in its split whatever else changes.
+    """A hash of its text alone decides about a document: it stays in its split whatever else changes, with its copies.
+
+    So no text is both trained on and held out. The papers hold out random documents of OpenWebText (anGPT 10,000,
+    nanoGPT 0.05 %) without looking whether training has the same text again.
 
     Args:
         fraction: part of the documents that is held out, in (0, 1).

@@ -41,13 +41,8 @@ def _training_texts(workspace: Workspace, recipe: Recipe, plan: Plan) -> Iterato
         if split != TRAIN:
             continue
         path = recipe.source.provide(file, workspace.source)
-        not_trained_on = set().union(*plan.records_of(file.name))
         for record in read_file(file.name, path, recipe.task_bytes, recipe.columns):
-            if (
-                record.text is None
-                or record.index in not_trained_on
-                or recipe.splits.of_text(record.text, split) != TRAIN
-            ):
+            if record.text is None or recipe.splits.of_text(record.text, split) != TRAIN:
                 continue
             yield record.text
             given += record.size
