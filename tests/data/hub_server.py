@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 
-from anlit.data.preparation import hub_requests
+from anlit.data.preparation import hub as hub_module
 
 PAGE_ENTRIES = 2  # the hub has 1000
 
@@ -36,8 +36,6 @@ class HubServer:
     """Status and X-Error-Code of every answer."""
     failing: int = 0
     """So many requests are answered with `refusal`, then all is well; 0: all."""
-    headers: dict[str, str] = field(default_factory=dict)
-    """Of every answer with `refusal`."""
     store_refusals: int = 0
     """So many downloads are refused, as with a link that has expired."""
     drops: list[int] = field(default_factory=list)
@@ -52,8 +50,6 @@ class HubServer:
     """Whether a Range is heeded."""
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """Path and Range header of every request."""
-    authorized: list[tuple[str, bool]] = field(default_factory=list)
-    """Host of every request, and whether it came with a token."""
 
     @property
     def endpoint(self) -> str:
@@ -85,13 +81,24 @@ def hub(folder: Path) -> Iterator[HubServer]:
         thread.join()
 
 
-def alone_with(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """No wait between attempts, and what is cached lies in `folder`."""
-    patch.setattr(hub_requests, "FIRST_WAITS", (0.0,))
-    patch.setattr(hub_requests, "LATER_WAITS", (0.0, 0.0, 0.0))
+@contextmanager
+def alone_with(patch: pytest.MonkeyPatch, served: Path, folder: Path) -> Iterator[HubServer]:
+    """The hub of `served`, as if HF_ENDPOINT named it; no waits, small pieces, and a cache in `folder`."""
+    patch.setattr(hub_module, "FIRST_WAITS", (0.0,))
+    patch.setattr(hub_module, "LATER_WAITS", (0.0, 0.0, 0.0))
     patch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
-    patch.setattr(constants, "HF_ASSETS_CACHE", str(folder / "assets"))
+    patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)
     patch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    with hub(served) as running:
+        for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):  # what HF_ENDPOINT sets, before the package is loaded
+            address = getattr(constants, name).replace(constants._HF_DEFAULT_ENDPOINT, running.endpoint)
+            patch.setattr(constants, name, address)
+        yield running
+    close_session()
+
+
+def sha256_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -102,10 +109,12 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: Any) -> None:
         pass
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         self.hub.asked.append((self.path, self.headers["Range"]))
-        self.hub.authorized.append((self.headers["Host"].split(":")[0], "Authorization" in self.headers))
         if self.hub.refusal is not None:
             refusal = self.hub.refusal
             self.hub.failing -= 1
@@ -158,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
             return {"type": "directory", "oid": "0" * 40, "size": 0, "path": name}
         entry = {"type": "file", "oid": "0" * 40, "size": path.stat().st_size, "path": name}
         if path.suffix != ".md":
-            entry["lfs"] = {"oid": hashlib.sha256(path.read_bytes()).hexdigest(), "size": path.stat().st_size}
+            entry["lfs"] = {"oid": sha256_of(path), "size": path.stat().st_size, "pointerSize": 130}
         return entry
 
     def resolve(self, kind: str | None, repo_id: str, revision: str, name: str) -> None:
@@ -172,6 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(302)
         self.send_header("Location", f"http://localhost:{self.hub.port}/blob/{relative}?signature=1")
         self.send_header("X-Repo-Commit", self.hub.commit)
+        self.send_header("X-Linked-ETag", sha256_of(root / name))
+        self.send_header("X-Linked-Size", str((root / name).stat().st_size))
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -199,7 +210,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content[:sent])
+        if self.command == "GET":
+            self.wfile.write(content[:sent])
         self.wfile.flush()
         if sent is not None:
             if self.hub.held is not None:
@@ -207,4 +219,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def refuse(self, status: int, code: str | None) -> None:
-        self.answer(b"{}", {**self.hub.headers, **({"X-Error-Code": code} if code else {})}, status)
+        self.answer(b"{}", {"X-Error-Code": code} if code else {}, status)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import close_session, constants
 
 from anlit.cli import main
 from anlit.data.preparation import runner as run_module
@@ -17,7 +16,7 @@ from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.recipe import HUB_TOKENIZERS, Recipe
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.hub_server import HubServer, alone_with, hub
+from tests.data.hub_server import HubServer, alone_with
 from tests.data.layouts import documents
 from tests.data.preparing import (
     SIZES,
@@ -63,13 +62,8 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(repositories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    alone_with(monkeypatch, tmp_path)
-    with hub(repositories) as running:
-        for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):  # what HF_ENDPOINT sets, before the package is loaded
-            address = getattr(constants, name).replace(constants._HF_DEFAULT_ENDPOINT, running.endpoint)
-            monkeypatch.setattr(constants, name, address)
+    with alone_with(monkeypatch, repositories, tmp_path) as running:
         yield running
-    close_session()
 
 
 def from_hub(corpus: str) -> Recipe:

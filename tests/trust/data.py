@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
-from anlit.data.preparation import hub_requests
+from anlit.data.preparation import hub as hub_module
 from anlit.data.preparation import runner as run_module
 from anlit.data.preparation.encode import encode_task
 from tests.checkpoints.foreign import change_json
 from tests.data import layouts
-from tests.data.hub_server import HubServer, alone_with, hub
+from tests.data.hub_server import HubServer, alone_with
 from tests.data.layouts import documents
 from tests.data.preparing import read_texts, train_tokenizer, write_texts
 from tests.trust.place import NOTHING, Case, Outcome, Place
@@ -58,19 +57,15 @@ def gap(content: dict[str, Any]) -> None:
 @contextmanager
 def served(place: Place, patch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """OpenWebText on a hub of this machine."""
-    alone_with(patch, place.folder)
     layouts.openwebtext(place.folder / "hub" / "datasets" / "Skylion007" / "openwebtext", TEXTS)
-    with hub(place.folder / "hub") as server:
-        for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
-            address = getattr(constants, name).replace(constants._HF_DEFAULT_ENDPOINT, server.endpoint)
-            patch.setattr(constants, name, address)
+    with alone_with(patch, place.folder / "hub", place.folder) as server:
         yield server
 
 
 def from_hub(place: Place, wrong: Callable[[HubServer], Any], state: Callable[[Place], str] = manifest) -> Outcome:
     tokenizer = train_tokenizer(place.folder / "tokenizer.json", 500)
     with pytest.MonkeyPatch.context() as patch, served(place, patch) as server:
-        patch.setattr(hub_requests.time, "sleep", lambda seconds: None)
+        patch.setattr(hub_module.time, "sleep", lambda seconds: None)
         wrong(server)
         given = ["--output", place.output, "--tokenizer", tokenizer, "--val_fraction", "0.2", "--workers", "1"]
         return place.command("prepare", "OpenWebText", *given, state=lambda: state(place))
@@ -89,7 +84,7 @@ def listing_with_dots(place: Place) -> Outcome:
 
 
 def busy(server: HubServer) -> None:
-    server.refusal, server.failing, server.headers = (429, None), 2, {"Retry-After": "1"}
+    server.refusal, server.failing = (429, None), 2
 
 
 def expired(server: HubServer) -> None:
