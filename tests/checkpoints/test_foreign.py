@@ -59,6 +59,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("payload", payloads(Path()))
+@pytest.mark.covering(1)
 def test_what_a_checkpoint_names_is_not_called(form: str, payload: str, run: Path, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     path = FORMS[form](run, tmp_path, payloads(marker)[payload])
@@ -71,6 +72,7 @@ def test_what_a_checkpoint_names_is_not_called(form: str, payload: str, run: Pat
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("payload", silent(Path()))
+@pytest.mark.covering(1)
 def test_what_evaluation_does_not_need_is_left_alone(form: str, payload: str, run: Path, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     path = FORMS[form](run, tmp_path, silent(marker)[payload])
@@ -116,10 +118,10 @@ READS_WEIGHTS = ("validate", "fit --initial_weights", "fit --ckpt_path")
 @pytest.fixture
 def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """`anlit evaluate` without lm_eval: it loads the model and is asked nothing."""
-    from anlit.evaluation.harness import run as harness
+    from anlit.evaluation.harness import tasks as harness
 
     monkeypatch.setattr(harness, "task_manager", lambda settings: None)
-    monkeypatch.setattr(harness, "_version", lambda: "none")
+    monkeypatch.setattr(harness, "version", lambda package: "none")
     monkeypatch.setattr(harness, "evaluate", lambda *arguments: {"results": {}})
 
 
@@ -274,6 +276,7 @@ def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/a.ckpt", "s3://bucket/a.ckpt", "registry:someone/model"])
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+@pytest.mark.covering(1)
 def test_a_checkpoint_at_an_address_is_refused(command: str, address: str, run: Path, tmp_path: Path, capsys) -> None:
     own = [f"--run_dir={tmp_path / 'new'}"]
     assert main([command, f"--config={run}/config.yaml", f"--ckpt_path={address}", *own]) == 2
