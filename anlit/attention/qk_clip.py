@@ -1,6 +1,6 @@
 """QK-clip (arXiv 2507.20534): shrinks queries and keys after a step in which a score was too large."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -49,16 +49,28 @@ class QKClip(nn.Module):
 
 
 @torch.no_grad()
-def shrink(maps: Iterable[tuple[ScaledLinear, nn.Module]], factors: Tensor) -> None:
-    """Multiply each head's queries and keys by its entry of `factors`.
+def shrink(queries: tuple[ScaledLinear, nn.Module], keys: tuple[ScaledLinear, nn.Module], factors: Tensor) -> None:
+    """Multiply each head's scores by the square of its entry of `factors`.
 
     Args:
-        maps: W_q and W_k, each with the norm that follows it. If that norm has a gain, the gain is multiplied instead
-            of W's rows. All heads share the gain, so it takes the smallest factor.
-        factors: (H,).
+        queries, keys: W_q and W_k, each with the norm that follows it. If that norm has a gain, the gain is multiplied
+            instead of W's rows. All heads share the gain, so it takes the smallest factor.
+        factors: (H,), in (0, 1].
     """
-    for W, norm in maps:
+    n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features
+    for (W, norm), of_heads in zip((queries, keys), divided(factors, n_kv_heads), strict=True):
         if isinstance(norm, RMSNorm) and norm.gain is not None:
             norm.gain.mul_(factors.min())
         else:
-            W.scale_rows(factors.repeat_interleave(W.out_features // len(factors)))
+            W.scale_rows(of_heads.repeat_interleave(W.out_features // len(of_heads)))
+
+
+def divided(factors: Tensor, n_kv_heads: int) -> tuple[Tensor, Tensor]:
+    """Factors of queries, (H,), and of keys, (G,), whose product is the square of `factors`, (H,), for every head.
+
+    Heads that share a key may need different factors. The key takes the largest, so that no head makes it smaller than
+    another one needs, and the queries take the rest: all of it in a group with a head that needs none. With a key for
+    each head both are `factors`.
+    """
+    keys = factors.unflatten(0, (n_kv_heads, -1)).amax(1)
+    return factors.square() / keys.repeat_interleave(len(factors) // n_kv_heads), keys

@@ -1,6 +1,6 @@
 """An exported model: a folder with its weights in one safetensors file, its settings and, if known, its tokenizer.
 
-FOLDER/model.safetensors    weights by the names of the decoder, float32
+FOLDER/model.safetensors    weights by the names of the decoder, float32; one matrix for a tied embedding and head
 FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint, version, and the token
                             that separates documents
 FOLDER/tokenizer.json       the tokenizer of its training data
@@ -23,6 +23,7 @@ SEPARATORS = ("end_of_document", "document_token_at")
 """How the corpus separates documents: keys of a prepared folder's manifest."""
 LARGEST_SETTINGS = 10_000_000
 """The largest config.json that is read, in characters."""
+EMBEDDING, HEAD = "embedding.weight", "head.weight"
 PREFIX = "model."
 """Prefix of the decoder's weights in the LightningModule, which the file leaves out."""
 
@@ -52,6 +53,8 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
         "settings": settings,
     }
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in content["state_dict"].items()}
+    if settings.get("tie_embeddings"):
+        del weights[HEAD]
     write_folder(folder, weights, record, tokenizer)
 
 
@@ -97,6 +100,8 @@ def read_exported(folder: str | Path) -> dict[str, Any]:
         weights = load_file(Path(folder) / WEIGHTS)
     except SafetensorError as error:
         raise ValueError(f"{WEIGHTS}: {error}") from error
+    if record["settings"].get("tie_embeddings") and EMBEDDING in weights:
+        weights[HEAD] = weights[EMBEDDING]
     return {
         "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
         "hyper_parameters": record["settings"],

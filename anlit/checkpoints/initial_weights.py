@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from anlit.checkpoints.checkpoint_io import is_sharded, read_checkpoint
-from anlit.checkpoints.exported import is_exported
+from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, is_exported
 from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
 
@@ -43,6 +43,11 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
                 f"initial_weights={path} does not fit the model ({name} is {saved_shape} in it and {shape} in the "
                 "model): give the model's settings of the run that it comes from, with --config RUN/config.yaml"
             )
+    embedding, head = (f"{PREFIX}{name}" for name in (EMBEDDING, HEAD))
+    if model.model.tie_embeddings and not saved_weights[embedding].equal(saved_weights[head]):
+        raise UserError(
+            f"initial_weights={path} has an embedding and a head that differ: leave out model.tie_embeddings"
+        )
     model.load_state_dict(saved_weights)
 
 

@@ -82,8 +82,8 @@ class GPTBlock(nn.Module):
         return self.W_d(swiglu(fused_linear(x, self.W_u, self.W_z)))
 
     def shrink_qk(self, factors: Tensor) -> None:
-        """Multiply each head's queries and keys by its entry of factors (H,)."""
-        shrink([(self.W_q, self.norm_q), (self.W_k, self.norm_k)], factors)
+        """Multiply each head's scores by the square of its entry of factors (H,)."""
+        shrink((self.W_q, self.norm_q), (self.W_k, self.norm_k), factors)
 
 
 class GPTDecoder(Decoder):

@@ -116,7 +116,7 @@ class NGPTBlock(nn.Module):
 
     @torch.no_grad()
     def shrink_qk(self, factors: Tensor) -> None:
-        """Multiply each head's queries and keys by its entry of factors (H,), through s_qk."""
+        """Multiply each head's scores by the square of its entry of factors (H,), through its own s_qk."""
         assert self.s_qk is not None
         self.s_qk.multiply(factors.repeat_interleave(self.s_qk.stored.numel() // self.n_heads))
 

@@ -13,7 +13,8 @@ OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Four groups by role: `matrices`, `embedding`, `head` and `vectors`.
 
-    `vectors` are all other parameters: gains, scales and those of attention mechanisms. They have no weight decay.
+    A matrix that embedding and head share is in `head`. `vectors` are all other parameters: gains, scales and those of
+    attention mechanisms. They have no weight decay.
 
     Raises:
         AssertionError: A parameter is in no group or in two.
@@ -22,9 +23,9 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     maps = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     roles: dict[str, list[nn.Parameter]] = {"matrices": [], "embedding": [], "head": [], "vectors": []}
     for name, parameter in named.items():
-        if name.startswith("embedding."):
+        if name.startswith("embedding.") and id(parameter) not in maps:
             roles["embedding"].append(parameter)
-        elif name.startswith("head."):
+        elif name.startswith(("embedding.", "head.")):
             roles["head"].append(parameter)
         else:
             roles["matrices" if id(parameter) in maps else "vectors"].append(parameter)
@@ -70,7 +71,7 @@ class MuonAdamW(torch.optim.Optimizer):
         momentum: Muon's momentum.
         weight_decay: Decoupled decay of matrices, embedding and head.
         embedding_lr: AdamW's rate of the embedding; [SI] uses 0.3 for GPT-2 sized models.
-        head_lr: AdamW's rate of the head.
+        head_lr: AdamW's rate of the head, and of a matrix that the embedding shares with it.
         vector_lr: AdamW's rate of gains and scaling vectors.
         betas: AdamW's averaging coefficients.
         eps: AdamW's ε.

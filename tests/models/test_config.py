@@ -52,5 +52,18 @@ def test_a_model_built_in_python_saves_the_settings_that_were_not_given_too(name
 
 
 def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(UserError, match=r"model\.d_model=30 is not divisible by model\.n_heads=4"):
+    with pytest.raises(UserError, match=r"model\.d_model=30 is not divisible by model\.n_heads=4.*or set d_head"):
         GPT(vocab_size=8, d_model=30, n_heads=4)
+    assert GPT(vocab_size=8, n_layers=1, d_model=30, n_heads=4, d_head=8).model.blocks[0].W_o.weight.shape == (30, 32)
+
+
+@pytest.mark.parametrize("n_kv_heads", [0, 3, 8])
+def test_heads_of_keys_must_divide_those_of_queries(n_kv_heads: int) -> None:
+    with pytest.raises(UserError, match=rf"model\.n_kv_heads={n_kv_heads} does not divide model\.n_heads=4"):
+        GPT(vocab_size=8, d_model=32, n_heads=4, n_kv_heads=n_kv_heads)
+
+
+@pytest.mark.parametrize("name", ["NGPT", "AnGPT"])
+def test_a_tied_head_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(UserError, match=r"tie_embeddings is for GPT\+ only, because the h of nGPT and anGPT begins"):
+        tiny(getattr(__import__("anlit"), name), tie_embeddings=True)

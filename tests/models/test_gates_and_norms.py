@@ -47,7 +47,7 @@ def test_gates_are_matrices_to_the_optimizer(architecture) -> None:
 def largest_scores(model: nn.Module) -> torch.Tensor:
     """Each layer's and head's largest score on the first training batch, (L, H), as the clip would see it."""
     batch = next(iter(batches(4, SIZE["context_length"])))
-    watchers = [QKClip(1.0, SIZE["n_heads"]) for _ in model.model.blocks]
+    watchers = [QKClip(1.0, block.n_heads) for block in model.model.blocks]
     kept = [block.attention.clip for block in model.model.blocks]
     for block, watcher in zip(model.model.blocks, watchers, strict=True):
         block.attention.clip = watcher
@@ -63,10 +63,11 @@ CLIPPABLE = [(GPT, False, None), (GPT, True, None), (NGPT, True, None), (NGPT, F
              (AnGPT, True, True)]  # fmt: skip
 
 
+@pytest.mark.parametrize("heads", [{}, {"n_heads": 4, "n_kv_heads": 2}], ids=["own keys", "shared keys"])
 @pytest.mark.parametrize(("architecture", "qk_norm", "qk_gain"), CLIPPABLE)
-def test_qk_clip_brings_the_largest_score_to_its_threshold(architecture, qk_norm, qk_gain) -> None:
-    """A step of rate 0 changes nothing but what the clip changes."""
-    settings = {"qk_norm": qk_norm, "optimizer": adamw(lr=0.0), "schedule": CONSTANT}
+def test_qk_clip_brings_the_largest_score_to_its_threshold(architecture, qk_norm, qk_gain, heads) -> None:
+    """A step of rate 0 changes nothing but what the clip changes: no head whose scores are small, with shared keys."""
+    settings = {"qk_norm": qk_norm, "optimizer": adamw(lr=0.0), "schedule": CONSTANT, **heads}
     unclipped = largest_scores(tiny(architecture, **settings, qk_norm_gain=qk_gain))
     threshold = float(unclipped[0].median())  # over half of the heads of the first layer
     model = tiny(architecture, **settings, qk_norm_gain=qk_gain, qk_clip=threshold)

@@ -106,6 +106,7 @@ def by_the_formulas(
     """The same, with the model's parameters, from `naive.py`."""
     size = {key: others.pop(key, SIZE[key]) for key in ("n_heads", "n_layers", "d_model")}
     n_heads, d_head = size["n_heads"], others.pop("d_head", None) or size["d_model"] // size["n_heads"]
+    others.pop("tie_embeddings", None)
     size |= {"n_kv_heads": others.pop("n_kv_heads", None) or n_heads, "d_head": d_head}
     others["gated"] = others.pop("attention_gate", "none") != "none"
     if architecture is NGPT:
@@ -114,7 +115,8 @@ def by_the_formulas(
     settings = naive.Settings(**size, d_ff=d_ff or 4 * SIZE["d_model"], layers=layers, qk_norm=qk_norm,
                               norm_eps=EPS, alpha=ALPHA, s_z=S_Z, **others)  # fmt: skip
     copies = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
-    logits, embedded = naive.run(ORACLE[architecture], copies, TOKENS, DOCUMENTS if masked else None, settings)
+    parameters = {"head.weight": copies["embedding.weight"], **copies}  # where they are tied
+    logits, embedded = naive.run(ORACLE[architecture], parameters, TOKENS, DOCUMENTS if masked else None, settings)
     (logits * PROBE).sum().backward()
     for name, parameter in copies.items():
         assert parameter.grad is not None, f"the formulas do not use {name}"

@@ -5,6 +5,7 @@ There every query head looks up its own key. H is 4 and d 32, so heads of width 
 
 import pytest
 
+from anlit import GPT
 from tests.parity.test_architectures import architectures, check
 
 EACH = {"n_heads": 4}
@@ -29,6 +30,10 @@ def test_every_shape_matches_the_formulas(architecture, mechanism, n_kv_heads, d
 def test_shapes_with_gates_and_norms(architecture, qk_norm, qk_norm_eps, n_kv_heads) -> None:
     gates = {"attention_gate": "per_element", "v_norm": True, "attention_norm": True}
     check(architecture, qk_norm=qk_norm, qk_norm_eps=qk_norm_eps, n_kv_heads=n_kv_heads, d_head=12, **EACH, **gates)
+
+
+def test_a_tied_head_adds_its_gradient_to_the_embedding() -> None:
+    check(GPT, "log n", tie_embeddings=True)
 
 
 @architectures

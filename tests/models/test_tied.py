@@ -1,0 +1,68 @@
+"""One matrix for embedding and head, and the reason why nGPT and anGPT have two."""
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from anlit import GPT, NGPT, AnGPT, MuonAdamW
+from anlit.checkpoints.initial_weights import load_initial_weights
+from anlit.cli import main
+from anlit.errors import UserError
+from anlit.models.runtime import Runtime
+from anlit.optim.optimizers import parameter_groups
+from tests.models.tiny import SIZE, fit, random_tokens, tiny
+
+
+def test_one_matrix_is_counted_once_and_trained_at_the_rate_of_the_head() -> None:
+    tied, untied = tiny(GPT, tie_embeddings=True), tiny(GPT)
+    saved = SIZE["vocab_size"] * SIZE["d_model"]
+    assert untied.model.n_parameters() - tied.model.n_parameters() == saved
+    assert tied.model.flops_per_token(16) == untied.model.flops_per_token(16)
+    optimizer = MuonAdamW(parameter_groups(tied.model), embedding_lr=0.3, head_lr=0.002)
+    rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+    assert "embedding" not in rates
+    assert rates["head"] == 0.002
+
+
+@pytest.mark.parametrize("meta", [False, True], ids=["drawn at once", "drawn late"])
+def test_it_stays_one_matrix(meta, tmp_path) -> None:
+    model = fit(tiny(GPT, tie_embeddings=True, runtime=Runtime(meta_init=meta)), max_steps=3)
+    assert model.model.head.weight is model.model.embedding.weight
+    assert torch.equal(model.model.head.weight, fit(tiny(GPT, tie_embeddings=True), 3).model.embedding.weight)
+
+
+def test_weights_of_two_matrices_do_not_begin_a_tied_run(tmp_path) -> None:
+    model = tiny(GPT)
+    fit(model, 1, default_root_dir=str(tmp_path))
+    model.trainer.save_checkpoint(tmp_path / "two.ckpt")
+    with pytest.raises(UserError, match=r"embedding and a head that differ: leave out model\.tie_embeddings"):
+        load_initial_weights(tiny(GPT, tie_embeddings=True), str(tmp_path / "two.ckpt"))
+
+
+def test_an_export_holds_it_once_and_is_read_again(tmp_path) -> None:
+    from safetensors.torch import load_file
+
+    model = fit(tiny(GPT, tie_embeddings=True), 2, default_root_dir=str(tmp_path))
+    model.trainer.save_checkpoint(tmp_path / "tied.ckpt")
+    out = tmp_path / "out"
+    assert main(["export", str(tmp_path / "tied.ckpt"), "--output", str(out)]) == 0
+    assert "head.weight" not in load_file(out / "model.safetensors")
+    again = tiny(GPT, seed=5, tie_embeddings=True)
+    load_initial_weights(again, str(out))
+    tokens = random_tokens(1, 8)
+    assert torch.equal(again.model.eval()(tokens), model.model.eval()(tokens))
+
+
+@torch.no_grad()
+def test_the_hidden_state_keeps_the_direction_of_its_token_where_its_norm_is_fixed() -> None:
+    """Cosine of the head's input and the token's row before training: a tied head would rank this token first."""
+    tokens, kept = random_tokens(2, 64), {}
+    for architecture in (GPT, NGPT, AnGPT):
+        decoder = tiny(architecture, n_layers=12, d_model=256, context_length=64).model.eval()
+        read: list[torch.Tensor] = []
+        decoder.head.register_forward_pre_hook(lambda _, inputs, read=read: read.append(inputs[0]))
+        decoder(tokens)
+        kept[architecture] = cosine_similarity(read[0], decoder.embedding(tokens), dim=-1).mean().item()
+    assert kept[NGPT] > 0.9
+    assert kept[AnGPT] > 0.9
+    assert kept[GPT] < 0.5
