@@ -84,8 +84,8 @@ def test_every_study_names_shipped_files_and_reads_from_any_folder(path: Path) -
     for name in names:
         assert not name.startswith("configs/")
         assert Path(configuration_file(name)).is_file()
-    budget = next(iter(content.get("budgets") or {}), None)
-    assert read_study(f"study/{path.name}", budget).arms
+    for budget in content.get("budgets") or [None]:
+        assert read_study(f"study/{path.name}", budget).arms
 
 
 @pytest.mark.slow
