@@ -31,7 +31,8 @@ def logits_of(q: Tensor, k: Tensor, scale: float, left: int, slopes: Tensor | No
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
-    """Causal attention of one document, (T, H, D), and ln Σ e^L, (H, T)."""
+    """Causal attention of one document, (T, H, D), and ln Σ e^L, (H, T); k and v may be (T, G, D)."""
+    k, v = (for_every_head(x, q) for x in (k, v))
     logits = logits_of(q, k, *settings)
     return torch.einsum("hij,jhd->ihd", logits.softmax(-1), v.double()).to(q.dtype), logits.logsumexp(-1)
 
@@ -40,18 +41,28 @@ def gradients(
     gradient: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, *settings: Any
 ) -> tuple[Tensor, ...]:
     """Of q, k, v of one document, by hand: nothing is recorded inside an operator."""
+    n_groups = k.shape[1]
     gradient, out, lse, q, k, v = (x.double() for x in (gradient, out, lse, q, k, v))
+    k, v = (for_every_head(x, q) for x in (k, v))
     weights = (logits_of(q, k, scale, *settings) - lse[..., None]).exp()
     of_weights = torch.einsum("ihd,jhd->hij", gradient, v)
     of_logits = weights * (of_weights - (gradient * out).sum(-1).T[..., None])
     dq, dk = torch.einsum("hij,jhd->ihd", of_logits, k), torch.einsum("hij,ihd->jhd", of_logits, q)
-    return scale * dq, scale * dk, torch.einsum("hij,ihd->jhd", weights, gradient)
+    dv = torch.einsum("hij,ihd->jhd", weights, gradient)
+    dk, dv = (x.unflatten(1, (n_groups, -1)).sum(2) for x in (scale * dk, dv))
+    return scale * dq, dk, dv
+
+
+def for_every_head(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values (T, G, D) → (T, H, D), as the kernels read them."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int, slopes: Tensor | None) -> list[int]:
     """What both libraries ask of their arguments; gives the documents' lengths."""
     N, H, D = q.shape
-    assert k.shape == v.shape == (N, H, D)
+    assert k.shape == v.shape == (N, k.shape[1], D)
+    assert H % k.shape[1] == 0
     assert q.dtype == k.dtype == v.dtype
     assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
     assert cu.dtype == torch.int32

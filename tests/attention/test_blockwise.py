@@ -98,6 +98,13 @@ def test_shares_are_all_of_it_once_and_nearly_equal(n_rows, n_heads, n) -> None:
     assert max(sizes) - min(sizes) <= min(n_rows, n_heads)
 
 
+def test_heads_that_share_keys_stay_in_one_share() -> None:
+    queries, keys = torch.arange(4)[None] // 2, torch.arange(2)[None]
+    for share in blocks.shares(1, 2, 3, group=2):
+        assert share.of(queries).unique().tolist() == share.of_keys(keys).tolist()[0]
+        assert share.of_keys(keys).numel() == 1
+
+
 @packings
 @pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
 @pytest.mark.parametrize("n_shares", [2, HEADS])

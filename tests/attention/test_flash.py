@@ -27,11 +27,14 @@ IDS = torch.tensor([[0] * 4 + [1] + [2] * 8, [0] * 13, [0] * 12 + [1]])  # docum
 PACKED = torch.tensor([0, 4, 5, 13, 26, 38, 39], dtype=torch.int32)
 
 
-def run(attend, mechanism, packed: bool, dtype=torch.float64, device="cpu", width=16) -> dict[str, Tensor]:
+def run(
+    attend, mechanism, packed: bool, dtype=torch.float64, device="cpu", width=16, n_kv_heads=2
+) -> dict[str, Tensor]:
     mechanism = mechanism.for_layer(2, width, 0).to(device, dtype)
     generator = torch.Generator().manual_seed(0)
     tensors = torch.randn(4, len(IDS), 2, LENGTH, width, generator=generator, dtype=torch.float64).to(device, dtype)
     q, k, v, probe = tensors
+    k, v = k[:, :n_kv_heads].clone(), v[:, :n_kv_heads].clone()
     for x in (q, k, v):
         x.requires_grad_()
     ids = IDS.to(device) if packed else None
@@ -46,14 +49,17 @@ def error(one: Tensor, other: Tensor) -> float:
     return ((one.double() - other.double()).norm() / other.double().norm()).item()
 
 
+@pytest.mark.parametrize("n_kv_heads", [1, 2])
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "documents"])
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_libraries_are_asked_for_what_eager_computes(library, name, packed, monkeypatch) -> None:
+def test_the_libraries_are_asked_for_what_eager_computes(library, name, packed, n_kv_heads, monkeypatch) -> None:
     if library == "pytorch" and "alibi" in name:
         return
     calls: Calls = LIBRARIES[library](monkeypatch)
-    found, expected = (run(backend.attend, MECHANISMS[name], packed) for backend in (flash, eager))
+    found, expected = (
+        run(backend.attend, MECHANISMS[name], packed, n_kv_heads=n_kv_heads) for backend in (flash, eager)
+    )
     assert found.keys() == expected.keys()
     for key, value in found.items():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-5)  # slopes and lse are float32

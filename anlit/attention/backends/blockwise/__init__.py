@@ -15,6 +15,7 @@ from anlit.attention.backends.eager import distance_tables, with_gain
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 
+GROUPED = True
 SHARED_PAIRS = 2**17
 """From this number of query-key pairs on, over sequences and heads, several threads are faster than one."""
 
@@ -29,7 +30,7 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(a·g·S + m) v, all of shape (B, H, T, D); computed in float32 at least, whatever the precision of q."""
+    """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D); computed in float32 at least."""
     a, m = distance_tables(mechanism, q.shape[-2], q)
     rows = with_gain(q, mechanism, documents)
     starts = documents.bounds[0] if documents.bounds is not None else None

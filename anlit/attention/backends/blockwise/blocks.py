@@ -1,9 +1,10 @@
 """The blocks that are computed at a time, and a and m as matrices for them.
 
-Letters: B sequences, H heads, T length, t distance i − j.
+Letters: B sequences, H heads of queries, G heads of keys, T length, t distance i − j.
 """
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ class Block(NamedTuple):
         return x[self.row : self.end_row, :, self.first : self.end]
 
     def keys(self, x: Tensor) -> Tensor:
-        """The part of x (B, H, T, …) that belongs to these keys, a view."""
+        """The part of x (B, G, T, …) that belongs to these keys, a view."""
         return x[self.row : self.end_row, :, self.begin : self.end]
 
 
@@ -62,10 +63,15 @@ class Share(NamedTuple):
 
     rows: slice
     heads: slice
+    groups: slice
 
     def of(self, x: Tensor) -> Tensor:
         """The part of x (B, H, …), a view."""
         return x[self.rows, self.heads]
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """The part of keys or values x (B, G, …), a view."""
+        return x[self.rows, self.groups]
 
     def of_table(self, table: Tensor) -> Tensor:
         """The part of a table over distance, (T,) or (H or 1, T), a view."""
@@ -76,13 +82,24 @@ class Share(NamedTuple):
         return None if starts is None else starts[self.rows]
 
 
-def shares(n_rows: int, n_heads: int, n: int) -> list[Share]:
-    """At most n shares of nearly equal size: of the sequences, or of the heads if there are too few sequences."""
-    by_rows = n_rows >= min(n, n_heads)
-    total = n_rows if by_rows else n_heads
+def shares(n_rows: int, n_groups: int, n: int, group: int = 1) -> list[Share]:
+    """At most n shares of nearly equal size: of the sequences, or of the groups if there are too few sequences.
+
+    Args:
+        n_rows: B.
+        n_groups: G; the heads of a group stay together.
+        n: How many shares are wanted.
+        group: H/G, the heads of a group.
+    """
+    everything = slice(None)
+    by_rows = n_rows >= min(n, n_groups)
+    total = n_rows if by_rows else n_groups
     n = min(n, total)
-    parts = [slice(total * number // n, total * (number + 1) // n) for number in range(n)]
-    return [Share(part, slice(None)) if by_rows else Share(slice(None), part) for part in parts]
+    bounds = [total * number // n for number in range(n + 1)]
+    parts = list(pairwise(bounds))
+    if by_rows:
+        return [Share(slice(*part), everything, everything) for part in parts]
+    return [Share(everything, slice(first * group, end * group), slice(first, end)) for first, end in parts]
 
 
 class Tables:

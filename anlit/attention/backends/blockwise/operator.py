@@ -2,10 +2,10 @@
 
     anlit::blockwise_attention(q, k, v, a, m, starts, window, keeps, n_shares) -> (out, kept)
 
-q, k, v and out are (B, H, T, D). a and m are tables over distance, (T,) or (H or 1, T), or None if trivial. `starts`,
-(B, T), is where the document of each token begins; None for one document. A query sees the keys from there to its own,
-and at most `window` of them. The sequences, or the heads if there are few sequences, are divided among `n_shares`
-threads.
+q and out are (B, H, T, D), k and v (B, G, T, D), see `anlit.attention.groups`. a and m are tables over distance, (T,)
+or (H or 1, T), or None if trivial. `starts`, (B, T), is where the document of each token begins; None for one document.
+A query sees the keys from there to its own, and at most `window` of them. The sequences, or the groups of heads if
+there are few sequences, are divided among `n_shares` threads.
 """
 
 import math
@@ -40,11 +40,11 @@ def blockwise_attention(
 
     def compute(share: Share, part: Tensor) -> None:
         share_a, share_m = (None if table is None else share.of_table(table) for table in (a, m))
-        inputs = share.of(q), share.of(k), share.of(v), share_a, share_m, share.of_starts(starts)
+        inputs = share.of(q), share.of_keys(k), share.of_keys(v), share_a, share_m, share.of_starts(starts)
         _forward(*inputs, window, share.of(out), part)
 
     with torch.autocast(q.device.type, enabled=False):
-        workers.run([partial(compute, *shared) for shared in _shared(q, kept, n_shares)])
+        workers.run([partial(compute, *shared) for shared in _shared(q, k, kept, n_shares)])
     return out, kept
 
 
@@ -92,12 +92,13 @@ def blockwise_attention_backward(
     """Gradients of q, k, v, a and m; those of a and m are empty without `of_tables`."""
     gradients = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     dq, dk, dv = gradients
-    parts = _shared(q, kept, n_shares)
+    parts = _shared(q, k, kept, n_shares)
 
     def compute(share: Share, part: Tensor) -> tuple[Tensor | None, Tensor | None]:
         share_a, share_m = (None if table is None else share.of_table(table) for table in (a, m))
-        inputs = share.of(upstream), share.of(q), share.of(k), share.of(v), share_a, share_m, share.of_starts(starts)
-        return _backward_share(*inputs, window, part, of_tables, share.of(dq), share.of(dk), share.of(dv))
+        inputs = share.of(upstream), share.of(q), share.of_keys(k), share.of_keys(v)
+        more = share_a, share_m, share.of_starts(starts), window, part, of_tables
+        return _backward_share(*inputs, *more, share.of(dq), share.of_keys(dk), share.of_keys(dv))
 
     with torch.autocast(q.device.type, enabled=False):
         found = workers.run([partial(compute, *shared) for shared in parts])
@@ -139,7 +140,7 @@ def _backward_share(
         else:
             logits = tables.to_logits(_product(queries, keys.mT), block, starts)
             weights = logits.sub_(block.queries(kept)[..., None]).exp_()
-        _add_product(block.keys(dv_sum), weights.mT, gradient)
+        _add_transposed_product(block.keys(dv_sum), weights, gradient)
         d_weights = _product(gradient, block.keys(v).mT)
         d_logits = torch.ops.aten._softmax_backward_data.out(d_weights, weights, -1, q.dtype, grad_input=d_weights)
         if d_bias is not None:
@@ -149,7 +150,7 @@ def _backward_share(
         if tables.gain is not None:
             d_logits.mul_(tables.part(tables.gain, block))
         torch.mul(_product(d_logits, keys), width**-0.5, out=block.queries(dq))
-        _add_product(block.keys(dk_sum), d_logits.mT, queries)
+        _add_transposed_product(block.keys(dk_sum), d_logits, queries)
     dk.copy_(dk_sum)
     dv.copy_(dv_sum)
     da = tables.by_distance(d_gain, a) if d_gain is not None and a is not None else None
@@ -157,11 +158,11 @@ def _backward_share(
     return da, dm
 
 
-def _shared(q: Tensor, kept: Tensor, n_shares: int) -> list[tuple[Share, Tensor]]:
+def _shared(q: Tensor, k: Tensor, kept: Tensor, n_shares: int) -> list[tuple[Share, Tensor]]:
     """The shares, each with its part of `kept`."""
     n_rows, n_heads = q.shape[:2]
     found, offset = [], 0
-    for share in shares(n_rows, n_heads, n_shares):
+    for share in shares(n_rows, k.shape[1], n_shares, n_heads // k.shape[1]):
         size = kept.numel() // (n_rows * n_heads) * share.of(q[:, :, 0, 0]).numel()
         found.append((share, share.of(kept) if kept.dim() == 3 else kept[offset : offset + size]))
         offset += size
@@ -169,13 +170,19 @@ def _shared(q: Tensor, kept: Tensor, n_shares: int) -> list[tuple[Share, Tensor]
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """x y, both (B, H, …, …)."""
-    return torch.bmm(x.flatten(0, 1), y.flatten(0, 1)).unflatten(0, x.shape[:2])
+    """x y for each head, x (B, H, M, N), y (B, G, N, K): the heads of a group are rows of one matrix."""
+    return torch.bmm(_rows(x, y.shape[1]), y.flatten(0, 1)).view(*x.shape[:3], y.shape[3])
 
 
-def _add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """total += x y, all (B, H, …, …); total a view of contiguous sequences."""
-    total.view(-1, *total.shape[2:]).baddbmm_(x.flatten(0, 1), y.flatten(0, 1))
+def _add_transposed_product(total: Tensor, x: Tensor, y: Tensor) -> None:
+    """total (B, G, K, D) += xᵀ y, summed over the heads of a group; x (B, H, N, K), y (B, H, N, D)."""
+    n_groups = total.shape[1]
+    total.view(-1, *total.shape[2:]).baddbmm_(_rows(x, n_groups).mT, _rows(y, n_groups))
+
+
+def _rows(x: Tensor, n_groups: int) -> Tensor:
+    """(B, H, M, N) → (B·G, H/G·M, N), a view if G is H."""
+    return x.reshape(len(x) * n_groups, -1, x.shape[-1])
 
 
 def _blocks_with_offsets(q: Tensor, starts: Tensor | None, window: int | None) -> list[tuple[Block, int]]:
