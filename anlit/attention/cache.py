@@ -15,6 +15,7 @@ a row, from 0.
 import torch
 from torch import Tensor, nn
 
+from anlit.attention.backends import sdpa
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK, distance_tables, with_gain
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
@@ -145,7 +146,7 @@ class Continuation(Documents):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation) -> Tensor:
-    """softmax(a·g·S + m) v of new queries over cached keys, 512 queries at a time.
+    """softmax(a·g·S + m) v of new queries over cached keys, 512 queries at a time; of one query by a fused kernel.
 
     Args:
         q: (B, H, Q, D).
@@ -158,6 +159,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Con
     """
     length, n_keys = q.shape[-2], k.shape[-2]
     a, m = distance_tables(mechanism, n_keys, q)
+    if length == 1 and a is None:
+        return sdpa.fused(with_gain(q, mechanism, documents), k, v, _mask_of_one(documents, n_keys, m, q.dtype))
     q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)
     keys = torch.arange(n_keys, device=q.device)
     parts = []
@@ -173,6 +176,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Con
         scores = scores.masked_fill(~documents.sees(first, distances, mechanism.window), float("-inf"))
         parts.append(grouped_product(scores.softmax(-1).to(v.dtype), v))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+
+
+def _mask_of_one(documents: Continuation, n_keys: int, m: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The additive mask of one query, (B or 1, H or 1, 1, K); None if it sees all keys.
+
+    The cache returns no key from before the window.
+    """
+    if m is None and documents.begins is None:
+        return None
+    distances = torch.arange(n_keys - 1, -1, -1, device=documents.device)[None]
+    visible = documents.sees(0, distances, None)
+    return torch.where(visible, 0.0 if m is None else m[..., distances], float("-inf")).to(dtype)
 
 
 class _Store:

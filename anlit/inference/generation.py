@@ -5,10 +5,9 @@ others only through the order of sums in matrix products.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -131,10 +130,8 @@ def check_prompt(tokens: Sequence[int], vocabulary: int) -> None:
 
 def check_memory(decoder: Decoder, rows: int, length: int) -> None:
     """Raise UserError if the keys and values of `rows` × `length` tokens do not fit into the device's memory."""
-    weight, blocks = decoder.embedding.weight, cast(Iterable[Any], decoder.blocks)
-    windows = [block.attention.mechanism.window for block in blocks]
-    slots = sum(length if window is None else min(length, 2 * window) for window in windows)
-    needed = 2 * rows * slots * weight.shape[1] * weight.element_size()
+    weight = decoder.embedding.weight
+    needed = rows * decoder.cache_bytes(length, weight.element_size())
     if weight.is_cuda:
         available = torch.cuda.get_device_properties(weight.device).total_memory
     else:

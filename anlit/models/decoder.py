@@ -167,6 +167,16 @@ class Decoder(nn.Module):
         """FLOPs of one training step per token at context `length`; see `anlit.models.flops`."""
         return flops_per_token(self, length)
 
+    def cache_bytes(self, length: int, element_size: int) -> int:
+        """Bytes of a `KeyValueCache` for one row of `length` tokens: 2·G·D numbers a token in every layer.
+
+        A layer with a window keeps at most twice its width.
+        """
+        blocks: Iterable[Any] = self.blocks
+        windows = ((block.n_kv_heads * block.d_head, block.attention.mechanism.window) for block in blocks)
+        numbers = sum(2 * width * (length if window is None else min(length, 2 * window)) for width, window in windows)
+        return numbers * element_size
+
 
 def split_heads(qkv: Tensor, n_heads: int, n_kv_heads: int) -> tuple[Tensor, ...]:
     """Queries, keys and values side by side, (B, T, (H + 2G)·D) → q (B, H, T, D), k and v (B, G, T, D)."""

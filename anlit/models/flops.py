@@ -26,8 +26,8 @@ def mean_visible_keys(length: int, window: int | None = None) -> float:
 def flops_per_token(model: nn.Module, length: int, mean_keys: float | None = None) -> float:
     """FLOPs of one training step per token, for a decoder of any architecture and mechanism.
 
-    6 for every weight of a linear map, gates included (the embedding is a look-up), and 12·d per layer for every key
-    that a query sees on average: 2·d for q·k and 2·d for weights·v, times 3.
+    6 for every weight of a linear map, gates included (the embedding is a look-up), and 12·H·D per layer for every
+    key that a query sees on average: 2·H·D for q·k and 2·H·D for weights·v, times 3. Heads that share keys save none.
 
     Args:
         model: A decoder; its blocks hold an `Attention` each.

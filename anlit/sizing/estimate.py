@@ -62,6 +62,7 @@ class Estimate:
         parameters: Number of parameters by role, and `total`.
         memory: Memory by purpose. The sum is the peak that `torch.cuda.max_memory_allocated` would report.
         allowance: For fragmentation and memory outside torch.
+        cache_bytes: Of the keys and values of one generated sequence of the plan's length, in bfloat16.
         flops_per_token: FLOPs of a training step per token, for sequences of one document.
         tokens_per_second: Of all GPUs together.
         days: For the plan's tokens; None if it has none.
@@ -71,6 +72,7 @@ class Estimate:
     parameters: dict[str, int]
     memory: dict[str, float]
     allowance: float
+    cache_bytes: int
     flops_per_token: float
     tokens_per_second: float
     days: float | None
@@ -108,6 +110,7 @@ def estimate(model: LanguageModel, plan: Plan) -> Estimate:
         parameters=parameters,
         memory=memory,
         allowance=FRAGMENTATION * sum(memory.values()) + CONTEXT_BYTES,
+        cache_bytes=model.model.cache_bytes(plan.length, torch.bfloat16.itemsize),
         flops_per_token=flops,
         tokens_per_second=rate,
         days=plan.tokens / rate / 86_400 if plan.tokens is not None else None,

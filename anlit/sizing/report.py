@@ -16,6 +16,8 @@ def show(console: Console, result: Estimate) -> None:
     plan = result.plan
     parameters = [[name, f"{number:,}"] for name, number in result.parameters.items()]
     console.print(terminal_table("Model", ["parameters", "number"], parameters))
+    cache = f"{result.cache_bytes / 1e6:,.3g} MB"
+    console.print(f"Keys and values of one sequence of {plan.length:,} tokens, to generate in bfloat16: {cache}.\n")
 
     recompute = "none" if plan.checkpoint_every is None else f"every {plan.checkpoint_every}"
     title = f"{plan.gpus} × {plan.gpu}, {plan.strategy}, {plan.precision}, batch {plan.batch_size} × {plan.length}, "

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from anlit.attention import backends
 from anlit.attention.documents import Documents
+from anlit.attention.groups import repeat_heads
 from anlit.attention.mechanism import Mechanism
 from anlit.layers.cross_entropy import CHUNK_NUMBERS
 from anlit.models.flops import attention_layers_of
@@ -151,7 +152,10 @@ def watch_blocks(decoder: nn.Module, memory: LiveMemory, checkpoint_every: int |
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Uses the memory of a fused kernel, (B, H, T, D) in and out and B·H·T in float32, but computes nothing."""
+    """Uses the memory of a fused kernel, but computes nothing.
+
+    q and the output are (B, H, T, D), k and v (B, G or H, T, D), and there are B·H·T numbers in float32.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -182,7 +186,7 @@ def _prepare_nothing(documents: Documents, h: Tensor) -> None:
 
 
 def _fused(
-    mechanism: Mechanism, rows: int, has_mask: bool, q: Tensor, k: Tensor, v: Tensor, documents: Documents
+    mechanism: Mechanism, rows: int, is_sdpa: bool, q: Tensor, k: Tensor, v: Tensor, documents: Documents
 ) -> Tensor:
     """For sdpa, m and documents are a mask (B, H or 1, T, T), which every layer makes again."""
     length = q.shape[-2]
@@ -193,7 +197,9 @@ def _fused(
     mask = None
     bias = mechanism.distance_bias(torch.arange(length, dtype=torch.float32))
     masked = documents.are_masked or bias is not None or mechanism.window is not None
-    if has_mask and masked:
+    if is_sdpa and masked:
         heads = bias.shape[0] if bias is not None and bias.dim() == 2 else 1
         mask = q.new_empty(rows, heads, length, length)
+    if is_sdpa and (masked or q.element_size() > 2):  # see `sdpa.fused`
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     return _FusedAttention.apply(q, k, v, mask)  # type: ignore[no-any-return,no-untyped-call]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from anlit import GPT, NGPT, AnGPT, DynamicNTK, LogN, NoPE, Plain, PRoPE, RoPE, ScaleInvariant, SlidingWindow, SqrtLogN
+from anlit.attention.backends import sdpa
 from anlit.attention.cache import KeyValueCache
 from anlit.layers.positions import Positions, PositionsPattern
 from anlit.models.decoder import Decoder
@@ -81,6 +82,39 @@ def test_every_kind_of_positions_in_pieces(architecture, positions: Positions) -
 @architectures
 def test_gates_and_norms_in_pieces(architecture, attention, settings: dict) -> None:
     assert_same_in_pieces(decoder(architecture, attention=attention, **settings))
+
+
+@pytest.mark.parametrize("name", ["plain", "scale-invariant, c per layer", "sqrt log n", "alibi", "pattern"])
+@pytest.mark.parametrize("n_kv_heads", [1, 2])
+@architectures
+@pytest.mark.covering(2)
+def test_shared_keys_in_pieces(architecture, n_kv_heads: int, name: str) -> None:
+    model = decoder(architecture, n_heads=4, n_kv_heads=n_kv_heads, d_head=12, attention=SHIPPED[name])
+    assert_same_in_pieces(model, DOCUMENTS)
+    assert_same_in_pieces(model, None)
+
+
+@torch.no_grad()
+def test_the_cache_holds_the_heads_of_keys_alone() -> None:
+    sizes = {}
+    for n_kv_heads in (1, 4):
+        model = decoder(GPT, n_heads=4, n_kv_heads=n_kv_heads, d_head=12)
+        cache = KeyValueCache(64)
+        model(random_tokens(3, 64), cache=cache)
+        sizes[n_kv_heads] = cache.bytes
+        assert cache.bytes == 3 * model.cache_bytes(64, 8) == 3 * 64 * 2 * 2 * n_kv_heads * 12 * 8
+    assert sizes[4] == 4 * sizes[1]
+
+
+@pytest.mark.parametrize(("name", "is_fused"), [("log n", True), ("alibi", True), ("window", True),
+                                                ("scale-invariant", False)])  # fmt: skip
+def test_one_query_is_computed_by_a_fused_kernel(name: str, is_fused: bool, monkeypatch) -> None:
+    calls, real = [], sdpa.fused
+    monkeypatch.setattr(sdpa, "fused", lambda *given: calls.append(given[3]) or real(*given))
+    model = decoder(GPT, attention=SHIPPED[name], backend="eager")
+    in_pieces(model, TOKENS, None, KeyValueCache(LENGTH), (0, 30, 31, LENGTH))
+    assert len(calls) == 2 * is_fused
+    assert all((mask is None) == (name != "alibi") for mask in calls)
 
 
 @pytest.mark.parametrize("masking", [True, False])

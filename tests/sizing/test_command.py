@@ -27,6 +27,17 @@ def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("runs"))
 
 
+def test_shared_keys_and_the_width_of_heads_are_counted(tmp_path: Path) -> None:
+    """2 layers of W_q and W_o with 2 heads of width 24, W_k and W_v with one; d 32, f 128, V 256, T 64."""
+    record = tmp_path / "size.json"
+    assert main([*MODEL, "--model.n_kv_heads", "1", "--model.d_head", "24", "--json", str(record)]) == 0
+    numbers = json.loads(record.read_text())
+    in_blocks = 2 * (2 * 2 * 24 + 2 * 24 + 3 * 128) * 32
+    assert numbers["parameters"]["total"] == in_blocks + 2 * 256 * 32 + 2 * 2 * 32 + 256
+    assert numbers["flops_per_token"] == 6 * (in_blocks + 256 * 32) + 12 * 2 * 2 * 24 * 65 / 2
+    assert numbers["cache_bytes"] == 64 * 2 * 2 * 24 * 2
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -76,7 +76,7 @@ def _attend_masked(
     if m is not None:
         index = torch.arange(q.shape[-2], device=q.device)
         mask = torch.where(mask, m[..., (index[:, None] - index).clamp_min(0)], float("-inf")).to(q.dtype)
-    return _fused(q, k, v, mask, dropout)
+    return fused(q, k, v, mask, dropout)
 
 
 def _bias(m: Tensor | None, window: int | None, length: int, like: Tensor) -> Tensor | None:
@@ -92,19 +92,21 @@ def _bias(m: Tensor | None, window: int | None, length: int, like: Tensor) -> Te
 def _call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
     """Attention of sequences that are one document each, (B, H, T, D), with the upper left of `bias`, if any."""
     length = q.shape[-2]
-    return _fused(q, k, v, None if bias is None else bias[..., :length, :length], dropout)
+    mask = None if bias is None else bias[..., :length, :length]
+    return fused(q, k, v, mask, dropout, is_causal=mask is None)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """The kernel under a mask, or under the causal mask if that is None.
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, is_causal: bool = False
+) -> Tensor:
+    """PyTorch's kernel for q (B, H, T, D), k and v (B, G, K, D).
 
     On CUDA only flash attention takes grouped keys on every GPU: without a mask, in 16 bits. Elsewhere PyTorch would
-    make all T × T logits, so keys and values are copied for every head.
+    make all T × K logits, so keys and values are copied for every head.
     """
     if q.is_cuda and (mask is not None or q.element_size() > 2):
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     is_grouped = k.shape[1] != q.shape[1]
-    causal = mask is None
     return scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=is_grouped
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=is_grouped
     )
