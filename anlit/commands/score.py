@@ -121,7 +121,7 @@ def main(argv: list[str]) -> int:
     )
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
-    add("files", nargs="+", metavar="FILE", help="text (one document), .jsonl, .jsonl.zst, .jsonl.gz or .parquet")
+    add("files", nargs="+", metavar="FILE", help="text (one document), .jsonl, .jsonl.zst or .parquet")
     add("--output", required=True, metavar="FILE", help="the table to write, such as scores.parquet")
     add("--length", type=int, metavar="N", help="tokens in a window (default: the training length)")
     add("--stride", type=int, metavar="N", help="tokens by which windows advance (default: half of a window)")

@@ -105,7 +105,7 @@ class PythonSources(TokenShards):
 class TextFiles(TokenShards):
     """Any folder of UTF-8 text files as a corpus; each different file is one document.
 
-    Files of JSON lines (.jsonl, .jsonl.zst, .jsonl.gz) and parquet hold many documents, one in each line or row.
+    Files of JSON lines (.jsonl, .jsonl.zst) and parquet hold many documents, one in each line or row.
 
     Args:
         source: folder with the text files; not needed any more once the shards exist.

@@ -1,6 +1,5 @@
 """Source files of every format with the same records, and what was read from them."""
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -45,11 +44,6 @@ def write_zstd(path: Path) -> None:
     path.write_bytes(first + zstandard.ZstdCompressor(write_checksum=True).compress(data[5000:]))
 
 
-def write_gzip(path: Path) -> None:
-    data = b"".join(json_line(number, text) for number, text in enumerate(TEXTS))
-    path.write_bytes(gzip.compress(data[:5000]) + gzip.compress(data[5000:]))
-
-
 def parquet_table(text_type: pa.DataType | None = None) -> pa.Table:
     names = [{"redpajama_set_name": subset_of(number), "other": number} for number in range(len(TEXTS))]
     return pa.table({"id": list(range(len(TEXTS))), "meta": names, "text": pa.array(TEXTS, text_type or pa.string())})
@@ -62,13 +56,11 @@ def write_parquet(path: Path) -> None:
 WRITERS: dict[str, Callable[[Path], None]] = {
     ".jsonl": write_json_lines,
     ".jsonl.zst": write_zstd,
-    ".jsonl.gz": write_gzip,
     ".parquet": write_parquet,
 }
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".jsonl": bytes,
     ".jsonl.zst": zstandard.compress,
-    ".jsonl.gz": gzip.compress,
 }
 
 

@@ -1,8 +1,8 @@
-"""Source files, read record by record: .jsonl, .jsonl.zst, .jsonl.gz, .parquet, plain text, and .bin token files.
+"""Source files, read record by record: .jsonl, .jsonl.zst, .parquet, plain text, and .bin token files.
 
     format_of(name) → Format      spans(path, span_bytes) → [Span]      read(path, span, columns) → Record, Record, …
 
-A worker reads one span; a file's spans, one after the other, give every record of the file once, numbered through.
+A worker reads one span; a file's spans, one after the other, give every record of the file once.
 Nothing here raises because of what a file holds: a fault is a `Record` with a `problem`, and reading goes on behind
 it where the format lets it. Only OSError comes through (no such file, no permission, a failing disk).
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from anlit.data.preparation.formats.base import Columns, Format, Record, Span
 from anlit.data.preparation.formats.bin_tokens import read_bin_header, read_bin_tokens
-from anlit.data.preparation.formats.json_lines import GzipJsonLines, JsonLines, ZstdJsonLines
+from anlit.data.preparation.formats.json_lines import JsonLines, ZstdJsonLines
 from anlit.data.preparation.formats.parquet import Parquet
 from anlit.data.preparation.formats.plain_text import PlainText
 
@@ -21,7 +21,6 @@ __all__ = ["Columns", "Format", "Record", "Span", "format_of", "read_bin_header"
 BY_ENDING: dict[str, Format] = {
     ".jsonl": JsonLines(),
     ".jsonl.zst": ZstdJsonLines(),
-    ".jsonl.gz": GzipJsonLines(),
     ".parquet": Parquet(),
 }
 PLAIN_TEXT = PlainText()

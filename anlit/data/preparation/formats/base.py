@@ -22,8 +22,6 @@ class Record:
     """The problem in one clause, for an error message; empty without a problem."""
     subset: str | None
     """Value of the subset field, where `Columns` names one."""
-    index: int
-    """Number of the record in its file, from 0; unusable ones count too."""
     size: int = 0
     """UTF-8 bytes of `text`."""
 
@@ -78,30 +76,28 @@ class BrokenFileError(Exception):
         self.problem, self.detail = problem, detail
 
 
-def bad_record(where: str, index: int, problem: str, detail: str) -> Record:
-    return Record(where, None, problem, detail, None, index)
+def bad_record(where: str, problem: str, detail: str) -> Record:
+    return Record(where, None, problem, detail, None)
 
 
-def record_of(where: str, index: int, text: object, subset: object, columns: Columns) -> Record:
+def record_of(where: str, text: object, subset: object, columns: Columns) -> Record:
     """The record of field values as they were found: text as str, UTF-8 bytes, or something wrong."""
     if not isinstance(text, str | bytes):
-        return bad_record(
-            where, index, "no_text_field", f'the field "{columns.text}" is {_kind(text)} and not a string'
-        )
+        return bad_record(where, "no_text_field", f'the field "{columns.text}" is {_kind(text)} and not a string')
     try:
         size = _utf8_bytes(text)
         if size > columns.max_document_bytes:
-            return bad_record(where, index, "too_long", too_long(size, columns))
+            return bad_record(where, "too_long", too_long(size, columns))
         text = text if isinstance(text, str) else text.decode()
         subset = subset.decode() if isinstance(subset, bytes) else subset
     except UnicodeError as error:
-        return bad_record(where, index, "not_utf8", not_utf8(error))
+        return bad_record(where, "not_utf8", not_utf8(error))
     if not text:
-        return bad_record(where, index, "empty", "its text is empty")
+        return bad_record(where, "empty", "its text is empty")
     if columns.subset is not None and not (isinstance(subset, str) and subset):
         detail = f'the field "{columns.subset}" is {_kind(subset)} and not a name'
-        return bad_record(where, index, "no_subset_field", detail)
-    return Record(where, text, None, "", subset if isinstance(subset, str) else None, index, size)
+        return bad_record(where, "no_subset_field", detail)
+    return Record(where, text, None, "", subset if isinstance(subset, str) else None, size)
 
 
 def too_long(size: int, columns: Columns) -> str:

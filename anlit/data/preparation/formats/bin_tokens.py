@@ -26,17 +26,13 @@ def read_bin_header(path: Path) -> int:
         OSError: it cannot be read.
     """
     size = path.stat().st_size
-    with open(path, "rb") as file:
-        header = file.read(HEADER_BYTES)
-    if len(header) < HEADER_BYTES:
-        raise UserError(f"{path} has {size:,} bytes, too few for the {HEADER_BYTES} of a token header: {REMEDY}.")
-    magic, version, tokens = (int(number) for number in np.frombuffer(header, HEADER)[:3])
-    if magic != MAGIC:
-        raise UserError(f"{path} is not a file of tokens, it begins with {magic} instead of {MAGIC}: {REMEDY}.")
-    if version != VERSION:
-        raise UserError(f"{path} is a token file of version {version} and only version {VERSION} is known: {REMEDY}.")
+    header = np.fromfile(path, HEADER, count=HEADER_BYTES // HEADER.itemsize)
+    if size < HEADER_BYTES or tuple(header[:2]) != (MAGIC, VERSION):
+        begins = f"it has {size:,} bytes and begins with {header[:2].tolist()} instead of {[MAGIC, VERSION]}"
+        raise UserError(f"{path} is not a file of tokens, {begins}: {REMEDY}.")
+    tokens = int(header[2])
     expected = HEADER_BYTES + tokens * TOKEN.itemsize
-    if tokens < 0 or size != expected:
+    if size != expected:
         raise UserError(
             f"{path} has {size:,} bytes where the {tokens:,} tokens of its header make {expected:,}: {REMEDY}."
         )

@@ -1,15 +1,15 @@
-"""JSON lines, plain or compressed: every line is an object with a text.
+"""JSON lines, plain or compressed: every line is an object with a text, or blank.
 
 Plain files are cut at line starts. Cutting reads the file once to count its lines, so that every record knows its
 number; that runs at the speed of the disk, hundreds of times faster than tokenizing, and a file of one span is not
 read at all. Compressed files cannot be entered in the middle: they are one span.
 """
 
+import codecs
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import zstandard
 
@@ -53,78 +53,45 @@ class JsonLines(Format):
         return spans
 
     def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
-        at_end = span.stop >= path.stat().st_size
-        return _records(_pieces(path, span.start, span.stop), span.first_record, columns, at_end)
+        return _records(_pieces(path, span.start, span.stop), span.first_record, columns)
 
 
-class Decompressor(Protocol):
-    """What zstandard's and zlib's decompression objects have in common; one decodes one frame."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-class CompressedJsonLines(Format):
-    """One or several compressed frames, one after the other, that hold JSON lines."""
-
-    faults: type[Exception]
-
-    def decompressor(self) -> Decompressor:
-        raise NotImplementedError
+class ZstdJsonLines(Format):
+    """.jsonl.zst: one or several compressed frames, one after the other."""
 
     def spans(self, path: Path, span_bytes: int) -> list[Span]:
         return [Span(0, path.stat().st_size, 0)]
 
     def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
-        return _records(self._decompressed(path), 0, columns, at_end=True)
-
-    def _decompressed(self, path: Path) -> Iterator[bytes]:
-        """The text in pieces.
-
-        Raises:
-            BrokenFileError: after everything that could be decoded.
-        """
-        size = path.stat().st_size
-        frame: Decompressor | None = None
-        position = 0
-        for piece in _pieces(path, 0, size, COMPRESSED_PIECE_BYTES):
-            position += len(piece)
-            while piece:
-                frame = frame or self.decompressor()
-                try:
-                    text = frame.decompress(piece)
-                except self.faults as error:
-                    where = f"the compressed data is damaged before byte {position:,}"
-                    raise BrokenFileError("damaged", f"{where} ({error}), all that follows is lost") from error
-                if text:
-                    yield text
-                piece = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
-        if frame is not None or size == 0:
-            cut = "ends in the middle of its compressed data" if size else "is empty"
-            raise BrokenFileError("truncated", f"the file {cut} (byte {size:,}), all that follows is lost")
+        return _records(_decompressed(path), 0, columns)
 
 
-class ZstdJsonLines(CompressedJsonLines):
-    """.jsonl.zst"""
+def _decompressed(path: Path) -> Iterator[bytes]:
+    """The text in pieces.
 
-    faults = zstandard.ZstdError
-
-    def decompressor(self) -> Decompressor:
-        # Not `stream_reader`, which takes a cut file for a whole one.
-        return zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
-
-
-class GzipJsonLines(CompressedJsonLines):
-    """.jsonl.gz"""
-
-    faults = zlib.error
-
-    def decompressor(self) -> Decompressor:
-        return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    Raises:
+        BrokenFileError: after everything that could be decoded.
+    """
+    size = path.stat().st_size
+    frame: Any = None
+    position = 0
+    for piece in _pieces(path, 0, size, COMPRESSED_PIECE_BYTES):
+        position += len(piece)
+        while piece:
+            # Not `stream_reader`, which takes a cut file for a whole one.
+            frame = frame or zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
+            try:
+                text = frame.decompress(piece)
+            except zstandard.ZstdError as error:
+                where = f"the compressed data is damaged before byte {position:,}"
+                raise BrokenFileError("damaged", f"{where} ({error}), all that follows is lost") from error
+            if text:
+                yield text
+            piece = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame is not None or size == 0:
+        cut = "ends in the middle of its compressed data" if size else "is empty"
+        raise BrokenFileError("truncated", f"the file {cut} (byte {size:,}), all that follows is lost")
 
 
 def _pieces(path: Path, start: int, stop: int, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
@@ -136,78 +103,55 @@ def _pieces(path: Path, start: int, stop: int, piece_bytes: int = PIECE_BYTES) -
             yield piece
 
 
-def _records(pieces: Iterator[bytes], index: int, columns: Columns, at_end: bool) -> Iterator[Record]:
+def _records(pieces: Iterator[bytes], index: int, columns: Columns) -> Iterator[Record]:
     # Six bytes of JSON can stand for one of text (\u0041), and other fields need room too. Longer lines are not kept.
     longest = 8 * columns.max_document_bytes + MB
     try:
-        for line in _lines(pieces, longest, at_end):
+        for line in _lines(pieces, longest):
+            where = f"line {index + 1}"
             if line is None:
                 detail = f"the line has more than {longest:,} bytes, too many for --max_document_bytes"
-                yield bad_record(_line(index), index, "too_long", f"{detail} {columns.max_document_bytes}")
-            else:
-                yield _parse(line, index, columns)
+                yield bad_record(where, "too_long", f"{detail} {columns.max_document_bytes}")
+            elif line.strip():
+                yield _parse(line.removeprefix(codecs.BOM_UTF8) if index == 0 else line, where, columns)
             index += 1
     except BrokenFileError as error:
-        yield bad_record(_line(index), index, error.problem, error.detail)
+        yield bad_record(f"line {index + 1}", error.problem, error.detail)
 
 
-def _lines(pieces: Iterator[bytes], longest: int, at_end: bool) -> Iterator[bytes | None]:
-    """Lines without their "\\n"; None for one above `longest` bytes.
-
-    A line of the file's end (`at_end`) that is empty is left out. If `pieces` raises, the line begun is dropped.
-    """
+def _lines(pieces: Iterator[bytes], longest: int) -> Iterator[bytes | None]:
+    """Lines without their "\\n"; None for one above `longest` bytes. If `pieces` raises, the line begun is dropped."""
     begun: list[bytes] = []
     size = 0
-    held_back = False  # an empty line, until it is known whether something follows
-    try:
-        for piece in pieces:
-            head, *complete = piece.split(b"\n")
-            begun.append(head)
-            size += len(head)
-            if size > longest:
-                begun.clear()
-            if not complete:
-                continue
-            tail = complete.pop()
-            for line in (b"".join(begun) if size <= longest else None, *complete):
-                if held_back:
-                    yield b""
-                held_back = line == b""
-                if not held_back:
-                    yield line
+    for piece in pieces:
+        head, *others = piece.split(b"\n")
+        begun.append(head)
+        size += len(head)
+        if size > longest:
+            begun.clear()
+        if others:
+            yield b"".join(begun) if size <= longest else None
+            *complete, tail = others
+            yield from complete
             begun, size = [tail], len(tail)
-    except BrokenFileError:
-        if held_back:
-            yield b""
-        raise
-    if held_back and (size or not at_end):
-        yield b""
     if size:
         yield b"".join(begun) if size <= longest else None
 
 
-def _parse(line: bytes, index: int, columns: Columns) -> Record:
-    where = _line(index)
+def _parse(line: bytes, where: str, columns: Columns) -> Record:
     try:
-        source = line.decode("utf-8-sig" if index == 0 else "utf-8")
+        values = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return bad_record(where, index, "not_utf8", not_utf8(error))
-    try:
-        values = json.loads(source)
+        return bad_record(where, "not_utf8", not_utf8(error))
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-        reason = "the line is empty" if not source.strip() else f"the line is not JSON ({error})"
-        return bad_record(where, index, "not_json", reason)
+        return bad_record(where, "not_json", f"the line is not JSON ({error})")
     if not isinstance(values, dict):
-        return bad_record(where, index, "not_json", "the line is not a JSON object")
+        return bad_record(where, "not_json", "the line is not a JSON object")
     subset = None if columns.subset is None else _field(values, columns.subset)
-    return record_of(where, index, _field(values, columns.text), subset, columns)
+    return record_of(where, _field(values, columns.text), subset, columns)
 
 
 def _field(values: Any, dotted: str) -> Any:
     for name in dotted.split("."):
         values = values.get(name) if isinstance(values, dict) else None
     return values
-
-
-def _line(index: int) -> str:
-    return f"line {index + 1}"

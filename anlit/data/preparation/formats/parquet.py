@@ -39,7 +39,7 @@ class Parquet(Format):
         problem = ("damaged", file) if isinstance(file, str) else _missing_column(file.schema_arrow, columns)
         if problem is not None:
             if span.start == 0:  # once for the file
-                yield bad_record("the file", 0, *problem)
+                yield bad_record("the file", *problem)
             return
         assert isinstance(file, pq.ParquetFile)
         with file:
@@ -95,7 +95,7 @@ def _read_group(file: pq.ParquetFile, group: int, first: int, rows: int, columns
             texts, *others = [_values(batch, name) for name in names]
             subsets = others[0] if others else [None] * len(texts)
             for text, subset in zip(texts, subsets, strict=True):
-                yield record_of(f"row {index + 1}", index, text, subset, columns)
+                yield record_of(f"row {index + 1}", text, subset, columns)
                 index += 1
     except (pa.ArrowException, OSError) as error:
         reason = _reason(error)
@@ -103,7 +103,7 @@ def _read_group(file: pq.ParquetFile, group: int, first: int, rows: int, columns
     if lost:
         where = f"row group {group + 1}"
         detail = f"it is damaged ({reason}), {lost:,} of its {rows:,} rows are lost, from row {index + 1:,}"
-        yield bad_record(where, index, "damaged", detail)
+        yield bad_record(where, "damaged", detail)
 
 
 def _values(batch: pa.RecordBatch, dotted: str) -> list[bytes | None]:

@@ -13,6 +13,6 @@ class PlainText(Format):
     def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
         size = path.stat().st_size
         if size > columns.max_document_bytes:
-            yield bad_record("the file", 0, "too_long", too_long(size, columns))
+            yield bad_record("the file", "too_long", too_long(size, columns))
         else:
-            yield record_of("the file", 0, path.read_bytes(), None, columns)
+            yield record_of("the file", path.read_bytes(), None, columns)
