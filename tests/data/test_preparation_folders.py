@@ -175,7 +175,7 @@ def test_a_damaged_chunk_is_made_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     shutil.copytree(finished, tmp_path / "out")
-    DAMAGE[kind](tmp_path / "out" / "train" / "chunk-000001-0000.bin")
+    DAMAGE[kind](tmp_path / "out" / "train" / "chunk-000001-00000-000.bin")
     tasks = counted(monkeypatch)
     if kind == "flipped":  # only those who ask for it pay for reading everything
         make(tmp_path / "out", recipe)
@@ -184,7 +184,7 @@ def test_a_damaged_chunk_is_made_again(
     make(tmp_path / "out", recipe, verify=kind == "flipped")
     assert {group for group, _ in tasks} == {1}
     assert hashes(tmp_path / "out") == hashes(finished)
-    assert "train/chunk-000001-0000.bin is missing or damaged" in capsys.readouterr().err
+    assert "train/chunk-000001-00000-000.bin is missing or damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "train/index.json"])
@@ -208,7 +208,7 @@ def test_what_a_killed_process_left_is_not_taken_for_what_is_missing_now(
         patch.setattr(Workspace, "remove", lambda self: None)
         make(tmp_path / "out", recipe)
     assert (tmp_path / "out" / ".work" / "groups" / "000001.json").is_file()
-    (tmp_path / "out" / "train" / "chunk-000001-0000.bin").unlink()
+    (tmp_path / "out" / "train" / "chunk-000001-00000-000.bin").unlink()
     make(tmp_path / "out", recipe)
     assert hashes(tmp_path / "out") == hashes(finished)
 
@@ -228,7 +228,7 @@ def test_a_damaged_folder_whose_sources_have_changed(own_hub: Recipe, tmp_path: 
     before = hashes(tmp_path / "out")
     file = tmp_path / "hub" / "plain_text" / "train-00000-of-00080.parquet"
     content = file.read_bytes()
-    (tmp_path / "out" / "val" / "chunk-000000-0000.bin").unlink()
+    (tmp_path / "out" / "val" / "chunk-000000-00000-000.bin").unlink()
     file.write_bytes(content.replace(b"a", b"b"))
     with pytest.raises(UserError, match=r"train-00000-of-00080\.parquet is not what .*out was begun with"):
         make(tmp_path / "out", own_hub)
@@ -242,7 +242,7 @@ def test_a_damaged_folder_whose_sources_are_gone(own_hub: Recipe, tmp_path: Path
     shutil.rmtree(tmp_path / "hub")
     before = hashes(tmp_path / "out")
     make(tmp_path / "out", own_hub)  # it needs none while it is whole
-    chunk = tmp_path / "out" / "train" / "chunk-000001-0000.bin"
+    chunk = tmp_path / "out" / "train" / "chunk-000001-00000-000.bin"
     content = chunk.read_bytes()
     chunk.unlink()
     with pytest.raises(UserError, match=r"There is no folder .*hub: set --source"):
@@ -305,12 +305,12 @@ def test_a_wrong_option_that_a_document_shows(
 def test_options_that_leave_a_split_empty(recipe: Recipe, finished: Path, place: Path, tmp_path: Path) -> None:
     layouts.fineweb(tmp_path / "hub", ["a few words", "and some more"] * 3, n_files=1)
     options = {"tokenizer": "bpe", "vocab_size": 300}
-    with pytest.raises(UserError, match=r"too few to hold out the first 10,485,760 .*: set --val_tokens"):
+    with pytest.raises(UserError, match=r"too few to hold out 10,485,760 of them: set --val_tokens"):
         make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", **options))
     make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", val_tokens=5, **options))
     options |= {"pattern": "*.jsonl", "text": "content"}
     text_file_source(tmp_path / "text", [f"text {number}" for number in range(40)], ".jsonl")
-    with pytest.raises(UserError, match=r"leaves no document for val, .*\(--val_fraction\)"):
+    with pytest.raises(UserError, match=r"leaves no document for val, .*--val_fraction"):
         make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=1e-9, **options))
     make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=0.5, **options))
 

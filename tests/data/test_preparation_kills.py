@@ -132,7 +132,8 @@ def test_killed_again_and_again(recipe: Recipe, undisturbed: Path, n_steps: int,
 
 def test_killed_while_repairing(recipe: Recipe, undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed, tmp_path / "out")
-    for name in ("tokenizer.json", "val/index.json", "train/chunk-000001-0000.bin", "val/chunk-000000-0000.bin"):
+    lost = ["train/chunk-000001-00000-000.bin", "val/chunk-000000-00000-000.bin"]
+    for name in ("tokenizer.json", "val/index.json", *lost):
         (tmp_path / "out" / name).unlink()
     rng = random.Random(1)
     deaths = 0

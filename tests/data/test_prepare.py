@@ -160,8 +160,8 @@ def test_fineweb_s_cut_at_the_end_of_a_document(tokenizer: str, tmp_path: Path, 
 
 def test_fineweb_that_is_too_small_is_refused(tokenizer: str, tmp_path: Path) -> None:
     layouts.fineweb(tmp_path / "hub", ["a", "b", "c"], n_files=1)
-    with pytest.raises(UserError, match=r"has 6 tokens, too few to hold out the first 5 .*--val_tokens"):
-        make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", tokenizer=tokenizer, val_tokens=5))
+    with pytest.raises(UserError, match="has 6 tokens, too few to hold out 7 of them: set --val_tokens"):
+        make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", tokenizer=tokenizer, val_tokens=7))
 
 
 def test_fineweb_s_part_decides_on_the_files(tokenizer: str, tmp_path: Path) -> None:

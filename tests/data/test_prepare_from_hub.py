@@ -119,7 +119,7 @@ def test_going_on_holds_to_the_commit_that_was_begun_with(server: HubServer, tmp
     assert server.asked
     assert not [path for path, _ in server.asked if "main" in path]  # the branch may have moved
     assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
-    (tmp_path / "out" / "train" / "chunk-000001-0000.bin").unlink()
+    (tmp_path / "out" / "train" / "chunk-000001-00000-000.bin").unlink()
     server.asked.clear()
     make(tmp_path / "out", from_hub("FineWeb"))
     assert not [path for path, _ in server.asked if "main" in path]

@@ -1,4 +1,4 @@
-"""Source files: what is known about one, whether it has changed, and the error about a document in it."""
+"""Source files: what is known about one, and whether it has changed."""
 
 import hashlib
 from dataclasses import dataclass
@@ -39,14 +39,6 @@ def refuse_changed(path: Path, state: FileState) -> None:
             f"{path} was changed while it was read: repeat the command when nothing writes to it any more; what is "
             "done so far is kept."
         )
-
-
-def bad_document(path: Path, where: str, detail: str) -> UserError:
-    """The error for a document that cannot be used."""
-    return UserError(
-        f"{path}, {where}: {detail}. Repair the file, or leave such documents out with --on_bad skip; what is done so "
-        "far is kept."
-    )
 
 
 def file_sha256(path: str | Path) -> str:

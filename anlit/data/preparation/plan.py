@@ -49,6 +49,11 @@ class Task:
     size: int
     """Its share of the source files' bytes, for the progress bar."""
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins the corpus."""
+        return self.group == self.number == 0
+
 
 @dataclass(frozen=True)
 class Plan:

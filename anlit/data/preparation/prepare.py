@@ -168,7 +168,7 @@ def _job(workspace: Workspace, recipe: Recipe, plan: Plan, options: RunOptions) 
         vocab_size=vocab_size,
         end_of_document=end_of_document,
         skip_bad=options.skip_bad,
-        list_documents=recipe.splits.first_tokens > 0,
+        chunk_bytes=recipe.chunk_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""The end of a preparation: index.json of each stream, sources.jsonl and, last, manifest.json."""
+"""The records of tasks become those of groups; at the end index.json of each stream, sources.jsonl, manifest.json."""
 
 import hashlib
 import json
@@ -6,6 +6,7 @@ import platform
 import shutil
 from collections import Counter
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,36 @@ import numpy as np
 from anlit.data.preparation.encode import SKIPPED_LISTED, Job
 from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.plan import Plan
-from anlit.data.preparation.workspace import read_json
+from anlit.data.preparation.workspace import Workspace, read_json
 from anlit.data.storage.manifest import FORMAT_VERSION, MANIFEST, TEST, TOKENIZER, TRAIN, VAL
 from anlit.data.storage.shards import INDEX, checked_chunk, checked_stream
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json, write_text
 
 SOURCES = "sources.jsonl"
+COUNTS = ("documents", "bytes", "tokens")
 LITDATA_NUMPY_NUMBER = {"uint16": 5, "int32": 2}
 """litdata's numbers for the types of tokens, `litdata.constants._NUMPY_DTYPES_MAPPING`."""
+
+
+def write_group(workspace: Workspace, group: int, n_tasks: int, source_sha256: dict[str, str]) -> None:
+    """Write the record of a group, all tasks of which are encoded.
+
+    Args:
+        source_sha256: of each source file of the group.
+    """
+    tasks = [read_json(workspace.task_record(group, task)) for task in range(n_tasks)]
+    files: dict[str, dict[str, Any]] = {}
+    for piece in (piece for task in tasks for piece in task["files"]):
+        name = piece["name"]
+        file = files.setdefault(name, {"name": name, "sha256": source_sha256[name], **dict.fromkeys(COUNTS, 0)})
+        for key in COUNTS:
+            file[key] += piece[key]
+        if "skipped" in piece:
+            file["skipped"] = dict(Counter(file.get("skipped", {})) + Counter(piece["skipped"]))
+            file.setdefault("skipped_list", []).extend(piece["skipped_list"])
+    streams = join_streams(tasks, str(workspace.tasks))
+    write_json(workspace.group_record(group), {"group": group, "files": list(files.values()), "streams": streams})
 
 
 def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> dict[str, Any]:
@@ -42,9 +64,10 @@ def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> d
             workspace.start_over()
             raise UserError(
                 f"The corpus leaves no document for {split}, it has {len(plan.files):,} file(s): prepare more text, or "
-                "hold out another part of it (--val_fraction)."
+                "hold out another part of it (--val_fraction, --val_tokens)."
             )
     for name, stream in streams.items():
+        _remove_others(workspace.target / name, {chunk["filename"] for chunk in stream["chunks"]})
         with replacing(workspace.target / name / INDEX) as temporary:
             temporary.write_text(index_text(stream["chunks"], job.dtype), encoding="utf-8")
     if workspace.tokenizer.is_file():
@@ -78,26 +101,33 @@ def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> d
     return manifest
 
 
-def join_streams(groups: list[dict[str, Any]], where: str) -> dict[str, dict[str, Any]]:
-    """The streams of all groups, one after the other.
+def join_streams(records: list[dict[str, Any]], where: str) -> dict[str, dict[str, Any]]:
+    """The streams of tasks or groups, one after the other.
 
     Args:
-        where: the groups were read from, for errors.
+        where: the records were read from, for errors.
 
     Raises:
         UserError: a stream or a chunk has a name that leads elsewhere.
         KeyError, TypeError: a record is damaged in another way.
     """
     streams: dict[str, dict[str, Any]] = {}
-    for group in groups:
-        for name, stream in group["streams"].items():
+    for record in records:
+        for name, stream in record["streams"].items():
             for chunk in stream["chunks"]:
                 checked_chunk(chunk, where)
-            empty = {"documents": 0, "bytes": 0, "tokens": 0, "chunks": []}
+            empty = {**dict.fromkeys(COUNTS, 0), "chunks": []}
             total = streams.setdefault(checked_stream(name, where), empty)
-            for key in ("documents", "bytes", "tokens", "chunks"):
-                total[key] += stream[key]
+            for key in (*COUNTS, "chunks"):
+                total[key] = total[key] + stream[key]
     return dict(sorted(streams.items()))
+
+
+def _remove_others(folder: Path, names: set[str]) -> None:
+    """Remove the chunks of tasks that were begun with another source file and not finished."""
+    for path in folder.glob("chunk-*.bin"):
+        if path.name not in names:
+            path.unlink()
 
 
 def _split_of(stream: str) -> str:
@@ -107,7 +137,7 @@ def _split_of(stream: str) -> str:
 def _sum(streams: Any) -> dict[str, Any]:
     """Documents, bytes (None for token files, whose text is not known), tokens and chunks of some streams."""
     chosen = list(streams)
-    total = {key: sum(stream[key] for stream in chosen) for key in ("documents", "bytes", "tokens")}
+    total = {key: sum(stream[key] for stream in chosen) for key in COUNTS}
     return {**total, "bytes": total["bytes"] or None, "chunks": sum(len(stream["chunks"]) for stream in chosen)}
 
 

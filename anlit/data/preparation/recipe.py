@@ -18,7 +18,7 @@ GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT = 50257, 50256
 
 MIB = 1 << 20
 CHUNK_BYTES = 64 * MIB
-TASK_BYTES = 4 * MIB
+TASK_BYTES = 64 * MIB  # the chunks of a task are its own, so they should not be small
 GROUP_BYTES = 512 * MIB
 
 

@@ -1,6 +1,6 @@
-"""The groups of a plan are fetched, encoded in worker processes and assembled. No finished step is repeated.
+"""The groups of a plan are fetched and encoded in worker processes. No finished step is repeated.
 
-Groups overlap: while one is encoded, the one before is assembled and the files of the next are fetched.
+Groups overlap: while one is encoded, the files of the next are fetched.
 """
 
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from anlit.data.preparation.assemble import assemble_group
 from anlit.data.preparation.encode import Job, encode_task
 from anlit.data.preparation.files import file_sha256, state_of
 from anlit.data.preparation.plan import FoundFile, Plan, Task, tasks_of
 from anlit.data.preparation.progress import Progress
+from anlit.data.preparation.publish import write_group
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.preparation.workers import in_thread, worker_pool
 from anlit.data.preparation.workspace import read_json
@@ -39,7 +39,7 @@ class Runner:
         job: what the workers are told.
         plan: the groups.
         recipe: the sizes of tasks and chunks.
-        workers: processes that encode and assemble.
+        workers: processes that encode.
         shard, shards: this process does the groups with number ≡ shard modulo shards.
     """
 
@@ -116,24 +116,20 @@ class Runner:
         for task in (task for task in group.tasks if task.number in group.unfinished):
             self.pending[self.pool.submit(encode_task, self.job, task)] = self._after_task(group, task)
         if not group.unfinished:
-            self._assemble(group)
+            self._finish(group)
 
     def _after_task(self, group: _Group, task: Task) -> Callable[[dict[str, Any]], None]:
         def then(record: dict[str, Any]) -> None:
             self.progress.add(task.size, sum(stream["tokens"] for stream in record["streams"].values()))
             group.unfinished.remove(task.number)
             if not group.unfinished:
-                self._assemble(group)
+                self._finish(group)
 
         return then
 
-    def _assemble(self, group: _Group) -> None:
-        work = (self.job, group.number, len(group.tasks), self.recipe.chunk_bytes, group.source_sha256)
-        future = self.pool.submit(assemble_group, *work)
-        self.pending[future] = lambda _: self._finish(group)
-
     def _finish(self, group: _Group) -> None:
-        """The group's chunks and record are in place: what led to them can go."""
+        """The group's chunks are in place: with its record what led to them can go."""
+        write_group(self.job.workspace, group.number, len(group.tasks), group.source_sha256)
         self.under_way.remove(group.number)
         self.job.workspace.remove_task_files(group.number)
         for file in (self.plan.files[index] for index in self.plan.groups[group.number]):

@@ -12,7 +12,7 @@ class Splits:
     """Base: every document is trained on. A subclass changes the one method that its rule needs."""
 
     first_tokens = 0
-    """How many tokens at the very beginning are held out; the document that holds the last of them goes with them."""
+    """How many tokens of the first task are held out; the document that holds the last of them goes with them."""
 
     def of_file(self, name: str) -> str:
         """The split of a file's documents."""

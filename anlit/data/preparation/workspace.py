@@ -3,8 +3,8 @@
 .work/plan.json             settings, source files and held-out records; written once
 .work/tokenizer.json        the tokenizer all workers read
 .work/tasks/G-sources.json  hashes of group G's source files, which must stay as they are until it is done
-.work/tasks/G-T.json        task T of group G is encoded; its tokens are in G-T.<stream>
-.work/groups/G.json         group G's chunks are in their final place; its tasks are gone
+.work/tasks/G-T.json        task T of group G is encoded; its chunks are in their final place
+.work/groups/G.json         all tasks of group G are; their records are gone
 .work/source/               fetched files of the groups under way
 """
 
@@ -53,10 +53,6 @@ class Workspace:
 
     def task_record(self, group: int, task: int) -> Path:
         return self.tasks / f"{group:06d}-{task:05d}.json"
-
-    def task_tokens(self, group: int, task: int, stream: str) -> Path:
-        """The tokens that a task gave for one stream (a split, or a split and its subset)."""
-        return self.tasks / f"{group:06d}-{task:05d}.{stream.replace('/', '.')}"
 
     def group_record(self, group: int) -> Path:
         return self.groups / f"{group:06d}.json"

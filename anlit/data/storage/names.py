@@ -41,7 +41,7 @@ def checked_path(name: Any, where: str) -> str:
 
 
 def checked_name(name: Any, where: str) -> str:
-    """One part of a path, such as "chunk-000000-0000.bin".
+    """One part of a path, such as "chunk-000000-00000-000.bin".
 
     Raises:
         UserError: it is not one, see `checked_path`.
