@@ -1,6 +1,7 @@
 """Corpora that are prepared once per session, and folders in memory."""
 
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +96,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, streams: dict[str, np.nda
     folder = tmp_path_factory.mktemp("prepared") / "plain"
     write_prepared(folder, streams, chunk_tokens=7001)
     return str(folder)
+
+
+@pytest.fixture
+def own_shards(prepared: str, tmp_path: Path) -> Path:
+    """A copy of the prepared folder, to be damaged."""
+    shutil.copytree(prepared, tmp_path / "shards")
+    return tmp_path / "shards"
 
 
 @pytest.fixture(scope="session")

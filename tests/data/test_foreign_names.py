@@ -70,38 +70,34 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("kind", list(MANIFESTS))
-def test_a_manifest_that_leads_elsewhere(kind: str, prepared: str, tmp_path: Path) -> None:
-    shutil.copytree(prepared, tmp_path / "own")
-    edit(tmp_path / "own" / "manifest.json", MANIFESTS[kind])
+def test_a_manifest_that_leads_elsewhere(kind: str, own_shards: Path) -> None:
+    edit(own_shards / "manifest.json", MANIFESTS[kind])
     with pytest.raises(UserError, match=r"manifest\.json "):
-        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+        TokenShards(str(own_shards), context_length=64).setup()
 
 
-def test_an_index_that_leads_elsewhere(prepared: str, tmp_path: Path) -> None:
-    shutil.copytree(prepared, tmp_path / "own")
-    shutil.copy(tmp_path / "own" / "train" / "chunk-0-0.bin", tmp_path / "secret")
-    edit(tmp_path / "own" / "train" / "index.json", rename_chunk)
+def test_an_index_that_leads_elsewhere(own_shards: Path, tmp_path: Path) -> None:
+    shutil.copy(own_shards / "train" / "chunk-0-0.bin", tmp_path / "secret")
+    edit(own_shards / "train" / "index.json", rename_chunk)
     with pytest.raises(UserError, match=r"index\.json names a file '\.\./\.\./secret'"):
-        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+        TokenShards(str(own_shards), context_length=64).setup()
 
 
-def test_an_index_that_claims_more_tokens_than_its_bytes_hold(prepared: str, tmp_path: Path) -> None:
+def test_an_index_that_claims_more_tokens_than_its_bytes_hold(own_shards: Path) -> None:
     """The order of 10¹² tokens does not fit into memory."""
-    shutil.copytree(prepared, tmp_path / "own")
-    edit(tmp_path / "own" / "train" / "index.json", lambda index: index["chunks"][0].update(dim=10**12))
-    n_tokens = sum(chunk["dim"] for chunk in json.loads((tmp_path / "own/train/index.json").read_text())["chunks"])
-    edit(tmp_path / "own" / "manifest.json", lambda manifest: manifest["train"].update(tokens=n_tokens))
+    edit(own_shards / "train" / "index.json", lambda index: index["chunks"][0].update(dim=10**12))
+    n_tokens = sum(chunk["dim"] for chunk in json.loads((own_shards / "train" / "index.json").read_text())["chunks"])
+    edit(own_shards / "manifest.json", lambda manifest: manifest["train"].update(tokens=n_tokens))
     with pytest.raises(UserError, match=r"says [\d,]+ bytes and tokens that take 2,000,000,000,012\)"):
-        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+        TokenShards(str(own_shards), context_length=64).setup()
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "train/index.json"])
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name: str, prepared: str, tmp_path: Path) -> None:
-    shutil.copytree(prepared, tmp_path / "own")
-    (tmp_path / "own" / name).unlink()
-    os.mkfifo(tmp_path / "own" / name)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name: str, own_shards: Path) -> None:
+    (own_shards / name).unlink()
+    os.mkfifo(own_shards / name)
     with pytest.raises(UserError, match=r"json is damaged \(it is no file\)"):
-        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+        TokenShards(str(own_shards), context_length=64).setup()
 
 
 def move_stream(group: dict[str, Any]) -> None:
@@ -130,11 +126,10 @@ def test_sources_that_lead_elsewhere_are_not_mended(
 
 
 def test_the_command_line_says_it_in_one_sentence(
-    prepared: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    own_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(prepared, tmp_path / "own")
-    edit(tmp_path / "own" / "manifest.json", MANIFESTS["a hash that is a path"])
-    arguments = ["--data", "TokenShards", "--data.path", str(tmp_path / "own"), "--model", "GPT", "--model.n_layers=1"]
+    edit(own_shards / "manifest.json", MANIFESTS["a hash that is a path"])
+    arguments = ["--data", "TokenShards", "--data.path", str(own_shards), "--model", "GPT", "--model.n_layers=1"]
     arguments += ["--model.d_model=8", "--model.n_heads=1", "--model.context_length=16", "--model.vocab_size=320"]
     assert main(["fit", *arguments, "--run_dir", str(tmp_path / "run"), "--trainer.max_steps=1"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
@@ -151,21 +146,19 @@ def test_the_command_line_says_it_in_one_sentence(
         "anlit prepare 'Test",
     ],
 )
-def test_a_manifest_s_command_is_shown_only_if_it_is_one_of_ours(command: str, prepared: str, tmp_path: Path) -> None:
+def test_a_manifest_s_command_is_shown_only_if_it_is_one_of_ours(command: str, own_shards: Path) -> None:
     """An error tells the user to run it."""
-    shutil.copytree(prepared, tmp_path / "own")
-    edit(tmp_path / "own" / "manifest.json", lambda manifest: manifest.update(command=command))
-    (tmp_path / "own" / "train" / "index.json").unlink()
+    edit(own_shards / "manifest.json", lambda manifest: manifest.update(command=command))
+    (own_shards / "train" / "index.json").unlink()
     with pytest.raises(UserError, match=r"index\.json is damaged .* remake it by preparing it again\.$"):
-        TokenShards(str(tmp_path / "own"), context_length=64).setup()
-    edit(tmp_path / "own" / "manifest.json", lambda manifest: manifest.update(command="anlit prepare 'a b'"))
+        TokenShards(str(own_shards), context_length=64).setup()
+    edit(own_shards / "manifest.json", lambda manifest: manifest.update(command="anlit prepare 'a b'"))
     with pytest.raises(UserError, match=r"remake it with `anlit prepare 'a b'`\.$"):
-        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+        TokenShards(str(own_shards), context_length=64).setup()
 
 
-def test_a_local_file_too_large_for_a_manifest_is_not_read(prepared: str, tmp_path: Path) -> None:
-    shutil.copytree(prepared, tmp_path / "own")
-    with open(tmp_path / "own" / "manifest.json", "wb") as file:
+def test_a_local_file_too_large_for_a_manifest_is_not_read(own_shards: Path) -> None:
+    with open(own_shards / "manifest.json", "wb") as file:
         file.truncate(10**12)
     with pytest.raises(UserError, match=r"manifest\.json is damaged \(it has more than 268,435,456 bytes\)"):
-        TokenShards(str(tmp_path / "own"), context_length=64).setup()
+        TokenShards(str(own_shards), context_length=64).setup()

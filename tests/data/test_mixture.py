@@ -171,11 +171,6 @@ def test_folders_that_do_not_fit_together(
         ready(Mixture(paths, batch_size=8, context_length=LENGTH))
 
 
-def test_a_mixture_of_nothing() -> None:
-    with pytest.raises(UserError, match=r"--data.paths names no folder"):
-        Mixture({})
-
-
 def test_settings_from_yaml(subsets: Subsets) -> None:
     text = f"""
     class_path: anlit.data.mixture.Mixture

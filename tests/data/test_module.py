@@ -43,7 +43,7 @@ def test_without_shuffling_the_tokens_come_as_they_lie(prepared: str, streams: d
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_the_number_of_workers_does_not_matter(prepared: str, workers: int, shuffle: bool) -> None:
     one, other = (ready(prepared, num_workers=n, shuffle=shuffle).train_dataloader() for n in (0, workers))
     ours, theirs = [*one, *one], [*other, *other]
@@ -109,7 +109,7 @@ def test_validation_loss_on_two_devices_is_that_on_one(prepared: str, batch_size
         assert loss["val/loss"] == pytest.approx(alone["val/loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 64, 100, 640, 4999])
+@pytest.mark.parametrize("n", [1, 64, 100])
 def test_validation_on_the_first_tokens(prepared: str, streams: dict[str, np.ndarray], n: int) -> None:
     batches = list(ready(prepared, val_tokens=n).val_dataloader())
     targets = torch.cat([batch.targets.flatten() for batch in batches])
@@ -118,7 +118,7 @@ def test_validation_on_the_first_tokens(prepared: str, streams: dict[str, np.nda
 
 
 @pytest.mark.parametrize("tokens", [None, 1000])
-@pytest.mark.parametrize("n", [1, 3, 10, 1_000_000])
+@pytest.mark.parametrize("n", [1, 10, 1_000_000])
 def test_validation_on_blocks_spread_over_the_split(
     prepared: str, streams: dict[str, np.ndarray], n: int, tokens: int | None
 ) -> None:

@@ -1,25 +1,15 @@
 """Prepared folders that are damaged or do not fit the settings: one sentence each."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from anlit.cli import main
-from anlit.data.mixture import Mixture
-from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from tests.data.modules import ready, with_trainer
 from tests.data.prepared import write_prepared
-
-
-@pytest.fixture
-def own_shards(prepared: str, tmp_path: Path) -> Path:
-    """A copy of the prepared folder, to be damaged."""
-    shutil.copytree(prepared, tmp_path / "shards")
-    return tmp_path / "shards"
 
 
 def test_missing_foreign_and_unfinished_folders(tmp_path: Path) -> None:
@@ -103,28 +93,6 @@ def test_nothing_to_validate_on(tmp_path: Path, streams: dict[str, np.ndarray]) 
     write_prepared(tmp_path / "own", {**streams, "val": streams["val"][:1]})
     with pytest.raises(UserError, match="val has no token to predict"):
         ready(str(tmp_path / "own"))
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "least"),
-    [
-        ("batch_size", 0, 1),
-        ("batch_size", -3, 1),
-        ("num_workers", -1, 0),
-        ("context_length", 0, 1),
-        ("val_context_length", -5, 1),
-        ("val_batch_size", -2, 1),
-        ("val_batch_size", 0, 1),
-        ("val_tokens", 0, 1),
-        ("val_blocks", 0, 1),
-        ("seed", -1, 0),
-        ("cache_gb", -0.5, 0),
-    ],
-)
-def test_a_number_out_of_its_range(prepared: str, setting: str, value: float, least: int) -> None:
-    for make in (TokenShards, lambda path, **settings: Mixture({"a": path}, **settings)):
-        with pytest.raises(UserError, match=rf"^--data\.{setting} is {value}: set it to {least} or more\.$"):
-            make(prepared, **{setting: value})
 
 
 def test_a_number_out_of_its_range_on_the_command_line(

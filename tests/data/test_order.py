@@ -30,16 +30,6 @@ def test_blocks_belong_to_the_chunk_they_begin_in(length: int) -> None:
     assert blocks_per_chunk(tokens, length).tolist() == expected
 
 
-def test_too_few_tokens_for_a_block() -> None:
-    assert blocks_per_chunk([3, 4], 7).tolist() == [0, 0]
-    assert blocks_per_chunk([3, 5], 7).tolist() == [1, 0]
-    assert blocks_per_chunk([], 7).tolist() == []
-
-
-def test_unshuffled_is_the_order_of_the_files_again_and_again() -> None:
-    assert BlockOrder(np.array([2, 3]), False, seed=1).blocks(3, 9).tolist() == [3, 4, 0, 1, 2, 3, 4, 0, 1]
-
-
 @pytest.mark.parametrize("window", [1, 20, 60, 1000])
 def test_every_pass_has_each_block_once_in_its_own_order(window: int) -> None:
     order = BlockOrder(CHUNKS, True, seed=3, window_blocks=window)

@@ -3,7 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -41,8 +40,7 @@ def failing(number: int, error: Callable[[], BaseException]) -> Callable[[int], 
     return fsync
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize(("workers", "code"), [(1, errno.ENOSPC), (2, errno.EDQUOT)])
 def test_a_full_disk(
     recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, code: int
 ) -> None:
@@ -56,35 +54,10 @@ def test_a_full_disk(
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
-def test_a_disk_that_is_really_full(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting is not permitted")
-    try:
-        with pytest.raises(UserError, match=r"The disk of .*out is full: free some space; what is done .* is kept"):
-            make(disk / "out", recipe, workers=2)
-        subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
-        make(disk / "out", recipe, workers=2)
-        assert hashes(disk / "out") == hashes(finished)
-    finally:
-        subprocess.run(["umount", disk], check=True)
-
-
 def test_another_fault_of_the_system(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = OSError(errno.EIO, "Input/output error", "/disk/file")
     monkeypatch.setattr(os, "fsync", failing(5, lambda: error))
     with pytest.raises(UserError, match=r"/disk/file: Input/output error; what is done so far is kept, repeat"):
-        make(tmp_path / "out", recipe)
-
-
-def test_a_place_that_cannot_be_written_to(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", "/data/out")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(UserError, match="/data/out: Permission denied"):
         make(tmp_path / "out", recipe)
 
 
@@ -145,15 +118,12 @@ def encode_slowly(job: Job, task: Task) -> dict[str, Any]:
     return encode_task(job, task)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_control_c(
-    recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+def test_control_c(recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal sends SIGINT to the command and to its workers alike."""
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "encode_task", encode_slowly)
         patch.setattr("anlit.commands.prepare.CORPORA", {"OpenWebText": lambda options: recipe})
-        arguments = ["prepare", "OpenWebText", "--output", str(tmp_path / "out"), "--workers", str(workers)]
+        arguments = ["prepare", "OpenWebText", "--output", str(tmp_path / "out"), "--workers", "2"]
         process = start_command(arguments, tmp_path / "output")
         wait_for((tmp_path / "reached").exists)
         assert process.pid is not None
@@ -165,7 +135,6 @@ def test_control_c(
     wait_for(lambda: members(process.pid or 0) == [])
     work = tmp_path / "out" / ".work"
     assert (work / "plan.json").is_file()
-    if workers > 1:  # what they had begun has come to its end
-        assert [*work.glob("tasks/000001-[0-9]*.json"), *work.glob("groups/000001.json")]
-    make(tmp_path / "out", recipe, workers)
+    assert [*work.glob("tasks/000001-[0-9]*.json"), *work.glob("groups/000001.json")]  # what was begun came to its end
+    make(tmp_path / "out", recipe)
     assert hashes(tmp_path / "out") == hashes(finished)

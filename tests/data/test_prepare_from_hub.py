@@ -143,14 +143,6 @@ def test_a_hub_that_fails_meanwhile(server: HubServer, tmp_path: Path, monkeypat
     assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
 
 
-def test_a_file_that_arrives_damaged_is_not_used(server: HubServer, tmp_path: Path) -> None:
-    make(tmp_path / "undisturbed", from_hub("FineWebBin"))
-    server.damaged = 1
-    make(tmp_path / "out", from_hub("FineWebBin"))
-    assert server.damaged == 0
-    assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
-
-
 @pytest.mark.parametrize("name", ["fineweb_train_../../../../precious.bin", "/precious.bin", "a\\b.bin"])
 def test_a_listing_that_leads_out_of_the_folder(name: str, server: HubServer, tmp_path: Path) -> None:
     """Each file of the listing is written, and removed when it has been read."""

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from anlit.cli import main
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import END_OF_DOCUMENT, SET_NAMES, documents
@@ -79,19 +78,6 @@ def test_litdata_reads_the_shards_of_a_subset(tokenizer: str, tmp_path: Path) ->
     assert read_through_litdata(tmp_path / "out", f"train/{SET_NAMES[3]}") == expected
 
 
-def test_a_tokenizer_s_own_truncation_and_padding_are_not_used(tokenizer: str, tmp_path: Path) -> None:
-    cutting = Tokenizer.from_file(tokenizer)
-    cutting.enable_truncation(5)
-    cutting.enable_padding(length=16)
-    cutting.save(str(tmp_path / "cutting.json"))
-    some = list(documents(40, seed=5))[10:]
-    layouts.openwebtext(tmp_path / "hub", some)
-    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=str(tmp_path / "cutting.json"), val_fraction=0.2)
-    make(tmp_path / "out", recipe)
-    train, val = (read_texts(tmp_path / "out", split) for split in ("train", "val"))
-    assert sorted(train + val) == sorted(some)
-
-
 def test_another_end_of_document(tokenizer: str, tmp_path: Path) -> None:
     other = Tokenizer.from_file(tokenizer)
     other.add_special_tokens(["<eod>"])
@@ -103,29 +89,6 @@ def test_another_end_of_document(tokenizer: str, tmp_path: Path) -> None:
     assert read_stream(tmp_path / "out", "train").tolist().count(800) == 2
     with pytest.raises(UserError, match='has no token "<eos>"'):
         make(tmp_path / "bad", recipe_of("OpenWebText", tmp_path / "hub", end_of_document="<eos>", **options))
-
-
-def test_our_end_of_document_is_never_in_a_text(tokenizer: str, tmp_path: Path) -> None:
-    layouts.openwebtext(tmp_path / "hub", [END_OF_DOCUMENT * 3, f"a{END_OF_DOCUMENT}", END_OF_DOCUMENT], n_files=1)
-    make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_fraction=0.2))
-    tokens = [token for split in ("train", "val") for token in read_stream(tmp_path / "out", split).tolist()]
-    assert tokens.count(799) == 3
-
-
-def test_a_tokenizer_whose_end_of_document_texts_can_name(
-    tokenizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A text with "<|endoftext|>" in it would become two documents."""
-    content = json.loads(Path(tokenizer).read_text())
-    content["added_tokens"][0]["special"] = False
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    write_texts(tmp_path / "text", [f"one {END_OF_DOCUMENT} two", "three", "four", "five"])
-    words = ["prepare", "TextFiles", "--source", str(tmp_path / "text"), "--output", str(tmp_path / "out")]
-    assert main([*words, "--tokenizer", str(tmp_path / "tokenizer.json")]) == 2
-    assert f'The tokenizer takes "{END_OF_DOCUMENT}" inside of a text' in capsys.readouterr().err
-    assert main([*words, "--tokenizer", tokenizer]) == 0
-    tokens = [token for split in ("train", "val") for token in read_stream(tmp_path / "out", split).tolist()]
-    assert tokens.count(799) == 4
 
 
 def test_a_text_that_is_encoded_to_the_end_of_document(tmp_path: Path) -> None:
@@ -143,19 +106,3 @@ def test_a_text_that_is_encoded_to_the_end_of_document(tmp_path: Path) -> None:
     assert (manifest["documents"], manifest["skipped"]["separator"]["count"]) == (4, 1)
     tokens = [token for split in ("train", "val") for token in read_stream(tmp_path / "out", split).tolist()]
     assert tokens.count(0) == 4
-
-
-@pytest.mark.parametrize(("last", "dtype"), [(1000, "uint16"), (70_000, "int32")])
-def test_ids_with_a_gap(tmp_path: Path, last: int, dtype: str) -> None:
-    content = json.loads(train_tokenizer(tmp_path / "tokenizer.json", 300).read_text())
-    content["added_tokens"][0]["id"] = last
-    content["model"]["vocab"] = {word: number for word, number in content["model"]["vocab"].items() if number < 299}
-    content["model"]["vocab"][END_OF_DOCUMENT] = last
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    some = list(documents(25, seed=5))[10:]
-    layouts.openwebtext(tmp_path / "hub", some)
-    options = {"tokenizer": str(tmp_path / "tokenizer.json"), "val_fraction": 0.2}
-    manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", **options))
-    assert (manifest["vocab_size"], manifest["dtype"], manifest["end_of_document"]) == (last + 1, dtype, last)
-    assert read_stream(tmp_path / "out", "train").max() == last
-    assert sorted(read_texts(tmp_path / "out", "train") + read_texts(tmp_path / "out", "val")) == sorted(some)

@@ -18,8 +18,6 @@ from filelock import FileLock
 from litdata.streaming import downloader as litdata_downloader
 
 from anlit.data.module import TokenShards
-from anlit.data.order.mixing import training_order
-from anlit.data.order.prefetch import Prefetcher
 from anlit.data.storage import cache, remote, shards
 from anlit.data.storage.cache import ChunkCache
 from anlit.data.storage.manifest import read_manifest
@@ -159,17 +157,6 @@ def test_a_chunk_that_does_not_end(store: ObjectStore, cache_folder: Path) -> No
     assert max(path.stat().st_size for path in cache_folder.rglob("*.partial")) <= 14_014
 
 
-def test_a_chunk_that_was_removed_is_fetched_again(store: ObjectStore, streams: dict[str, np.ndarray]) -> None:
-    reader = store_of()
-    reader.read(0, 46_000)
-    reader.close()
-    assert reader.cache is not None
-    for chunk in reader.source.chunks:
-        reader.cache.discard(chunk)
-    assert np.array_equal(reader.read(0, 46_000), streams["train"])
-    assert store.fetched("train/chunk") == 14
-
-
 @pytest.mark.parametrize("times", [1, 5])
 def test_a_chunk_that_arrives_damaged_is_fetched_once_more(
     store: ObjectStore, streams: dict[str, np.ndarray], times: int, cache_folder: Path
@@ -247,19 +234,6 @@ def test_waiting_for_another_process_ends(
     assert store.fetched("chunk-0-0") == 1
 
 
-def test_chunks_are_fetched_ahead_of_their_use(store: ObjectStore) -> None:
-    sources = [source()]
-    caches: list[ChunkCache | None] = [ChunkCache(sources[0], 10**9)]
-    tokens = {"": [[chunk.tokens for chunk in sources[0].chunks]]}
-    prefetcher = Prefetcher(training_order(tokens, LENGTH, None, False, 0), sources, caches)
-    prefetcher.at(250)  # in the third chunk
-    deadline = time.monotonic() + 20
-    while store.fetched("train/chunk") < 4 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    prefetcher.stop()
-    assert {number for number in range(7) if store.fetched(f"chunk-0-{number}")} == {2, 3, 4, 5}
-
-
 def test_training_fetches_ahead(store: ObjectStore) -> None:
     loader = ready(shuffle=False).train_dataloader()
     next(iter(loader))  # from the first chunk
@@ -288,31 +262,10 @@ def test_nothing_there(store: ObjectStore) -> None:
         ready("s3://bucket/other")
 
 
-def test_nobody_there(store: ObjectStore, other_client: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(
-        UserError, match=r"^Cannot read s3://bucket/corpus/manifest.json \(EndpointConnectionError: [^\n]+$"
-    ):
-        ready()
-
-
 def test_no_answer(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "SMALL_FILE_SECONDS", 1.0)
     store.silent = True
     with pytest.raises(UserError, match=r"^No answer from s3://bucket/corpus/manifest.json for 1 s: check the address"):
-        ready()
-
-
-def test_no_credentials(
-    store: ObjectStore, other_client: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    with pytest.raises(
-        UserError, match=r"^Cannot read s3://bucket.* \(NoCredentialsError: Unable to locate credentials\)"
-    ):
         ready()
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import random
-import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -181,14 +180,6 @@ def test_resume_of_a_mixture_of_folders(subsets: tuple[str, dict], prepared: str
         return Mixture({"a": subsets[0], "b": prepared}, batch_size=BATCH, num_workers=2, weights={"a": 0.3, "b": 0.7})
 
     assert interrupted(make, tmp_path, [7, 31]) == run(make())
-
-
-def test_resume_where_the_folder_was_moved(
-    make: Data, prepared: str, uninterrupted: list[Rows], tmp_path: Path
-) -> None:
-    before = run(make(), stop=4, folder=tmp_path)
-    shutil.copytree(prepared, tmp_path / "moved")
-    assert before + run(TokenShards(str(tmp_path / "moved"), BATCH), tmp_path / "4.ckpt") == uninterrupted
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,10 @@ import hashlib
 
 import pytest
 
-from anlit.data.preparation.splits import ContentFraction, FirstTokens, Folders, Splits, is_held_out
+from anlit.data.preparation.splits import ContentFraction, Folders, is_held_out
 from anlit.errors import UserError
 
 SLIMPAJAMA = Folders({"train/": "train", "validation/": "val", "test/": "test"})
-
-
-def test_the_base_holds_nothing_out() -> None:
-    assert Splits().of_file("validation/a") == "train"
-    assert Splits().of_text("a", "train") == "train"
 
 
 def test_folders_are_the_corpus_s_own_splits() -> None:
@@ -40,15 +35,3 @@ def test_a_content_s_side_is_that_of_its_hash() -> None:
 def test_a_fraction_that_leaves_a_side_empty_is_refused(fraction: float) -> None:
     with pytest.raises(UserError, match=r"val_fraction must be between 0 and 1"):
         ContentFraction(fraction)
-
-
-@pytest.mark.parametrize("tokens", [-1, 0])
-def test_no_tokens_cannot_be_held_out(tokens: int) -> None:
-    with pytest.raises(UserError, match="--val_tokens must be at least 1"):
-        FirstTokens(tokens)
-
-
-def test_the_rule_is_written_down() -> None:
-    assert FirstTokens(7).settings() == {"rule": "FirstTokens", "tokens": 7}
-    assert ContentFraction(0.5).settings() == {"rule": "ContentFraction", "fraction": 0.5}
-    assert SLIMPAJAMA.settings()["prefixes"]["validation/"] == "val"

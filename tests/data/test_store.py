@@ -60,15 +60,6 @@ def test_a_store_works_on_in_another_process(folder: Path, tokens: np.ndarray, m
     assert np.array_equal(reader.read(3000, 900), tokens[3000:3900])
 
 
-def test_files_are_closed(folder: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    reader = open_store(folder)
-    reader.read(0, 5000)
-    assert len(os.listdir("/proc/self/fd")) == before + 7
-    del reader
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 def test_each_chunk_is_checked_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
 

@@ -31,21 +31,6 @@ def test_any_text_decodes_to_itself() -> None:
         assert tokenizer.decode(ids[:-1].tolist(), skip_special_tokens=False) == text
 
 
-def test_special_token_stays_text_after_loading(tmp_path: Path) -> None:
-    train_bpe(TEXTS, 300).save(str(tmp_path / "tokenizer.json"))
-    assert 0 not in load_tokenizer(tmp_path / "tokenizer.json").encode("<|endoftext|>").ids
-
-
-def test_training_twice_gives_the_same_tokenizer() -> None:
-    assert train_bpe(TEXTS, 300).to_str() == train_bpe(TEXTS, 300).to_str()
-
-
-def test_vocabulary_counts_the_special_token() -> None:
-    tokenizer = train_bpe(TEXTS, 290)
-    assert tokenizer.get_vocab_size() == 290
-    assert end_of_document_id(tokenizer) == 0
-
-
 def test_ids_take_two_bytes_up_to_65536() -> None:
     assert token_dtype(1 << 16) is np.uint16
     assert token_dtype((1 << 16) + 1) is np.int32
@@ -126,18 +111,13 @@ def test_files_that_are_no_tokenizer() -> None:
             parse_tokenizer(content, "a.json")
 
 
-def broken_normaliser(content: dict[str, Any]) -> None:
-    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-
-
 def long_prefix(content: dict[str, Any]) -> None:
     content["model"]["continuing_subword_prefix"] = "x" * 100
 
 
-@pytest.mark.parametrize("broken", [broken_normaliser, long_prefix])
-def test_a_file_at_which_the_library_itself_fails(broken: Callable[[dict[str, Any]], Any]) -> None:
+def test_a_file_at_which_the_library_itself_fails() -> None:
     with pytest.raises(UserError, match=r"^a\.json is not a tokenizer\.json that the tokenizers library can read: "):
-        parse_tokenizer(changed(broken), "a.json")
+        parse_tokenizer(changed(long_prefix), "a.json")
 
 
 def test_a_vocabulary_reaches_to_its_largest_id() -> None:
