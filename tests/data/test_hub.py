@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import constants
 
 from anlit.data.preparation import hub as hub_module
-from anlit.data.preparation.files import SourceFile
 from anlit.data.preparation.hub import HubFiles, fetch_tokenizer
+from anlit.data.preparation.sources import SourceFile
 from anlit.errors import UserError
 from tests.data.hub_server import HubServer, alone_with, sha256_of
 from tests.data.preparing import wait_for

@@ -13,10 +13,9 @@ import pytest
 
 from anlit.data.preparation import runner as run_module
 from anlit.data.preparation.encode import Job, encode_task
-from anlit.data.preparation.files import SourceFile
 from anlit.data.preparation.plan import Task
 from anlit.data.preparation.recipe import Recipe
-from anlit.data.preparation.sources import LocalFiles
+from anlit.data.preparation.sources import LocalFiles, SourceFile
 from anlit.errors import UserError
 from tests.data.preparing import (
     finish,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from anlit.data.preparation.files import file_sha256
+from anlit.data.preparation.sources import file_sha256
 from anlit.data.tokenizer import train_bpe
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import make_run, prepare

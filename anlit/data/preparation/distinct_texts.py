@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from anlit.data.preparation.files import SourceFile
-from anlit.data.preparation.sources import Listing, Source, names_and_sizes_sha256
+from anlit.data.preparation.sources import Listing, Source, SourceFile, names_and_sizes_sha256
 from anlit.data.preparation.splits import checked_fraction, is_held_out
 from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.errors import UserError
@@ -46,13 +45,14 @@ class DistinctTexts(Source):
         skipped: dict[str, list[str]] = {}
         seen: dict[str, SourceFile] = {}
         for label, path in self.texts.items():
-            problem, file = _examine(label, path)
-            if file is not None and file.sha256 in seen:
+            problem, content = _read(path)
+            sha256 = hashlib.sha256(content).hexdigest()
+            if problem is None and sha256 in seen:
                 problem = "duplicate"
             if problem is not None:
                 skipped.setdefault(problem, []).append(label)
-            elif file is not None:
-                seen[str(file.sha256)] = file
+            else:
+                seen[sha256] = SourceFile(label, len(content), sha256)
         return Listing(self._split([seen[sha256] for sha256 in sorted(seen)]), skipped)
 
     def _split(self, files: list[SourceFile]) -> list[SourceFile]:
@@ -93,16 +93,12 @@ class DistinctTexts(Source):
         return {"val_fraction": self.val_fraction}
 
 
-def _examine(label: str, path: Path) -> tuple[str | None, SourceFile | None]:
-    """The reason to leave a file out, or the document in it."""
+def _read(path: Path) -> tuple[str | None, bytes]:
+    """The reason to leave a file out, and what is in it."""
     try:
         content = path.read_bytes()
+        return None if content.decode() else "empty", content
     except OSError:
-        return "unreadable", None
-    if not content:
-        return "empty", None
-    try:
-        content.decode("utf-8")
+        return "unreadable", b""
     except UnicodeDecodeError:
-        return "not_utf8", None
-    return None, SourceFile(label, len(content), hashlib.sha256(content).hexdigest())
+        return "not_utf8", b""

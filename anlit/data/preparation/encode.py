@@ -16,9 +16,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from anlit.data import tokenizer as tokenizers
-from anlit.data.preparation.files import refuse_changed
 from anlit.data.preparation.formats import Columns, Record, format_of, read_bin_tokens
 from anlit.data.preparation.plan import Piece, Task
+from anlit.data.preparation.sources import refuse_changed
 from anlit.data.preparation.splits import Splits
 from anlit.data.preparation.workspace import Workspace
 from anlit.data.storage.manifest import VAL

@@ -24,8 +24,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
-from anlit.data.preparation.files import SourceFile, file_sha256
-from anlit.data.preparation.sources import Listing, Source, natural
+from anlit.data.preparation.sources import Listing, Source, SourceFile, file_sha256, natural
 from anlit.data.preparation.workers import in_thread
 from anlit.data.preparation.workspace import say
 from anlit.data.storage.names import checked_path, path_inside

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anlit.data.preparation.files import FileState, SourceFile
 from anlit.data.preparation.formats import Span, format_of, read_bin_header
 from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.sources import FileState, SourceFile
 from anlit.data.preparation.workspace import Workspace, read_json, say
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import UserError

@@ -25,17 +25,15 @@ class Progress:
         self.title, self.size, self.done, self.before = title, size, done, done
         self.tokens = 0
         self.begun = self.told = time.monotonic()
-        self.bar = _bar() if sys.stderr.isatty() else None
+        self.bar = _bar()
+        self.task = self.bar.add_task(title, total=size, completed=done, rate="")
 
     def __enter__(self) -> Self:
-        if self.bar is not None:
-            self.bar.start()
-            self.task = self.bar.add_task(self.title, total=self.size, completed=self.done, rate="")
+        self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        self.bar.stop()
 
     def add(self, size: int, tokens: int) -> None:
         """So many source bytes more are done; 0 tokens if they were done by an earlier run."""
@@ -44,9 +42,8 @@ class Progress:
         if not tokens:
             self.before += size
         rate = self.tokens / max(time.monotonic() - self.begun, 1e-3)
-        if self.bar is not None:
-            self.bar.update(self.task, completed=self.done, rate=f"{rate:,.0f} tokens/s")
-        elif time.monotonic() - self.told > LINE_EVERY_SECONDS:
+        self.bar.update(self.task, completed=self.done, rate=f"{rate:,.0f} tokens/s")
+        if self.bar.disable and time.monotonic() - self.told > LINE_EVERY_SECONDS:
             self.told = time.monotonic()
             say(f"{self.title}: {self.done / max(self.size, 1):.1%}, {rate:,.0f} tokens/s, {self._left()} left")
 
@@ -65,4 +62,5 @@ def _bar() -> rich_progress.Progress:
         rich_progress.TextColumn("{task.fields[rate]}"),
         rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
         console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
     )

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from anlit.data.preparation.encode import SKIPPED_LISTED, Job
-from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.plan import Plan
+from anlit.data.preparation.sources import file_sha256
 from anlit.data.preparation.workspace import Workspace, read_json
 from anlit.data.storage.manifest import FORMAT_VERSION, MANIFEST, TEST, TOKENIZER, TRAIN, VAL
 from anlit.data.storage.shards import INDEX, checked_chunk, checked_stream

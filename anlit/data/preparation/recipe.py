@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from anlit.data import tokenizer as tokenizers
-from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.formats import Columns
 from anlit.data.preparation.hub import fetch_tokenizer
-from anlit.data.preparation.sources import Source
+from anlit.data.preparation.sources import Source, file_sha256
 from anlit.data.preparation.splits import Splits
 
 HUB_TOKENIZERS = {"gpt2": "openai-community/gpt2", "gpt-neox": "EleutherAI/gpt-neox-20b"}

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from anlit.data.preparation.files import file_sha256
 from anlit.data.preparation.publish import SOURCES, index_text, join_streams
 from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.sources import file_sha256
 from anlit.data.preparation.workspace import Workspace
 from anlit.data.storage.manifest import MANIFEST, TOKENIZER
 from anlit.data.storage.shards import INDEX

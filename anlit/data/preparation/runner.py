@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anlit.data.preparation.encode import Job, encode_task
-from anlit.data.preparation.files import file_sha256, state_of
 from anlit.data.preparation.plan import FoundFile, Plan, Task, tasks_of
 from anlit.data.preparation.progress import Progress
 from anlit.data.preparation.publish import write_group
 from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.sources import file_sha256, state_of
 from anlit.data.preparation.workers import in_thread, worker_pool
 from anlit.data.preparation.workspace import read_json
 from anlit.errors import UserError

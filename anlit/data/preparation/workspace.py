@@ -100,7 +100,7 @@ class Workspace:
         The lock is the operating system's and ends with its process, however that ends. Its empty file stays.
         """
         self.target.mkdir(parents=True, exist_ok=True)
-        lock = self._lock_file(name)
+        lock = FileLock(self.target / f"{LOCK}{name}.lock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -119,30 +119,14 @@ class Workspace:
             UserError: such a one is at work.
         """
         self._own = f"{shard}-of-{shards}"
-        lock, waited = self._lock_file(self._own), False
-        while not lock.is_locked:
-            with self.lock("folder"):
-                for other in self._others():
-                    if other.endswith(f"-of-{shards}"):
-                        continue
+        with self.lock(self._own):
+            for other in self._others():  # two that begin at once may both refuse, and never both go on
+                if not other.endswith(f"-of-{shards}"):
                     raise UserError(
                         f"Another process is preparing {self.target} as part {other.replace('-of-', ' of ')}, and this "
                         f"one is part {shard} of {shards}: wait for it, or divide the work alike with --shard."
                     )
-                with suppress(Timeout):
-                    lock.acquire(timeout=0)
-            if not lock.is_locked:
-                if not waited:
-                    say(f"Another process is preparing {self.target}: waiting for it.")
-                waited = True
-                time.sleep(0.1)
-        try:
             yield
-        finally:
-            lock.release()
-
-    def _lock_file(self, name: str) -> FileLock:
-        return FileLock(self.target / f"{LOCK}{name}.lock")
 
     def _others(self) -> Iterator[str]:
         """Parts of the work ("0-of-2") that other processes are doing."""
