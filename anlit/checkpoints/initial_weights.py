@@ -1,13 +1,12 @@
 """Start a run from the weights of another one, without its optimizer, step or position in the data."""
 
-import pickle
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from anlit.checkpoints.checkpoint_io import is_sharded, read_checkpoint
+from anlit.checkpoints.checkpoint_io import is_sharded
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, is_exported
+from anlit.checkpoints.loading import read_model
 from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
 
@@ -22,7 +21,9 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     Raises:
         UserError: There is no such file, it is damaged, anlit did not write it, or its weights do not fit the model.
     """
-    content = _read(path)
+    if not Path(path).is_file() and not is_sharded(path) and not is_exported(path):
+        raise UserError(f"initial_weights={path} is not a file: give a checkpoint such as RUN/checkpoints/best.ckpt")
+    content = read_model(Path(path))
     saved, expected = content["anlit"]["architecture"], type(model).__name__
     if saved.startswith("Folded"):
         raise UserError(
@@ -49,23 +50,6 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
             f"initial_weights={path} has an embedding and a head that differ: leave out model.tie_embeddings"
         )
     model.load_state_dict(saved_weights)
-
-
-def _read(path: str) -> dict[str, Any]:
-    if not Path(path).is_file() and not is_sharded(path) and not is_exported(path):
-        raise UserError(f"initial_weights={path} is not a file: give a checkpoint such as RUN/checkpoints/best.ckpt")
-    try:
-        content = read_checkpoint(path)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
-        raise UserError(
-            f"initial_weights={path} cannot be read as a checkpoint ({reason}): choose another one from a run folder"
-        ) from error
-    if not isinstance(content, dict) or "anlit" not in content or "state_dict" not in content:
-        raise UserError(
-            f"initial_weights={path} is a checkpoint that anlit did not write: choose one from a run folder"
-        )
-    return content
 
 
 def _shape(tensor: Tensor | None) -> str:

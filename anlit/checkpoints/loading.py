@@ -85,7 +85,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
         keep_freed_memory()
         flush_denormals()
     file = find_file(path)
-    content = _read(file)
+    content = read_model(file)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
@@ -134,7 +134,12 @@ def find_file(path: str) -> Path:
     )
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_model(file: Path) -> dict[str, Any]:
+    """The content of a checkpoint that has all that a model needs.
+
+    Raises:
+        UserError: It is damaged, or anlit did not write it.
+    """
     try:
         content = read_checkpoint(file)
     except UNREADABLE as error:

@@ -23,37 +23,17 @@ class TraceProfiler(PyTorchProfiler):
         wait: Steps before tracing starts, for compilation and first allocations.
         warmup: Steps that are traced and discarded, because the first ones include the start of the tracer.
         active: Steps to keep.
-        record_shapes: Record the operators' input shapes.
-        profile_memory: Record the operators' allocations.
-        with_stack: Record the Python stack of each operator; it is slow.
-        record_module_names: Mark each module's forward pass in the trace; turn it off if blocks are compiled.
-        dirpath: The folder to write into, instead of `profile/`.
+        settings: Of PyTorchProfiler, such as `record_shapes`, `profile_memory`, `with_stack` and `dirpath`.
     """
 
-    def __init__(
-        self,
-        wait: int = 5,
-        warmup: int = 2,
-        active: int = 3,
-        record_shapes: bool = False,
-        profile_memory: bool = False,
-        with_stack: bool = False,
-        record_module_names: bool = True,
-        dirpath: str | None = None,
-    ) -> None:
+    def __init__(self, wait: int = 5, warmup: int = 2, active: int = 3, **settings: Any) -> None:
         if wait < 0 or warmup < 0 or active < 1:
             raise UserError(
                 f"TraceProfiler has wait={wait}, warmup={warmup}, active={active}: active must be at least 1, "
                 "and none negative"
             )
-        settings: dict[str, Any] = {
-            "schedule": torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1),
-            "on_trace_ready": self._write_trace,
-            "record_shapes": record_shapes,
-            "profile_memory": profile_memory,
-            "with_stack": with_stack,
-        }
-        super().__init__(dirpath=dirpath, filename="profile", record_module_names=record_module_names, **settings)
+        settings["schedule"] = torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1)
+        super().__init__(filename="profile", on_trace_ready=self._write_trace, **settings)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         in_run = log_dir and stage == "fit"  # other commands have no run folder

@@ -120,21 +120,16 @@ def suggestion(rates: list[float], smooth: list[float]) -> tuple[float, float]:
 
 def plot(record: dict[str, Any], path: Path) -> None:
     """Loss over rate, with the two rates marked."""
-    import matplotlib
+    from anlit.reporting.figure import COLOURS, plt, save, style  # matplotlib: half a second, which only this needs
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    ax.plot(record["rate"], record["loss"], color="#0072B2", alpha=0.3, linewidth=1, label="each step")
-    ax.plot(record["rate"], record["smoothed"], color="#0072B2", linewidth=1.8, label="smoothed")
-    for name, colour in (("steepest", "#009E73"), ("lowest", "#D55E00")):
-        ax.axvline(record[name], color=colour, linestyle="--", linewidth=1.2, label=f"{name}: {record[name]:.2g}")
-    ax.set_xscale("log")
-    ax.set_ylim(0.97 * min(record["loss"]), 1.05 * record["smoothed"][0])
-    ax.set_xlabel("learning rate")
-    ax.set_ylabel("training loss (nats per token)")
-    ax.grid(alpha=0.25, linewidth=0.6)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with style():
+        figure, ax = plt.subplots(figsize=(7, 4.2))
+        ax.plot(record["rate"], record["loss"], color=COLOURS[0], alpha=0.3, linewidth=1, label="each step")
+        ax.plot(record["rate"], record["smoothed"], color=COLOURS[0], linewidth=1.8, label="smoothed")
+        for name, colour in (("steepest", COLOURS[2]), ("lowest", COLOURS[1])):
+            ax.axvline(record[name], color=colour, linestyle="--", linewidth=1.2, label=f"{name}: {record[name]:.2g}")
+        ax.set(xscale="log", xlabel="learning rate", ylabel="training loss (nats per token)")
+        ax.set_ylim(0.97 * min(record["loss"]), 1.05 * record["smoothed"][0])
+        ax.grid()
+        figure.legend(loc="outside lower center", ncols=4)
+        save(figure, path)

@@ -67,17 +67,8 @@ class RunProgress(ProgressBar):
         if self._is_enabled and trainer.state.fn != "fit":
             self._open("validation", 0, 0)
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self.has_dataloader_changed(dataloader_idx)  # sets the number of batches for the next line
-        self._show_batch("validation", batch_idx, self.total_val_batches_current_dataloader)
+    def on_validation_batch_end(self, *arguments: Any, **_: Any) -> None:
+        self._show_batch("validation", *arguments[4:])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._paused += time.monotonic() - self._paused_at
@@ -94,33 +85,15 @@ class RunProgress(ProgressBar):
         if self._is_enabled:
             self._open("test", 0, 0)
 
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self.has_dataloader_changed(dataloader_idx)  # sets the number of batches for the next line
-        self._show_batch("test", batch_idx, self.total_test_batches_current_dataloader)
+    def on_test_batch_end(self, *arguments: Any, **_: Any) -> None:
+        self._show_batch("test", *arguments[4:])
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._is_enabled:
             self._open("prediction", 0, 0)
 
-    def on_predict_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self.has_dataloader_changed(dataloader_idx)  # sets the number of batches for the next line
-        self._show_batch("prediction", batch_idx, self.total_predict_batches_current_dataloader)
+    def on_predict_batch_end(self, *arguments: Any, **_: Any) -> None:
+        self._show_batch("prediction", *arguments[4:])
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._close()
@@ -155,15 +128,19 @@ class RunProgress(ProgressBar):
                 self._task, description=f"step {step}/{self._total or '?'}", completed=step, numbers=shown
             )
 
-    def _show_batch(self, what: str, batch_idx: int, batches: float) -> None:
+    def _show_batch(self, what: str, batch_idx: int, dataloader_idx: int = 0) -> None:
         if self._live is None:
             return
-        of = f"{what} {batch_idx + 1}/{batches:.0f}" if batches != float("inf") else f"{what} {batch_idx + 1}"
+        self.has_dataloader_changed(dataloader_idx)  # sets the number of batches for the next line
+        name = {"validation": "val", "test": "test", "prediction": "predict"}[what]
+        total = getattr(self, f"total_{name}_batches_current_dataloader")
+        known = total != float("inf")
+        shown = f"{what} {batch_idx + 1}/{total:.0f}" if known else f"{what} {batch_idx + 1}"
         if self.trainer.state.fn == "fit":
-            self._live.update(self._task, numbers=of)
+            self._live.update(self._task, numbers=shown)
         else:
-            total = None if batches == float("inf") else batches
-            self._live.update(self._task, description=of, total=total, completed=batch_idx + 1)
+            total = total if known else None
+            self._live.update(self._task, description=shown, total=total, completed=batch_idx + 1)
 
     def _print_line(self) -> None:
         """Print a line, unless a terminal shows the one that is redrawn."""
