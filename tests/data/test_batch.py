@@ -1,6 +1,5 @@
 """Documents and targets of packed blocks, worked out by hand. 0 is the end-of-document token."""
 
-import numpy as np
 import torch
 
 from anlit.attention.documents import Documents
@@ -48,12 +47,6 @@ def test_first_tokens_count_by_default() -> None:
     assert TokenShards("nowhere").score_first_token is True
 
 
-def test_only_the_first_targets_of_a_filled_up_row_count() -> None:
-    batch = batch_from_blocks(BLOCK, end_of_document=0, n_targets=np.array([3, 0]))
-    assert batch.targets.tolist() == [[6, 0, 7, *[IGNORED] * 4], [IGNORED] * 7]
-    assert batch.tokens.tolist() == [[5, 6, 0, 7, 0, 0, 8], [1, 2, 3, 4, 5, 6, 7]]
-
-
 def test_the_attention_derives_the_same_boundaries() -> None:
     blocks = torch.randint(0, 9, (5, 41), generator=torch.Generator().manual_seed(0))
     for token_at in ("end", "start"):
@@ -74,10 +67,3 @@ def test_cut_into_shorter_sequences() -> None:
     assert cut.positions.tolist() == [[0, 1, 2, 0], [0, 1, 2, 0], [0, 1, 2, 3], [0, 1, 2, 3]]
     assert cut.cu_seqlens.tolist() == [0, 3, 4, 7, 8, 12, 16]
     assert all(torch.equal(one, two) for one, two in zip(batch.cut(8)[:5], batch[:5], strict=True))
-
-
-def test_large_uint16_ids_are_kept() -> None:
-    blocks = np.array([[65535, 0, 3], [1, 2, 3]], dtype=np.uint16)
-    batch = batch_from_blocks(blocks, 0, "end", score_first_token=False)
-    assert batch.tokens.tolist() == [[65535, 0], [1, 2]]
-    assert batch.targets.tolist() == [[0, IGNORED], [2, 3]]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from anlit.cli import main
 from anlit.data.module import TokenShards
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.storage.names import checked_name, checked_path, checked_sha256, path_inside
@@ -123,17 +122,6 @@ def test_sources_that_lead_elsewhere_are_not_mended(
     with pytest.raises(UserError, match=r"sources\.jsonl names a file '\.\./\.\./out'"):
         make(folder, recipe)
     assert hashes(tmp_path) == before
-
-
-def test_the_command_line_says_it_in_one_sentence(
-    own_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    edit(own_shards / "manifest.json", MANIFESTS["a hash that is a path"])
-    arguments = ["--data", "TokenShards", "--data.path", str(own_shards), "--model", "GPT", "--model.n_layers=1"]
-    arguments += ["--model.d_model=8", "--model.n_heads=1", "--model.context_length=16", "--model.vocab_size=320"]
-    assert main(["fit", *arguments, "--run_dir", str(tmp_path / "run"), "--trainer.max_steps=1"]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert "has '../../../../out' where a SHA-256 belongs: take the data from elsewhere." in line
 
 
 @pytest.mark.parametrize(

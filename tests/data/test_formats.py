@@ -165,24 +165,3 @@ def test_plain_text_is_one_document(tmp_path: Path) -> None:
         path.write_bytes(content)
         (record,) = records(path, Columns(max_document_bytes=20), span_bytes=1)
         assert (record.where, record.text, record.problem) == ("the file", text, problem)
-
-
-def test_a_plain_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    with open(path, "wb") as file:
-        file.truncate(64 << 20)
-    tracemalloc.start()
-    try:
-        assert problems(records(path, Columns(max_document_bytes=1 << 20))) == [("the file", "too_long")]
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("ending", [*WRITERS, ".txt"])
-def test_a_missing_file_is_an_os_error(tmp_path: Path, ending: str) -> None:
-    path, reader = tmp_path / f"a{ending}", format_of(ending)
-    with pytest.raises(FileNotFoundError):
-        reader.spans(path, 1)
-    with pytest.raises(FileNotFoundError):
-        list(reader.read(path, Span(0, 1, 0), COLUMNS))

@@ -80,16 +80,6 @@ def test_a_source_file_that_changes_while_it_is_read(own_hub: Recipe, finished: 
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
-def test_a_source_that_is_gone(own_hub: Recipe, finished: Path, tmp_path: Path) -> None:
-    interrupted(tmp_path / "out", own_hub, tasks=3)
-    (tmp_path / "hub").rename(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"parquet: No such file or directory; what is done so far is kept, repeat"):
-        make(tmp_path / "out", own_hub)
-    (tmp_path / "elsewhere").rename(tmp_path / "hub")
-    make(tmp_path / "out", own_hub)
-    assert hashes(tmp_path / "out") == hashes(finished)
-
-
 def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     for number, text in enumerate(list(documents(60, seed=3))[10:]):
@@ -208,21 +198,6 @@ def test_a_damaged_folder_whose_sources_have_changed(own_hub: Recipe, tmp_path: 
     file.write_bytes(content)
     make(tmp_path / "out", own_hub)
     assert hashes(tmp_path / "out") == before
-
-
-def test_a_damaged_folder_whose_sources_are_gone(own_hub: Recipe, tmp_path: Path) -> None:
-    make(tmp_path / "out", own_hub)
-    shutil.rmtree(tmp_path / "hub")
-    before = hashes(tmp_path / "out")
-    make(tmp_path / "out", own_hub)  # it needs none while it is whole
-    chunk = tmp_path / "out" / "train" / "chunk-000001-00000-000.bin"
-    content = chunk.read_bytes()
-    chunk.unlink()
-    with pytest.raises(UserError, match=r"There is no folder .*hub: set --source"):
-        make(tmp_path / "out", own_hub)
-    chunk.write_bytes(content)
-    assert hashes(tmp_path / "out") == before
-    make(tmp_path / "out", own_hub)
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("{")])

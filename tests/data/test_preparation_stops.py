@@ -53,13 +53,6 @@ def test_a_full_disk(
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
-def test_another_fault_of_the_system(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = OSError(errno.EIO, "Input/output error", "/disk/file")
-    monkeypatch.setattr(os, "fsync", failing(5, lambda: error))
-    with pytest.raises(UserError, match=r"/disk/file: Input/output error; what is done so far is kept, repeat"):
-        make(tmp_path / "out", recipe)
-
-
 def encode_or_be_killed(job: Job, task: Task) -> dict[str, Any]:
     if (task.group, task.number) == (1, 0):
         os.kill(os.getpid(), signal.SIGKILL)

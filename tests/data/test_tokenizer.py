@@ -13,7 +13,6 @@ from anlit.data.tokenizer import (
     end_of_document_id,
     load_tokenizer,
     parse_tokenizer,
-    token_dtype,
     train_bpe,
     vocabulary_size,
 )
@@ -29,11 +28,6 @@ def test_any_text_decodes_to_itself() -> None:
         assert ids[-1] == 0
         assert 0 not in ids[:-1]
         assert tokenizer.decode(ids[:-1].tolist(), skip_special_tokens=False) == text
-
-
-def test_ids_take_two_bytes_up_to_65536() -> None:
-    assert token_dtype(1 << 16) is np.uint16
-    assert token_dtype((1 << 16) + 1) is np.int32
 
 
 def test_errors_name_the_value(tmp_path: Path) -> None:
