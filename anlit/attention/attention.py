@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from anlit.attention import cache
-from anlit.attention.backends import BACKENDS, LONG, check, choose
+from anlit.attention.backends import BACKENDS, attend_by, check, choose
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK
+from anlit.attention.choice.choices import Choices
+from anlit.attention.choice.kind import form_of
 from anlit.attention.documents import Documents
-from anlit.attention.groups import grouped_product, repeat_heads
+from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.qk_clip import QKClip
 
@@ -36,7 +38,8 @@ class Attention(nn.Module):
         self.mechanism, self.backend = mechanism, backend
         self.dropout = dropout
         self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
-        self._chosen: dict[tuple[str, torch.dtype, bool, bool], str] = {}
+        self._choices: Choices | None = None
+        self._chosen: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """q: (B, H, T, D); k, v: (B, G, T, D), where G divides H; query head h uses key head h // (H/G).
@@ -56,23 +59,35 @@ class Attention(nn.Module):
             if documents.n_before:
                 return cache.attend(q, k, v, self.mechanism, documents)
         dropout = self.dropout if self.training else 0.0
-        backend = BACKENDS[self.backend_for(q)]
-        if not getattr(backend, "GROUPED", False):
-            k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-        return backend.attend(q, k, v, self.mechanism, documents, dropout)  # type: ignore[no-any-return]
+        backend = BACKENDS[self.backend_for(q, documents.are_masked)]
+        return attend_by(backend, q, k, v, self.mechanism, documents, dropout)
 
-    def backend_for(self, q: Tensor) -> str:
-        """The name of the back end for queries like `q`.
+    def take(self, choices: Choices | None) -> None:
+        """Let `auto` run on what was chosen for this mechanism on this device, wherever that can compute it."""
+        self._choices = choices
+        self._chosen.clear()
 
-        It is chosen once per device and precision, with and without gradients, for short and for long sequences.
+    def backend_for(self, q: Tensor, is_packed: bool) -> str:
+        """The name of the back end for queries like `q`, (B, H, T, D).
+
+        It is looked up once per device, precision and length, with and without gradients, for packed documents and
+        without.
 
         Raises:
             UserError: The back end that the settings name cannot compute this on the device or in the precision of `q`.
         """
-        kind = _kind(q, q.dtype, q.shape[-2])
-        if kind not in self._chosen:
-            self._chosen[kind] = choose(self.backend, self.mechanism, q, self.dropout)
-        return self._chosen[kind]
+        case = _case(q, q.dtype, q.shape[-2], is_packed)
+        if case not in self._chosen:
+            self._chosen[case] = self._choose(q, is_packed)
+        return self._chosen[case]
+
+    def _choose(self, q: Tensor, is_packed: bool) -> str:
+        if self.backend == "auto" and self._choices is not None:
+            for choice in self._choices.nearest(form_of(self.mechanism), q.dtype, q.shape[-2], is_packed):
+                backend = BACKENDS.get(choice.backend)  # a checkpoint may name one of another version
+                if backend is not None and backend.reason_against(self.mechanism, q, self.dropout) is None:
+                    return choice.backend
+        return choose(self.backend, self.mechanism, q, self.dropout)
 
     @torch.no_grad()
     def prepare(self, documents: Documents, h: Tensor) -> None:
@@ -87,11 +102,11 @@ class Attention(nn.Module):
         if isinstance(documents, cache.Continuation) and documents.n_before:
             return
         dtype = computing_dtype(h)
-        if (name := self._chosen.get(_kind(h, dtype, h.shape[1]))) is None:
+        if (name := self._chosen.get(_case(h, dtype, h.shape[1], documents.are_masked))) is None:
             shape = (1, self.mechanism.n_heads, h.shape[1], self.mechanism.d_head)
             q = torch.empty(shape, dtype=dtype, device=h.device, requires_grad=h.requires_grad)
             with torch.set_grad_enabled(h.requires_grad):
-                name = self.backend_for(q)
+                name = self.backend_for(q, documents.are_masked)
         prepare = getattr(BACKENDS[name], "prepare", None)
         if prepare is not None:
             prepare(self.mechanism, documents, h.shape[0])
@@ -113,6 +128,6 @@ def computing_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def _kind(x: Tensor, dtype: torch.dtype, length: int) -> tuple[str, torch.dtype, bool, bool]:
-    """What the choice of a back end depends on, apart from the mechanism."""
-    return x.device.type, dtype, x.requires_grad, length >= LONG
+def _case(x: Tensor, dtype: torch.dtype, length: int, is_packed: bool) -> tuple[str, torch.dtype, bool, int, bool]:
+    """What the back end is looked up by, apart from the mechanism."""
+    return x.device.type, dtype, x.requires_grad, length, is_packed

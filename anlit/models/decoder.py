@@ -35,6 +35,9 @@ class Decoder(nn.Module):
         block: Called with the settings and a layer's number, from 0; returns the block of this layer.
     """
 
+    before_attention: Callable[[Tensor, Documents], None] | None = None
+    """Called with the hidden states (B, T, d) and the documents of each batch, before the first block."""
+
     def __init__(self, config: DecoderConfig, block: Callable[[Any, int], nn.Module]) -> None:
         super().__init__()
         config = config.for_one_model()
@@ -81,6 +84,8 @@ class Decoder(nn.Module):
         else:
             documents = cache.read(tokens.shape[1], ids, tokens.device)
         h = self.embedding(tokens)
+        if self.before_attention is not None:
+            self.before_attention(h, documents)
         for module in self.blocks:  # before the first block, so that compiled blocks all see the same state
             block: Any = module
             block.attention.prepare(documents, h)

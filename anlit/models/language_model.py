@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
 import anlit
+from anlit.attention.choice.choices import Choices
 from anlit.errors import UserError
 from anlit.layers.sharded import full_tensor
 from anlit.lightning_internals import completes_step, is_made_by_cli, trainer_of
@@ -26,6 +27,7 @@ from anlit.models.continuing import (
     run_settings,
     take_group_settings,
 )
+from anlit.models.kernel_choice import choose_at_first_batch, take_saved
 from anlit.models.trainer_steps import is_logged
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
@@ -52,6 +54,8 @@ class LanguageModel(L.LightningModule):
     """Whether a run may continue from a checkpoint with a changed model, optimizer or seed."""
     is_continued = begins_new_optimizer = False
     """Whether the run continues from a checkpoint, and whether it does so without the optimizer's state."""
+    choices: Choices | None = None
+    """What attention's `backend: auto` runs on; None before the first batch, or if settings name the back end."""
 
     def __init__(self, config: DecoderConfig, optimizer: OptimizerFactory, schedule: Schedule) -> None:
         super().__init__()
@@ -111,6 +115,7 @@ class LanguageModel(L.LightningModule):
                 "trainer.precision=16-true trains in float16 alone, where gradients under 6e-8 become 0 and "
                 "the weights' norms are held to 1e-3 at best: set bf16-mixed, 16-mixed or 32-true"
             )
+        choose_at_first_batch(self)
 
     def on_train_start(self) -> None:
         """Assume that batches of an unknown data module may count different numbers of tokens."""
@@ -227,6 +232,7 @@ class LanguageModel(L.LightningModule):
             "version": anlit.__version__,
             "data": data.fingerprint if data is not None else None,
             "run": run_settings(self.trainer),
+            "attention": self.choices.as_plain() if self.choices is not None else None,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -245,8 +251,10 @@ class LanguageModel(L.LightningModule):
                 f"the checkpoint in ckpt_path was trained with another tokenizer ({_short(then)}) than data.path's "
                 f"shards have ({_short(now)}): set --data.path to the shards that it was trained on"
             )
-        if trainer_of(self) is not None and self.trainer.state.fn == "fit":
-            self._continue_from(checkpoint)
+        if trainer_of(self) is not None:
+            self.choices = take_saved(self.model, record.get("attention"), self.trainer.strategy.root_device)
+            if self.trainer.state.fn == "fit":
+                self._continue_from(checkpoint)
 
     def _continue_from(self, checkpoint: dict[str, Any]) -> None:
         """Compare the settings with the checkpoint's. A strategy that loads the weights itself leaves them out."""

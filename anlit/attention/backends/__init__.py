@@ -13,16 +13,17 @@ A back end is a module, one file or a folder, with
         derives what all layers share from the documents of `n_rows` sequences, and stores it in `documents`. It is
         called before the first layer, outside of compiled code.
 
-To add one, write a module and enter it in `BACKENDS` and `PREFERRED`.
+To add one, write a module and enter it in `BACKENDS`. `anlit.attention.choice` then tries it for `backend: auto`.
 """
 
 import logging
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from anlit.attention.backends import blockwise, eager, flash, flex, sdpa, triton
+from anlit.attention.documents import Documents
+from anlit.attention.groups import repeat_heads
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
 from anlit.reporting.once import say_once
@@ -36,21 +37,21 @@ BACKENDS: dict[str, ModuleType] = {
     "eager": eager,
 }
 
-# `auto` tries the back ends in this order, by type of device.
-PREFERRED: dict[str, tuple[str, ...]] = {
-    # flash, triton and flex have not run on a GPU yet, so `auto` does not take them. `anlit benchmark attention
-    # --preset h200` checks and times them; its results should order this list.
-    "cuda": ("sdpa", "eager"),
-    # Measured by `anlit benchmark attention --preset cpu`: docs/results/attention_cpu. flex has no backward pass here.
-    "cpu": ("sdpa", "eager"),
-}
-# On a CPU, for mechanisms that change logits by distance or have a window: sdpa would need a T × T mask for them. With
-# several threads this list is for sequences of at least LONG tokens; shorter ones are too little work to share.
-PREFERRED_BY_DISTANCE = ("blockwise", "sdpa", "eager")
-LONG = 1024
-PREFERRED_OTHERWISE = ("sdpa", "eager")
+HARMLESS = ("sdpa", "blockwise", "eager")
+"""Made of PyTorch's own operations, which neither hang nor write where they may not."""
+BY_DISTANCE = ("blockwise", "sdpa", "eager")
+"""Without a trial: sdpa needs a T × T mask for a mechanism that changes logits by distance or has a window."""
 
 _log = logging.getLogger("anlit.attention")
+
+
+def attend_by(
+    backend: ModuleType, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
+) -> Tensor:
+    """A back end on q, (B, H, T, D), and k and v, (B, G, T, D), which are repeated for it if it needs that."""
+    if not getattr(backend, "GROUPED", False):
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    return backend.attend(q, k, v, mechanism, documents, dropout)  # type: ignore[no-any-return]
 
 
 def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:
@@ -68,9 +69,9 @@ def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:
 
 
 def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> str:
-    """The back end for queries like `q`: `name`, or for auto the first of `PREFERRED` that can compute `mechanism`.
+    """The back end for queries like `q`: `name`, or for auto what is taken without a trial, see `untimed`.
 
-    The choice of auto, and the reasons against the back ends before it, are logged once.
+    What auto takes, and the reasons against the back ends before it, are logged once.
 
     Raises:
         UserError: The back end `name` cannot compute it for such queries. The message names those that can.
@@ -79,26 +80,32 @@ def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> 
         if (reason := _reason_against(name, mechanism, q, dropout)) is not None:
             raise UserError(_refusal(name, mechanism, reason, q, dropout))
         return name
-    candidate, reasons = _first_possible(q.device.type, mechanism, q, dropout)
+    candidate, reasons = _first_harmless(q.device.type, mechanism, q, dropout)
     where = f"{q.device.type}, {str(q.dtype).removeprefix('torch.')}"
     why = f" ({'; '.join(reasons)})" if reasons else ""
     say_once(_log, f"attention {type(mechanism).__name__} runs on the back end '{candidate}' ({where}){why}")
     return candidate
 
 
+def untimed(mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> str:
+    """What auto takes where nothing was tried: the first harmless back end that can compute it. There always is one."""
+    return _first_harmless(q.device.type, mechanism, q, dropout)[0]
+
+
 def likely(name: str, mechanism: Mechanism, device_type: str, dropout: float = 0.0) -> str:
-    """What `choose` returns on a device of this type, for a precision and head width that suit every back end."""
-    return name if name != "auto" else _first_possible(device_type, mechanism, None, dropout)[0]
+    """`name`, or for auto what is taken without a trial on a device of this type, in a precision that suits all.
+
+    A trial may find one that needs less memory.
+    """
+    return name if name != "auto" else _first_harmless(device_type, mechanism, None, dropout)[0]
 
 
-def _first_possible(device_type: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[str, list[str]]:
-    """The first preferred back end that can compute it (there always is one), and why those before it cannot."""
+def _first_harmless(device_type: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[str, list[str]]:
+    """The first harmless back end that can compute it, and why those before it cannot."""
     reasons = []
-    preferred = PREFERRED.get(device_type, PREFERRED_OTHERWISE)
-    is_long = q is not None and q.shape[-2] >= LONG
-    if device_type == "cpu" and mechanism.depends_on_distance and (is_long or torch.get_num_threads() == 1):
-        preferred = PREFERRED_BY_DISTANCE
-    for name in preferred:
+    on_cpu = device_type == "cpu"
+    order = BY_DISTANCE if mechanism.depends_on_distance else HARMLESS
+    for name in order if on_cpu else (name for name in order if name != "blockwise"):  # it is made for CPUs
         if (reason := _reason_against(name, mechanism, q, dropout)) is None:
             break
         reasons.append(f"not {name}: {reason}")

@@ -1,7 +1,5 @@
 """The mechanisms and kernels that `anlit benchmark attention` puts beside each other."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -10,6 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from anlit.attention.backends import BACKENDS
 from anlit.attention.backends.flex import block_mask
+from anlit.attention.choice.inputs import Attend
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.alibi import ALiBi
@@ -18,8 +17,6 @@ from anlit.attention.mechanisms.log_n import LogN
 from anlit.attention.mechanisms.plain import Plain
 from anlit.attention.mechanisms.scale_invariant import ScaleInvariant
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
-
-Attend = Callable[[Tensor, Tensor, Tensor, Mechanism, Documents, float], Tensor]
 
 MECHANISMS: dict[str, Mechanism] = {
     "plain": Plain(),

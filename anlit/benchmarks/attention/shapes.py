@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from anlit.attention.choice.inputs import random_documents
 from anlit.attention.documents import Documents
 
 MEAN_DOCUMENT = 1 / 8
@@ -81,11 +82,5 @@ PRESETS = {
 
 def documents_of(shape: Shape, device: torch.device) -> Documents:
     """One document a row, or many of mixed length, the same for every entrant."""
-    if not shape.documents:
-        return Documents(None, shape.length, device)
-    generator = torch.Generator().manual_seed(1)
-    starts = torch.rand(shape.batch, shape.length, generator=generator) < 1 / (MEAN_DOCUMENT * shape.length)
-    ids = starts.long().cumsum(1)
-    on_host = Documents(ids, shape.length, torch.device("cpu"))
-    longest = int(on_host.cu_seqlens.diff().max())
-    return Documents(ids.to(device), shape.length, device, on_host.cu_seqlens, longest)
+    mean = MEAN_DOCUMENT * shape.length if shape.documents else None
+    return random_documents(shape.batch, shape.length, mean, device)

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunRecord(L.Callback):
-    """Writes versions, git commit, command, hardware, data fingerprint, parameter count and the run's status.
+    """Writes versions, git commit, command, hardware, data fingerprint, parameter count, attention kernels and status.
 
     It writes from the start of training on, so a refused continuation does not change the record.
 
@@ -46,6 +46,7 @@ class RunRecord(L.Callback):
             "data": data.fingerprint if data is not None else None,
             "architecture": type(pl_module).__name__,
             "parameters": decoder.n_parameters(),
+            "attention": None,  # known at the first batch
             "status": "running",
             "started": earlier.get("started") or now(),
             "resumed": [*earlier.get("resumed", []), now()] if earlier else [],
@@ -56,7 +57,15 @@ class RunRecord(L.Callback):
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._is_training = True
+        self._add_choices(pl_module)
         self._write()
+
+    @rank_zero_only
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._add_choices(pl_module):
+            self._write()
 
     @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -77,6 +86,13 @@ class RunRecord(L.Callback):
             self._write()
         except OSError as error:  # for example a full disk, which the exception reports
             _log.warning(f"{self.path} still says 'running': it could not be written ({error.strerror})")
+
+    def _add_choices(self, pl_module: Any) -> bool:
+        """Add what attention runs on; whether that is news."""
+        if self.record["attention"] is not None or pl_module.choices is None:
+            return False
+        self.record["attention"] = pl_module.choices.as_plain()
+        return True
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
