@@ -31,6 +31,7 @@ class RunRecord(L.Callback):
         self.path = Path(run_dir) / "run.json"
         self.record: dict[str, Any] = {}
         self._is_training = False
+        self._choices: Any = None
 
     @rank_zero_only
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -46,7 +47,7 @@ class RunRecord(L.Callback):
             "data": data.fingerprint if data is not None else None,
             "architecture": type(pl_module).__name__,
             "parameters": decoder.n_parameters(),
-            "attention": None,  # known at the first batch
+            "attention": None,  # known from the first batch on
             "status": "running",
             "started": earlier.get("started") or now(),
             "resumed": [*earlier.get("resumed", []), now()] if earlier else [],
@@ -89,8 +90,9 @@ class RunRecord(L.Callback):
 
     def _add_choices(self, pl_module: Any) -> bool:
         """Add what attention runs on; whether that is news."""
-        if self.record["attention"] is not None or pl_module.choices is None:
+        if pl_module.choices is None or pl_module.choices is self._choices:
             return False
+        self._choices = pl_module.choices
         self.record["attention"] = pl_module.choices.as_plain()
         return True
 
