@@ -94,6 +94,13 @@ def test_real_back_ends_are_right_and_timed_and_leave_no_trace(mechanism: Mechan
     assert all(parameter.grad is None for parameter in one.mechanism.parameters())
 
 
+def test_heads_that_share_keys_are_tried_as_such() -> None:
+    one = a_wanted(ScaleInvariant(), key_heads=1)
+    outcome = trial.run(Request(one.kind, one.mechanism, CPU, 2, 3), one.able(CPU))
+    assert outcome.left_out == {}
+    assert outcome.seconds.keys() == {"blockwise", "eager"}
+
+
 def test_dropout_draws_nothing_from_the_run() -> None:
     before = torch.get_rng_state()
     outcome = trial.run(request_of(dropout=0.5), {"sdpa": sdpa, "eager": eager})
