@@ -1,7 +1,7 @@
 """The choice for each kind of attention in a run: that of its checkpoint, of this machine's cache, or of a trial."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 
@@ -66,7 +66,7 @@ def choose(wanted: Sequence[Wanted], device: torch.device, known: Choices | None
     kept = known if known is not None and known.device == label else None
     with TrialProcess() as process:
         for one in wanted:
-            found = _choice(one, device, kept, cache, lambda *given: _try(*given, process))
+            found = _choice(one, device, kept, cache, process)
             _log.info(str(found))
             for name, reason in found.left_out.items():
                 _log.info(f"attention {one.kind.mechanism} ({one.kind.size}): '{name}' is left out: {reason}")
@@ -74,13 +74,7 @@ def choose(wanted: Sequence[Wanted], device: torch.device, known: Choices | None
     return Choices(label, tuple(made))
 
 
-def _choice(
-    one: Wanted,
-    device: torch.device,
-    kept: Choices | None,
-    cache: Cache,
-    run: Callable[[Request, dict[str, ModuleType]], Outcome],
-) -> Choice:
+def _choice(one: Wanted, device: torch.device, kept: Choices | None, cache: Cache, process: TrialProcess) -> Choice:
     able, kind = one.able(device), one.kind
     if kept is not None:
         dtype, is_packed = kind.torch_dtype, kind.document is not None
@@ -97,7 +91,7 @@ def _choice(
         rounds = one.rounds(len(able))
         if not rounds:
             return Choice(kind, default, "the run is too short to repay a trial")
-        outcome = run(Request(kind, one.mechanism, device, one.n_layers, rounds), able)
+        outcome = _try(Request(kind, one.mechanism, device, one.n_layers, rounds), able, process)
         if not outcome.seconds:
             return Choice(kind, default, "no back end could be timed", {}, outcome.left_out)
         fastest = min(outcome.seconds, key=outcome.seconds.__getitem__)
