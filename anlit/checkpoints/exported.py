@@ -1,8 +1,8 @@
 """An exported model: a folder with its weights in one safetensors file, its settings and, if known, its tokenizer.
 
 FOLDER/model.safetensors    weights by the names of the decoder, float32; one matrix for a tied embedding and head
-FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint, version, and the token
-                            that separates documents
+FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint, version, the family of
+                            transformers that it came from, and the token that separates documents
 FOLDER/tokenizer.json       the tokenizer of its training data
 """
 
@@ -19,11 +19,11 @@ from torch import Tensor
 import anlit
 
 WEIGHTS, SETTINGS, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+EMBEDDING, HEAD = "embedding.weight", "head.weight"
 SEPARATORS = ("end_of_document", "document_token_at")
 """How the corpus separates documents: keys of a prepared folder's manifest."""
 LARGEST_SETTINGS = 10_000_000
 """The largest config.json that is read, in characters."""
-EMBEDDING, HEAD = "embedding.weight", "head.weight"
 PREFIX = "model."
 """Prefix of the decoder's weights in the LightningModule, which the file leaves out."""
 
@@ -49,6 +49,7 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
         "architecture": content["anlit"]["architecture"],
         "step": content["global_step"],
         "data": content["anlit"]["data"],
+        "family": content["anlit"].get("family"),
         **{key: separators.get(key) for key in SEPARATORS},
         "settings": settings,
     }
@@ -83,7 +84,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{SETTINGS} has more than {LARGEST_SETTINGS:,} characters")
     record = json.loads(text)
     if isinstance(record, dict) and "model_type" in record:
-        raise ValueError("it is a model for transformers; `anlit import` reads those of Qwen3")
+        raise ValueError("it is a model for transformers; `anlit import` reads those of Qwen3, Llama and others")
     if not isinstance(record, dict) or "anlit" not in record:
         raise ValueError(f"{SETTINGS} is not one that anlit wrote")
     return record
@@ -107,5 +108,10 @@ def read_exported(folder: str | Path) -> dict[str, Any]:
         "hyper_parameters": record["settings"],
         "pytorch-lightning_version": version("lightning"),  # the form of this dictionary
         "global_step": record["step"],
-        "anlit": {"architecture": record["architecture"], "version": record["anlit"], "data": record["data"]},
+        "anlit": {
+            "architecture": record["architecture"],
+            "version": record["anlit"],
+            "data": record["data"],
+            "family": record.get("family"),
+        },
     }

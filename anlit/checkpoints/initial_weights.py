@@ -50,6 +50,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
             f"initial_weights={path} has an embedding and a head that differ: leave out model.tie_embeddings"
         )
     model.load_state_dict(saved_weights)
+    model.family = content["anlit"].get("family")
 
 
 def _shape(tensor: Tensor | None) -> str:

@@ -43,6 +43,8 @@ class Checkpoint:
     """Fingerprint of the training data, as `TokenShards.fingerprint`; None if it is not known."""
     settings: dict[str, Any]
     """The model's constructor arguments as plain values, without those for training."""
+    family: str | None = None
+    """transformers' model_type of the checkpoint that its first weights were imported from."""
 
     @property
     def architecture(self) -> str:
@@ -98,7 +100,9 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     model = model.to(target).eval().requires_grad_(False)
     config, record = _run_config(file), content["anlit"]
     model.choices = take_saved(model.model, record.get("attention"), target)
-    return Checkpoint(model, file, content["global_step"], config, record.get("data"), settings_of(content))
+    return Checkpoint(
+        model, file, content["global_step"], config, record.get("data"), settings_of(content), record.get("family")
+    )
 
 
 def find_device(name: str) -> torch.device:
@@ -164,6 +168,7 @@ def _parts(content: dict[str, Any]) -> list[tuple[str, bool]]:
         ("global_step", isinstance(content.get("global_step"), int)),
         ("architecture", isinstance(record.get("architecture"), str)),
         ("data", isinstance(data, dict | None) and isinstance(hashes, str | None)),
+        ("family", isinstance(record.get("family"), str | None)),
     ]
 
 

@@ -1,7 +1,8 @@
-"""`anlit import`: a checkpoint of transformers, Qwen3 above all, as a GPT+."""
+"""`anlit import`: a checkpoint of transformers, such as a Qwen3 or a Llama, as a GPT+."""
 
 from pathlib import Path
 
+from anlit.inference.huggingface.families import FAMILIES
 from anlit.inference.huggingface.read import import_huggingface
 from anlit.options import CommandParser
 
@@ -10,9 +11,9 @@ def main(argv: list[str]) -> int:
     """`anlit import`; returns the exit status and raises UserError for the user's mistakes."""
     parser = CommandParser(
         prog="anlit import",
-        description="Reads a Qwen3 of transformers (config.json, safetensors, tokenizer.json) as a GPT+ into a folder "
-        "that every command of anlit takes, --initial_weights too. Shared embeddings are copied and grouped keys and "
-        "values repeated, which changes no logit.",
+        description="Reads a model of transformers (config.json, safetensors, tokenizer.json) as a GPT+ into a folder "
+        "that every command of anlit takes. anlit fit goes on from it with --config DIR/model.yaml and "
+        "--initial_weights DIR. Families: " + ", ".join(family.name for family in FAMILIES.values()) + ".",
         epilog="Example: anlit import Qwen3-1.7B --output imported/qwen3",
     )
     parser.add_argument("source", metavar="FOLDER", help="a local folder")

@@ -143,14 +143,11 @@ class DynamicNTK(RoPE):
         base: As in RoPE, up to the training length.
         training_length: T_train in tokens; None for the model's context_length. Set it if you raise context_length to
             evaluate on longer sequences.
-        factor: T/T_train is replaced by factor·T/T_train − factor + 1, as in transformers' type `dynamic`.
     """
 
-    def __init__(
-        self, fraction: float = 0.5, base: float = 10_000.0, training_length: int | None = None, factor: float = 1.0
-    ) -> None:
+    def __init__(self, fraction: float = 0.5, base: float = 10_000.0, training_length: int | None = None) -> None:
         super().__init__(fraction, base)
-        self.training_length, self.factor = training_length, factor
+        self.training_length = training_length
         _check_stretch(self)
 
     def check(self, d_head: int) -> None:
@@ -162,12 +159,12 @@ class DynamicNTK(RoPE):
             )
 
     def for_context(self, context_length: int) -> Positions:
-        return DynamicNTK(self.fraction, self.base, self.training_length or context_length, self.factor)
+        return DynamicNTK(self.fraction, self.base, self.training_length or context_length)
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
         assert self.training_length is not None, "for_context names the training length"
         width = round(self.fraction * d_head)
-        stretch = max(1.0, self.factor * (length / self.training_length - 1) + 1)
+        stretch = max(1.0, length / self.training_length)
         base = self.base * stretch ** (width / (width - 2))
         return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 

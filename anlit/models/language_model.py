@@ -52,6 +52,8 @@ class LanguageModel(L.LightningModule):
     """Called with the global gradient norm of each step, before the optimizer's step; a callback sets it."""
     accept_changes = False
     """Whether a run may continue from a checkpoint with a changed model, optimizer or seed."""
+    family: str | None = None
+    """transformers' model_type of the checkpoint that the first weights were imported from."""
     is_continued = begins_new_optimizer = False
     """Whether the run continues from a checkpoint, and whether it does so without the optimizer's state."""
     choices: Choices | None = None
@@ -231,6 +233,7 @@ class LanguageModel(L.LightningModule):
             "architecture": type(self).__name__,
             "version": anlit.__version__,
             "data": data.fingerprint if data is not None else None,
+            "family": self.family,
             "run": run_settings(self.trainer),
             "attention": self.choices.as_plain() if self.choices is not None else None,
         }
@@ -244,6 +247,7 @@ class LanguageModel(L.LightningModule):
                 f"the checkpoint in ckpt_path holds a {record['architecture']}, but the configuration's model is "
                 f"{type(self).__name__}: set --model {record['architecture']} or choose another checkpoint"
             )
+        self.family = record.get("family")
         data = self._data()
         then, now = record["data"], data.fingerprint if data is not None else None
         if then and now and then["tokenizer_sha256"] != now["tokenizer_sha256"]:

@@ -48,6 +48,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, fit_parser: Any) -> Path:
     for run in TRAINED:
         (folder / "runs" / run).mkdir(parents=True)
         (folder / "runs" / run / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "imported" / "qwen3").mkdir(parents=True)
+    (folder / "imported" / "qwen3" / "model.yaml").write_text("model: {class_path: anlit.GPT}")  # `anlit import` did
     return folder
 
 

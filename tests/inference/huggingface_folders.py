@@ -42,13 +42,3 @@ def decoded(model: Any, tokens: Tensor, n_new: int) -> Tensor:
     for _ in range(n_new):
         tokens = torch.cat((tokens, model(tokens)[:, -1:].argmax(-1)), 1)
     return tokens
-
-
-@pytest.fixture(scope="session")
-def own_code_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Where transformers copies a folder's code to, for this session alone."""
-    from transformers import dynamic_module_utils
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
-        yield

@@ -2,11 +2,12 @@
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PRoPE, RoPE
+from anlit import GPT, NGPT, AnGPT, DynamicNTK, LinearRoPE, NoPE, PositionsPattern, PRoPE, RoPE, YaRN
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_bpe
@@ -17,15 +18,15 @@ from anlit.models.fold import FoldedAnGPT
 from tests.attention.examples import SHIPPED, LogNWithSlopes
 from tests.data.prepared import END
 from tests.evaluation.saved import make_run, prepare
-from tests.inference.huggingface_folders import checkpoint, decoded, loud, own_code_cache, read, write
+from tests.inference.huggingface_folders import checkpoint, decoded, loud, read, write
 from tests.inference.with_text import make_run_with_text
 from tests.models.tiny import random_tokens
 
 transformers = pytest.importorskip("transformers")
-__all__ = ["own_code_cache"]
 
 PROMPT = random_tokens(3, 12)
 N_NEW = 6
+YARN: dict[str, Any] = {"factor": 4.0, "training_length": 8, "attention_factor": 1.0}
 
 
 def assert_the_same(model, theirs) -> None:
@@ -46,6 +47,8 @@ def assert_the_same(model, theirs) -> None:
         ({"positions": RoPE(fraction=1.0), "qk_norm": False, "d_ff": 80}, "LlamaForCausalLM"),
         ({"positions": RoPE(fraction=0.5), "norm_eps": 1e-3, "n_layers": 3}, "Glm4MoeForCausalLM"),
         ({"positions": RoPE(fraction=0.25, base=500.0), "qk_norm": False}, "Glm4MoeForCausalLM"),
+        ({"positions": RoPE(fraction=1.0), "n_kv_heads": 1, "d_head": 24, "tie_embeddings": True}, "Qwen3ForCausalLM"),
+        ({"positions": YaRN(4.0, 8, fraction=0.5), "n_kv_heads": 1, "d_head": 24}, "Glm4MoeForCausalLM"),
     ],
     ids=str,
 )
@@ -75,6 +78,8 @@ def test_every_mechanism_in_code_of_its_own(mechanism, tmp_path: Path) -> None:
         {"attention_gate": "per_element", "post_norm": True, "attention_norm": True},
         {"qk_norm_eps": 0.5, "qk_norm_gain": True},
         {"qk_norm_eps": 0.5, "qk_norm_gain": False, "v_norm": True},
+        {"n_kv_heads": 1, "d_head": 24, "attention_gate": "per_element", "positions": LinearRoPE(factor=2.0)},
+        {"n_kv_heads": 2, "n_heads": 4, "qk_norm_gain": False, "positions": PositionsPattern([NoPE(), YaRN(**YARN)])},
     ],
     ids=str,
 )

@@ -7,46 +7,32 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from anlit import GPT, RoPE
-from anlit.checkpoints.exported import read_settings
+from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
+from anlit.inference.huggingface.families import FAMILIES
 from anlit.inference.text import text_of
-from tests.inference.huggingface_folders import loud, write
+from tests.evaluation.saved import save
+from tests.inference.huggingface_folders import loud, read, write
+from tests.inference.published import CASES, published
 from tests.models.tiny import fit, random_tokens, tiny
 
 transformers = pytest.importorskip("transformers")
 
 TOKENS = random_tokens(3, 24)
-SIZE: dict[str, Any] = {
-    "vocab_size": 29,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 12,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-4,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-    "tie_word_embeddings": False,
-    "eos_token_id": 7,
-    "initializer_range": 0.2,
-}
 
 
-def qwen3(folder: Path, shard: str = "1GB", **changes: Any) -> Any:
-    """A random Qwen3 whose gains are not 1, saved into `folder`."""
-    torch.manual_seed(0)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**SIZE, **changes})).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    model.save_pretrained(folder, max_shard_size=shard)
-    return model
+def import_model(source: Path, output: Path, *more: str) -> Path:
+    assert main(["import", str(source), "--output", str(output), *more]) == 0
+    return output
+
+
+def export_model(source: Path, output: Path) -> Path:
+    assert main(["export", str(source), "--format", "huggingface", "--output", str(output)]) == 0
+    return output
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -54,43 +40,79 @@ def edit(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**record, **changes}))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({}, ""),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 123.0}}, ""),
-        ({"num_key_value_heads": 2}, "the 2 heads of keys and values are repeated to 4"),
-        ({"tie_word_embeddings": True, "num_key_value_heads": 1}, "the head has a copy of it"),
-    ],
-    ids=["plain", "base", "grouped", "tied and grouped"],
-)
+@pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_an_imported_qwen3_gives_the_same_logits(changes, said, tmp_path: Path, capsys) -> None:
-    theirs = qwen3(tmp_path / "qwen3", shard="20KB", **changes)
-    assert (tmp_path / "qwen3" / "model.safetensors.index.json").is_file()
-    assert main(["import", str(tmp_path / "qwen3"), "--output", str(tmp_path / "gpt")]) == 0
-    assert said in capsys.readouterr().out
-    loaded = load_checkpoint(str(tmp_path / "gpt"), "cpu")
+def test_a_family_comes_in_and_goes_back(case, tmp_path: Path) -> None:
+    """The same logits as transformers', and out again in the same class with the same weights."""
+    theirs = published(case, tmp_path / "theirs")
+    n_parts = len(list((tmp_path / "theirs").glob("*.safetensors")))
+    assert n_parts > 1
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").is_file()
+    loaded = load_checkpoint(str(import_model(tmp_path / "theirs", tmp_path / "ours")), "cpu")
     assert (loaded.architecture, loaded.training_length) == ("GPT", 64)
-    assert read_settings(tmp_path / "gpt")["end_of_document"] == 7
+    assert loaded.model.model.n_parameters() == sum(parameter.numel() for parameter in theirs.parameters())
     expected = theirs(TOKENS).logits
-    assert expected.std() > 0.5
+    assert expected.std() > 0.5, "logits near zero would agree whatever the network"
     torch.testing.assert_close(loaded.model(TOKENS), expected, rtol=1e-5, atol=1e-5)
 
+    back = read(export_model(tmp_path / "ours", tmp_path / "back"), trust=False)
+    assert type(back) is type(theirs)
+    assert torch.equal(back(TOKENS).logits, expected)
+    before, after = theirs.state_dict(), back.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
-@pytest.mark.parametrize("settings", [{"positions": RoPE(1.0)}, {}, {"qk_norm": False}, {"qk_norm": False, "d_ff": 80}])
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_a_case(family) -> None:
+    assert any(record["model_type"] == family for record in CASES.values()) or family == "glm4_moe"  # not published
+
+
+@pytest.mark.usefixtures("own_code_cache")
+@pytest.mark.parametrize("case", ["Llama-3.2-1B", "Qwen3-0.6B, YaRN", "Mistral-Nemo"])
+@torch.no_grad()
+def test_with_its_attention_changed_it_goes_out_in_code_of_its_own(case, tmp_path: Path) -> None:
+    published(case, tmp_path / "theirs")
+    ours = import_model(tmp_path / "theirs", tmp_path / "ours")
+    loaded = load_checkpoint(str(ours), "cpu", attention="anlit.ScaleInvariant")
+    theirs = read(write(loaded.model, tmp_path / "out"), trust=True)
+    assert type(theirs).__name__ == "GPTForCausalLM"
+    torch.testing.assert_close(theirs(TOKENS).logits, loaded.model(TOKENS), rtol=1e-4, atol=5e-5)
+
+
+def test_a_run_from_imported_weights_remembers_the_family(tmp_path: Path) -> None:
+    """A Mistral without a window is a Llama but for its name."""
+    published("Mistral-7B-v0.3", tmp_path / "theirs")
+    ours = import_model(tmp_path / "theirs", tmp_path / "ours")
+    model = load_checkpoint(str(ours), "cpu").model.requires_grad_(True)
+    load_initial_weights(model, str(ours))
+    file = save(model, tmp_path / "run" / "checkpoints" / "last.ckpt")
+    assert type(read(export_model(file, tmp_path / "back"), trust=False)).__name__ == "MistralForCausalLM"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"positions": RoPE(1.0)},
+        {},
+        {"qk_norm": False},
+        {"qk_norm": False, "d_ff": 80, "n_kv_heads": 1, "d_head": 24},
+        {"tie_embeddings": True, "n_kv_heads": 1},
+    ],
+    ids=str,
+)
 def test_what_was_exported_comes_back(settings, tmp_path: Path) -> None:
     model = loud(GPT, **{"positions": RoPE(0.5, base=700.0), **settings})
     write(model, tmp_path / "out")
     assert main(["import", str(tmp_path / "out"), "--output", str(tmp_path / "back")]) == 0
-    weights = load_file(tmp_path / "back" / "model.safetensors")
-    assert all(torch.equal(weights[name], tensor) for name, tensor in model.model.state_dict().items())
     back = load_checkpoint(str(tmp_path / "back"), "cpu")
+    weights = back.model.model.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.model.state_dict().items())
     torch.testing.assert_close(back.model(TOKENS), model(TOKENS), rtol=0, atol=0)
 
 
 def test_an_imported_model_trains_on_and_keeps_its_tokenizer(tmp_path: Path) -> None:
-    qwen3(tmp_path / "qwen3", vocab_size=300)
+    published("Qwen3-0.6B", tmp_path / "qwen3", vocab_size=300)
     tokenizer = train_bpe(["abc"], 260)
     (tmp_path / "qwen3" / "tokenizer.json").write_text(tokenizer.to_str())
     arguments = ["--output", str(tmp_path / "gpt"), "--context_length", "16"]
@@ -106,30 +128,43 @@ def test_an_imported_model_trains_on_and_keeps_its_tokenizer(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"attention_bias": True}, "a bias in attention"),
-        ({"head_dim": 32}, "heads of width 32 that do not fill the model's width of 48 (4 heads)"),
-        ({"use_sliding_window": True, "hidden_act": "relu"}, "the activation relu, a sliding window"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rotary positions of type yarn"),
-        ({"quantization_config": {"bits": 4}}, "quantised weights"),
-        ({"model_type": "gpt2"}, "holds a model of type 'gpt2': anlit import reads Qwen3"),
-        ({"num_hidden_layers": 3}, "says 3 layers, but the weights are those of 2"),
-        ({"num_hidden_layers": 10**9}, "says 1000000000 layers, but the weights are those of 2"),
+        ({"attention_bias": True}, "attention_bias=True (GPT+ has no biases)"),
+        ({"hidden_act": "relu", "mlp_bias": True}, "hidden_act='relu' (the MLP of GPT+ is a SwiGLU), mlp_bias=True ("),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type='longrope' (GPT+ has default, linear, llama3, yarn)"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1}},
+            "rope_parameters.mscale (the positions of GPT+",
+        ),
+        ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "config.json has no rope_parameters.low_freq_factor: "),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "LinearRoPE's factor must be at least 1, not 0.5"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 (Qwen3ForCausalLM ignores it)"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} (GPT+ has no quantised weights)"),
+        ({"model_type": "gpt2"}, "model_type='gpt2', which GPT+ cannot be: choose a checkpoint of Qwen3, Llama, Mistr"),
+        ({"model_type": "olmo2"}, "model_type='olmo2', which GPT+ cannot be (its blocks normalise only what they add"),
+        ({"model_type": "qwen3_moe"}, "which GPT+ cannot be (its MLPs are mixtures of experts): choose"),
+        ({"num_hidden_layers": 4}, "says 4 layers, but the weights are those of 3"),
+        ({"num_hidden_layers": 10**9}, "says 1000000000 layers, but the weights are those of 3"),
         ({"vocab_size": 30}, "embedding.weight is (29, 48) and should be (30, 48)"),
+        ({"num_key_value_heads": 3}, "n_kv_heads=3 does not divide model.n_heads=4"),
+        ({"rms_norm_eps": "small"}, "norm_eps is 'small', which cannot be read as float"),
         ({"num_attention_heads": None}, "has no num_attention_heads"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_gpt_cannot_be_is_refused(changes, complaint, tmp_path: Path, capsys) -> None:
-    qwen3(tmp_path / "qwen3")
+    published("Qwen3-0.6B", tmp_path / "qwen3")
     edit(tmp_path / "qwen3", **changes)
+    capsys.readouterr()
     assert main(["import", str(tmp_path / "qwen3"), "--output", str(tmp_path / "gpt")]) == 2
-    assert complaint in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert len(error.strip().splitlines()) == 1
     assert not (tmp_path / "gpt").exists()
 
 
 def test_damaged_folders_are_refused(tmp_path: Path, capsys) -> None:
     whole, copy = tmp_path / "qwen3", tmp_path / "copy"
-    qwen3(whole, shard="20KB")
+    published("Qwen3-0.6B", whole)
     part = sorted(path.name for path in whole.glob("model-*.safetensors"))[1]
 
     def complaint() -> str:
@@ -156,4 +191,4 @@ def test_gpt_of_another_kind_is_not_read_as_if_it_were_one(tmp_path: Path, capsy
     write(tiny(GPT), tmp_path / "out")
     edit(tmp_path / "out", first_k_dense_replace=1)
     assert main(["import", str(tmp_path / "out"), "--output", str(tmp_path / "gpt")]) == 2
-    assert "layers of experts" in capsys.readouterr().err
+    assert "first_k_dense_replace=1 (the other layers have experts)" in capsys.readouterr().err

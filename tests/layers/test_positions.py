@@ -133,7 +133,7 @@ def test_dynamic_ntk_refuses_what_it_cannot_stretch() -> None:
 
 THEIRS = [
     (LinearRoPE, "linear", {"factor": 2.5}, {}),
-    (DynamicNTK, "dynamic", {"factor": 2.0}, {"training_length": 2048}),
+    (DynamicNTK, "dynamic", {}, {"training_length": 2048}),
     (
         Llama3RoPE,
         "llama3",
@@ -158,6 +158,7 @@ def test_stretched_rope_is_that_of_transformers(kind, rope_type, both, ours, bas
     length = 3 * ours.get("training_length", 1000)
     trained = {"original_max_position_embeddings": length // 3} if kind in (Llama3RoPE, YaRN) else {}
     rope = {"rope_type": rope_type, "rope_theta": base, "partial_rotary_factor": fraction, **both, **trained}
+    rope.setdefault("factor", 1.0)
     config = transformers.LlamaConfig(
         hidden_size=256, num_attention_heads=4, max_position_embeddings=2048 if kind is DynamicNTK else length,
         rope_parameters=rope,

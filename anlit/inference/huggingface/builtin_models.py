@@ -1,12 +1,4 @@
-"""GPT+ in architectures of transformers that compute exactly the same.
-
-    rotary fraction 1, QK-norm      Qwen3
-    rotary fraction 1, no QK-norm   Llama
-    another fraction, either        Glm4Moe with no expert layer: all of its first `first_k_dense_replace` layers are
-                                    plain SwiGLU blocks, and it has partial rotary positions and QK-norm per head
-
-Like GPT+, all of them use half-split pairs for the rotation and normalise heads before it.
-"""
+"""GPT+ in architectures of transformers that compute exactly the same."""
 
 from typing import Any
 
@@ -14,96 +6,131 @@ import torch
 from torch import Tensor, nn
 
 from anlit.attention.mechanisms.plain import Plain
+from anlit.attention.mechanisms.sliding_window import SlidingWindow
+from anlit.inference.huggingface.families import FAMILIES, MUST_BE, ROPE, SETTINGS, Family, our_names
+from anlit.layers import positions
 from anlit.layers.norms import RMSNorm
-from anlit.layers.positions import RoPE
+from anlit.layers.positions import NoPE
 from anlit.models.decoder import Decoder
 
-OUTSIDE = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "norm_f.gain": "model.norm.weight",
-    "head.weight": "lm_head.weight",
-}
-IN_BLOCK = {
-    "norm_1.gain": "input_layernorm.weight",
-    "norm_2.gain": "post_attention_layernorm.weight",
-    "W_q.weight": "self_attn.q_proj.weight",
-    "W_k.weight": "self_attn.k_proj.weight",
-    "W_v.weight": "self_attn.v_proj.weight",
-    "W_o.weight": "self_attn.o_proj.weight",
-    "norm_q.gain": "self_attn.q_norm.weight",
-    "norm_k.gain": "self_attn.k_norm.weight",
-    "W_u.weight": "mlp.up_proj.weight",
-    "W_z.weight": "mlp.gate_proj.weight",
-    "W_d.weight": "mlp.down_proj.weight",
-}
-GLM_WITHOUT_EXPERTS = {
-    "n_routed_experts": 2,  # no layer has experts, but the configuration needs a number
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 1,
-    "num_nextn_predict_layers": 0,
-}
+ROPE_TYPES = {getattr(positions, name): rope_type for rope_type, (name, _) in ROPE.items()}
 
 
-def their_name(name: str) -> str:
-    """transformers' name of one of our weights."""
-    if name in OUTSIDE:
-        return OUTSIDE[name]
-    _, layer, rest = name.split(".", 2)
-    return f"model.layers.{layer}.{IN_BLOCK[rest]}"
+def family_of(decoder: Decoder, origin: str | None = None) -> str | None:
+    """The model_type of the architecture that can be this GPT+: `origin` if it can; None if there is none."""
+    if not _is_common(decoder):
+        return None
+    fitting = [kind for kind, family in FAMILIES.items() if _fits(decoder, family)]
+    return origin if origin in fitting else next(iter(fitting), None)
 
 
-def reason_against(decoder: Decoder) -> str | None:
-    """Why no architecture of transformers can be this GPT+; None if one can."""
+def _is_common(decoder: Decoder) -> bool:
+    """Whether GPT+ has no setting that all families lack."""
     for part in decoder.blocks:
         block: Any = part
-        if type(block.attention.mechanism) is not Plain:
-            return f"attention {type(block.attention.mechanism).__name__}"
-        if type(block.positions) is not RoPE:
-            return f"positions {type(block.positions).__name__}"
+        mechanism = block.attention.mechanism
+        inner = mechanism.mechanism if type(mechanism) is SlidingWindow else mechanism
         norms = (block.norm_v, block.output.norm, block.post_norm_A)
-        if block.output.W_g is not None or not all(isinstance(module, nn.Identity) for module in norms):
-            return "attention_gate, v_norm, attention_norm or post_norm"
-        if isinstance(block.norm_q, RMSNorm) and block.norm_q.eps != block.norm_1.eps:
-            return "qk_norm_eps"
-    return None
+        if (
+            type(inner) is not Plain
+            or block.output.W_g is not None
+            or not all(isinstance(module, nn.Identity) for module in norms)
+            or (isinstance(block.norm_q, RMSNorm) and block.norm_q.eps != block.norm_1.eps)
+        ):
+            return False
+    turning = [one for one in _positions(decoder) if type(one) is not NoPE]
+    return bool(turning) and type(turning[0]) in ROPE_TYPES and all(_same(one, turning[0]) for one in turning)
 
 
-def configuration(decoder: Decoder, context_length: int) -> dict[str, Any]:
-    """The architecture's config.json, without the ids of special tokens."""
+def _fits(decoder: Decoder, family: Family) -> bool:
     block: Any = decoder.blocks[0]
-    rope = block.positions
-    has_qk_norm = isinstance(block.norm_q, RMSNorm)
+    windows, rope = _windows(decoder), _rope(decoder)
+    n_nope = sum(type(one) is NoPE for one in _positions(decoder))
+    return (
+        family.qk_norm in (None, isinstance(block.norm_q, RMSNorm))
+        and (family.partial or rope.fraction == 1)
+        and (family.nope or not n_nope)
+        and (not any(windows) or {"nowhere": False, "in all": all(windows), "in some": True}[family.windows])
+        and len({width for width in windows if width}) <= 1
+        and (family.architecture != "LlamaForCausalLM" or decoder.embedding.embedding_dim % block.n_heads == 0)
+    )
+
+
+def _positions(decoder: Decoder) -> list[Any]:
+    return [block.positions for block in decoder.blocks]
+
+
+def _windows(decoder: Decoder) -> list[int | None]:
+    blocks: list[Any] = list(decoder.blocks)
+    return [block.attention.mechanism.window for block in blocks]
+
+
+def _rope(decoder: Decoder) -> Any:
+    """The positions of the layers that have a rotation, which are all of one kind."""
+    return next(one for one in _positions(decoder) if type(one) is not NoPE)
+
+
+def _same(one: Any, other: Any) -> bool:
+    from anlit.settings import part_as_plain
+
+    return one is other or part_as_plain(one) == part_as_plain(other)
+
+
+def configuration(decoder: Decoder, context_length: int, model_type: str) -> dict[str, Any]:
+    """The architecture's config.json, without the ids of special tokens."""
+    family, n_layers, windows = FAMILIES[model_type], len(decoder.blocks), _windows(decoder)
+    block: Any = decoder.blocks[0]
     vocab_size, d_model = decoder.embedding.weight.shape
-    shared = {
+    ours: dict[str, Any] = {
         "vocab_size": vocab_size,
-        "hidden_size": d_model,
-        "intermediate_size": block.W_u.out_features,
-        "num_hidden_layers": len(decoder.blocks),
-        "num_attention_heads": block.n_heads,
-        "num_key_value_heads": block.n_heads,
-        "head_dim": d_model // block.n_heads,
-        "hidden_act": "silu",
-        "max_position_embeddings": context_length,
-        "rms_norm_eps": block.norm_1.eps,
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": rope.base},
+        "context_length": context_length,
+        "n_layers": n_layers,
+        "n_heads": block.n_heads,
+        "n_kv_heads": block.n_kv_heads,
+        "d_head": block.d_head,
+        "d_model": d_model,
+        "d_ff": block.W_u.out_features,
+        "norm_eps": block.norm_1.eps,
+        "tie_embeddings": decoder.tie_embeddings,
     }
-    if rope.fraction == 1:
-        name, kind = ("Qwen3ForCausalLM", "qwen3") if has_qk_norm else ("LlamaForCausalLM", "llama")
-        return {"architectures": [name], "model_type": kind, **shared}
-    shared["rope_parameters"]["partial_rotary_factor"] = rope.fraction
-    shared |= {"use_qk_norm": has_qk_norm, "first_k_dense_replace": len(decoder.blocks), **GLM_WITHOUT_EXPERTS}
-    return {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", **shared}
+    record: dict[str, Any] = {"architectures": [family.architecture], "model_type": model_type}
+    record |= {key: ours[name] for key, name in SETTINGS.items()}
+    record |= {key: value for key, (value, _) in MUST_BE.items() if value is not None}
+    record |= _rope_record(_rope(decoder), family)
+    if family.windows != "nowhere":
+        record["sliding_window"] = next((width for width in windows if width), None)
+    if family.windows == "in some":
+        record["use_sliding_window"] = any(windows)
+        record["layer_types"] = ["sliding_attention" if width else "full_attention" for width in windows]
+    if family.nope:
+        record["no_rope_layers"] = [int(type(one) is not NoPE) for one in _positions(decoder)]
+    if family.qk_norm is None:
+        record["use_qk_norm"] = isinstance(block.norm_q, RMSNorm)
+    if family.more:
+        record |= {"first_k_dense_replace": n_layers, **family.more}
+    return record
+
+
+def _rope_record(rope: Any, family: Family) -> dict[str, Any]:
+    """The rotary positions, under the keys of transformers 5 and those of older readers."""
+    rope_type = ROPE_TYPES[type(rope)]
+    keys = {theirs: getattr(rope, ours) for theirs, ours in ROPE[rope_type][1].items()}
+    scaling = {"rope_type": rope_type, **{key: value for key, value in keys.items() if value is not None}}
+    partial = {"partial_rotary_factor": rope.fraction} if family.partial else {}
+    record = {"rope_theta": rope.base, **partial, "rope_parameters": {**scaling, "rope_theta": rope.base, **partial}}
+    return record if rope_type == "default" else {**record, "rope_scaling": scaling}
 
 
 def weights(decoder: Decoder) -> dict[str, Tensor]:
-    """The weights by transformers' names; a QK-norm without gain gets a gain of ones."""
-    found = {their_name(name): tensor for name, tensor in decoder.state_dict().items()}
+    """The weights by transformers' names, one matrix for a tied head; a QK-norm without gain gets a gain of ones."""
+    ours = decoder.state_dict()
+    if decoder.tie_embeddings:
+        del ours["head.weight"]
     for number, part in enumerate(decoder.blocks):
         block: Any = part
         for name in ("norm_q", "norm_k"):
             norm = getattr(block, name)
             if isinstance(norm, RMSNorm) and norm.gain is None:
-                found[their_name(f"blocks.{number}.{name}.gain")] = torch.ones(norm.width)
-    return found
+                ours[f"blocks.{number}.{name}.gain"] = torch.ones(norm.width)
+    theirs = {name: key for key, name in our_names(len(decoder.blocks)).items()}
+    return {theirs[name]: tensor for name, tensor in ours.items()}

@@ -17,7 +17,7 @@ from anlit.attention.mechanisms.sliding_window import SlidingWindow
 from anlit.checkpoints.loading import Checkpoint
 from anlit.errors import UserError
 from anlit.layers.norms import RMSNorm, UnitNorm
-from anlit.layers.positions import NoPE, Positions, PRoPE, RoPE
+from anlit.layers.positions import LinearRoPE, Llama3RoPE, NoPE, Positions, PRoPE, RoPE, YaRN
 from anlit.models.fold import Absorbed, fold
 
 CODE = Path(__file__).parent / "modelling"
@@ -67,16 +67,21 @@ def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:
     post_norm = getattr(block, "post_norm", None) or getattr(block, "post_norm_A", nn.Identity())
     gate = block.output.W_g
     vocab_size, d_model = decoder.embedding.weight.shape
+    rotations = [_rotation(each.positions, block.d_head) for each in blocks]
+    distinct = [one for number, one in enumerate(rotations) if one not in rotations[:number]]
     return {
         "vocab_size": vocab_size,
         "hidden_size": d_model,
         "intermediate_size": block.W_u.out_features,
         "num_hidden_layers": len(blocks),
         "num_attention_heads": block.n_heads,
+        "num_key_value_heads": block.n_kv_heads,
+        "head_dim": block.d_head,
         "max_position_embeddings": context_length,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": decoder.tie_embeddings,
         "mechanisms": [_mechanism(each.attention.mechanism) for each in blocks],
-        "positions": [_positions(each.positions) for each in blocks],
+        "rotations": distinct,
+        "positions": [distinct.index(one) for one in rotations],
         "qk_norm": _qk_norm(norm),
         "norm_eps": block.norm_1.eps if hasattr(block, "norm_1") else 0.0,
         "v_norm": not isinstance(block.norm_v, nn.Identity),
@@ -108,14 +113,12 @@ def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
     return plain
 
 
-def _positions(positions: Positions) -> dict[str, Any]:
-    if type(positions) is RoPE:
-        return {"name": "RoPE", "fraction": positions.fraction, "base": positions.base}
-    if type(positions) is PRoPE:
-        return {"name": "PRoPE", "base": positions.base}
+def _rotation(positions: Positions, d_head: int) -> dict[str, Any]:
     if type(positions) is NoPE:
-        return {"name": "NoPE"}
-    raise _refusal(f"positions {type(positions).__name__}")
+        return {"frequencies": [], "scale": 1.0}
+    if type(positions) not in (RoPE, LinearRoPE, Llama3RoPE, YaRN, PRoPE):  # their frequencies are those of any length
+        raise _refusal(f"positions {type(positions).__name__}")
+    return {"frequencies": positions.frequencies(d_head, 1).tolist(), "scale": positions.scale}
 
 
 def _weights(decoder: Any) -> dict[str, Tensor]:
@@ -125,6 +128,8 @@ def _weights(decoder: Any) -> dict[str, Tensor]:
         for name, tensor in decoder.state_dict().items()
         if ".attention." not in name and not name.startswith("shared_coefficients.")
     }
+    if decoder.tie_embeddings:
+        del found["head.weight"]
     for number, block in enumerate(decoder.blocks):
         if hasattr(block, "s_qk") and block.s_qk is None:
             factor = getattr(block.norm_qk, "factor", 1.0)

@@ -1,31 +1,24 @@
-"""A checkpoint of transformers, Qwen3 above all, as a GPT+."""
+"""A checkpoint of transformers as a GPT+: Qwen3, Llama, Mistral and the other families of `families.py`."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anlit.errors import UserError
+from anlit.inference.huggingface.families import FAMILIES, MUST_BE, OPTIONAL, ROPE, SETTINGS, UNFIT, Family, our_names
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-SIZES = (
-    "vocab_size",
-    "max_position_embeddings",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "hidden_size",
-    "intermediate_size",
-)
-KNOWN = {"qwen3": "Qwen3", "llama": "Llama", "glm4_moe": "GLM-4 MoE"}
+CONFIG, INDEX, MODEL = "config.json", "model.safetensors.index.json", "model.yaml"
+NOT_OF_THE_SHAPE = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
+"""Keys of `rope_parameters` that every type may have."""
 
 
 def import_huggingface(source: str, output: str, context_length: int | None = None) -> list[str]:
-    """Write the Qwen3 in the folder `source` as a GPT+ into the folder `output`, in the form of `anlit export`.
+    """Write the model in the folder `source` as a GPT+ into the folder `output`, in the form of `anlit export`.
 
-    Llama, and GLM-4 MoE without expert layers, are read too, because `anlit export` writes them for other settings of
-    GPT+.
+    The folder also gets `model.yaml`, with which `anlit fit` makes this GPT+.
 
     Args:
         source: A folder with config.json and model.safetensors, or its parts and their index.
@@ -33,97 +26,155 @@ def import_huggingface(source: str, output: str, context_length: int | None = No
         context_length: Tokens in a training sequence; None for max_position_embeddings.
 
     Returns:
-        Sentences on changes to the weights that do not change what the model computes.
+        Sentences on what the user should know.
 
     Raises:
         UserError: The folder is damaged or has no such model, GPT+ cannot be that model, or `output` is not empty.
     """
+    import yaml
+
     from anlit.checkpoints.exported import PREFIX, TOKENIZER, write_exported
     from anlit.inference.export import new_folder
 
     folder, target = Path(source), new_folder(output)
-    record = _read_json(folder / CONFIG, "give a folder that holds a Qwen3 of transformers")
+    record = _read_json(folder / CONFIG, "give a folder that holds a model of transformers")
     refuse(record, folder)
     read = read_weights(folder)
     _check_layers(read, record, folder)
-    settings, shapes = _model(record, context_length)
-    weights, notes = as_gpt(read, record)
+    settings = settings_of(record, folder) | ({"context_length": context_length} if context_length else {})
+    weights = as_gpt(read, record["num_hidden_layers"], settings["tie_embeddings"])
+    stored, shapes = _model(settings, folder)
     _check(weights, shapes, folder)
     content = {
         "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
-        "anlit": {"architecture": "GPT", "data": None},
+        "anlit": {"architecture": "GPT", "data": None, "family": record["model_type"]},
         "global_step": 0,
     }
     tokenizer = folder / TOKENIZER
     ends = record.get("eos_token_id")
     separators = {"end_of_document": next(iter(ends), None) if isinstance(ends, list) else ends}
     try:
-        write_exported(content, settings, target, tokenizer.read_bytes() if tokenizer.is_file() else None, separators)
+        write_exported(content, stored, target, tokenizer.read_bytes() if tokenizer.is_file() else None, separators)
+        model = {"model": {"class_path": "anlit.GPT", "init_args": settings}}
+        (target / MODEL).write_text(yaml.safe_dump(model, sort_keys=False), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output {output} cannot be written ({error.strerror}): give a writable folder") from error
-    if not tokenizer.is_file():
-        notes.append(f"{folder} has no {TOKENIZER}, so the model comes without a tokenizer")
-    return notes
+    return [] if tokenizer.is_file() else [f"{folder} has no {TOKENIZER}, so the model comes without a tokenizer"]
 
 
 def refuse(record: dict[str, Any], folder: Path) -> None:
     """Raise UserError with all reasons why GPT+ cannot be the model of this config.json."""
     kind = record.get("model_type")
-    if kind not in KNOWN:
-        raise UserError(f"{folder} holds a model of type {kind!r}: anlit import reads {', '.join(KNOWN.values())}")
-    if missing := [key for key in SIZES if type(record.get(key)) is not int or record[key] < 1]:
-        raise UserError(f"{folder / CONFIG} has no {', '.join(missing)}: download it again")
-    heads, width = record["num_attention_heads"], record["hidden_size"]
-    d_head = record.get("head_dim") or width // heads
-    rope = _rope(record)
-    reasons = {
-        "a bias in attention": record.get("attention_bias"),
-        "a bias in the MLP": record.get("mlp_bias"),
-        "quantised weights": record.get("quantization_config"),
-        f"the activation {record.get('hidden_act')}": record.get("hidden_act", "silu") != "silu",
-        f"rotary positions of type {rope['rope_type']}": rope["rope_type"] != "default",
-        "a sliding window": record.get("use_sliding_window"),
-        f"heads of width {d_head} that do not fill the model's width of {width} ({heads} heads)": d_head * heads
-        != width,
-        "layers of experts": kind == "glm4_moe" and record["first_k_dense_replace"] < record["num_hidden_layers"],
-    }
-    if found := [reason for reason, applies in reasons.items() if applies]:
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        names = ", ".join(one.name for one in FAMILIES.values())
+        why = f" ({UNFIT[kind]})" if isinstance(kind, str) and kind in UNFIT else ""
         raise UserError(
-            f"GPT+ cannot be the model in {folder}, which has {', '.join(found)}: choose another checkpoint"
+            f"{folder / CONFIG} has model_type={kind!r}, which GPT+ cannot be{why}: choose a checkpoint of {names}"
+        )
+    needed = [key for key in SETTINGS if key not in OPTIONAL]
+    if missing := [key for key in needed if type(record.get(key)) is not int or record[key] < 1]:
+        raise UserError(f"{folder / CONFIG} has no {', '.join(missing)}: download it again")
+    values = [(key, record.get(key, only), only, why) for key, (only, why) in MUST_BE.items()]
+    found = [f"{key}={value!r} ({why})" for key, value, only, why in values if value != only]
+    rope = _rope(record, family)
+    if rope["rope_type"] not in ROPE:
+        found.append(f"rope_type={rope['rope_type']!r} (GPT+ has {', '.join(ROPE)})")
+    elif strange := rope.keys() - ROPE[rope["rope_type"]][1].keys() - NOT_OF_THE_SHAPE:
+        found.append(f"rope_parameters.{min(strange)} (the positions of GPT+ have no such setting)")
+    if rope["partial_rotary_factor"] != 1 and not family.partial:
+        found.append(f"partial_rotary_factor={rope['partial_rotary_factor']!r} ({family.architecture} ignores it)")
+    if family.more and record.get("first_k_dense_replace", 1) < record["num_hidden_layers"]:
+        found.append(f"first_k_dense_replace={record.get('first_k_dense_replace', 1)} (the other layers have experts)")
+    if found:
+        raise UserError(
+            f"GPT+ cannot be the model in {folder}, whose {CONFIG} has {', '.join(found)}: choose another checkpoint"
         )
 
 
-def _rope(record: dict[str, Any]) -> dict[str, Any]:
-    """Type, base and fraction of the rotary positions; transformers 4 had them under other keys."""
-    rope = record.get("rope_parameters") or record.get("rope_scaling") or {}
-    default = 0.5 if record["model_type"] == "glm4_moe" else 1.0
-    return {
-        "rope_type": rope.get("rope_type") or rope.get("type") or "default",
-        "base": float(rope.get("rope_theta") or record.get("rope_theta") or 10_000.0),
-        "fraction": rope.get("partial_rotary_factor", record.get("partial_rotary_factor", default)),
-    }
+def settings_of(record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The settings of the GPT+ as plain values.
+
+    Raises:
+        UserError: The rotary positions lack a number.
+    """
+    family = FAMILIES[record["model_type"]]
+    defaults = OPTIONAL | family.defaults
+    settings = {ours: record.get(theirs, defaults.get(theirs)) for theirs, ours in SETTINGS.items()}
+    settings["qk_norm"] = bool(record.get("use_qk_norm")) if family.qk_norm is None else family.qk_norm
+    rope = _rope(record, family)
+    name, keys = ROPE[rope["rope_type"]]
+    if "original_max_position_embeddings" in keys:
+        rope.setdefault("original_max_position_embeddings", record["max_position_embeddings"])
+    if missing := [key for key in keys if key not in rope and key in ("factor", "low_freq_factor", "high_freq_factor")]:
+        raise UserError(f"{folder / CONFIG} has no rope_parameters.{missing[0]}: download it again")
+    arguments = {"fraction": rope["partial_rotary_factor"], "base": rope["rope_theta"]}
+    arguments |= {ours: rope[theirs] for theirs, ours in keys.items() if theirs in rope}
+    turning = {"class_path": f"anlit.{name}", "init_args": arguments}
+    settings["positions"] = _in_turn(
+        [turning if turns else {"class_path": "anlit.NoPE"} for turns in _turns(record, family)], "PositionsPattern"
+    )
+    windows = [{"class_path": "anlit.SlidingWindow", "init_args": {"width": width}} if width else
+               {"class_path": "anlit.Plain"} for width in _windows(record, family)]  # fmt: skip
+    settings["attention"] = _in_turn(windows, "AttentionPattern")
+    return settings
 
 
-def _model(record: dict[str, Any], context_length: int | None) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
-    """The settings of the GPT+, and its weights on the meta device, for their shapes."""
+def _rope(record: dict[str, Any], family: Family) -> dict[str, Any]:
+    """The keys of the rotary positions that have a value; transformers 4 had them elsewhere."""
+    read = record.get("rope_parameters") or record.get("rope_scaling") or {}
+    rope = {key: value for key, value in read.items() if value is not None}
+    rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
+    for key, default in (("rope_theta", 10_000.0), ("partial_rotary_factor", 1.0)):
+        rope.setdefault(key, record.get(key) or family.defaults.get(key, default))
+    return rope
+
+
+def _turns(record: dict[str, Any], family: Family) -> list[bool]:
+    """Whether each layer has rotary positions."""
+    n_layers, interval = record["num_hidden_layers"], record.get("no_rope_layer_interval", 4)
+    if not family.nope:
+        return [True]
+    named = record.get("no_rope_layers") or [(layer + 1) % interval for layer in range(n_layers)]
+    return [bool(turns) for turns in named[:n_layers]]
+
+
+def _windows(record: dict[str, Any], family: Family) -> list[int | None]:
+    """The window of each layer."""
+    width, n_layers = record.get("sliding_window", family.defaults.get("sliding_window")), record["num_hidden_layers"]
+    if family.windows == "in all":
+        return [width]
+    if family.windows == "nowhere" or not record.get("use_sliding_window"):
+        return [None]
+    if kinds := record.get("layer_types"):
+        return [width if kind == "sliding_attention" else None for kind in kinds[:n_layers]]
+    if family.nope:
+        return [None if turns else width for turns in _turns(record, family)]
+    return [width if layer >= record.get("max_window_layers", 28) else None for layer in range(n_layers)]
+
+
+def _in_turn(layers: list[dict[str, Any]], pattern: str) -> dict[str, Any]:
+    """The part of all layers, or the pattern that gives it to them in turn."""
+    periods = range(1, len(layers) + 1)
+    period = next(n for n in periods if all(part == layers[i % n] for i, part in enumerate(layers)))
+    if period == 1:
+        return layers[0]
+    return {"class_path": f"anlit.{pattern}", "init_args": {"layers": layers[:period]}}
+
+
+def _model(settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
+    """All settings of the GPT+, and its weights on the meta device, for their shapes."""
     import torch
 
-    from anlit import GPT, RoPE
-    from anlit.settings import as_plain
+    import anlit.attention.mechanisms  # noqa: F401  the settings name them
+    from anlit import GPT
+    from anlit.settings import as_plain, build
 
-    rope = _rope(record)
-    with torch.device("meta"):
-        model = GPT(
-            vocab_size=record["vocab_size"],
-            context_length=context_length or record["max_position_embeddings"],
-            n_layers=record["num_hidden_layers"],
-            n_heads=record["num_attention_heads"],
-            d_model=record["hidden_size"],
-            d_ff=record["intermediate_size"],
-            positions=RoPE(rope["fraction"], rope["base"]),
-            qk_norm=record["model_type"] == "qwen3" or bool(record.get("use_qk_norm")),
-            norm_eps=record.get("rms_norm_eps", 1e-6),
-        )
+    try:
+        with torch.device("meta"):
+            model = build(GPT, settings, f"{folder / CONFIG}: model")
+    except ValueError as error:
+        raise UserError(f"GPT+ cannot be the model in {folder} ({error}): choose another checkpoint") from error
     return as_plain(dict(model.hparams)), model.model.state_dict()
 
 
@@ -154,26 +205,13 @@ def read_weights(folder: Path) -> dict[str, "Tensor"]:
     return weights
 
 
-def as_gpt(read: dict[str, "Tensor"], record: dict[str, Any]) -> tuple[dict[str, "Tensor"], list[str]]:
-    """The weights by our names, keys and values repeated for every head, and what was changed."""
-    from anlit.inference.huggingface.builtin_models import IN_BLOCK, OUTSIDE
-
-    names = {name: ours for ours, name in OUTSIDE.items()}
-    for layer in range(record["num_hidden_layers"]):
-        names |= {f"model.layers.{layer}.{name}": f"blocks.{layer}.{ours}" for ours, name in IN_BLOCK.items()}
+def as_gpt(read: dict[str, "Tensor"], n_layers: int, tied: bool) -> dict[str, "Tensor"]:
+    """The weights by our names."""
+    names = our_names(n_layers)
     weights = {names.get(name, name): tensor for name, tensor in read.items() if not name.endswith(".inv_freq")}
-    notes = []
-    if record.get("tie_word_embeddings") and "embedding.weight" in weights:
-        weights["head.weight"] = weights["embedding.weight"].clone()
-        notes.append("embedding and head shared one matrix: the head has a copy of it, which is trained separately")
-    heads = record["num_attention_heads"]
-    kv_heads = record.get("num_key_value_heads") or heads
-    if kv_heads != heads:
-        for name in [name for name in weights if name.endswith(("W_k.weight", "W_v.weight"))]:
-            per_head = weights[name].unflatten(0, (kv_heads, -1))
-            weights[name] = per_head.repeat_interleave(heads // kv_heads, 0).flatten(0, 1)
-        notes.append(f"the {kv_heads} heads of keys and values are repeated to {heads}, one for each head of queries")
-    return weights, notes
+    if tied and "embedding.weight" in weights:
+        weights["head.weight"] = weights["embedding.weight"]
+    return weights
 
 
 def _check_layers(weights: dict[str, "Tensor"], record: dict[str, Any], folder: Path) -> None:

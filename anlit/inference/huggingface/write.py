@@ -14,18 +14,18 @@ from anlit.inference.text import Text
 def write_huggingface(checkpoint: Checkpoint, folder: Path, text: Text | None) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
-    GPT+ is written in an architecture of transformers if one is exact. nGPT and anGPT (folded), and GPT+ with other
+    GPT+ is written in an architecture of transformers if one is exact: that which it was imported from, if it still is
+    one. nGPT and anGPT (folded), and GPT+ with other
     settings, come with custom code, which from_pretrained runs with `trust_remote_code=True`.
 
     Raises:
         UserError: The code does not support one of the model's settings.
     """
     decoder = checkpoint.model.model
-    if checkpoint.architecture == "GPT" and builtin_models.reason_against(decoder) is None:
-        record, weights = (
-            builtin_models.configuration(decoder, checkpoint.training_length),
-            builtin_models.weights(decoder),
-        )
+    family = builtin_models.family_of(decoder, checkpoint.family) if checkpoint.architecture == "GPT" else None
+    if family is not None:
+        record = builtin_models.configuration(decoder, checkpoint.training_length, family)
+        weights = builtin_models.weights(decoder)
         code: list[Path] = []
     else:
         record, weights, code = custom_code.exported(checkpoint)

@@ -1,7 +1,7 @@
 """Attention of anlit's models for transformers: positions, mechanisms and visible keys.
 
 Logits are L_ij = a(i−j) · g(n_i) · S_ij + m(i−j), S_ij = q_i·k_j/√D, n_i the number of keys that query i may see.
-Shape letters: B batch, H heads, T queries, S keys, D head width, R rotated width.
+Shape letters: B batch, H heads of queries, G of keys and values, T queries, S keys, D head width, R rotated width.
 """
 
 import math
@@ -39,28 +39,19 @@ class TokenPositions:
         return (n if window is None else n.clamp_max(window)).float()
 
 
-def rotate(x: Tensor, positions: dict[str, Any], index: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D); index (B, T) are the positions."""
-    frequency = frequencies(positions, x.shape[-1])
-    half = len(frequency)
+def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D); index (B, T) are the positions.
+
+    `rotation` has the frequency of each pair in radians per token, and what the rotated dimensions are multiplied by.
+    """
+    half = len(rotation["frequencies"])
     if not half:
         return x
-    angles = index[:, None, :, None].double() * frequency.to(x.device)
-    cos, sin = angles.cos().float(), angles.sin().float()
+    frequency = torch.tensor(rotation["frequencies"], dtype=torch.float64, device=x.device)
+    angles = index[:, None, :, None].double() * frequency
+    cos, sin = ((rotation["scale"] * part).float() for part in (angles.cos(), angles.sin()))
     first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
-
-
-def frequencies(positions: dict[str, Any], d_head: int) -> Tensor:
-    """Radians per token of each pair, (R/2,), float64."""
-    if positions["name"] == "NoPE":
-        return torch.empty(0, dtype=torch.float64)
-    if positions["name"] == "PRoPE":
-        quarter = d_head // 4
-        rotating = positions["base"] ** (-torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
-        return torch.cat((rotating, torch.zeros(quarter, dtype=torch.float64)))
-    width = round(positions["fraction"] * d_head)
-    return positions["base"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
 def gain(mechanism: dict[str, Any], n: Tensor, d_head: int) -> Tensor | None:
@@ -104,8 +95,9 @@ def distance_bias(mechanism: dict[str, Any], t: Tensor, n_heads: int) -> Tensor 
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: dict[str, Any], tokens: TokenPositions) -> Tensor:
-    """softmax(a·g·S + m) v: q (B, H, T, D), k and v (B, H, S, D) → (B, H, T, D)."""
+    """softmax(a·g·S + m) v: q (B, H, T, D), k and v (B, G, S, D), each shared by H/G heads → (B, H, T, D)."""
     n_heads, d_head = q.shape[1], q.shape[-1]
+    k, v = (x.repeat_interleave(n_heads // x.shape[1], dim=1) for x in (k, v))
     window = mechanism.get("window")
     g = gain(mechanism, tokens.n_visible(window), d_head)
     q = q if g is None else q * g[..., None].to(q.dtype)
@@ -142,13 +134,13 @@ class RMSNorm(nn.Module):
 
 
 class AttentionOutput(nn.Module):
-    """The input of W_o, (B, T, d): the heads' averages (B, H, T, D) with norm and gates, concatenated."""
+    """The input of W_o, (B, T, H·D): the heads' averages (B, H, T, D) with norm and gates, concatenated."""
 
-    def __init__(self, d_model: int, n_heads: int, gate: str, norm: nn.Module) -> None:
+    def __init__(self, config: Any, norm: nn.Module) -> None:
         super().__init__()
-        self.n_heads, self.norm = n_heads, norm
-        n_gates = {"none": 0, "per_head": n_heads, "per_element": d_model}[gate]
-        self.W_g = nn.Linear(d_model, n_gates, bias=False) if n_gates else None
+        self.n_heads, self.norm = config.num_attention_heads, norm
+        n_gates = {"none": 0, "per_head": self.n_heads, "per_element": self.n_heads * config.head_dim}[config.gate]
+        self.W_g = nn.Linear(config.hidden_size, n_gates, bias=False) if n_gates else None
 
     def forward(self, attended: Tensor, x: Tensor) -> Tensor:
         attended = self.norm(attended)

@@ -10,7 +10,9 @@ from .anlit_attention import TokenPositions
 
 
 class AnlitConfig(PretrainedConfig):
-    """Sizes under transformers' names, mechanism and positions of each layer, and settings of the blocks.
+    """Sizes under transformers' names, mechanism and rotation of each layer, and settings of the blocks.
+
+    `positions` has the number of each layer's rotation in `rotations`.
 
     Each architecture has a subclass, because transformers finds the model by the class of its configuration.
     """
@@ -20,9 +22,12 @@ class AnlitConfig(PretrainedConfig):
     intermediate_size: int = 3072
     num_hidden_layers: int = 0
     num_attention_heads: int = 12
+    num_key_value_heads: int = 12
+    head_dim: int = 64
     max_position_embeddings: int = 2048
     mechanisms: Any = None
     positions: Any = None
+    rotations: Any = None
     qk_norm: dict[str, Any] | None = None
     norm_eps: float = 1e-6
     v_norm: bool = False
@@ -33,15 +38,25 @@ class AnlitConfig(PretrainedConfig):
     tie_word_embeddings: bool = False
 
 
-def split_heads(x: Tensor, n_heads: int) -> Tensor:
-    """(B, T, d) → (B, H, T, D)."""
-    return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+def attention_maps(config: AnlitConfig) -> tuple[nn.Linear, ...]:
+    """W_q, W_k, W_v and W_o."""
+    d, q, kv = (
+        config.hidden_size,
+        *(config.head_dim * n for n in (config.num_attention_heads, config.num_key_value_heads)),
+    )
+    return tuple(nn.Linear(*shape, bias=False) for shape in ((d, q), (d, kv), (d, kv), (q, d)))
+
+
+def split_heads(x: Tensor, d_head: int) -> Tensor:
+    """(B, T, H·D) → (B, H, T, D)."""
+    return x.unflatten(-1, (-1, d_head)).transpose(1, 2)
 
 
 class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
     """tokens (B, T) → logits (B, T, V). A subclass makes the blocks and may override `final`."""
 
     _input_embed_layer = "embedding"
+    _tied_weights_keys = {"head.weight": "embedding.weight"}  # noqa: RUF012  # if tie_word_embeddings
     _supports_sdpa = True
 
     def __init__(self, config: AnlitConfig) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from .anlit_attention import AttentionOutput, RMSNorm, TokenPositions, UnitNorm, attend, rotate
-from .anlit_model import AnlitConfig, AnlitForCausalLM, split_heads, with_past
+from .anlit_model import AnlitConfig, AnlitForCausalLM, attention_maps, split_heads, with_past
 
 
 class Residual(nn.Module):
@@ -38,20 +38,19 @@ class AnGPTConfig(AnlitConfig):
 class AnGPTBlock(nn.Module):
     def __init__(self, config: AnGPTConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.n_heads = layer, config.num_attention_heads
-        self.mechanism, self.positions = config.mechanisms[layer], config.positions[layer]
+        self.layer, self.d_head = layer, config.head_dim
+        self.mechanism, self.rotation = config.mechanisms[layer], config.rotations[config.positions[layer]]
         d, f = config.hidden_size, config.intermediate_size
-        d_head = d // self.n_heads
-        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.W_q, self.W_k, self.W_v, self.W_o = attention_maps(config)
         self.W_u, self.W_z, self.W_d = (nn.Linear(*shape, bias=False) for shape in ((d, f), (d, f), (f, d)))
         self.alpha_A, self.alpha_M = Residual(d, config.post_norm), Residual(d, config.post_norm)
         qk_norm = config.qk_norm
         self.norm_q, self.norm_k = (
-            RMSNorm(d_head, qk_norm["eps"], qk_norm["gain"]) if qk_norm else nn.Identity() for _ in range(2)
+            RMSNorm(self.d_head, qk_norm["eps"], qk_norm["gain"]) if qk_norm else nn.Identity() for _ in range(2)
         )
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
         norm = UnitNorm() if config.output_norm else nn.Identity()
-        self.output = AttentionOutput(d, self.n_heads, config.gate, norm)
+        self.output = AttentionOutput(config, norm)
         self.post_norm = UnitNorm() if config.post_norm else nn.Identity()
 
     def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
@@ -59,8 +58,8 @@ class AnGPTBlock(nn.Module):
         return self.alpha_M(h, self.post_norm(self.W_d(self.W_u(h) * silu(self.W_z(h)))))
 
     def attend(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
-        q, k, v = (split_heads(W(h), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))
-        q, k = (rotate(y, self.positions, tokens.queries) for y in (self.norm_q(q), self.norm_k(k)))
+        q, k, v = (split_heads(W(h), self.d_head) for W in (self.W_q, self.W_k, self.W_v))
+        q, k = (rotate(y, self.rotation, tokens.queries) for y in (self.norm_q(q), self.norm_k(k)))
         k, v = with_past(past, self.layer, k, self.norm_v(v))
         return self.W_o(self.output(attend(q, k, v, self.mechanism, tokens), h))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from .anlit_attention import AttentionOutput, RMSNorm, TokenPositions, attend, rotate
-from .anlit_model import AnlitConfig, AnlitForCausalLM, split_heads, with_past
+from .anlit_model import AnlitConfig, AnlitForCausalLM, attention_maps, split_heads, with_past
 
 
 class GPTConfig(AnlitConfig):
@@ -21,20 +21,19 @@ class GPTConfig(AnlitConfig):
 class GPTBlock(nn.Module):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.n_heads = layer, config.num_attention_heads
-        self.mechanism, self.positions = config.mechanisms[layer], config.positions[layer]
+        self.layer, self.d_head = layer, config.head_dim
+        self.mechanism, self.rotation = config.mechanisms[layer], config.rotations[config.positions[layer]]
         d, f, eps = config.hidden_size, config.intermediate_size, config.norm_eps
-        d_head = d // self.n_heads
         self.norm_1, self.norm_2 = RMSNorm(d, eps), RMSNorm(d, eps)
-        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.W_q, self.W_k, self.W_v, self.W_o = attention_maps(config)
         self.W_u, self.W_z, self.W_d = (nn.Linear(*shape, bias=False) for shape in ((d, f), (d, f), (f, d)))
         qk_norm = config.qk_norm
         self.norm_q, self.norm_k = (
-            RMSNorm(d_head, qk_norm["eps"], qk_norm["gain"]) if qk_norm else nn.Identity() for _ in range(2)
+            RMSNorm(self.d_head, qk_norm["eps"], qk_norm["gain"]) if qk_norm else nn.Identity() for _ in range(2)
         )
-        self.norm_v = RMSNorm(d_head, eps) if config.v_norm else nn.Identity()
-        norm = RMSNorm(d_head, eps) if config.output_norm else nn.Identity()
-        self.output = AttentionOutput(d, self.n_heads, config.gate, norm)
+        self.norm_v = RMSNorm(self.d_head, eps) if config.v_norm else nn.Identity()
+        norm = RMSNorm(self.d_head, eps) if config.output_norm else nn.Identity()
+        self.output = AttentionOutput(config, norm)
         self.post_norm_A, self.post_norm_M = (RMSNorm(d, eps) if config.post_norm else nn.Identity() for _ in range(2))
 
     def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
@@ -43,8 +42,8 @@ class GPTBlock(nn.Module):
         return h + self.post_norm_M(self.W_d(self.W_u(x) * silu(self.W_z(x))))
 
     def attend(self, x: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
-        q, k, v = (split_heads(W(x), self.n_heads) for W in (self.W_q, self.W_k, self.W_v))
-        q, k = (rotate(y, self.positions, tokens.queries) for y in (self.norm_q(q), self.norm_k(k)))
+        q, k, v = (split_heads(W(x), self.d_head) for W in (self.W_q, self.W_k, self.W_v))
+        q, k = (rotate(y, self.rotation, tokens.queries) for y in (self.norm_q(q), self.norm_k(k)))
         k, v = with_past(past, self.layer, k, self.norm_v(v))
         return self.W_o(self.output(attend(q, k, v, self.mechanism, tokens), x))
 

@@ -1,0 +1,150 @@
+"""What GPT+ has in common with models of transformers: tables that import and export both read.
+
+A table's key is a key of config.json or a tensor of transformers, its value the setting or the weight of GPT+.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SETTINGS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "context_length",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "num_key_value_heads": "n_kv_heads",
+    "head_dim": "d_head",
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tie_embeddings",
+}
+OPTIONAL = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+"""What transformers takes if a key of `SETTINGS` is missing; a family may have other values. The rest must be there."""
+
+MUST_BE: dict[str, tuple[Any, str]] = {
+    "hidden_act": ("silu", "the MLP of GPT+ is a SwiGLU"),
+    "attention_bias": (False, "GPT+ has no biases"),
+    "mlp_bias": (False, "GPT+ has no biases"),
+    "quantization_config": (None, "GPT+ has no quantised weights"),
+}
+"""The only value that GPT+ can be, which is also the one of a missing key, and why."""
+
+ROPE: dict[str, tuple[str, dict[str, str]]] = {
+    "default": ("RoPE", {}),
+    "linear": ("LinearRoPE", {"factor": "factor"}),
+    "llama3": (
+        "Llama3RoPE",
+        {
+            "factor": "factor",
+            "original_max_position_embeddings": "training_length",
+            "low_freq_factor": "low_freq_factor",
+            "high_freq_factor": "high_freq_factor",
+        },
+    ),
+    "yarn": (
+        "YaRN",
+        {
+            "factor": "factor",
+            "original_max_position_embeddings": "training_length",
+            "attention_factor": "attention_factor",
+            "beta_fast": "beta_fast",
+            "beta_slow": "beta_slow",
+            "truncate": "truncate",
+        },
+    ),
+}
+"""`rope_type`: the class of the positions, and its settings beside base and fraction."""
+
+WEIGHTS = {
+    "model.embed_tokens.weight": "embedding.weight",
+    "model.norm.weight": "norm_f.gain",
+    "lm_head.weight": "head.weight",
+}
+WEIGHTS_OF_LAYER = {
+    "input_layernorm.weight": "norm_1.gain",
+    "post_attention_layernorm.weight": "norm_2.gain",
+    "self_attn.q_proj.weight": "W_q.weight",
+    "self_attn.k_proj.weight": "W_k.weight",
+    "self_attn.v_proj.weight": "W_v.weight",
+    "self_attn.o_proj.weight": "W_o.weight",
+    "self_attn.q_norm.weight": "norm_q.gain",
+    "self_attn.k_norm.weight": "norm_k.gain",
+    "mlp.up_proj.weight": "W_u.weight",
+    "mlp.gate_proj.weight": "W_z.weight",
+    "mlp.down_proj.weight": "W_d.weight",
+}
+"""Those of `model.layers.N.` are those of `blocks.N.`."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture of transformers that is GPT+ with certain settings.
+
+    Like GPT+, all of them use half-split pairs for the rotation and normalise heads before it.
+
+    Args:
+        name: As people call it.
+        architecture: Its class.
+        qk_norm: Whether queries and keys are normalised; None if `use_qk_norm` says so.
+        windows: Where `sliding_window` applies: nowhere, in all layers, or in those that `layer_types` names.
+        nope: Whether `no_rope_layers` takes the rotation from some layers.
+        partial: Whether a part of the head may rotate, `partial_rotary_factor`.
+        defaults: What it takes for missing keys, where this is not that of `OPTIONAL`.
+        more: Keys that its config.json must have beside the common ones, for a model that GPT+ can be.
+    """
+
+    name: str
+    architecture: str
+    qk_norm: bool | None = False
+    windows: Literal["nowhere", "in all", "in some"] = "nowhere"
+    nope: bool = False
+    partial: bool = False
+    defaults: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+FAMILIES = {
+    "qwen3": Family("Qwen3", "Qwen3ForCausalLM", qk_norm=True, windows="in some", defaults={"head_dim": 128}),
+    "llama": Family("Llama", "LlamaForCausalLM"),
+    "mistral": Family("Mistral", "MistralForCausalLM", windows="in all", defaults={"sliding_window": 4096}),
+    "smollm3": Family(
+        "SmolLM3",
+        "SmolLM3ForCausalLM",
+        windows="in some",
+        nope=True,
+        defaults={"rope_theta": 2e6, "tie_word_embeddings": True},
+    ),
+    # All of its first `first_k_dense_replace` layers are plain SwiGLU blocks. No layer has experts, but the
+    # configuration needs their numbers.
+    "glm4_moe": Family(
+        "GLM-4 MoE without expert layers",
+        "Glm4MoeForCausalLM",
+        qk_norm=None,
+        partial=True,
+        defaults={"partial_rotary_factor": 0.5},
+        more={
+            "n_routed_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 1,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
+}
+"""By `model_type`. An export takes the first that fits."""
+
+UNFIT = {
+    "olmo2": "its blocks normalise only what they add to h, and all heads of queries or keys together",
+    "qwen2": "its queries, keys and values have biases",
+    "qwen3_moe": "its MLPs are mixtures of experts",
+    "mixtral": "its MLPs are mixtures of experts",
+    "gemma3_text": "its MLP is gated by a GELU, and its norms and embeddings are scaled in another way",
+}
+"""Families that are often asked for, and why GPT+ cannot be one of them."""
+
+
+def our_names(n_layers: int) -> dict[str, str]:
+    """transformers' name of each weight, and ours."""
+    layers = range(n_layers)
+    return WEIGHTS | {
+        f"model.layers.{n}.{theirs}": f"blocks.{n}.{ours}" for n in layers for theirs, ours in WEIGHTS_OF_LAYER.items()
+    }
