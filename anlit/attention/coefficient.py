@@ -1,5 +1,7 @@
 """Coefficients of an attention mechanism, constant or learned: for the model, per layer or per head."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
@@ -28,6 +30,7 @@ class Coefficient(nn.Module):
         self.initial, self.learned = initial, learned
         size = n_heads if learned == "per_head" else 1
         self.value = None if learned == "never" else nn.Parameter(torch.full((size,), float(initial)))
+        self._replacement: Tensor | None = None
 
     def reset_parameters(self) -> None:
         if self.value is not None:
@@ -39,7 +42,17 @@ class Coefficient(nn.Module):
 
     def forward(self) -> Tensor | float:
         """The constant, or the parameter as (H or 1, 1), which broadcasts with counts (B, 1, T) and distances (T,)."""
-        return self.initial if self.value is None else self.value[:, None]
+        value = self.value if self._replacement is None else self._replacement
+        return self.initial if value is None else value[:, None]
+
+    @contextmanager
+    def replaced_by(self, value: Tensor) -> Iterator[None]:
+        """Inside, the coefficient is `value`, (H or 1,), and not its parameter: for derivatives by it."""
+        self._replacement = value
+        try:
+            yield
+        finally:
+            self._replacement = None
 
 
 class Reference(nn.Module):
@@ -65,3 +78,9 @@ def shared_coefficients(model: nn.Module) -> list[Coefficient]:
     """The coefficients that `Reference`s in `model` point to, each once, in order of first appearance."""
     found = [part.coefficient for part in model.modules() if isinstance(part, Reference)]
     return list(dict.fromkeys(found))
+
+
+def learned_coefficients(model: nn.Module) -> list[Coefficient]:
+    """The learned coefficients in `model`, its own and those that it shares, each once."""
+    own = [part for part in model.modules() if isinstance(part, Coefficient) and part.value is not None]
+    return list(dict.fromkeys([*own, *shared_coefficients(model)]))

@@ -8,12 +8,29 @@ from torch import Tensor
 
 from anlit import SlidingWindow
 from anlit.attention.backends import eager
-from anlit.attention.coefficient import shared_coefficients
+from anlit.attention.coefficient import Coefficient, shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from tests.attention.examples import SHIPPED, LogNWithSlopes
 
-MECHANISMS: dict[str, Mechanism] = {**SHIPPED, "of one's own": LogNWithSlopes()}
+
+class Straight(Mechanism):
+    """a(t) = 1 + s·t/64 and m(t) = −s·2^{−h}·t for head h, s learned per head: straight at every distance."""
+
+    scales_with_distance = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = Coefficient(0.7, "per_head")
+
+    def distance_gain(self, t: Tensor) -> Tensor:
+        return 1 + self.slope() * t / 64
+
+    def distance_bias(self, t: Tensor) -> Tensor:
+        return -self.slope() * 2.0 ** -torch.arange(1, self.n_heads + 1, device=t.device)[:, None] * t
+
+
+MECHANISMS: dict[str, Mechanism] = {**SHIPPED, "of one's own": LogNWithSlopes(), "straight": Straight()}
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 LEARNED_BOUNDS = {torch.float32: 3e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """A learned coefficient's gradient sums over all pairs, and most of it cancels: with √(2 log n), r learned globally or

@@ -1,8 +1,6 @@
 """Our own kernels against the readable back end in float64: on CPU by Triton's interpreter, on a GPU with `-m gpu`."""
 
-import os
-import subprocess
-import sys
+import math
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from anlit import ALiBi, LogN, Plain, ScaleInvariant, SlidingWindow
 from anlit.attention.backends import eager
 from anlit.attention.backends import triton as backend
+from anlit.attention.backends.triton import lines
 from anlit.attention.backends.triton.blocks import PADDING
 from anlit.attention.backends.triton.operator import triton_attention
 from anlit.attention.documents import Documents
@@ -29,6 +28,8 @@ from tests.attention.kernels import (
 )
 
 pytest.importorskip("triton")
+ABLE = [name for name in MECHANISMS if name != "of one's own"]
+"""The mechanisms whose a(t) and m(t) learn one coefficient at most."""
 pytestmark = pytest.mark.usefixtures("poison")
 
 
@@ -42,7 +43,7 @@ def interpreter(request, monkeypatch) -> None:
 
 
 @kinds
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", ABLE)
 @pytest.mark.covering(1)
 def test_every_mechanism_is_the_reference(name, kind) -> None:
     blocks = 3 if kind == "window" else 2  # of 16, the last not full; with three, a window leaves a whole one out
@@ -69,7 +70,7 @@ def test_rows_of_a_batch_have_documents_of_their_own() -> None:
 @pytest.mark.gpu
 @dtypes
 @kinds
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", ABLE)
 def test_every_mechanism_on_the_gpu(name, kind, dtype) -> None:
     check(backend, name, kind, (2, 3, 150 + sum(map(ord, name + kind)) % 400, 64), dtype, "cuda")
 
@@ -88,6 +89,41 @@ def test_the_gpu_gives_the_same_bits_twice() -> None:
     mechanism = MECHANISMS["scale-invariant, c per layer"].for_layer(3, 64, 0).cuda()
     one, two = (gradients(backend.attend, mechanism, tensors, packed(2, 1000, "documents", "cuda")) for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", ["straight", "alibi"])
+@pytest.mark.parametrize("kind", ["dense", "documents"])
+@pytest.mark.covering(1)
+def test_far_tiles_are_the_reference(name, kind, monkeypatch) -> None:
+    """With tables that are straight, and limits with which tiles of 16 × 16 are far after one block, in float32."""
+    for setting, value in {"FIRST": 16, "SHORTEST": 0, "LARGEST_RISE": 1e3}.items():
+        monkeypatch.setattr(lines, setting, value)
+    monkeypatch.setitem(lines.TOLERANCES, torch.float32, 1e-3)
+    taken = []
+    monkeypatch.setattr(backend, "lines_of", lambda *given: taken.append(lines.lines_of(*given)) or taken[-1])
+    check(backend, name, kind, (1, 2, 53, 16), torch.float32)
+    [(_, far)] = taken
+    assert far.tolist() == [16, 16]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("tau", "c"), [(1.0, 0.5), (10.0, 2.0), (10.0, 8.0), (100.0, 2.0), (1e4, 3.0)])
+def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) -> None:
+    """Against a(t) and m(t) in float64, at every pair of every far tile, for |S| up to 8."""
+    length, width = 16384, 64
+    mechanism = ScaleInvariant(tau, c).for_layer(1, width, 0)
+    tables = backend.tables_of(mechanism, torch.empty(1, 1, length, width, dtype=dtype)).tables
+    found, far = lines.lines_of(tables, width, dtype)
+    steps = torch.arange(1 - lines.FIRST, lines.FIRST, dtype=torch.float64)
+    centres = torch.arange(int(far), length, lines.STEP)
+    gain_slope, gain, bias_slope, bias = found[0, centres // lines.STEP].double().T[..., None]
+    t = centres[:, None] + steps
+    exact = torch.stack((mechanism.distance_gain(t), mechanism.distance_bias(t))) / math.log(2)
+    gains, biases = (gain_slope * steps + gain) * width**0.5, bias_slope * steps + bias
+    for score in (-8.0, 8.0):
+        error = 1 - torch.exp2(score * (gains - exact[0]) + biases - exact[1])
+        assert error.abs().max() <= torch.finfo(dtype).eps / 2
+    assert int(far) <= {torch.bfloat16: 2704, torch.float16: 7520}[dtype] * max(1.0, c / 2) ** 0.5
 
 
 def test_documents_of_one_token_give_their_value() -> None:
@@ -144,10 +180,12 @@ def test_blocks_out_of_sight_are_not_touched(kind, reach) -> None:
 
 def test_the_operator_is_as_torch_wants_it() -> None:
     q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, 5, 4, dtype=torch.float32))
-    tables = torch.rand(1, 5 + PADDING, 2, requires_grad=True)
+    tables = torch.rand(1, 5 + PADDING, 2)
     bounds = packed(1, 5, "documents").bounds
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    torch.library.opcheck(triton_attention, (q, k, v, tables, *bounds, 3), test_utils=tests)
+    coefficient, tangents = torch.ones(1, requires_grad=True), torch.rand(1, 5 + PADDING, 1)
+    arguments = (q, k, v, coefficient, tables, tangents, None, None, *bounds, 3)
+    torch.library.opcheck(triton_attention, arguments, test_utils=tests)
 
 
 def test_compiled_without_a_graph_break() -> None:
@@ -173,6 +211,9 @@ def test_reasons(monkeypatch) -> None:
     q = torch.zeros(1, 1, 4, 8)
     assert backend.reason_against(ScaleInvariant()) is None
     assert backend.reason_against(ScaleInvariant(), q) is None
+    own = MECHANISMS["of one's own"].for_layer(2, 8, 0)
+    assert "is learned, and not by one Coefficient alone" in backend.reason_against(own)
+    assert backend.reason_against(MECHANISMS["straight"].for_layer(2, 8, 0)) is None
     assert "at most 256 wide, not 264" in backend.reason_against(Plain(), torch.zeros(1, 1, 4, 264))
     assert "not float64" in backend.reason_against(Plain(), q.double())
     with pytest.raises(UserError, match=r"dropout is 0.1; choose backend auto"):
@@ -181,19 +222,3 @@ def test_reasons(monkeypatch) -> None:
     assert "on a GPU, not on cpu" in backend.reason_against(Plain(), q)
     monkeypatch.setattr(backend, "IS_INSTALLED", False)
     assert "triton is not installed" in backend.reason_against(Plain())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("precision", "form", "stack"), [("bfloat16", "dense", 64), ("float16", "packed", 160), ("float32", "packed", 256)]
-)
-def test_kernels_compile_ahead_and_spill_little(precision, form, stack) -> None:
-    """For compute capability 8.0 and 9.0, head widths 64 and 128, without a GPU; `stack` is in bytes of a thread."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "anlit.attention.backends.triton.registers", "--precision", precision]
-    done = subprocess.run([*command, "--form", form], env=environment, capture_output=True, text=True, check=True)
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("sm_")]
-    assert len(rows) == 2 * 2 * 4
-    for row in rows:
-        assert row[1] == precision
-        assert int(row[row.index("stack") + 1]) <= stack, " ".join(row)

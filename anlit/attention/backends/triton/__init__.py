@@ -1,26 +1,25 @@
 """Our own fused kernels, in Triton, for the general form: a(t) and m(t) as tables over distance.
 
-The logits are a(i−j)·g(n_i)·S_ij + m(i−j). g multiplies q beforehand, and the two tables cost one load per score.
-Blocks of keys outside the queries' documents or windows are skipped. A separate kernel computes the gradient of the
-tables, if they are learned.
+The logits are a(i−j)·g(n_i)·S_ij + m(i−j). g multiplies q beforehand. The two tables cost one load per score of near
+keys, and nearly nothing for far ones. Blocks of keys outside the queries' documents or windows are skipped. If a(t) or
+m(t) depends on a learned coefficient, the kernel for dq computes its gradient too.
 
-    operator.py          the operators for torch     launch.py       grids, strides, pointers
-    blocks.py            block sizes by device       registers.py    the kernels' resources, without a GPU
-    forward.py           out and lse                 diagonals.py    the gradients of the tables
-    backward_queries.py  dq                          backward_keys.py    dk and dv
-    tiles.py             functions that the kernels share
+    tables.py            a(t) and m(t), and their derivative    lines.py            the same for far tiles
+    operator.py          the operators for torch                launch.py           grids, strides, pointers
+    blocks.py            block sizes by device                  registers.py        resources, without a GPU
+    forward.py           out and lse                            tiles.py            what the kernels share
+    backward_queries.py  dq, the coefficient's gradient         backward_keys.py    dk and dv
 """
 
 import importlib.util
-import math
 import os
 
 import torch
 from torch import Tensor
 
-from anlit.attention.backends.eager import distance_tables
-from anlit.attention.backends.triton.blocks import PADDING
+from anlit.attention.backends.triton.lines import lines_of
 from anlit.attention.backends.triton.operator import triton_attention
+from anlit.attention.backends.triton.tables import reason_against_learned, tables_of
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
@@ -39,8 +38,8 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
         return "triton is not installed (make extras EXTRAS=triton)"
     if dropout:
         return f"it has no dropout, and dropout is {dropout}"
-    if q is None:
-        return None
+    if (reason := reason_against_learned(mechanism)) is not None or q is None:
+        return reason
     if q.shape[-1] > WIDEST:
         return f"its heads are at most {WIDEST} wide, not {q.shape[-1]}"
     if q.dtype not in DTYPES:
@@ -71,7 +70,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     Raises:
         UserError: This back end does not support the dropout, dtype, head width or device.
     """
-    length, width = q.shape[-2:]
+    length = q.shape[-2]
     wide = torch.promote_types(q.dtype, torch.float32)
     gain = mechanism.gain(documents.n_visible(wide, mechanism.window)[:, None])
     if gain is not None:
@@ -81,18 +80,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if (reason := reason_against(mechanism, q, dropout)) is not None:
         raise UserError(f"backend='triton' cannot compute this attention: {reason}; choose backend auto")
-    a, m = distance_tables(mechanism, length + PADDING, q)
+    tables, coefficient, tangents = tables_of(mechanism, q)
+    lines, far = lines_of(tables, q.shape[-1], q.dtype)
     bounds = documents.bounds or (None, None)
     window = mechanism.window if mechanism.window is not None and mechanism.window < length else None
-    out, _ = triton_attention(q, k, v, _tables(a, m, width), *bounds, window)
+    out, _ = triton_attention(q, k, v, coefficient, tables, tangents, lines, far, *bounds, window)
     return out
-
-
-def _tables(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
-    """a(t) and m(t) for the kernels: (H or 1, T + PADDING, 2 or 1), float32, in base 2, with a divided by √D."""
-    biases = None if m is None else (m * math.log2(math.e)).float().reshape(-1, m.shape[-1])
-    if a is None:
-        return None if biases is None else biases[..., None].contiguous()
-    gains = (a * (math.log2(math.e) * width**-0.5)).float().reshape(-1, a.shape[-1])
-    biases = torch.zeros_like(gains) if biases is None else biases
-    return torch.stack(torch.broadcast_tensors(gains, biases), -1)

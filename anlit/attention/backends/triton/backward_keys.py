@@ -4,7 +4,18 @@ import triton
 import triton.language as tl
 
 from anlit.attention.backends.triton.backward_queries import LN_2
-from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, product, store_rows, visible
+from anlit.attention.backends.triton.tiles import (
+    far_logits_of,
+    first_seen,
+    line_at,
+    line_offset,
+    load_rows,
+    load_tile,
+    logits_of,
+    product,
+    store_rows,
+    visible,
+)
 
 
 @triton.jit
@@ -13,6 +24,8 @@ def backward_keys(
     k,
     v,
     tables,
+    lines,
+    far,
     starts,
     ends,
     lse,
@@ -36,6 +49,7 @@ def backward_keys(
     d_out_h,
     d_out_t,
     tables_h,
+    lines_h,
     n_heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,
@@ -80,21 +94,32 @@ def backward_keys(
         lse_head = lse + (b * n_heads + h) * length
         delta_head = delta + (b * n_heads + h) * length
         tables_head = None if tables is None else tables + h * tables_h
+        far_begin = full_end
+        if lines is not None:
+            lines_head = lines + h * lines_h
+            far_begin = tl.cdiv(first + tl.load(far + h * (lines_h > 0)), block_m) * block_m
+            far_begin = tl.minimum(tl.maximum(far_begin, full_begin), full_end)
         dk_tile, dv_tile = _over_queries(
             dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, tables_head, first,
             starts, window, begin, full_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-            pairs, precision, True,
+            pairs, precision, True, False,
         )  # fmt: skip
         dk_tile, dv_tile = _over_queries(
             dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, tables_head, first,
-            starts, window, full_begin, full_end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-            pairs, precision, False,
+            starts, window, full_begin, far_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
+            pairs, precision, False, False,
         )  # fmt: skip
+        if lines is not None:
+            dk_tile, dv_tile = _over_queries(
+                dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, lines_head, first,
+                starts, window, far_begin, full_end, scale, length, q_t, d_out_t, width, width_padded, block_m,
+                block_n, pairs, precision, False, True,
+            )  # fmt: skip
         if starts is not None or window is not None:
             dk_tile, dv_tile = _over_queries(
                 dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, tables_head, first,
                 starts, window, full_end, end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-                pairs, precision, True,
+                pairs, precision, True, False,
             )  # fmt: skip
 
     dk_tile *= LN_2 if pairs else LN_2 * scale
@@ -141,32 +166,54 @@ def _over_queries(
     pairs: tl.constexpr,
     precision: tl.constexpr,
     masked: tl.constexpr,
+    is_far: tl.constexpr,
 ):
-    """Add queries begin … end − 1 to dk and dv of the block's keys; tiles are (keys, queries)."""
+    """Add queries begin … end − 1 to dk and dv of the block's keys; tiles are (keys, queries).
+
+    `tables` are the lines if the queries are far.
+    """
     offsets_m = tl.arange(0, block_m)
-    keys = first + tl.arange(0, block_n)
-    offsets = offsets_m[None, :] - tl.arange(0, block_n)[:, None] + (block_n - 1)
-    for row in tl.range(begin, end, block_m):
-        rows = row + offsets_m
-        inside = rows < length
-        q_tile = load_rows(q, row, q_t, length, width, width_padded, block_m, True)
-        d_out_tile = load_rows(d_out, row, d_out_t, length, width, width_padded, block_m, True)
-        lse_rows = tl.load(lse + rows, mask=inside, other=float("inf"))  # no weight for rows past the end
-        delta_rows = tl.load(delta + rows, mask=inside, other=0.0)
-        seen = None
-        if masked:
-            firsts = first_seen(rows, starts, window, length)
-            seen = visible(rows[None, :], keys[:, None], None if firsts is None else firsts[None, :])
-        scores = product(k_tile, tl.trans(q_tile), None, precision)
-        logits, gain = logits_of(
-            scores, tables, row - first - (block_n - 1), offsets, rows[None, :], keys[:, None], seen, scale,
-            pairs, masked,
-        )  # fmt: skip
-        weights = tl.exp2(logits - lse_rows[None, :])
-        dv_tile = product(weights.to(d_out_tile.dtype), d_out_tile, dv_tile, precision)
-        d_weights = product(v_tile, tl.trans(d_out_tile), None, precision)
-        d_scores = weights * (d_weights - delta_rows[None, :])
-        if pairs:
-            d_scores *= gain
-        dk_tile = product(d_scores.to(q_tile.dtype), q_tile, dk_tile, precision)
+    columns = tl.arange(0, block_n)
+    steps = offsets_m.to(tl.float32)
+    keys = first + columns
+    offsets = offsets_m[None, :] - columns[:, None] + (block_n - 1)
+    if begin < end:  # or else ptxas lets each wgmma wait for the one before
+        q += tl.cast(begin, tl.int64) * q_t
+        d_out += tl.cast(begin, tl.int64) * d_out_t
+        if is_far:
+            tables += line_offset(begin - first, pairs)
+        for row in tl.range(begin, end, block_m):
+            rows = row + offsets_m
+            inside = rows < length
+            q_tile = load_tile(q, q_t, length - row, width, width_padded, block_m, True)
+            d_out_tile = load_tile(d_out, d_out_t, length - row, width, width_padded, block_m, True)
+            lse_rows = tl.load(lse + rows, mask=inside, other=float("inf"))  # no weight for rows past the end
+            delta_rows = tl.load(delta + rows, mask=inside, other=0.0)
+            seen = None
+            if masked:
+                firsts = first_seen(rows, starts, window, length)
+                seen = visible(rows[None, :], keys[:, None], None if firsts is None else firsts[None, :])
+            scores = product(k_tile, tl.trans(q_tile), None, precision)
+            if is_far:
+                gain_slope, bias_slope, gains, biases = line_at(tables, steps, scale, pairs)
+                logits, gain = far_logits_of(
+                    scores, gain_slope, bias_slope, gains[None, :] if pairs else gains, (biases - lse_rows)[None, :],
+                    columns.to(tl.float32)[:, None], pairs,
+                )  # fmt: skip
+                weights = tl.exp2(logits)
+                tables += line_offset(block_m, pairs)
+            else:
+                logits, gain = logits_of(
+                    scores, tables, row - first - (block_n - 1), offsets, rows[None, :], keys[:, None], seen, scale,
+                    pairs, masked,
+                )  # fmt: skip
+                weights = tl.exp2(logits - lse_rows[None, :])
+            dv_tile = product(weights.to(d_out_tile.dtype), d_out_tile, dv_tile, precision)
+            d_weights = product(v_tile, tl.trans(d_out_tile), None, precision)
+            d_scores = weights * (d_weights - delta_rows[None, :])
+            if pairs:
+                d_scores *= gain
+            dk_tile = product(d_scores.to(q_tile.dtype), q_tile, dk_tile, precision)
+            q += block_m * q_t
+            d_out += block_m * d_out_t
     return dk_tile, dv_tile

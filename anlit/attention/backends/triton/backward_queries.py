@@ -1,4 +1,4 @@
-"""The backward kernel over blocks of queries: dq, and δ for the other kernels.
+"""The backward kernel over blocks of queries: dq, a learned coefficient's gradient, and δ for the other kernel.
 
 The backward kernels recompute the weights from the logits and the saved lse. With P the weights, O the output,
 δ_i = dO_i·O_i and dP = dO Vᵀ, the gradient of the logits is dL = P ∘ (dP − δ). Sums have a fixed order and no
@@ -8,7 +8,20 @@ atomics.
 import triton
 import triton.language as tl
 
-from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, product, store_rows, visible
+from anlit.attention.backends.triton.tiles import (
+    end_of_far_keys,
+    far_logits_of,
+    first_seen,
+    line_at,
+    line_offset,
+    load_rows,
+    load_tile,
+    logits_of,
+    look_up,
+    product,
+    store_rows,
+    visible,
+)
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -19,12 +32,16 @@ def backward_queries(
     k,
     v,
     tables,
+    lines,
+    far,
+    tangents,
     starts,
     out,
     lse,
     d_out,
     delta,
     dq,
+    d_coefficient,
     scale,
     length,
     window,
@@ -41,6 +58,8 @@ def backward_queries(
     d_out_h,
     d_out_t,
     tables_h,
+    lines_h,
+    tangents_h,
     n_heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,
@@ -48,9 +67,14 @@ def backward_queries(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     pairs: tl.constexpr,
+    tangent_pairs: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """dq (B, T, H, D), and δ (B, H, T) for the other kernels. It reads the same keys as the forward kernel."""
+    """dq (B, T, H, D), and δ (B, H, T) for the other kernel. It reads the same keys as the forward kernel.
+
+    With `tangents`, the derivative of the tables by a learned coefficient, also this block's part of the coefficient's
+    gradient, Σ dL·(q·k ∂gain + ∂bias), (B, H, blocks).
+    """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
     b = (tl.program_id(1) // n_heads).to(tl.int64)
     h = (tl.program_id(1) % n_heads).to(tl.int64)
@@ -58,6 +82,8 @@ def backward_queries(
     v += b * v_b + (h // group) * v_h
     if tables is not None:
         tables += h * tables_h
+    if tangents is not None:
+        tangents += h * tangents_h
     if starts is not None:
         starts += b * length
 
@@ -72,6 +98,10 @@ def backward_queries(
     else:
         begin = 0
         full_begin = 0
+    far_end = full_begin
+    if lines is not None:
+        lines += h * lines_h
+        far_end = end_of_far_keys(first, far + h * (lines_h > 0), full_begin, full_end, block_n)
 
     inside = rows < length
     offset = (b * length * n_heads + h) * width
@@ -85,26 +115,40 @@ def backward_queries(
     lse_rows = tl.load(lse + vector + rows, mask=inside, other=float("inf"))
 
     dq_tile = tl.zeros([block_m, width_padded], tl.float32)
+    learned = tl.zeros([block_m], tl.float32)
     if firsts is not None:
-        dq_tile = _over_keys(
-            dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, begin, full_begin,
-            scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
+        dq_tile, learned = _over_keys(
+            dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first, firsts, begin,
+            full_begin, scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, tangent_pairs, precision,
+            True, False,
         )  # fmt: skip
-    dq_tile = _over_keys(
-        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, full_begin, full_end,
-        scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False,
+    if lines is not None:
+        dq_tile, learned = _over_keys(
+            dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, lines, tangents, first, firsts,
+            full_begin, far_end, scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, tangent_pairs,
+            precision, False, True,
+        )  # fmt: skip
+    dq_tile, learned = _over_keys(
+        dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first, firsts, far_end,
+        full_end, scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, tangent_pairs, precision,
+        False, False,
     )  # fmt: skip
-    dq_tile = _over_keys(
-        dq_tile, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, first, firsts, full_end, end,
-        scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
+    dq_tile, learned = _over_keys(
+        dq_tile, learned, q_tile, d_out_tile, lse_rows, delta_rows, k, v, tables, tangents, first, firsts, full_end,
+        end, scale, length, k_t, v_t, width, width_padded, block_m, block_n, pairs, tangent_pairs, precision,
+        True, False,
     )  # fmt: skip
     dq_tile *= LN_2 if pairs else LN_2 * scale
     store_rows(dq + offset, dq_tile, first, n_heads * width, length, width, width_padded, block_m)
+    if tangents is not None:
+        part = (b * n_heads + h) * tl.num_programs(0) + tl.program_id(0)
+        tl.store(d_coefficient + part, tl.sum(learned, 0) * LN_2)
 
 
 @triton.jit
 def _over_keys(
     dq_tile,
+    learned,
     q_tile,
     d_out_tile,
     lse_rows,
@@ -112,6 +156,7 @@ def _over_keys(
     k,
     v,
     tables,
+    tangents,
     first,
     firsts,
     begin,
@@ -125,30 +170,57 @@ def _over_keys(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     pairs: tl.constexpr,
+    tangent_pairs: tl.constexpr,
     precision: tl.constexpr,
     masked: tl.constexpr,
+    is_far: tl.constexpr,
 ):
-    """Add keys begin … end − 1 to dq of the block's queries."""
+    """Add keys begin … end − 1 to dq of the block's queries. `tables` are the lines if the keys are far."""
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
+    steps = offsets_m.to(tl.float32)
     rows = first + offsets_m
     offsets = offsets_m[:, None] - columns[None, :] + (block_n - 1)
-    for key in tl.range(begin, end, block_n):
-        keys = key + columns
-        k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)
-        v_tile = load_rows(v, key, v_t, length, width, width_padded, block_n, masked)
-        seen = None
-        if masked:
-            seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
-        scores = product(q_tile, tl.trans(k_tile), None, precision)
-        logits, gain = logits_of(
-            scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
-            pairs, masked,
-        )  # fmt: skip
-        weights = tl.exp2(logits - lse_rows[:, None])
-        d_weights = product(d_out_tile, tl.trans(v_tile), None, precision)
-        d_scores = weights * (d_weights - delta_rows[:, None])
-        if pairs:
-            d_scores *= gain
-        dq_tile = product(d_scores.to(k_tile.dtype), k_tile, dq_tile, precision)
-    return dq_tile
+    if begin < end:  # or else ptxas lets each wgmma wait for the one before
+        k += tl.cast(begin, tl.int64) * k_t
+        v += tl.cast(begin, tl.int64) * v_t
+        if is_far:
+            tables += line_offset(first - begin, pairs)
+        for key in tl.range(begin, end, block_n):
+            keys = key + columns
+            k_tile = load_tile(k, k_t, length - key, width, width_padded, block_n, masked)
+            v_tile = load_tile(v, v_t, length - key, width, width_padded, block_n, masked)
+            seen = None
+            if masked:
+                seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
+            scores = product(q_tile, tl.trans(k_tile), None, precision)
+            if is_far:
+                gain_slope, bias_slope, gains, biases = line_at(tables, steps, scale, pairs)
+                logits, gain = far_logits_of(
+                    scores, gain_slope, bias_slope, gains[:, None] if pairs else gains, (biases - lse_rows)[:, None],
+                    columns.to(tl.float32)[None, :], pairs,
+                )  # fmt: skip
+                weights = tl.exp2(logits)
+                tables -= line_offset(block_n, pairs)
+            else:
+                logits, gain = logits_of(
+                    scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
+                    pairs, masked,
+                )  # fmt: skip
+                weights = tl.exp2(logits - lse_rows[:, None])
+            d_weights = product(d_out_tile, tl.trans(v_tile), None, precision)
+            d_scores = weights * (d_weights - delta_rows[:, None])
+            if tangents is not None:
+                d_gain, change = look_up(
+                    tangents, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], scale,
+                    tangent_pairs, masked,
+                )  # fmt: skip
+                if tangent_pairs:
+                    change += d_gain * scores
+                learned += tl.sum(d_scores * change, 1)
+            if pairs:
+                d_scores *= gain
+            dq_tile = product(d_scores.to(k_tile.dtype), k_tile, dq_tile, precision)
+            k += block_n * k_t
+            v += block_n * v_t
+    return dq_tile, learned

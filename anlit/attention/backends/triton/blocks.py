@@ -23,34 +23,33 @@ class Blocks(NamedTuple):
 
 
 class KernelBlocks(NamedTuple):
-    """The blocks of each kernel; those of `tables` are square."""
+    """The blocks of each kernel."""
 
     forward: Blocks
     backward_queries: Blocks
     backward_keys: Blocks
-    tables: Blocks
 
 
-SMALL = KernelBlocks(*[Blocks(16, 16, 4, 1)] * 4)
+SMALL = KernelBlocks(*[Blocks(16, 16, 4, 1)] * 3)
 """For the interpreter: tests need many blocks in short sequences."""
 
 SINGLE = {
-    64: KernelBlocks(Blocks(64, 32, 8, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1)),
-    256: KernelBlocks(Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    64: KernelBlocks(Blocks(64, 32, 8, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    256: KernelBlocks(Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 4, 1)),
 }
 """float32, by the largest head width. It needs twice the memory and has no matrix units; it serves as a reference."""
 
 HALF_8 = {
-    64: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(32, 32, 4, 2)),
-    128: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)),
-    256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(32, 32, 4, 1)),
+    64: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2)),
+    128: KernelBlocks(Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2)),
+    256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1)),
 }
 """bfloat16 and float16 on compute capability 8.x, by the largest head width."""
 
 HALF_9 = {
-    64: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(64, 64, 8, 2)),
-    128: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2), Blocks(32, 128, 8, 2), Blocks(64, 64, 8, 2)),
-    256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 64, 8, 1), Blocks(32, 32, 4, 1)),
+    64: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2)),
+    128: KernelBlocks(Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2), Blocks(32, 128, 8, 2)),
+    256: KernelBlocks(Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1), Blocks(32, 64, 8, 1)),
 }
 """The same from 9.0 on."""
 

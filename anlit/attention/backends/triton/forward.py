@@ -3,7 +3,19 @@
 import triton
 import triton.language as tl
 
-from anlit.attention.backends.triton.tiles import first_seen, load_rows, logits_of, product, store_rows, visible
+from anlit.attention.backends.triton.tiles import (
+    end_of_far_keys,
+    far_logits_of,
+    first_seen,
+    line_at,
+    line_offset,
+    load_rows,
+    load_tile,
+    logits_of,
+    product,
+    store_rows,
+    visible,
+)
 
 
 @triton.jit
@@ -12,6 +24,8 @@ def forward(
     k,
     v,
     tables,
+    lines,
+    far,
     starts,
     out,
     lse,
@@ -28,6 +42,7 @@ def forward(
     v_h,
     v_t,
     tables_h,
+    lines_h,
     n_heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,
@@ -40,7 +55,8 @@ def forward(
     """out (B, T, H, D) and lse (B, H, T), in base 2, for the queries of one block and head.
 
     It reads the keys from the first that the block's first query sees to its last query. Blocks of keys that every
-    query of the block sees need no mask; only the blocks at either end do.
+    query of the block sees need no mask; only the blocks at either end do. Of these without a mask, the far ones take
+    a(t) and m(t) from `lines` and not from `tables`.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m  # the longest rows start first
     b = (tl.program_id(1) // n_heads).to(tl.int64)
@@ -63,6 +79,10 @@ def forward(
     else:
         begin = 0
         full_begin = 0
+    far_end = full_begin
+    if lines is not None:
+        lines += h * lines_h
+        far_end = end_of_far_keys(first, far + h * (lines_h > 0), full_begin, full_end, block_n)
 
     q_tile = load_rows(q + b * q_b + h * q_h, first, q_t, length, width, width_padded, block_m, True)
     average = tl.zeros([block_m, width_padded], tl.float32)
@@ -71,15 +91,20 @@ def forward(
     if firsts is not None:
         average, total, peak = _over_keys(
             average, total, peak, q_tile, k, v, tables, first, firsts, begin, full_begin, scale, length,
-            k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
+            k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True, False,
+        )  # fmt: skip
+    if lines is not None:
+        average, total, peak = _over_keys(
+            average, total, peak, q_tile, k, v, lines, first, firsts, full_begin, far_end, scale, length,
+            k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False, True,
         )  # fmt: skip
     average, total, peak = _over_keys(
-        average, total, peak, q_tile, k, v, tables, first, firsts, full_begin, full_end, scale, length,
-        k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False,
+        average, total, peak, q_tile, k, v, tables, first, firsts, far_end, full_end, scale, length,
+        k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False, False,
     )  # fmt: skip
     average, total, peak = _over_keys(
         average, total, peak, q_tile, k, v, tables, first, firsts, full_end, end, scale, length,
-        k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True,
+        k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True, False,
     )  # fmt: skip
 
     out += (b * length * n_heads + h) * width
@@ -112,29 +137,56 @@ def _over_keys(
     pairs: tl.constexpr,
     precision: tl.constexpr,
     masked: tl.constexpr,
+    is_far: tl.constexpr,
 ):
-    """Add keys begin … end − 1 to the running softmax."""
+    """Add keys begin … end − 1 to the running softmax. `tables` are the lines if the keys are far.
+
+    `peak` is the largest logit, or for far keys nearly: the largest score at the gain of the tile's first key. Any
+    number near to it will do, because lse = peak + log2(total) with every peak.
+    """
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
+    steps = offsets_m.to(tl.float32)
     rows = first + offsets_m
     offsets = offsets_m[:, None] - columns[None, :] + (block_n - 1)
-    for key in tl.range(begin, end, block_n):
-        keys = key + columns
-        k_tile = load_rows(k, key, k_t, length, width, width_padded, block_n, masked)
-        scores = product(q_tile, tl.trans(k_tile), None, precision)
-        seen = None
-        if masked:
-            seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
-        logits, _ = logits_of(
-            scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
-            pairs, masked,
-        )  # fmt: skip
-        higher = tl.maximum(peak, tl.max(logits, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet
-        weights = tl.exp2(logits - base[:, None])
-        shrink = tl.exp2(peak - base)
-        total = total * shrink + tl.sum(weights, 1)
-        v_tile = load_rows(v, key, v_t, length, width, width_padded, block_n, masked)
-        average = product(weights.to(v_tile.dtype), v_tile, average * shrink[:, None], precision)
-        peak = higher
+    if begin < end:  # or else ptxas lets each wgmma wait for the one before
+        k += tl.cast(begin, tl.int64) * k_t
+        v += tl.cast(begin, tl.int64) * v_t
+        if is_far:
+            tables += line_offset(first - begin, pairs)
+        for key in tl.range(begin, end, block_n):
+            keys = key + columns
+            k_tile = load_tile(k, k_t, length - key, width, width_padded, block_n, masked)
+            scores = product(q_tile, tl.trans(k_tile), None, precision)
+            seen = None
+            if masked:
+                seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
+            if is_far:
+                gain_slope, bias_slope, gains, biases = line_at(tables, steps, scale, pairs)
+                higher = tl.maximum(peak, tl.max(scores, 1) * gains + biases)
+                logits, _ = far_logits_of(
+                    scores, gain_slope, bias_slope, gains[:, None] if pairs else gains, (biases - higher)[:, None],
+                    columns.to(tl.float32)[None, :], pairs,
+                )  # fmt: skip
+                weights = tl.exp2(logits)
+                shrink = tl.exp2(peak - higher)
+            else:
+                logits, _ = logits_of(
+                    scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
+                    pairs, masked,
+                )  # fmt: skip
+                higher = tl.maximum(peak, tl.max(logits, 1))
+                base = higher
+                if masked:
+                    base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet
+                weights = tl.exp2(logits - base[:, None])
+                shrink = tl.exp2(peak - base)
+            total = total * shrink + tl.sum(weights, 1)
+            v_tile = load_tile(v, v_t, length - key, width, width_padded, block_n, masked)
+            average = product(weights.to(v_tile.dtype), v_tile, average * shrink[:, None], precision)
+            peak = higher
+            k += block_n * k_t
+            v += block_n * v_t
+            if is_far:
+                tables -= line_offset(block_n, pairs)
     return average, total, peak

@@ -18,6 +18,8 @@ def launch_forward(
     k: Tensor,
     v: Tensor,
     tables: Tensor | None,
+    lines: Tensor | None,
+    far: Tensor | None,
     starts: Tensor | None,
     window: int | None,
     out: Tensor,
@@ -31,8 +33,8 @@ def launch_forward(
     blocks = _blocks(q).forward
     with _on(q.device):
         forward[(math.ceil(T / blocks.queries), B * H)](
-            q, k, v, tables, starts, out, lse, _scale(q), T, window, *_strides(q, k, v),
-            _head_stride(tables), **_shapes(q, k, tables), **_sizes(blocks),
+            q, k, v, tables, lines, far, starts, out, lse, _scale(q), T, window, *_strides(q, k, v),
+            _head_stride(tables), _head_stride(lines), **_shapes(q, k, tables), **_sizes(blocks),
         )  # fmt: skip
 
 
@@ -41,6 +43,9 @@ def launch_backward(
     k: Tensor,
     v: Tensor,
     tables: Tensor | None,
+    lines: Tensor | None,
+    far: Tensor | None,
+    tangents: Tensor | None,
     starts: Tensor | None,
     ends: Tensor | None,
     window: int | None,
@@ -50,49 +55,32 @@ def launch_backward(
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
-    d_tables: Tensor | None,
+    d_coefficient: Tensor | None,
 ) -> None:
-    """Write the gradients into dq, dk, dv and, unless it is None, d_tables."""
+    """Write the gradients into dq, dk, dv and, unless it is None, d_coefficient."""
     from anlit.attention.backends.triton.backward_keys import backward_keys
     from anlit.attention.backends.triton.backward_queries import backward_queries
-    from anlit.attention.backends.triton.diagonals import backward_tables
 
     q, k, v, d_out = (_with_contiguous_rows(x) for x in (q, k, v, d_out))
     B, H, T, _ = q.shape
     blocks = _blocks(q)
     delta = torch.empty_like(lse)
-    strides = (*_strides(q, k, v, d_out), _head_stride(tables))
+    n_blocks = math.ceil(T / blocks.backward_queries.queries)
+    parts = None if d_coefficient is None else lse.new_empty(B, H, n_blocks)
+    strides = (*_strides(q, k, v, d_out), _head_stride(tables), _head_stride(lines))
     rest: dict[str, Any] = _shapes(q, k, tables)
     with _on(q.device):
-        backward_queries[(math.ceil(T / blocks.backward_queries.queries), B * H)](
-            q, k, v, tables, starts, out, lse, d_out, delta, dq, _scale(q), T, window, *strides,
-            **rest, **_sizes(blocks.backward_queries),
+        backward_queries[(n_blocks, B * H)](
+            q, k, v, tables, lines, far, None if parts is None else tangents, starts, out, lse, d_out, delta, dq, parts,
+            _scale(q), T, window, *strides, _head_stride(tangents), **rest, **_sizes(blocks.backward_queries),
+            tangent_pairs=tangents is not None and tangents.shape[-1] == 2,
         )  # fmt: skip
         backward_keys[(math.ceil(T / blocks.backward_keys.keys), B * k.shape[1])](
-            q, k, v, tables, starts, ends, lse, d_out, delta, dk, dv, _scale(q), T, window, *strides,
+            q, k, v, tables, lines, far, starts, ends, lse, d_out, delta, dk, dv, _scale(q), T, window, *strides,
             **rest, **_sizes(blocks.backward_keys),
         )  # fmt: skip
-        if d_tables is not None:
-            block = blocks.tables.queries
-            n_blocks = math.ceil(T / block)
-            parts = lse.new_empty(B, H, d_tables.shape[-1], 2, n_blocks * block)
-            backward_tables[(n_blocks, B * H)](
-                q, k, v, tables, starts, lse, d_out, delta, parts, _scale(q), T, window, *strides,
-                **rest, block=block, num_warps=blocks.tables.warps, num_stages=blocks.tables.stages,
-            )  # fmt: skip
-            _sum_parts(d_tables, parts, block)
-
-
-def _sum_parts(d_tables: Tensor, parts: Tensor, block: int) -> None:
-    """(B, H, 2 or 1, 2, blocks·block) of `backward_tables` → (H or 1, T + PADDING, 2 or 1).
-
-    The second of the two parts lies one block further on, and biases come before gains.
-    """
-    sums = parts.sum(0) if d_tables.shape[0] > 1 else parts.sum((0, 1))[None]
-    sums[:, :, 0, :-block] += sums[:, :, 1, block:]
-    n = min(sums.shape[-1], d_tables.shape[1])
-    d_tables[:, :n] = sums[:, :, 0, :n].flip(1).mT
-    d_tables[:, n:] = 0
+    if d_coefficient is not None and parts is not None:
+        d_coefficient.copy_(parts.sum((0, 2)) if len(d_coefficient) > 1 else parts.sum()[None])
 
 
 def _with_contiguous_rows(x: Tensor) -> Tensor:
@@ -105,7 +93,7 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _head_stride(tables: Tensor | None) -> int:
-    """The stride from one head's tables to the next: 0 if all heads share one."""
+    """The stride from one head's tables or lines to the next: 0 if all heads share them."""
     return 0 if tables is None or tables.shape[0] == 1 else tables.stride(0)
 
 

@@ -1,13 +1,17 @@
 """The kernels as custom operators: opaque to `torch.compile`, known to autograd and the FLOP counter.
 
-    anlit::triton_attention(q, k, v, tables, starts, ends, window) -> (out, lse)
+    anlit::triton_attention(q, k, v, coefficient, tables, tangents, lines, far, starts, ends, window) -> (out, lse)
 
 q of shape (B, H, T, D), k and v (B, H_kv, T, D) with H_kv a divisor of H. Query i of head h sees the keys
 starts_i ≤ j ≤ i with j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T + PADDING, 2)
 float32, holds (gain, bias) by distance i−j. With last size 1 it holds the biases only, and None is for no biases: the
-gain is then log2(e)/√D. Kernels may read entries past distance T − 1 but do not use them. `starts` and `ends`, (B, T)
-int32, are the bounds of each token's document. out (B, H, T, D) lies in memory as (B, T, H, D); lse (B, H, T) float32
-is in base 2.
+gain is then log2(e)/√D. Kernels may read entries past distance T − 1 but do not use them. `lines` and `far` are what
+`lines.py` makes of the tables, or None. `starts` and `ends`, (B, T) int32, are the bounds of each token's document. out
+(B, H, T, D) lies in memory as (B, T, H, D); lse (B, H, T) float32 is in base 2.
+
+`coefficient`, (H or 1,) or None, is a learned number on which the tables depend, and `tangents`, of shape (H or 1,
+T + PADDING, 2 or 1) like the tables, their derivative by it; of last size 1 if only the biases depend on it. The
+coefficient is there for its gradient alone, as the tables themselves get none.
 """
 
 import math
@@ -25,15 +29,20 @@ def triton_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    coefficient: Tensor | None,
     tables: Tensor | None,
+    tangents: Tensor | None,
+    lines: Tensor | None,
+    far: Tensor | None,
     starts: Tensor | None,
     ends: Tensor | None,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The forward kernel; see the top of this file."""
     _check(q, k, v, tables, starts, ends)
+    _check_coefficient(q, coefficient, tangents)
     out, lse = _outputs(q)
-    launch_forward(q, k, v, tables, starts, window, out, lse)
+    launch_forward(q, k, v, tables, lines, far, starts, window, out, lse)
     return out, lse
 
 
@@ -43,29 +52,32 @@ def triton_attention_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    coefficient: Tensor | None,
     tables: Tensor | None,
+    tangents: Tensor | None,
+    lines: Tensor | None,
+    far: Tensor | None,
     starts: Tensor | None,
     ends: Tensor | None,
     window: int | None,
     out: Tensor,
     lse: Tensor,
-    of_tables: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and the tables; that of the tables is empty without `of_tables`."""
-    dq, dk, dv, d_tables = _gradients(q, k, tables, of_tables)
-    written = d_tables if of_tables else None
-    launch_backward(q, k, v, tables, starts, ends, window, out, lse, d_out, dq, dk, dv, written)
-    return dq, dk, dv, d_tables
+    """Gradients of q, k, v and the coefficient; that of the coefficient is empty if it is None."""
+    dq, dk, dv, d_coefficient = _gradients(q, k, coefficient)
+    written = None if coefficient is None else d_coefficient
+    launch_backward(q, k, v, tables, lines, far, tangents, starts, ends, window, out, lse, d_out, dq, dk, dv, written)
+    return dq, dk, dv, d_coefficient
 
 
 @triton_attention.register_fake
-def _(q, k, v, tables, starts, ends, window):
+def _(q, *_):
     return _outputs(q)
 
 
 @triton_attention_backward.register_fake
-def _(d_out, q, k, v, tables, starts, ends, window, out, lse, of_tables):
-    return _gradients(q, k, tables, of_tables)
+def _(d_out, q, k, v, coefficient, *_):
+    return _gradients(q, k, coefficient)
 
 
 def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,9 +85,9 @@ def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
     return _empty_heads(q), q.new_empty(B, H, T, dtype=torch.float32)
 
 
-def _gradients(q: Tensor, k: Tensor, tables: Tensor | None, of_tables: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    d_tables = torch.empty_like(tables) if tables is not None and of_tables else q.new_empty(0, dtype=torch.float32)
-    return _empty_heads(q), _empty_heads(k), _empty_heads(k), d_tables
+def _gradients(q: Tensor, k: Tensor, coefficient: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_coefficient = q.new_empty(0, dtype=torch.float32) if coefficient is None else torch.empty_like(coefficient)
+    return _empty_heads(q), _empty_heads(k), _empty_heads(k), of_coefficient
 
 
 def _empty_heads(like: Tensor) -> Tensor:
@@ -108,6 +120,15 @@ def _check(
             assert bound.is_contiguous()
 
 
+def _check_coefficient(q: Tensor, coefficient: Tensor | None, tangents: Tensor | None) -> None:
+    assert (coefficient is None) == (tangents is None)
+    if coefficient is not None and tangents is not None:
+        _, H, T, _ = q.shape
+        assert coefficient.shape in [(1,), (H,)], coefficient.shape
+        assert tuple(tangents.shape) in [(h, T + PADDING, n) for h in (1, H) for n in (1, 2)], tangents.shape
+        assert tangents.is_contiguous()
+
+
 def _setup_context(ctx, inputs, output) -> None:
     *tensors, window = inputs
     out, lse = output
@@ -118,9 +139,8 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _backward(ctx, d_out: Tensor, _: Tensor | None):
     *tensors, out, lse = ctx.saved_tensors
-    of_tables = ctx.needs_input_grad[3]
-    dq, dk, dv, d_tables = triton_attention_backward(d_out, *tensors, ctx.window, out, lse, of_tables)
-    return dq, dk, dv, d_tables if of_tables else None, None, None, None
+    dq, dk, dv, d_coefficient = triton_attention_backward(d_out, *tensors, ctx.window, out, lse)
+    return dq, dk, dv, d_coefficient if ctx.needs_input_grad[3] else None, *[None] * 7
 
 
 triton_attention.register_autograd(_backward, setup_context=_setup_context)
@@ -138,10 +158,10 @@ def _flops(q_shape, window: int | None, products: int) -> int:
 
 
 @register_flop_formula(torch.ops.anlit.triton_attention)
-def _forward_flops(q_shape, k_shape, v_shape, tables, starts, ends, window, *_, **__) -> int:
-    return _flops(q_shape, window, 2)
+def _forward_flops(q_shape, *others, **__) -> int:
+    return _flops(q_shape, others[9], 2)
 
 
 @register_flop_formula(torch.ops.anlit.triton_attention_backward)
-def _backward_flops(d_out_shape, q_shape, k_shape, v_shape, tables, starts, ends, window, *_, **__) -> int:
-    return _flops(q_shape, window, 4)
+def _backward_flops(d_out_shape, q_shape, *others, **__) -> int:
+    return _flops(q_shape, others[9], 4)

@@ -1,7 +1,8 @@
 """Compile the kernels without a GPU and show their resources: `python -m anlit.attention.backends.triton.registers`.
 
 For compute capability 8.0 and 9.0 and each precision: registers and spilled bytes per thread, shared memory per
-program, and instructions by kind. A kernel that spills needs smaller blocks or more warps (`blocks.py`).
+program, instructions of the main loop, and instructions by kind. A kernel that spills needs smaller blocks or more
+warps (`blocks.py`).
 """
 
 import argparse
@@ -15,11 +16,12 @@ from typing import Any
 import torch
 
 from anlit.attention.backends.triton.blocks import Blocks, blocks_for
+from anlit.attention.backends.triton.lines import TOLERANCES
 
 N_HEADS = 12
-KERNELS = ("forward", "backward_queries", "backward_keys", "tables")
-FORMS = ("plain", "biases", "dense", "packed", "windowed")
-"""No tables; biases; gains and biases; the same with documents; the same with documents and a window."""
+KERNELS = ("forward", "backward_queries", "backward_keys")
+FORMS = ("plain", "biases", "dense", "learned", "packed", "windowed")
+"""No tables; biases; gains and biases; the same with a learned bias, with documents, with documents and a window."""
 PRECISIONS = {
     "bfloat16": (torch.bfloat16, "*bf16", "ieee"),
     "float16": (torch.float16, "*fp16", "ieee"),
@@ -43,20 +45,23 @@ def compile_kernel(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from anlit.attention.backends.triton import backward_keys, backward_queries, diagonals, forward
+    from anlit.attention.backends.triton import backward_keys, backward_queries, forward
 
     function = {
         "forward": forward.forward,
         "backward_queries": backward_queries.backward_queries,
         "backward_keys": backward_keys.backward_keys,
-        "tables": diagonals.backward_tables,
     }[kernel]
     padded = max(16, 1 << (width - 1).bit_length())
     dtype, pointer, products = PRECISIONS[precision]
     blocks = blocks or getattr(blocks_for(padded, dtype, capability), kernel)
     constants: dict[str, Any] = {"n_heads": N_HEADS, "group": group, "width": width, "width_padded": padded}
-    constants |= {"block_m": blocks.queries, "block_n": blocks.keys, "block": blocks.queries, "precision": products}
-    constants |= {"pairs": form not in ("plain", "biases")} | dict.fromkeys(("tables",) if form == "plain" else ())
+    constants |= {"block_m": blocks.queries, "block_n": blocks.keys, "precision": products}
+    has_lines = form != "plain" and dtype in TOLERANCES
+    constants |= {"pairs": form not in ("plain", "biases"), "tangent_pairs": False}
+    constants |= dict.fromkeys(("tables",) if form == "plain" else ())
+    constants |= dict.fromkeys(() if has_lines else ("lines", "far"))
+    constants |= dict.fromkeys(("tangents", "d_coefficient") if form != "learned" else ())
     constants |= dict.fromkeys(("starts", "ends") if form not in ("packed", "windowed") else ())
     constants |= dict.fromkeys(("window",) if form != "windowed" else ())
     signature = {name: "constexpr" if name in constants else _type_of(name, pointer) for name in function.arg_names}
@@ -76,15 +81,20 @@ def compile_kernel(
 def _type_of(name: str, pointer: str) -> str:
     if name in ("q", "k", "v", "out", "d_out", "dq", "dk", "dv"):
         return pointer
-    if name in ("starts", "ends"):
+    if name in ("starts", "ends", "far"):
         return "*i32"
-    if name in ("tables", "lse", "delta", "d_tables"):
+    if name in ("tables", "lines", "tangents", "lse", "delta", "d_coefficient"):
         return "*fp32"
     return "fp32" if name == "scale" else "i32"
 
 
 def resources(compiled: Any) -> dict[str, int]:
-    """Registers and spilled bytes per thread, shared memory per program in bytes, and counts of instructions."""
+    """Registers and spilled bytes per thread, shared memory per program in bytes, and counts of instructions.
+
+    `loop` is the number of instructions of the shortest loop over tiles, that over far ones if there is one, and `near`
+    of the next, over tiles without a mask. Both are 0 for float32, which has no matrix units. `waits` counts how often
+    wgmma are waited for: the compiler may let each of them wait for the one before.
+    """
     from triton.backends.nvidia import __file__ as backend
 
     tools = Path(backend).parent / "bin"
@@ -99,7 +109,31 @@ def resources(compiled: Any) -> dict[str, int]:
         ).stdout
     registers, stack = (int(re.search(rf"{what}:(\d+)", usage).group(1)) for what in ("REG", "STACK"))  # type: ignore[union-attr]
     counted = {kind: len(re.findall(rf"\b{kind}\b", code)) for kind in ("HGMMA", "HMMA", "LDG", "LDL", "STL", "MUFU")}
-    return {"registers": registers, "stack": stack, "shared": compiled.metadata.shared, **counted}
+    loop, near, *_ = [*sorted(loops_with_products(code)), 0, 0]
+    counted["waits"] = len(re.findall(r"WARPGROUP\.DEPBAR", code))
+    sizes = {"shared": compiled.metadata.shared, "loop": loop, "near": near}
+    return {"registers": registers, "stack": stack, **sizes, **counted}
+
+
+def loops_with_products(code: str) -> list[int]:
+    """The number of instructions of each loop with matrix products in nvdisasm's listing `code`.
+
+    A loop ends with a branch back to its label. Loops over tiles with a mask are longer than those without.
+    """
+    instructions: list[str] = []
+    labels: dict[str, int] = {}
+    found = []
+    for line in map(str.strip, code.splitlines()):
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label.group(1)] = len(instructions)
+        elif instruction := re.match(r"/\*[0-9a-f]+\*/\s+(.*?);", line):
+            instructions.append(instruction.group(1))
+            target = re.search(r"BRA.*?(\.L_x_\d+)", instructions[-1])
+            if target and target.group(1) in labels:
+                body = instructions[labels[target.group(1)] :]
+                if sum("MMA" in one for one in body) > 1:
+                    found.append(len(body))
+    return found
 
 
 def main() -> None:
@@ -114,8 +148,6 @@ def main() -> None:
     blocks = Blocks(*options.blocks) if options.blocks else None
     chosen = (options.precision, options.capability, options.width, options.kernel, options.form)
     for precision, capability, width, kernel, form in itertools.product(*chosen):
-        if (kernel, form) == ("tables", "plain"):
-            continue
         taken = resources(compile_kernel(kernel, form, width, capability, blocks, precision=precision))
         numbers = "  ".join(f"{name} {value}" for name, value in taken.items())
         print(f"sm_{capability}  {precision:8s}  D {width:3d}  {kernel:16s} {form:8s}  {numbers}", flush=True)

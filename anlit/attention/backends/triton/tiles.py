@@ -10,7 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
+from anlit.attention.backends.triton import lines
+
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+LINE_STEP = tl.constexpr(lines.STEP)
 PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 """Whether kernels may contain PTX, the assembly of NVIDIA's GPUs."""
 
@@ -50,13 +53,28 @@ def load_rows(
     bounded: tl.constexpr,
 ):
     """Rows first … first + block − 1 of (T, D) as (block, width_padded): 0 past the width and, if bounded, past T."""
+    rows = tensor + tl.cast(first, tl.int64) * stride
+    return load_tile(rows, stride, length - first, width, width_padded, block, bounded)
+
+
+@triton.jit
+def load_tile(
+    tensor,
+    stride,
+    length,
+    width: tl.constexpr,
+    width_padded: tl.constexpr,
+    block: tl.constexpr,
+    bounded: tl.constexpr,
+):
+    """The first rows of (length, D) as (block, width_padded): 0 past the width and, if bounded, past the length."""
     rows = tl.arange(0, block)
     columns = tl.arange(0, width_padded)
-    pointers = tensor + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
+    pointers = tensor + (rows[:, None] * stride + columns[None, :])
     if bounded and width != width_padded:
-        tile = tl.load(pointers, mask=(first + rows < length)[:, None] & (columns < width)[None, :], other=0.0)
+        tile = tl.load(pointers, mask=(rows < length)[:, None] & (columns < width)[None, :], other=0.0)
     elif bounded:
-        tile = tl.load(pointers, mask=(first + rows < length)[:, None], other=0.0)
+        tile = tl.load(pointers, mask=(rows < length)[:, None], other=0.0)
     elif width != width_padded:
         tile = tl.load(pointers, mask=(columns < width)[None, :], other=0.0)
     else:
@@ -104,6 +122,68 @@ def logits_of(scores, tables, least, offsets, rows, keys, seen, scale, pairs: tl
     if masked:
         logits = tl.where(seen, logits, float("-inf"))
     return logits, gain
+
+
+@triton.jit
+def end_of_far_keys(first, far, begin, end, block: tl.constexpr):
+    """Where, from begin to end, the blocks of keys end whose tiles with the queries from `first` on are far."""
+    far_end = tl.maximum(first - tl.load(far) + block, 0) // block * block
+    return tl.minimum(tl.maximum(far_end, begin), end)
+
+
+@triton.jit
+def line_offset(distance, pairs: tl.constexpr):
+    """Where in `lines` the line of a tile is whose first query and first key are so far apart."""
+    return distance // LINE_STEP * (4 if pairs else 2)
+
+
+@triton.jit
+def line_at(lines, steps, scale, pairs: tl.constexpr):
+    """The slopes over distance of gain and bias in a far tile, and both at each of its queries and its first key.
+
+    `steps` counts the queries from the tile's first, as floats. See `lines.py`.
+    """
+    gain_slope, gain, bias_slope, bias = _load_line(lines, pairs)
+    gains = gain_slope * steps + gain if pairs else scale
+    return gain_slope, bias_slope, gains, bias_slope * steps + bias
+
+
+@triton.jit
+def far_logits_of(scores, gain_slope, bias_slope, gains, biases, keys, pairs: tl.constexpr):
+    """log2(e)·L of a far tile, and the gain of the scores; `keys` counts from the tile's first, as floats."""
+    gains = _falling(gain_slope, gains, keys, scores) if pairs else tl.broadcast_to(gains, scores.shape)
+    return tl.fma(scores, gains, _falling(bias_slope, biases, keys, scores)), gains
+
+
+@triton.jit
+def _falling(slope, first, keys, like):
+    """first − slope·keys in the shape of `like`, as one instruction."""
+    slope = tl.broadcast_to(-slope, like.shape)
+    return tl.fma(slope, tl.broadcast_to(keys, like.shape), tl.broadcast_to(first, like.shape))
+
+
+@triton.jit
+def _load_line(lines, pairs: tl.constexpr):
+    """Slope and level of the gains, then of the biases; the gains' are 0 without pairs. See `_load_pairs`."""
+    if PTX and pairs:
+        gain_slope, gain, slope, bias = tl.inline_asm_elementwise(
+            "ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];",
+            "=f,=f,=f,=f,l",
+            [lines.to(tl.uint64)],
+            dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    elif pairs:
+        gain_slope = tl.load(lines)
+        gain = tl.load(lines + 1)
+        slope = tl.load(lines + 2)
+        bias = tl.load(lines + 3)
+    else:
+        gain_slope = 0.0
+        gain = 0.0
+        slope, bias = _load_pairs(lines, 0)
+    return gain_slope, gain, slope, bias
 
 
 @triton.jit
