@@ -44,6 +44,11 @@ def _of_normal_scores(arguments: argparse.Namespace, command: str) -> int:
     from anlit.evaluation.diagnose import gaussian
 
     lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(gaussian.LENGTHS)
+    if max(lengths) < gaussian.LENGTHS[0]:
+        raise UserError(
+            f"--lengths {arguments.lengths} with --gaussian is too short for a range of distances: add one of "
+            f"{gaussian.LENGTHS[0]} or more"
+        )
     if arguments.draws < 2:
         raise UserError(f"--draws must be at least 2, not {arguments.draws}")
     if not 0 <= arguments.seed < gaussian.SEEDS:

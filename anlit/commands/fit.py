@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, is_sharded, refuse_address
 from anlit.checkpoints.initial_weights import load_initial_weights
-from anlit.commands.support.bounds import check_bounds, make_run_dir, refused_by_lightning
+from anlit.commands.support.bounds import make_run_dir, refused_by_lightning
 from anlit.commands.support.parser import RunParser, origin, read_command
 from anlit.commands.support.quiet import quiet
 from anlit.commands.support.run_folder import hold, refuse_damaged_checkpoint, refuse_lost_checkpoint
@@ -60,7 +60,6 @@ class AnlitCLI(RunParser):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
-        check_bounds(config)
         run_dir_option = config.run_dir
         if config.run_dir is None:
             config.run_dir = f"runs/{config.model.class_path.rsplit('.', 1)[-1].lower()}-seed{config.seed_everything}"
@@ -114,7 +113,9 @@ class AnlitCLI(RunParser):
             if isinstance(culprit, TypeError):  # a mistake in the code, not in the configuration
                 raise
             raise UserError(str(culprit)) from error
-        except MisconfigurationException as error:
+        except (MisconfigurationException, TypeError) as error:
+            if isinstance(error, TypeError) and "CPUAccelerator" not in str(error):  # a mistake in the code
+                raise
             raise refused_by_lightning(error) from error
 
     def _set_vocabulary_from_data(self) -> None:

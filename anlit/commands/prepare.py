@@ -5,7 +5,7 @@ import shlex
 from dataclasses import fields
 from pathlib import Path
 
-from anlit.data.preparation.catalogue import CORPORA, Options
+from anlit.data.preparation.catalogue import CORPORA, Options, recipe_of
 from anlit.data.preparation.prepare import RunOptions, prepare
 from anlit.data.preparation.workspace import say
 from anlit.data.storage.manifest import MANIFEST
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         command=command_line(corpus, output, arguments),
     )
     try:
-        recipe = CORPORA[corpus](Options(**chosen))
+        recipe = recipe_of(corpus, Options(**chosen))
         finished = Path(output, MANIFEST).is_file()
         manifest = prepare(output, recipe, options)
         if finished and manifest is not None:

@@ -70,7 +70,8 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
 
     for name in arguments.files:
         if not Path(name).is_file():
-            raise UserError(f"{name} does not exist: give a file of text")
+            what = "is a folder" if Path(name).is_dir() else "does not exist"
+            raise UserError(f"{name} {what}: give a file of text")
 
     from anlit.checkpoints.loading import describe, load_checkpoint
     from anlit.inference.scoring import score

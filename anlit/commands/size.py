@@ -36,8 +36,13 @@ def main(argv: list[str]) -> int:
     ):
         warnings.filterwarnings("ignore", noise)
     logging.getLogger("lightning").setLevel(logging.WARNING)
+    _check(options)
     console = Console()
     if options.table:
+        if fit_arguments:
+            raise UserError(
+                f"anlit size --table takes no {fit_arguments[0]}, its models are fixed: leave one of them out"
+            )
         rows = sizing_table(options.gpu, options.mfu)
         show_table(console, rows)
         record: Any = [row.record() for row in rows]
@@ -49,8 +54,11 @@ def main(argv: list[str]) -> int:
     else:
         raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE, or --table")
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        write_json(options.json, record)
+        try:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            write_json(options.json, record)
+        except OSError as error:
+            raise UserError(f"--json {options.json} cannot be written ({error.strerror}): name another file") from error
     return 0
 
 
@@ -72,6 +80,18 @@ def _parser() -> CommandParser:
     parser.add_argument("--json", type=Path, help="write the numbers to this file too")
     parser.add_argument("--table", action="store_true", help="the table of sizes on 1, 4, 8 and 64 GPUs")
     return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises:
+    UserError: An option is out of range.
+    """
+    for name in ("gpus", "batch_size", "tokens"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value:g} must be at least 1")
+    if not 0 < options.mfu <= 1:
+        raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
 
 
 def parse(arguments: list[str]) -> SizingParser:
@@ -101,12 +121,8 @@ def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
     strategy: Any = options.strategy or ("1gpu" if gpus == 1 else "fsdp" if sharded else "ddp")
     batch_size = options.batch_size or data.get("batch_size") or 8
     accumulate = trainer.accumulate_grad_batches
-    if gpus < 1 or batch_size < 1:
-        raise UserError(f"--gpus {gpus} and --batch_size {batch_size} must be at least 1")
     if strategy == "1gpu" and gpus > 1:
         raise UserError(f"--strategy 1gpu is for one GPU, not {gpus}: choose ddp or fsdp, or set --gpus 1")
-    if not 0 < options.mfu <= 1:
-        raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
     tokens = options.tokens
     if tokens is None and trainer.max_steps > 0:
         tokens = float(trainer.max_steps) * batch_size * accumulate * gpus * model.context_length

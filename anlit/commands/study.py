@@ -19,28 +19,33 @@ from anlit.analysis.study.slurm import submit
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
 from anlit.analysis.wall_clock import read_paired
 from anlit.benchmarks.time_runs import time_steps
-from anlit.commands.support.study_check import check_runs
+from anlit.commands.support.study_check import check_study
 from anlit.errors import UserError
 from anlit.options import CommandParser
+from anlit.reporting.files import output_folder
 
 
 def main(argv: list[str]) -> int:
     """`anlit study`; 0: every run finished, 1: some failed or it was interrupted (the report says which)."""
     parser = _parser()
     given = parser.parse_args(_with_slurm_joined(argv, parser))
+    _check(given)
     study = read_study(given.config, given.budget)
     output = Path(given.output or f"runs/{study.label}")
     cores = os.cpu_count() or 1
     gpus = tuple(given.gpus.split(",")) if given.gpus else None
     jobs = len(gpus) if gpus else given.jobs
     if not given.report_only:
-        check_runs(study)
+        check_study(study)
     if given.dry_run:
         print(overview(study, jobs))
         return 0
     typed = shlex.join(["anlit", "study", *argv])
     if given.report_only:
+        if not output.is_dir():
+            raise UserError(f"--report_only finds no folder {output}: give --output, the folder of the study's runs")
         return _report(study, output, typed)
+    output_folder(str(output))
     if given.retry_failed:
         _forget_failures(study, output)
     try:
@@ -91,6 +96,21 @@ def _parser() -> CommandParser:
     add("--gpus", metavar="0,1,…", help="one run on each of these GPUs at a time, instead of --jobs")
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help="submit job arrays; in quotes, options of sbatch")
     return parser
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Raises:
+    UserError: An option is out of range.
+    """
+    for name in ("jobs", "threads"):
+        value = getattr(given, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value} must be at least 1")
+    if given.gpus and not all(number.strip().isdecimal() for number in given.gpus.split(",")):
+        raise UserError(f"--gpus {given.gpus} is no list of GPUs: give their numbers, such as 0,1")
+    for folder in given.reuse:
+        if not folder.is_dir():
+            raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
 
 
 def _with_slurm_joined(argv: list[str], parser: CommandParser) -> list[str]:

@@ -76,6 +76,8 @@ class TokenTable:
         self._text_of = lru_cache(maxsize=None)(self._decode)
         self._waiting: list[pa.Table] = []
         schema = SCHEMA.with_metadata({"anlit": json.dumps(record)})
+        if path.is_dir():
+            raise UserError(f"--output {path} is a folder: give the name of a file, such as {path}/scores.parquet")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._partial, schema, compression="zstd")

@@ -61,7 +61,7 @@ def write_prepared(
         "command": "anlit prepare Test --path data/test",
         "splits": splits,
         **totals,
-        "vocab_size": VOCABULARY,
+        "vocab_size": max(VOCABULARY, 1 + max(int(tokens.max(initial=0)) for tokens in streams.values())),
         "dtype": next(iter(streams.values())).dtype.name,
         "end_of_document": END,
         "document_token_at": "end",

@@ -165,13 +165,14 @@ def read_study(path: str, budget: str | None) -> Study:
     if not isinstance(content.get("arms"), dict) or not content["arms"]:
         raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
     arms = tuple(arm for name, spec in content["arms"].items() for arm in _arms(name, spec, content, path))
-    seeds = tuple(map(_seed, content.get("seeds", [1])))
-    study = Study(path, budget, content, arms, seeds, tuple(map(_seed, content.get("tuning_seeds", [0]))))
+    seeds, tuning_seeds = _seeds(content, "seeds", [1], path), _seeds(content, "tuning_seeds", [0], path)
+    _refuse_ignored(arms, (*seeds, *tuning_seeds), path)
+    study = Study(path, budget, content, arms, seeds, tuning_seeds)
     if not seeds and not study.tuning_runs():
         raise UserError(f"{path} has neither seeds nor anything to tune: give `seeds: [1, 2, 3]`")
     if content.get("equal_tuning", True):
         _require_equal_tuning(arms, path)
-    return Study(path, budget, content, arms, seeds, study.tuning_seeds, tuple(_comparisons(content, arms, path)))
+    return Study(path, budget, content, arms, seeds, tuning_seeds, tuple(_comparisons(content, arms, path)))
 
 
 def _with_budget(content: Any, budget: str | None, path: str) -> dict[str, Any]:
@@ -215,6 +216,24 @@ def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]
         full = "_".join(filter(None, [str(name), varied.name]))
         found.append(Arm(full, str(name), title, configs, varied, fixed | varied.settings, points))
     return found
+
+
+def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> tuple[Choice, ...]:
+    values = content.get(key, default)
+    if not isinstance(values, list):
+        raise UserError(f"{key} of {path} is {values!r}, which is no list: write `{key}: [1, 2, 3]`")
+    return tuple(map(_seed, values))
+
+
+def _refuse_ignored(arms: tuple[Arm, ...], seeds: tuple[Choice, ...], path: str) -> None:
+    """A seed's settings win over an arm's, whose own would be ignored without a word."""
+    for arm in arms:
+        given = arm.settings.keys() | {key for point in arm.points for key in point.settings}
+        for key in sorted(given & {key for seed in seeds for key in seed.settings}):
+            raise UserError(
+                f"arm '{arm.name}' of {path} sets {key}, which its seeds set too: leave it out, and give its values "
+                "with `seeds` and `tuning_seeds`"
+            )
 
 
 def _seed(value: Any) -> Choice:

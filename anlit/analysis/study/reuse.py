@@ -9,7 +9,6 @@ from pathlib import Path
 
 from anlit.analysis.study.plan import PlannedRun
 from anlit.analysis.study.state import state_of
-from anlit.errors import UserError
 
 PARTIAL = ".partial-"
 
@@ -19,14 +18,9 @@ def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path], tel
 
     Runs are the same if the hash at the end of their folders' names is: of all settings and configuration files, not of
     the code, whose commit the report's list of runs shows. Files are hard links, copies on another file system.
-
-    Raises:
-        UserError: One of `studies` is no folder.
     """
     found: dict[str, Path] = {}
     for study in studies:
-        if not study.is_dir():
-            raise UserError(f"--reuse {study} is no folder: give the output folder of a study")
         for folder in sorted(study.iterdir()):
             if not folder.name.startswith(PARTIAL) and state_of(folder).status == "finished":
                 found.setdefault(settings_hash(folder.name), folder)

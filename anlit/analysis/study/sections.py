@@ -30,7 +30,7 @@ from anlit.analysis.study import plots
 from anlit.analysis.study.ablation import ablation
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.outcome import Outcome, Point
-from anlit.analysis.study.plan import Comparison
+from anlit.analysis.study.plan import Comparison, Study
 from anlit.analysis.study.scaling_section import scaling
 from anlit.analysis.throughput import unsteady
 from anlit.analysis.wall_clock import read_paired, usable
@@ -49,15 +49,24 @@ def render(outcome: Outcome) -> list[str]:
         UserError: A section or an option is not known.
     """
     parts = []
+    require_sections(outcome.study)
     for entry in outcome.study.sections:
-        (name, options), *rest = entry.items()
-        if rest or name not in SECTIONS:
-            raise UserError(f"{outcome.study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}")
+        ((name, options),) = entry.items()
         try:
             parts += SECTIONS[name](outcome, options or {})
         except KeyError as error:
             raise UserError(f"the section '{name}' of {outcome.study.path} needs the option {error}") from error
     return parts
+
+
+def require_sections(study: Study) -> None:
+    """Raises:
+    UserError: A section is not known.
+    """
+    for entry in study.sections:
+        for number, name in enumerate(entry):
+            if number or name not in SECTIONS:
+                raise UserError(f"{study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}")
 
 
 def convergence(outcome: Outcome, options: dict[str, Any]) -> list[str]:

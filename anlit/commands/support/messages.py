@@ -19,8 +19,9 @@ from anlit.settings import parameters_of
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _CLASS = re.compile(r"Problem with given class_path '([^']+)'")
 _UNKNOWN_OPTION = re.compile(r"Option '([^']+)' is not accepted|Key '([^']+)' is not expected")
-_WRONG_TYPE = re.compile(r"Expected an? (?:<class '([^']+)'>|(.+?))\. Got value: (.*)")
+_WRONG_TYPE = re.compile(r"Expected an? (?:<class '([^']+)'>|(.+?))\. Got value: (.*?)(?:\. Got value: |\n|$)")
 _WRONG_CLASS = re.compile(r"Expected a dot import path string: (.*)")
+_REQUIRED = re.compile(r"the following arguments are required: (.*)")
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _SUBCOMMAND_OPTION = re.compile(r"does not accept option '([^']+)'")
 _GIVEN_CLASS = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
@@ -58,6 +59,10 @@ def one_sentence(message: str, known_keys: list[str]) -> str:
         return f"{name} is not a setting: {_choose(name, known_keys)}"
     if match := _MISSING_FILE.search(message):
         return f"the file {match[1]} does not exist: check the path given to --{_key_path(message) or 'config'}"
+    if match := _REQUIRED.search(message):
+        missing = [name.rsplit(".", 1)[-1] for name in match[1].split(", ")]
+        needs = " and ".join(f"--{name} ({CLASSES[name]})" if name in CLASSES else f"--{name}" for name in missing)
+        return f"{needs} must be given, in a --config FILE or as an option"
     key = _key_path(message)
     if match := _DENIED.search(message) or _NO_SUBCLASS.search(message):
         return f"{key} names {match[1]}, which is not a class for it: {_classes(key.rsplit('.', 1)[-1])}"

@@ -22,6 +22,7 @@ import anlit.evaluation.needle.data
 import anlit.models
 import anlit.training.callbacks  # noqa: F401  short class names in YAML are those of imported classes
 from anlit.commands.support.allowed import refuse_functions, restrict_parser
+from anlit.commands.support.bounds import check_bounds
 from anlit.commands.support.messages import one_sentence
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
@@ -59,6 +60,7 @@ class RunParser(CommandLine):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
         refuse_functions(self.config[self.config.subcommand])
+        check_bounds(self.config[self.config.subcommand])
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(

@@ -1,5 +1,7 @@
 """Every run's configuration of a study, read by the parser of `anlit fit` before the first run starts."""
 
+import importlib.util
+import shlex
 from argparse import ArgumentError
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +9,25 @@ from typing import Any
 
 from anlit.analysis.study.plan import PlannedRun, Study, read_yaml
 from anlit.errors import UserError
+
+
+def check_study(study: Study) -> None:
+    """Check all that the study will do: every run's configuration, the report's sections, the commands afterwards.
+
+    Raises:
+        UserError: Something of it would fail.
+    """
+    from anlit.analysis.study.sections import require_sections  # with matplotlib, as torch: --help does not wait
+
+    require_sections(study)
+    for name, template in (study.content.get("after") or {}).items():
+        program, command, *_ = [*shlex.split(str(template)), "", ""]
+        if program != "anlit" or importlib.util.find_spec(f"anlit.commands.{command}") is None:
+            raise UserError(
+                f"after of {study.path} has {name}: {template}, which is no command of anlit's: give one such as "
+                "`anlit lengths {runs} --output {output}`"
+            )
+    check_runs(study)
 
 
 def check_runs(study: Study) -> None:

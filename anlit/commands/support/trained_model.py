@@ -31,7 +31,7 @@ def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: 
             )
         return str(find_file(ckpt_path))
     names = ["last.ckpt"] if ckpt_path == "last" else ["best.ckpt", "last.ckpt"] if ckpt_path is None else ["best.ckpt"]
-    folders = [Path(config).parent for config in configs] + ([Path(run_dir)] if run_dir else [])
+    folders = list(dict.fromkeys([*(Path(config).parent for config in configs), *([Path(run_dir)] if run_dir else [])]))
     for folder in folders:
         for name in names:
             if (found := folder / FOLDER / name).exists():

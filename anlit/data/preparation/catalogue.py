@@ -6,7 +6,7 @@ None of this needs torch: a command that prepares for days should start at once.
 import platform
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +186,27 @@ CORPORA: dict[str, Callable[[Options], Recipe]] = {
     "TextFiles": text_files,
     "PythonSources": python_sources,
 }
+_FROM_HUB = frozenset({"source", "revision", "tokenizer", "end_of_document", "max_document_bytes"})
+TAKES = {
+    "SlimPajama": _FROM_HUB | {"vocab_size", "text"},
+    "OpenWebText": _FROM_HUB | {"vocab_size", "text", "val_documents", "seed"},
+    "FineWeb": _FROM_HUB | {"vocab_size", "text", "part", "val_tokens"},
+    "FineWebBin": _FROM_HUB | {"part"},
+    "TextFiles": _FROM_HUB - {"revision"} | {"vocab_size", "text", "pattern", "val_fraction"},
+    "PythonSources": frozenset({"vocab_size", "val_fraction", "include_site_packages"}),
+}
+"""The options that change what is made of each corpus."""
+
+
+def recipe_of(corpus: str, options: Options) -> Recipe:
+    """How the corpus of that name is prepared.
+
+    Raises:
+        UserError: An option is given that this corpus would ignore, or one is out of range.
+    """
+    for field in fields(Options):
+        value = getattr(options, field.name)
+        if value != field.default and field.name not in TAKES[corpus]:
+            takes = ", ".join(f"--{name}" for name in sorted(TAKES[corpus]))
+            raise UserError(f"--{field.name} {value} means nothing for {corpus}, which takes {takes}: leave it out.")
+    return CORPORA[corpus](options)

@@ -48,6 +48,8 @@ class Source:
     """Hash of all that the prepared folder holds."""
     command: str
     """What prepares it."""
+    vocab_size: int
+    """Every token is below it."""
 
     @property
     def n_tokens(self) -> int:
@@ -69,7 +71,8 @@ def sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
     for name, count in counts.items():
         folder = "/".join(part for part in (path, split, name) if part)
         chunks = _read_index(folder, manifest["command"])
-        source = Source(name, folder, chunks, manifest["dtype"], manifest["content_sha256"], manifest["command"])
+        content, command = manifest["content_sha256"], manifest["command"]
+        source = Source(name, folder, chunks, manifest["dtype"], content, command, manifest["vocab_size"])
         for chunk in chunks:
             if chunk.size != (size := CHUNK_HEADER_BYTES + chunk.tokens * np.dtype(source.dtype).itemsize):
                 raise source.damaged(chunk, f"its index says {chunk.size:,} bytes and tokens that take {size:,}")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from anlit.data.storage.cache import ChunkCache
+from anlit.data.storage.manifest import damaged
 from anlit.data.storage.remote import is_remote
 from anlit.data.storage.shards import CHUNK_HEADER_BYTES, Source, problem_with
 
@@ -37,10 +38,11 @@ class TokenStore:
         """Tokens [start, start + count), which have to exist.
 
         Raises:
-            UserError: a chunk is missing or damaged.
+            UserError: a chunk is missing or damaged, or has tokens beyond the vocabulary.
         """
         out = np.empty(count, dtype=self.dtype)
         self._read_into(start, out)
+        self._check(out)
         return out
 
     def read_blocks(self, blocks: np.ndarray, length: int) -> np.ndarray:
@@ -50,11 +52,12 @@ class TokenStore:
             (n, length + 1) of the source's type.
 
         Raises:
-            UserError: a chunk is missing or damaged.
+            UserError: a chunk is missing or damaged, or has tokens beyond the vocabulary.
         """
         out = np.empty((len(blocks), length + 1), dtype=self.dtype)
         for row, block in zip(out, blocks.tolist(), strict=True):
             self._read_into(block * length, row)
+        self._check(out)
         return out
 
     def close(self) -> None:
@@ -76,6 +79,13 @@ class TokenStore:
             part = out[: chunk.tokens - before]
             self._read_chunk(number, CHUNK_HEADER_BYTES + before * self.dtype.itemsize, part)
             start, out, number = start + len(part), out[len(part) :], number + 1
+
+    def _check(self, tokens: np.ndarray) -> None:
+        """Refuse tokens beyond the vocabulary: a GPU answers them with an assertion that names nothing."""
+        largest = int(tokens.view(f"u{tokens.itemsize}").max(initial=0))  # a negative one becomes a large one
+        if largest >= self.source.vocab_size:
+            how = f"it has token {largest:,}, and its manifest says that the vocabulary has {self.source.vocab_size:,}"
+            raise damaged(self.source.folder, how, self.source.command)
 
     def _read_chunk(self, number: int, position: int, out: np.ndarray) -> None:
         chunk = self.source.chunks[number]

@@ -83,7 +83,7 @@ class Process:
         launch.POLL_SECONDS = 0.01
         pictures.draw = lambda report: None  # it takes most of the time; test_report.py has the pictures
         command.measure = not_measured
-        command.check_runs = lambda study: None  # the stand-in has settings of its own
+        command.check_study = lambda study: None  # the stand-in has settings of its own
         launch.command = lambda run, folder: [sys.executable, "-S", str(STAND_IN), str(step), *run.options(folder)]
         raise SystemExit(command.main(arguments))
 

@@ -1,0 +1,122 @@
+"""A table of mistakes on the command line: each ends with exit code 2 and one sentence that has the fix.
+
+    MISTAKES_TABLE=docs/results/mistakes.md python -m pytest -m "slow or not slow" tests/integration/test_mistakes.py
+
+writes it to the file that the variable names.
+"""
+
+import io
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from anlit.cli import COMMANDS, main
+from anlit.reporting.table import markdown_table
+from anlit.reporting.text import code
+from tests.checkpoints.foreign import trained
+from tests.data.prepared import VOCABULARY, random_tokens, write_prepared
+from tests.integration.mistakes import FAST, MISTAKES
+
+PAGE = """# Mistakes and their answers
+
+Each row was typed in a folder with a small trained run, its exports and prepared data. Each ends with exit code 2 and
+this sentence on standard error, without a traceback. `tiny.yaml` is the configuration of a small run. A test asserts
+the exit code and what the sentence says:
+
+```bash
+MISTAKES_TABLE=docs/results/mistakes.md python -m pytest -m "slow or not slow" tests/integration/test_mistakes.py -q
+```
+
+Paths are shortened to the file's name. Foreign and damaged files have [a table of their own](trust.md).
+"""
+RATE = "model.init_args.optimizer.init_args.lr"
+TINY: dict[str, Any] = {
+    "model": {
+        "class_path": "anlit.GPT",
+        "init_args": {"vocab_size": 320, "context_length": 16, "n_layers": 1, "n_heads": 2, "d_model": 16},
+    },
+    "data": {"class_path": "anlit.TokenShards", "init_args": {"path": "data", "batch_size": 2}},
+    "trainer": {"accelerator": "cpu", "max_steps": 40, "enable_progress_bar": False},
+    "run_dir": "new",
+}
+STUDY: dict[str, Any] = {"arms": {"gpt": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, 0.2]}}}, "seeds": [1, 2]}
+STUDIES: dict[str, dict[str, Any]] = {
+    "study": {},
+    "seeded": {"shared": {"settings": {"seed_everything": "one"}}},
+    "one-seed": {"seeds": 3},
+    "wrong-seed": {"seeds": ["one"]},
+    "misspelt": {"shared": {"settings": {"trainer.max_stepz": 3}}},
+    "sections": {"sections": ["nonesuch"]},
+    "after": {"after": {"lengths": "anlit lengthz {runs}"}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the commands are typed; none of them changes it."""
+    place = tmp_path_factory.mktemp("mistakes")
+    run = trained(place, "AnGPT")
+    for name, *options in (("exported",), ("folded", "--fold"), ("hf", "--format=huggingface")):
+        assert main(["export", str(run), "--output", str(place / name), *options]) == 0
+    shutil.copytree(place / "data", place / "swapped")
+    (place / "swapped" / "tokenizer.json").write_text((place / "data" / "tokenizer.json").read_text() + "\n")
+    for name, vocabulary in (("beyond", 5000), ("other", 320)):
+        streams = {"train": random_tokens(3000, 1, vocabulary), "val": random_tokens(600, 2)}
+        write_prepared(place / name, streams, vocab_size=VOCABULARY)
+    for name in ("texts", "empty"):
+        (place / name).mkdir()
+    for name, text in (("texts/0.txt", "the cat sat on the mat"), ("empty.txt", ""), ("bad.jsonl", "{\n"),
+                       ("cut.yaml", "model: ["), ("tiny.yaml", yaml.safe_dump(TINY))):  # fmt: skip
+        (place / name).write_text(text)
+    (place / "cut.ckpt").write_bytes((run / "checkpoints" / "last.ckpt").read_bytes()[:1000])
+    for name, changes in STUDIES.items():
+        (place / f"{name}.yaml").write_text(yaml.safe_dump(STUDY | changes))
+    return place
+
+
+@pytest.fixture(scope="module")
+def rows() -> Iterator[list[list[str]]]:
+    """Those of the mistakes that were made; written at the end if all of them were."""
+    found: list[list[str]] = []
+    yield found
+    if (file := os.environ.get("MISTAKES_TABLE")) and len(found) == len(MISTAKES):
+        table = markdown_table(["typed", "exit code", "sentence"], found, range(3))
+        Path(file).write_text(f"{PAGE}\n{table}\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [pytest.param(*row, marks=[] if row[0] in FAST else pytest.mark.slow, id=row[0]) for row in MISTAKES],
+)
+def test_mistake(
+    typed: str,
+    says: str,
+    folder: Path,
+    rows: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    before = sorted(folder.rglob("*"))
+    assert main(shlex.split(typed)) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("anlit: error: ")]
+    shutil.rmtree(folder / "new", ignore_errors=True)
+    assert len(said) == 1
+    assert re.search(says, said[0])
+    assert sorted(folder.rglob("*")) == before
+    sentence = re.sub(r"(?<![:/\w])/\S*/(?=[\w.-]+)", "", said[0].removeprefix("anlit: error: "))
+    rows.append([code(f"anlit {typed}"), "2", code(sentence)])
+
+
+def test_every_command_has_a_mistake() -> None:
+    typed = [shlex.split(line) for line, _ in MISTAKES]
+    assert {words[0] for words in typed} >= set(COMMANDS) - {"predict"}
+    assert {" ".join(words) for words in typed} >= {shlex.join(shlex.split(line)) for line in FAST}
