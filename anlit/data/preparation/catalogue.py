@@ -189,7 +189,7 @@ CORPORA: dict[str, Callable[[Options], Recipe]] = {
 _FROM_HUB = frozenset({"source", "revision", "tokenizer", "end_of_document", "max_document_bytes"})
 TAKES = {
     "SlimPajama": _FROM_HUB | {"vocab_size", "text"},
-    "OpenWebText": _FROM_HUB | {"vocab_size", "text", "val_documents", "seed"},
+    "OpenWebText": _FROM_HUB | {"vocab_size", "text", "val_fraction"},
     "FineWeb": _FROM_HUB | {"vocab_size", "text", "part", "val_tokens"},
     "FineWebBin": _FROM_HUB | {"part"},
     "TextFiles": _FROM_HUB - {"revision"} | {"vocab_size", "text", "pattern", "val_fraction"},
