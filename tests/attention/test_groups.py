@@ -8,6 +8,8 @@ from anlit.attention import backends
 from anlit.attention.attention import Attention
 from anlit.attention.backends import blockwise, eager, flex, sdpa
 from anlit.attention.groups import grouped_product, repeat_heads
+from anlit.attention.observation import BinnedMeans, bin_edges, observe
+from anlit.attention.statistics import Range
 from tests.attention.kernels import MECHANISMS, gradients, inputs, kinds, packed
 
 H, T, D = 4, 33, 8
@@ -69,6 +71,18 @@ def test_a_back_end_that_needs_a_key_for_every_head_gets_copies(monkeypatch) -> 
     ((copied_k, copied_v),) = seen
     for copied, own in ((copied_k, k), (copied_v, v)):
         assert torch.equal(copied, own[:, [0, 0, 1, 1]])
+
+
+def test_statistics_of_shared_keys_are_those_of_copies() -> None:
+    mechanism = MECHANISMS["log n"].for_layer(H, D, 0)
+    q, k, v, _ = inputs(2, H, T, D, dtype=torch.float32, n_heads_kv=2)
+    found = []
+    for keys, values in ((k, v), (repeat_heads(k, H), repeat_heads(v, H))):
+        record = BinnedMeans(bin_edges(T))
+        observe(record, Attention(mechanism, "eager"), q, keys, values, packed(2, T, "documents"), [Range(1, 10)])
+        found.append(record.means())
+    for name, means in found[1].items():
+        torch.testing.assert_close(found[0][name], means, equal_nan=True)
 
 
 @each_number

@@ -109,6 +109,15 @@ VARIANTS = {
     "qk_clip_ngpt": ("NGPT", "--model.qk_clip=0.002"),
     "qk_clip_angpt": ("AnGPT", "--model.qk_norm=false", "--model.qk_clip=0.002"),
     "gated": ("NGPT", "--model.attention_gate=per_head"),
+    "shared_keys": ("NGPT", "--model.n_heads=4", "--model.n_kv_heads=1", "--model.d_head=12"),
+    "qk_clip_shared_keys": (
+        "AnGPT",
+        "--model.qk_norm=false",
+        "--model.qk_clip=0.002",
+        "--model.n_heads=4",
+        "--model.n_kv_heads=2",
+    ),
+    "tied": ("GPT", "--model.tie_embeddings=true", "--model.runtime.meta_init=true"),
 }
 FAST = ("muon_ngpt", "qk_clip")
 

@@ -51,10 +51,14 @@ def test_embedding_and_head_are_two_matrices(architecture) -> None:
     assert not torch.equal(model.embedding.weight, model.head.weight)
 
 
+@pytest.mark.parametrize("heads", [{}, {"n_heads": 4, "n_kv_heads": 2, "d_head": 24}], ids=["alike", "shared keys"])
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])
-def test_initial_vectors_point_anywhere_and_have_norm_one(architecture) -> None:
-    """Norms along the embedding for nGPT (columns of W_o and W_d), along the input for anGPT."""
-    for name, parameter in tiny(architecture, d_model=64, vocab_size=300).model.named_parameters():
+def test_initial_vectors_point_anywhere_and_have_norm_one(architecture, heads) -> None:
+    """Norms along the embedding for nGPT (columns of W_o and W_d), along the input for anGPT.
+
+    A row of anGPT's W_o has H·D entries, so each has a standard deviation of 1/√(H·D).
+    """
+    for name, parameter in tiny(architecture, d_model=64, vocab_size=300, **heads).model.named_parameters():
         if name.endswith("weight"):
             columns = architecture is NGPT and name.endswith(("W_o.weight", "W_d.weight"))
             vectors = parameter.detach().double().movedim(0 if columns else 1, -1)

@@ -11,10 +11,12 @@ SHAPE = {"vocab_size": 96, "n_layers": 3, "d_model": 32, "n_heads": 2}
 LENGTH, BATCH = 64, 2
 
 
+@pytest.mark.parametrize("heads", [{}, {"n_kv_heads": 1, "d_head": 24}], ids=["alike", "shared keys"])
 @pytest.mark.parametrize("attention", ["Plain", "ScaleInvariant", "LogN", "ALiBi"])
 @pytest.mark.parametrize("name", ["GPT", "NGPT", "AnGPT"])
-def test_flops_are_those_of_the_products_that_run(name: str, attention: str) -> None:
-    model = getattr(anlit, name)(**SHAPE, attention=getattr(anlit, attention)(), backend="eager").model
+@pytest.mark.covering(2)
+def test_flops_are_those_of_the_products_that_run(name: str, attention: str, heads: dict) -> None:
+    model = getattr(anlit, name)(**SHAPE, **heads, attention=getattr(anlit, attention)(), backend="eager").model
     tokens = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         model(tokens, tokens).sum().backward()

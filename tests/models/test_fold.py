@@ -30,6 +30,7 @@ GATES_AND_NORMS = [
     {"qk_norm_gain": True, "post_norm": True},
     {"qk_norm_gain": False},
     {"qk_norm_eps": 0.5},
+    {"n_heads": 4, "n_kv_heads": 2, "d_head": 20, "attention_gate": "per_element"},
 ]
 
 

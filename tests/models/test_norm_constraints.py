@@ -33,8 +33,8 @@ def holds(model: LanguageModel) -> bool:
     return bool(norms(model).max() <= 1 + 1e-6)
 
 
-def trained(architecture, optimizer) -> LanguageModel:
-    return fit(tiny(architecture, optimizer=optimizer, schedule=CONSTANT), STEPS, accumulate=ACCUMULATE)
+def trained(architecture, optimizer, **heads) -> LanguageModel:
+    return fit(tiny(architecture, optimizer=optimizer, schedule=CONSTANT, **heads), STEPS, accumulate=ACCUMULATE)
 
 
 @optimizers
@@ -48,6 +48,13 @@ def test_norms_hold_after_training(architecture, optimizer) -> None:
     assert (model.model.blocks[0].W_q.weight - before.model.blocks[0].W_q.weight).abs().max() > 0.1
     if architecture is AnGPT:
         assert norms(model).min() < 0.99, "a bound is not a fixed norm"
+
+
+@constrained
+def test_norms_hold_where_heads_share_keys_and_do_not_fill_the_width(architecture) -> None:
+    model = trained(architecture, OPTIMIZERS["muon"], n_heads=4, n_kv_heads=2, d_head=12)
+    assert model.model.blocks[0].W_o.weight.shape == (32, 48)
+    assert holds(model)
 
 
 @optimizers
