@@ -40,6 +40,7 @@ class OurStep:
         runtime: Compiled or not, in float8 or not.
         mechanism: Attention's.
         documents: Let the batch hold packed documents, and mask them; else each row is one.
+        group: Query heads that share a key head.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class OurStep:
         runtime: Runtime = Runtime(compile=False),
         mechanism: Mechanism | None = None,
         documents: bool = False,
+        group: int = 1,
     ) -> None:
         torch.manual_seed(0)
         with warnings.catch_warnings():
@@ -59,6 +61,7 @@ class OurStep:
                 context_length=size.length,
                 n_layers=size.n_layers,
                 n_heads=size.n_heads,
+                n_kv_heads=size.n_heads // group,
                 d_model=size.d_model,
                 attention=mechanism or Plain(),
                 document_masking=documents,

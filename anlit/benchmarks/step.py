@@ -38,6 +38,7 @@ from anlit.benchmarks.options import (
     check_names,
     device_of,
     names,
+    numbers,
     parser_of,
     preset_of,
     say,
@@ -48,6 +49,7 @@ from anlit.benchmarks.process import Process, is_installed, python_of_peer
 from anlit.benchmarks.rates import matrix_peak, prepare_compiler
 from anlit.benchmarks.record import Record
 from anlit.benchmarks.size import Size, add_size_options, changed_size
+from anlit.errors import UserError
 from anlit.models.runtime import Runtime
 
 BASE = "GPT"
@@ -72,6 +74,7 @@ class Plan:
         compiled: How ours are run: no, blocks, float8 (compiled blocks with products in float8).
         peers_compiled: How theirs are run: no, blocks, whole.
         mechanisms: Attention's in ours.
+        groups: Query heads that share a key head, in ours.
         rounds: How often the variants take turns.
         repeats: Steps in a turn.
     """
@@ -82,6 +85,7 @@ class Plan:
     compiled: tuple[str, ...] = ("no", "blocks")
     peers_compiled: tuple[str, ...] = COMPILED
     mechanisms: tuple[str, ...] = ("plain",)
+    groups: tuple[int, ...] = (1,)
     rounds: int = 15
     repeats: int = 1
 
@@ -134,15 +138,16 @@ def cases(plan: Plan, device: torch.device, documents: bool, python: str | None)
     For float8 and for a peer that is compiled as a whole that is GPT+ with compiled blocks.
     """
 
-    def case(model: str, compiled: str, mechanism: str = "plain") -> Case:
+    def case(model: str, compiled: str, mechanism: str = "plain", group: int = 1) -> Case:
         name = [NAMES.get(model, model), *([] if mechanism == "plain" else [mechanism])]
+        name += [] if group == 1 else [f"groups of {group}"]
         build = partial(_build, plan, device, documents, python)
-        facts = {"model": model, "mechanism": mechanism, "compiled": compiled}
+        facts = {"model": model, "mechanism": mechanism, "compiled": compiled, "group": group}
         base = f"{NAMES[BASE]} {HOW['no' if compiled == 'no' else 'blocks']}"
         return Case(" ".join((*name, HOW[compiled])), build, facts, base)
 
-    ours = [case(model, how, mechanism) for how in plan.compiled for mechanism in plan.mechanisms
-            for model in plan.models]  # fmt: skip
+    ours = [case(model, how, mechanism, group) for how in plan.compiled for mechanism in plan.mechanisms
+            for group in plan.groups for model in plan.models]  # fmt: skip
     return ours + [case(peer, how) for peer in plan.peers for how in plan.peers_compiled]
 
 
@@ -159,7 +164,8 @@ def _build(plan: Plan, device: torch.device, documents: bool, python: str | None
         step = PeerProcess(python_of_peer(model, python), model, size, device, compiled)
     else:
         runtime = Runtime(compile=compiled != "no", float8="tensorwise" if compiled == "float8" else None)
-        step = TimedStep(OurStep(model, size, device, runtime, MECHANISMS[row["mechanism"]], documents), device)
+        mechanism = MECHANISMS[row["mechanism"]]
+        step = TimedStep(OurStep(model, size, device, runtime, mechanism, documents, row["group"]), device)
     try:
         row |= {**step.facts, "losses": [step.loss() for _ in range(CHECKED_STEPS)]}
         if reason := reason_against(row, rows, size):
@@ -188,7 +194,7 @@ def reason_against(row: Row, rows: list[Row], size: Size) -> str | None:
         ours = next((other for other in rows if other["model"] == BASE and other["reason"] is None), None)
         if ours is not None and (reason := other_work(row, ours)):
             return reason
-    same = ("model", "mechanism")
+    same = ("model", "mechanism", "group")
     first = next(other for other in rows if all(other[key] == row[key] for key in same) and other.get("losses"))
     allowed = FLOAT8_TOLERANCE if row["compiled"] == "float8" else TOLERANCE[size.dtype]
     if any(abs(mine / its - 1) > allowed for mine, its in zip(losses, first["losses"], strict=True)):
@@ -241,6 +247,10 @@ def changed_plan(plan: Plan, given: argparse.Namespace) -> Plan:
         check_names(key, values, known)
         if values:
             changes[key] = values
+    if given.groups:
+        if any(group < 1 or changes["size"].n_heads % group for group in given.groups):
+            raise UserError(f"--groups must be divisors of the {changes['size'].n_heads} heads")
+        changes["groups"] = given.groups
     if given.peers is None:
         changes["peers"] = tuple(peer for peer in plan.peers if is_installed(peer) or given.peer_python)
         for peer in set(plan.peers) - set(changes["peers"]):
@@ -256,6 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--models", type=names, metavar="A,…", help=f"of {', '.join(MODELS)}")
     add("--mechanisms", type=names, metavar="A,…", help=f"of {', '.join(MECHANISMS)}")
+    add("--groups", type=numbers, metavar="N,…", help="query heads that share a key head in ours (1)")
     add("--compiled", type=names, metavar="A,…", help="of no, blocks, float8: how ours are run")
     add("--peers", type=names, metavar="A,…", help=f"of {', '.join(PEERS)}, or none (all that are there)")
     add("--peer_python", metavar="PATH", help="Python of an environment with the peers that this one lacks")

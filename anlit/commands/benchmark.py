@@ -11,6 +11,7 @@ BENCHMARKS = {
     ),
     "folding": ("anlit.benchmarks.folding", "forward time of nGPT and anGPT, folded and not, beside GPT+"),
     "step": ("anlit.benchmarks.step", "training steps of our models beside each other and beside peers'"),
+    "decoding": ("anlit.benchmarks.decoding", "generating with shared keys: tokens per second and the cache's memory"),
     "growth": ("anlit.benchmarks.growth.benchmark", "how a step's time and memory grow with T, d and L"),
     "loss": ("anlit.benchmarks.loss", "memory of the vocabulary projection with its cross-entropy"),
     "data": (

@@ -45,7 +45,7 @@ class DecoderConfig:
         positions: RoPE, LinearRoPE, Llama3RoPE, YaRN, DynamicNTK, PRoPE, NoPE, or a PositionsPattern.
         document_masking: Let a token attend only within its own document.
         backend: The attention kernel; auto takes the fastest that can compute the mechanism.
-        tie_embeddings: Let the head be the embedding's matrix. GPT+ only; see docs/train.md for the reason.
+        tie_embeddings: Let the head be the embedding's matrix. GPT+ only, for a reason in docs/train.md.
         qk_norm: Normalise queries and keys per head.
         qk_norm_gain: Whether QK-norm has a learned gain. By default GPT+ and nGPT (s_qk) have one, anGPT has none.
         qk_norm_eps: ε of the QK-norm. With a large ε, q and k keep some of their norm. In nGPT and anGPT it is added to

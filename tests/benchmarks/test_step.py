@@ -250,3 +250,13 @@ def test_the_presets_compare_what_is_to_be_compared() -> None:
     assert [case.label for case in cases(gpu, CPU, False, None)] == [
         "GPT+ compiled", "nGPT compiled", "anGPT compiled", "litgpt compiled whole", "Qwen3 compiled whole",
     ]  # fmt: skip
+
+
+def test_a_step_with_shared_keys_beside_one_without(tmp_path: Path) -> None:
+    rows = rows_of(run(tmp_path, "--models", "GPT", "--compiled", "no", "--peers", "none", "--groups", "1,2"))
+    own, shared = rows["GPT+ eager"], rows["GPT+ groups of 2 eager"]
+    assert own["parameters"] - shared["parameters"] == 2 * 2 * 8 * 16
+    assert shared["reason"] is None
+    assert shared["beside"]["train"]["median"] > 0
+    with pytest.raises(UserError, match="--groups must be divisors of the 2 heads"):
+        run(tmp_path, "--groups", "3")

@@ -116,6 +116,19 @@ def test_ways_to_the_loss(tmp_path: Path, monkeypatch, capsys) -> None:
     assert "torch: it is wrong" in capsys.readouterr().out
 
 
+def test_generating_with_shared_keys(tmp_path: Path, capsys) -> None:
+    options = ["--groups", "1,2", "--tokens", "4", "--rounds", "2", "--device", "cpu", "--output", str(tmp_path)]
+    assert main(["decoding", *SHAPE, *options]) == 0
+    (group,) = json.loads((tmp_path / "decoding.json").read_text())["groups"]
+    own, shared = group["rows"]
+    assert (own["label"], shared["label"]) == ("a key for every head", "groups of 2")
+    assert own["cache_bytes"] == 2 * shared["cache_bytes"] > 0
+    assert all(len(row["seconds"]["step"]["values"]) == 2 for row in (own, shared))
+    assert "groups of 2" in capsys.readouterr().out
+    with pytest.raises(UserError, match="--groups must be divisors of the"):
+        main(["decoding", *SHAPE, "--groups", "7", "--output", str(tmp_path)])
+
+
 def test_folded_models_beside_gpt_plus(tmp_path: Path, capsys) -> None:
     assert main(["folding", *SHAPE, "--rounds", "2", "--device", "cpu", "--output", str(tmp_path)]) == 0
     (group,) = json.loads((tmp_path / "folding.json").read_text())["groups"]
