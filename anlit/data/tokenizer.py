@@ -73,7 +73,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not Path(path).is_file():
         raise UserError(f"There is no tokenizer at {path}: give the path of a tokenizer.json.")
     if (size := Path(path).stat().st_size) > LARGEST_FILE:
-        raise _too_large(size, str(path))
+        raise UserError(f"{path} has {size:,} bytes, and a tokenizer.json has {LARGEST_FILE:,} at most: give another.")
     return parse_tokenizer(Path(path).read_bytes(), str(path))
 
 
@@ -85,10 +85,8 @@ def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
         where: its path or address, for errors.
 
     Raises:
-        UserError: it is no tokenizer, or one made to take all memory: too large, or a text of it grows without bound.
+        UserError: it is no tokenizer, or one made to take all memory, by which a text grows without bound.
     """
-    if len(content) > LARGEST_FILE:
-        raise _too_large(len(content), where)
     try:
         growth, steps = _growth_and_steps(json.loads(content))
         if growth > MOST_GROWTH or steps > MOST_STEPS:
@@ -104,12 +102,6 @@ def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
             raise
         # The library raises bare Exception for whatever it cannot read.
         raise UserError(f"{where} is not a tokenizer.json that the tokenizers library can read: {error}.") from error
-
-
-def _too_large(size: int, where: str) -> UserError:
-    return UserError(
-        f"{where} has {size:,} bytes, and a tokenizer.json has {LARGEST_FILE:,} at most: give another one."
-    )
 
 
 def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:

@@ -119,7 +119,7 @@ def join_streams(records: list[dict[str, Any]], where: str) -> dict[str, dict[st
             empty = {**dict.fromkeys(COUNTS, 0), "chunks": []}
             total = streams.setdefault(checked_stream(name, where), empty)
             for key in (*COUNTS, "chunks"):
-                total[key] = total[key] + stream[key]
+                total[key] += stream[key]
     return dict(sorted(streams.items()))
 
 

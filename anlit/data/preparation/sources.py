@@ -32,11 +32,7 @@ def state_of(path: Path) -> FileState:
 
 
 def refuse_changed(path: Path, state: FileState) -> None:
-    """Refuse a file that has changed since its hash was taken; called after it has been read.
-
-    Raises:
-        UserError: the file has changed since `state`.
-    """
+    """Raise UserError if a file, which has been read, has changed since the `state` before its hash was taken."""
     if state_of(path) != state:
         raise UserError(
             f"{path} was changed while it was read: repeat the command when nothing writes to it any more; what is "

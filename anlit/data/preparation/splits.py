@@ -70,11 +70,7 @@ class FirstTokens(Splits):
     def __init__(self, tokens: int) -> None:
         if tokens < 1:
             raise UserError(f"--val_tokens must be at least 1, not {tokens}.")
-        self.tokens = tokens
-
-    @property
-    def first_tokens(self) -> int:  # type: ignore[override]
-        return self.tokens
+        self.first_tokens = tokens
 
 
 class ContentFraction(Splits):
@@ -95,11 +91,7 @@ class ContentFraction(Splits):
 
 
 def checked_fraction(fraction: float) -> float:
-    """A part of the documents that leaves some on both sides.
-
-    Raises:
-        UserError: it is not in (0, 1).
-    """
+    """Raise UserError unless the fraction of the documents leaves some on both sides."""
     if not 0 < fraction < 1:
         raise UserError(f"val_fraction must be between 0 and 1, not {fraction}.")
     return fraction
