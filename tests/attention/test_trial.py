@@ -241,7 +241,8 @@ def test_what_the_checkpoint_names_goes_before_the_cache_on_a_device_of_the_same
     assert choose([a_wanted()], CPU, unknown).made[0].backend == "blockwise"
     assert len(tried) == 2
     assert Choices.from_plain(saved.as_plain()) == saved
-    assert Choices.from_plain({"device": "cpu", "kinds": [{"backend": "eager"}]}) is None
+    for changes in ({"length": 0}, {"length": "48"}, {"mechanism": 3}, {"backend": ["eager"]}, {"speed": 1}):
+        assert Choices.from_plain({"device": "cpu", "kinds": [{**saved.made[0].as_plain(), **changes}]}) is None
 
 
 def test_a_second_run_waits_for_the_trial_of_the_first(monkeypatch) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from anlit.attention.backends import eager
 from anlit.benchmarks import cases
-from anlit.benchmarks.attention import kernels
+from anlit.benchmarks.attention import auto, kernels, measure
 from anlit.benchmarks.attention.shapes import PRESETS, Shape, documents_of
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
@@ -41,6 +41,39 @@ def test_it_measures_and_writes_what_it_found(tmp_path: Path) -> None:
     assert packed["plain, sdpa"]["flops"]["both"] < 0.5 * dense["plain, sdpa"]["flops"]["both"]
     assert record["settings"]["dtype"] == "torch.float32"
     assert "| plain, sdpa |" in (tmp_path / "attention.md").read_text()
+
+
+def test_what_auto_takes_stands_beside_what_is_fastest(tmp_path: Path, monkeypatch) -> None:
+    assert 2 * len(auto.CHOSEN_FOR) * len(auto.LENGTHS) == 20
+    monkeypatch.setattr(auto, "CHOSEN_FOR", ("plain", "scale-invariant"))
+    monkeypatch.setattr(measure, "AT_LEAST_SECONDS", 0.0)
+    options = ["--preset", "cpu", "--auto", "--lengths", "16", "--rounds", "1"]
+    assert main(["attention", *options, "--output", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "auto.json").read_text())
+    assert len({group["title"] for group in record["groups"]}) == len(record["groups"]) == 4
+    for group in record["groups"]:
+        timed = {row["kernel"] for row in group["rows"] if row["reason"] is None}
+        assert timed == group["auto"]["seconds"].keys() == {"blockwise", "eager"} | ({"sdpa"} & timed)
+        assert ("sdpa" in timed) is ("scale-invariant" not in group["title"])
+        assert group["auto"]["chosen"] in timed
+    assert "of 4 cells." in (tmp_path / "auto.md").read_text()
+
+
+def test_auto_is_right_where_it_took_the_fastest_or_one_as_good() -> None:
+    def group(chosen: str | None, **medians: float) -> dict[str, Any]:
+        rows = [{"kernel": name, "seconds": {"both": {"median": value}}} for name, value in medians.items()]
+        return {"title": "a cell", "auto": {"chosen": chosen}, "rows": rows}
+
+    cells = [
+        group("sdpa", sdpa=1.0, eager=2.0),
+        group("sdpa", sdpa=1.04, eager=1.0),
+        group("sdpa", sdpa=1.2, eager=1.0),
+    ]
+    table, sentence = auto.table([*cells, group(None, eager=1.0)])
+    assert [row[-3:] for row in table.rows[:3]] == [
+        ["sdpa", "sdpa", "1.00"], ["sdpa", "eager", "1.04"], ["sdpa", "eager", "1.20"],
+    ]  # fmt: skip
+    assert sentence.endswith("in 2 of 4 cells.")
 
 
 def test_the_compiler_begins_anew_once_and_not_for_each_shape(tmp_path: Path, monkeypatch) -> None:

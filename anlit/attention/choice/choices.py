@@ -35,10 +35,13 @@ class Choice:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "Choice":
-        """Raises KeyError or TypeError where something is missing or unknown."""
+        """Raises KeyError, TypeError or ValueError where something is missing, unknown or of another type."""
         rest = dict(plain)
         own = {name: rest.pop(name) for name in ("backend", "because", "seconds", "left_out")}
-        return cls(Kind(**rest), **own)
+        for value, expected in zip(own.values(), (str, str, dict, dict), strict=True):
+            if not isinstance(value, expected):
+                raise TypeError(f"{value!r} is no {expected.__name__}")
+        return cls(Kind.from_plain(rest), **own)
 
     def __str__(self) -> str:
         others = sorted((time, name) for name, time in self.seconds.items() if name != self.backend)

@@ -91,7 +91,7 @@ def _choice(one: Wanted, device: torch.device, kept: Choices | None, cache: Cach
         rounds = one.rounds(len(able))
         if not rounds:
             return Choice(kind, default, "the run is too short to repay a trial")
-        outcome = _try(Request(kind, one.mechanism, device, one.n_layers, rounds), able, process)
+        outcome = try_all(Request(kind, one.mechanism, device, one.n_layers, rounds), able, process)
         if not outcome.seconds:
             return Choice(kind, default, "no back end could be timed", {}, outcome.left_out)
         fastest = min(outcome.seconds, key=outcome.seconds.__getitem__)
@@ -100,9 +100,11 @@ def _choice(one: Wanted, device: torch.device, kept: Choices | None, cache: Cach
     return found
 
 
-def _try(request: Request, able: dict[str, ModuleType], process: TrialProcess) -> Outcome:
-    """In this process what can do no harm in it, else in another one; there too if it is to be compiled, because what
-    the compiler keeps of it would stay."""
+def try_all(request: Request, able: dict[str, ModuleType], process: TrialProcess) -> Outcome:
+    """A trial of these back ends: in this process if none can do harm, else in another one.
+
+    There too if they are to be compiled, because what the compiler keeps of it would stay.
+    """
     harmless = {name: backend for name, backend in able.items() if name in backends.HARMLESS}
     if harmless.keys() == able.keys() and not request.kind.compiled:
         return trial.run(request, able)

@@ -54,6 +54,17 @@ class Kind:
     def as_plain(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "Kind":
+        """Raises TypeError or ValueError where something is missing, unknown or of another type."""
+        kind = cls(**plain)
+        sizes = (kind.rows, kind.heads, kind.key_heads, kind.length, kind.width)
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ValueError(f"{sizes} are no sizes")
+        if not all(isinstance(text, str) for text in (kind.mechanism, kind.dtype)):
+            raise TypeError("a mechanism and a dtype are names")
+        return kind
+
 
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -8,6 +8,7 @@ import argparse
 from dataclasses import replace
 
 from anlit.attention.backends import BACKENDS
+from anlit.benchmarks.attention import auto
 from anlit.benchmarks.attention.kernels import COMPARED, MECHANISMS
 from anlit.benchmarks.attention.measure import group_of
 from anlit.benchmarks.attention.shapes import PRESETS, Entrant, entrants
@@ -37,12 +38,21 @@ def main(argv: list[str]) -> int:
         "rounds": given.rounds,
         "entrants": given.entrants and checked_entrants(given.entrants),
     }
+    if given.auto:
+        changes["lengths"] = given.lengths or auto.LENGTHS
     plan = replace(PRESETS[preset_of(given)], **{name: value for name, value in changes.items() if value})
     device = device_of(given)
     if device.type == "cpu":
         flush_denormals()  # as a run does
     prepare_compiler()
-    record = Record("attention", argv, given.output, device, settings={**vars(plan), "dtype": str(plan.dtype)})
+    stem = "auto" if given.auto else ""
+    settings = {**vars(plan), "dtype": str(plan.dtype)}
+    record = Record("attention", argv, given.output, device, stem, settings=settings)
+    if given.auto:
+        measure(auto.cells(plan, device), record, plan.rounds, given.minutes)
+        table, sentence = auto.table(record.values["groups"])
+        record.finish([table], [sentence, *notes(record)])
+        return 0
     peak = matrix_peak(device, plan.dtype)
     record.keep(peak_flops_per_second=peak)
     measure((group_of(shape, plan, device) for shape in plan.shapes()), record, plan.rounds, given.minutes)
@@ -79,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     add_device_options(parser, PRESETS)
     add = parser.add_argument
     add("--entrants", metavar="LIST", help="mechanism,kernel pairs between spaces, in place of the preset's")
+    add("--auto", action="store_true", help="what backend auto takes, beside what is fastest, for five mechanisms")
     add("--widths", type=numbers, metavar="D,…", help="head widths")
     add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
     add_loop_options(parser)
