@@ -21,7 +21,7 @@ CHECKED_LENGTH = {"cpu": 320, "cuda": 4096}
 CHECKED_DOCUMENTS = 5
 """About as many documents are in the check, if documents are packed."""
 AT_LEAST_SECONDS, MOST_REPEATS = 0.005, 8
-"""A turn repeats the call until it has about this long; shorter ones would measure the clock."""
+"""On a GPU a turn repeats the call until it has about this long, so that calls queue up as in a run."""
 HOPELESS, AFTER_ROUNDS = 2.0, 2
 """After these rounds, who takes more than this many times the fastest's time takes no further part."""
 
@@ -132,7 +132,8 @@ class Turn:
 
         self.begin = min(self.begin, self._timed(first, 1))
         self.others = min(self.others, self._timed(self._both, self.repeats))
-        self.repeats = min(MOST_REPEATS, max(1, math.ceil(AT_LEAST_SECONDS / max(self.others, 1e-9))))
+        if self.request.device.type == "cuda":
+            self.repeats = min(MOST_REPEATS, max(1, math.ceil(AT_LEAST_SECONDS / max(self.others, 1e-9))))
 
     @property
     def seconds(self) -> float:
