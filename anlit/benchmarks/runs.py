@@ -24,6 +24,7 @@ from torch import Tensor
 
 import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  classes that a configuration may name
+from anlit.attention.choice.choices import Choices
 from anlit.benchmarks.our_step import take_step, trainer_of
 from anlit.benchmarks.size import Size, blocks_of
 from anlit.benchmarks.turns import alternate, timed
@@ -66,7 +67,9 @@ def measure(runs: list[Run], rounds: int, device: torch.device) -> dict[str, Any
     arms: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
         batch, dtype = batch_of(run, device)
-        trainer = trainer_of(model_of(run), device, dtype)
+        model = model_of(run)
+        model.choices = Choices.from_plain(run.record.get("attention"))  # what it ran on, if on such a device
+        trainer = trainer_of(model, device, dtype)
 
         def step(trainer: Any = trainer, batch: Batch = batch) -> Tensor:
             return take_step(trainer, batch)
