@@ -77,7 +77,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments[0] not in COMMANDS:
         return _fail(f"unknown command '{arguments[0]}': choose one of {', '.join(COMMANDS)}")
     try:
-        return _entry(arguments[0])(_import_modules(arguments[1:])) or 0
+        code = _entry(arguments[0])(_import_modules(arguments[1:])) or 0
+        sys.stdout.flush()  # otherwise Python notices at its end, and complains, that nobody reads
+        return code
     except UserError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:

@@ -18,7 +18,7 @@ def accumulating(shards: Path, run_dir: Path, micro_batches: int, *extra: str) -
 
 
 def killed_at(batch: int) -> list[str]:
-    callback = "--trainer.callbacks+=tests.integration.signals.SignalAt"
+    callback = "--trainer.callbacks+=tests.integration.callbacks.SignalAt"
     return [callback, f"--trainer.callbacks.batch={batch}", "--trainer.callbacks.name=SIGKILL"]
 
 
@@ -40,6 +40,7 @@ def test_killed_after_a_validation_and_continued_is_identical(shards: Path, tmp_
     assert steps_of(whole, "train/loss") == steps_of(cut, "train/loss") == [*range(12)]
 
 
+@pytest.mark.slow
 def test_epochs_that_end_within_a_step_are_continued_exactly(shards: Path, tmp_path: Path) -> None:
     """Epochs of 7 micro-batches, two to a step: four steps, the last of one, before which the run is killed."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"

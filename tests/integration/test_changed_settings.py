@@ -37,9 +37,10 @@ def content(run_dir: Path) -> dict[str, bytes]:
     ("changed", "said"),
     [
         (["--model.n_heads=4"], "model.n_heads 2 → 4"),
-        (["--model.attention=LogN"], "model.attention Plain → LogN"),
-        (["--model.positions=NoPE"], "model.positions RoPE → NoPE"),
-        (["--model.positions.base=500"], "model.positions.base 10000.0 → 500.0"),
+        (
+            ["--model.attention=LogN", "--model.positions.base=500"],
+            "model.attention Plain → LogN, model.positions.base 10",
+        ),
         (["--model.d_model=64", "--model.n_layers=3"], "model.n_layers 2 → 3, model.d_model 32 → 64"),
         (["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"], "model.optimizer AdamW → SGD"),
         (["--seed_everything=5"], "seed_everything 1 → 5"),
@@ -127,7 +128,7 @@ def test_every_rank_refuses(shards: Path, tmp_path: Path, trained: Path) -> None
 def test_without_a_change_the_continued_run_is_identical(shards: Path, tmp_path: Path) -> None:
     """Setting the rates anew must not change a bit of them."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    callback = ("--trainer.callbacks+=tests.integration.signals.SignalAt", "--trainer.callbacks.batch=9")
+    callback = ("--trainer.callbacks+=tests.integration.callbacks.SignalAt", "--trainer.callbacks.batch=9")
     warm = ("--model.schedule.warmup=0.3", f"--trainer.max_steps={LONGER}")
     assert run(fit_arguments(shards, whole, *warm)) == 0
     assert run(fit_arguments(shards, cut, *warm, *callback)) == 1

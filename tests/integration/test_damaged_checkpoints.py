@@ -10,19 +10,14 @@ import torch
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.checkpoints.integrity import DamagedError
 from anlit.cli import main
-from tests.integration.conftest import fit_arguments, run
+from anlit.commands.support.run_folder import refuse_damaged_checkpoint
+from anlit.errors import UserError
+from tests.integration.conftest import fit_arguments
 from tests.integration.ranks import FSDP, run_ranks, start_ranks
 
 STEPS = 6
 Damage = Callable[[Path], None]
 SHORT = (f"--trainer.max_steps={STEPS}", "--trainer.val_check_interval=3", "--ckpt_path=last")
-
-
-@pytest.fixture(scope="module")
-def single(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("runs") / "single"
-    assert run(fit_arguments(shards, run_dir, *SHORT)) == 0
-    return run_dir
 
 
 @pytest.fixture(scope="module")
@@ -95,39 +90,43 @@ PARTS: dict[str, Damage] = {
 }
 
 
-def assert_refused(shards: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def assert_refused(run_dir: Path) -> None:
+    refuse_damaged_checkpoint(str(run_dir), str(run_dir / "checkpoints" / "best.ckpt"))  # it is whole
+    with pytest.raises(UserError, match=r"checkpoints/last\.ckpt is damaged \(.*\): continue with .*/best\.ckpt$"):
+        refuse_damaged_checkpoint(str(run_dir), "last")
+
+
+@pytest.mark.parametrize("damage", FILE.values(), ids=FILE.keys())
+def test_a_damaged_file(tmp_path: Path, finished: Path, damage: Damage) -> None:
+    run_dir = shutil.copytree(finished, tmp_path / "run")
+    damage(run_dir / "checkpoints" / "last.ckpt")
+    assert_refused(run_dir)
+
+
+@pytest.mark.parametrize("damage", PARTS.values(), ids=PARTS.keys())
+def test_a_damaged_folder(tmp_path: Path, sharded: Path, damage: Damage) -> None:
+    run_dir = shutil.copytree(sharded, tmp_path / "run", symlinks=True)
+    damage((run_dir / "checkpoints" / "last.ckpt").resolve())
+    assert_refused(run_dir)
+
+
+def test_fit_refuses_in_one_sentence_and_changes_nothing(
+    shards: Path, tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = shutil.copytree(finished, tmp_path / "run")
+    flip(run_dir / "checkpoints" / "last.ckpt")
     record = (run_dir / "run.json").read_bytes()
-    capsys.readouterr()
     assert main(fit_arguments(shards, run_dir, *SHORT)) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("anlit: error")]
     assert len(errors) == 1
-    assert "checkpoints/last.ckpt is damaged (" in errors[0]
     assert f"continue with --ckpt_path {run_dir}/checkpoints/best.ckpt" in errors[0]
     assert (run_dir / "run.json").read_bytes() == record
 
 
-@pytest.mark.parametrize("damage", FILE.values(), ids=FILE.keys())
-def test_a_damaged_file(
-    shards: Path, tmp_path: Path, single: Path, damage: Damage, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_dir = shutil.copytree(single, tmp_path / "run")
-    damage(run_dir / "checkpoints" / "last.ckpt")
-    assert_refused(shards, run_dir, capsys)
-
-
-@pytest.mark.parametrize("damage", PARTS.values(), ids=PARTS.keys())
-def test_a_damaged_folder(
-    shards: Path, tmp_path: Path, sharded: Path, damage: Damage, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_dir = shutil.copytree(sharded, tmp_path / "run", symlinks=True)
-    damage((run_dir / "checkpoints" / "last.ckpt").resolve())
-    assert_refused(shards, run_dir, capsys)
-
-
-def test_whoever_reads_looks_at_the_sums(tmp_path: Path, single: Path, sharded: Path) -> None:
+def test_whoever_reads_looks_at_the_sums(tmp_path: Path, finished: Path, sharded: Path) -> None:
     """A copy of the file alone, too."""
-    copy = shutil.copy(single / "checkpoints" / "last.ckpt", tmp_path / "copy.ckpt")
-    assert read_checkpoint(copy)["global_step"] == STEPS
+    copy = shutil.copy(finished / "checkpoints" / "last.ckpt", tmp_path / "copy.ckpt")
+    assert read_checkpoint(copy)["global_step"] == 20
     flip(Path(copy))
     with pytest.raises(DamagedError):
         read_checkpoint(copy)
@@ -138,7 +137,7 @@ def test_whoever_reads_looks_at_the_sums(tmp_path: Path, single: Path, sharded: 
         read_checkpoint(folder)
 
 
-@pytest.mark.parametrize("part", ["__1_0.distcp", "meta.pt"])
+@pytest.mark.parametrize("part", ["__1_0.distcp", pytest.param("meta.pt", marks=pytest.mark.slow)])
 def test_all_ranks_refuse_to_validate_a_damaged_folder(tmp_path: Path, sharded: Path, part: str) -> None:
     run_dir = shutil.copytree(sharded, tmp_path / "run", symlinks=True)
     last = run_dir / "checkpoints" / "last.ckpt"
@@ -152,11 +151,9 @@ def test_all_ranks_refuse_to_validate_a_damaged_folder(tmp_path: Path, sharded: 
         assert f"continue with --ckpt_path {run_dir}/checkpoints/best.ckpt" in said
 
 
-def test_nothing_else_to_go_on_from_is_said(
-    shards: Path, tmp_path: Path, single: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_dir = shutil.copytree(single, tmp_path / "run")
+def test_nothing_else_to_go_on_from_is_said(tmp_path: Path, finished: Path) -> None:
+    run_dir = shutil.copytree(finished, tmp_path / "run")
     for name in ("last.ckpt", "best.ckpt"):
         flip(run_dir / "checkpoints" / name)
-    assert main(fit_arguments(shards, run_dir, *SHORT)) == 2
-    assert "the run has no other checkpoint" in capsys.readouterr().err
+    with pytest.raises(UserError, match="the run has no other checkpoint"):
+        refuse_damaged_checkpoint(str(run_dir), "last")

@@ -20,7 +20,7 @@ def arguments(shards: Path, run_dir: Path, strategy: list[str], *on: str) -> lis
     """Checkpoints are due after steps 8, 16 and 24; from step 10 on the disk is full for the ranks told."""
     return fit_arguments(
         shards, run_dir, f"--trainer.max_steps={STEPS}", "--trainer.val_check_interval=1000", *strategy,
-        "--trainer.callbacks+=tests.integration.full_disk.FullDisk", f"--trainer.callbacks.batch={FULL_FROM}", *on,
+        "--trainer.callbacks+=tests.integration.callbacks.FullDisk", f"--trainer.callbacks.batch={FULL_FROM}", *on,
     )  # fmt: skip
 
 

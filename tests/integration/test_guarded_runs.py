@@ -30,7 +30,7 @@ def test_continued_is_identical(shards: Path, tmp_path: Path, action: str, stop_
     """Stopped after batch 26 at a state that is no snapshot, so that batch 30 needs the one after step 21."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(guarded(shards, whole, action)) == 0
-    stop = ("--trainer.callbacks+=tests.integration.signals.SignalAt", f"--trainer.callbacks.batch={stop_at}")
+    stop = ("--trainer.callbacks+=tests.integration.callbacks.SignalAt", f"--trainer.callbacks.batch={stop_at}")
     assert run(guarded(shards, cut, action, *stop)) == 1
     stopped = last_checkpoint(cut)
     assert stopped["global_step"] == stop_at + 1

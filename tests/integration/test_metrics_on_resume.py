@@ -35,7 +35,14 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("owner", "name", "call", "logged"),
     [
         pytest.param(CSVLogger, "log_metrics", 16, 14, id="the checkpoint of step 16 is there and its row is not"),
-        pytest.param(AtomicCheckpointIO, "save_checkpoint", 2, 14, id="rows of 7 steps are there and no checkpoint"),
+        pytest.param(
+            AtomicCheckpointIO,
+            "save_checkpoint",
+            2,
+            14,
+            id="rows of 7 steps are there and no checkpoint",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(AtomicCheckpointIO, "save_checkpoint", 3, 16, id="a validation is there and no checkpoint"),
     ],
 )
@@ -56,7 +63,7 @@ def test_every_step_is_logged_once(
 
 def test_a_signal_loses_no_row(shards: Path, tmp_path: Path, undisturbed: Path) -> None:
     run_dir = tmp_path / "run"
-    callback = ("--trainer.callbacks+=tests.integration.signals.SignalAt", "--trainer.callbacks.batch=11")
+    callback = ("--trainer.callbacks+=tests.integration.callbacks.SignalAt", "--trainer.callbacks.batch=11")
     assert run(fit_arguments(shards, run_dir, *SHORT, *callback)) == 1
     assert run(fit_arguments(shards, run_dir, *SHORT)) == 0
     assert rows_of(run_dir) == rows_of(undisturbed)

@@ -48,7 +48,7 @@ def test_a_bad_gradient_before_a_checkpoint(
     assert json.loads((run_dir / "run.json").read_text())["status"] == "failed"
 
 
-@pytest.mark.parametrize("step", [9, 11])
+@pytest.mark.parametrize("step", [9, pytest.param(11, marks=pytest.mark.slow)])
 def test_bad_weights_are_never_written(
     shards: Path, tmp_path: Path, step: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,7 +60,7 @@ def test_bad_weights_are_never_written(
     assert_finite_at(run_dir, 5 if step == 9 else 10)
 
 
-@pytest.mark.parametrize("clip", ["norm", "value"])
+@pytest.mark.parametrize("clip", [pytest.param("norm", marks=pytest.mark.slow), "value"])
 def test_gradients_are_looked_at_however_they_are_clipped(shards: Path, tmp_path: Path, clip: str) -> None:
     assert main(poisoned(shards, tmp_path / "run", 9, f"--trainer.gradient_clip_algorithm={clip}")) == 2
     assert_finite_at(tmp_path / "run", 5)

@@ -45,19 +45,11 @@ def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch: pyt
     assert "without locks" in caplog.text
 
 
-@pytest.fixture(scope="module")
-def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of 20 steps; its best.ckpt is of step 17."""
-    run_dir = tmp_path_factory.mktemp("runs") / "run"
-    assert run(fit_arguments(shards, run_dir, "--trainer.max_steps=20", "--ckpt_path=last")) == 0
-    return run_dir
-
-
-@pytest.mark.parametrize("lost", [["last.ckpt"], ["last.ckpt", "best.ckpt"]])
+@pytest.mark.parametrize("lost", [pytest.param(["last.ckpt"], marks=pytest.mark.slow), ["last.ckpt", "best.ckpt"]])
 def test_without_last_ckpt_a_run_is_not_begun_anew(
-    shards: Path, tmp_path: Path, trained: Path, lost: list[str], capsys: pytest.CaptureFixture[str]
+    shards: Path, tmp_path: Path, finished: Path, lost: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_dir = shutil.copytree(trained, tmp_path / "run")
+    run_dir = shutil.copytree(finished, tmp_path / "run")
     for name in lost:
         (run_dir / "checkpoints" / name).unlink()
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
@@ -70,9 +62,9 @@ def test_without_last_ckpt_a_run_is_not_begun_anew(
 
 
 def test_a_run_goes_on_from_its_best_checkpoint(
-    shards: Path, tmp_path: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+    shards: Path, tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_dir = shutil.copytree(trained, tmp_path / "run")
+    run_dir = shutil.copytree(finished, tmp_path / "run")
     (run_dir / "checkpoints" / "last.ckpt").unlink()
     arguments = fit_arguments(shards, run_dir, "--trainer.max_steps=19", "--ckpt_path=best")
     assert run(arguments) == 0

@@ -21,7 +21,7 @@ def arguments(shards: Path, run_dir: Path, strategy: list[str], *extra: str) -> 
 
 
 def signal_at(name: str, rank: int) -> list[str]:
-    return ["--trainer.callbacks+=tests.integration.signals.SignalAt", f"--trainer.callbacks.batch={BATCH}",
+    return ["--trainer.callbacks+=tests.integration.callbacks.SignalAt", f"--trainer.callbacks.batch={BATCH}",
             f"--trainer.callbacks.name={name}", f"--trainer.callbacks.rank={rank}"]  # fmt: skip
 
 

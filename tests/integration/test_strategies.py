@@ -119,7 +119,7 @@ VARIANTS = {
     ),
     "tied": ("GPT", "--model.tie_embeddings=true", "--model.runtime.meta_init=true"),
 }
-FAST = ("muon_ngpt", "qk_clip")
+FAST = ("muon_ngpt",)
 
 
 @pytest.mark.parametrize("variant", [name if name in FAST else pytest.param(name, marks=slow) for name in VARIANTS])
@@ -131,7 +131,8 @@ def test_what_steps_do_to_sharded_weights(train: Train, variant: str) -> None:
         assert_same_training(run_dir, train(model))
 
 
-@pytest.mark.parametrize("model", ["NGPT", *(pytest.param(model, marks=slow) for model in ("GPT", "AnGPT"))])
+@slow
+@pytest.mark.parametrize("model", MODELS)
 def test_weights_drawn_late_are_the_same(train: Train, model: str) -> None:
     late = train(model, 2, FSDP, "--model.runtime.meta_init=true")
     early = train(model, 2, FSDP)
