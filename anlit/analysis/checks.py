@@ -1,4 +1,4 @@
-"""Is a comparison fair? Refuses what has no meaning and notes what a reader must know."""
+"""Is a comparison fair? Refuses comparisons without meaning, and notes what a reader must know."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse_other_tokenizers(groups: list[Group]) -> None:
 
 
 def notes(groups: list[Group], baseline: Group) -> list[str]:
-    """One sentence per difference that makes a comparison with `baseline` less than like with like."""
+    """One sentence for each difference that makes a comparison with `baseline` less fair."""
     found = []
     for group in groups:
         found += _within(group)
@@ -46,20 +46,20 @@ def notes(groups: list[Group], baseline: Group) -> list[str]:
 
 
 def state_notes(groups: list[Group], runs: list[Run]) -> list[str]:
-    """One sentence per group whose numbers do not come from all its runs, finished."""
+    """One sentence for each group whose numbers do not come from all its runs, or from unfinished ones."""
     found = []
     for group in groups:
         states = Counter(run.state for run in group.runs if run not in group.counted)
         told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         share = f"{len(group.counted)} of {len(group.runs)} runs"
         if not group.counted:
-            found.append(f"{group.label}: in no number, for none of its runs can be compared ({told}).")
+            found.append(f"{group.label}: not counted, because none of its runs can be compared ({told}).")
         elif told:
             found.append(f"{group.label}: {share} are counted; left out: {told}.")
         if group.counted and group.unfinished:
             found.append(f"{group.label}: UNFINISHED, its final loss is the last one so far.")
     unread = [str(run.folder) for run in runs if not run.config]
-    return found + [f"{folder}: in no number, for it has no config.yaml." for folder in unread]
+    return found + [f"{folder}: not counted, because it has no config.yaml." for folder in unread]
 
 
 def _within(group: Group) -> list[str]:
@@ -100,7 +100,7 @@ def _across(groups: list[Group]) -> list[str]:
     runs = [run for group in groups for run in group.counted]
     found = []
     if any(run.tokenizer_hash is None or run.content_hash is None for run in runs):
-        found.append("A run did not record its data: that all saw the same corpus and tokenizer is not verified.")
+        found.append("A run did not record its data, so the same corpus and tokenizer of all runs are not verified.")
     if len({run.hardware for run in runs}) > 1:
         told = defaultdict(list)
         for run in runs:
@@ -110,7 +110,7 @@ def _across(groups: list[Group]) -> list[str]:
     if len({run.commit for run in runs}) > 1:
         found.append("The runs were made with different commits of the code.")
     if any((run.commit or "").endswith("+dirty") for run in runs):
-        found.append("A run was made with uncommitted changes: its commit alone does not reproduce it.")
+        found.append("A run was made with uncommitted changes, so its commit alone does not reproduce it.")
     versions = [records((run,), "versions") for run in runs]
     if any(one != versions[0] for one in versions):
         found.append("The runs were made with different versions of python or its packages.")

@@ -28,8 +28,8 @@ def compare(runs: list[str], output: str, baseline: str | None = None, time_step
         output: Folder for report.html, report.md, convergence.json and the pictures; made where missing.
         baseline: A label, an architecture or a run folder; by default the GPT+ group, and of several
             the one with the lowest mean final validation loss.
-        time_steps: Called with the groups and the folder, times steps of every configuration in turns; without it
-            what an earlier call measured for `output` is used.
+        time_steps: Times steps of every configuration in turns, given the groups and the folder. Without it the
+            report uses what an earlier call measured for `output`.
 
     Raises:
         UserError: nothing to compare, no such baseline, different tokenizers, `output` not writable.
@@ -70,7 +70,7 @@ def compare(runs: list[str], output: str, baseline: str | None = None, time_step
 
 
 def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:
-    """The group that the others are measured against, and notes on how it was chosen.
+    """The group that the others are compared with, and notes on how it was chosen.
 
     Raises:
         UserError: no group, or more than one, answers to `name`; or no GPT+ group without a name.
@@ -93,14 +93,14 @@ def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[st
 
 
 def _named(groups: list[Group], name: str) -> list[Group]:
-    """Groups that answer to `name`: by label, else by folder, else by architecture or folder name."""
-    folder = Path(name).resolve()
-    tests = (
-        lambda group: group.label.casefold() == name.casefold(),
-        lambda group: any(run.folder.resolve() == folder for run in group.runs),
-        lambda group: group.architecture.casefold() == name.casefold() or name in {r.folder.name for r in group.runs},
-    )
-    return next((found for answers in tests if (found := [group for group in groups if answers(group)])), [])
+    """Groups that answer to `name`: by label or folder, else by architecture."""
+    folder, spelled = Path(name).resolve(), name.casefold()
+    found = [
+        group
+        for group in groups
+        if group.label.casefold() == spelled or any(run.folder.resolve() == folder for run in group.runs)
+    ]
+    return found or [group for group in groups if group.architecture.casefold() == spelled]
 
 
 def _publish(report: Report) -> None:

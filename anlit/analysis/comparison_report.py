@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,9 +30,9 @@ for its final loss, {target:.4f}, over those needed to reach the same loss: line
 crossing, never extrapolated; *% of tokens* is its inverse. Values are mean ± standard deviation over seeds. A speed-up
 whose seeds did not all get there has no mean. *Time per token* is that of training steps over the baseline's, taken in
 turns in one process: the median over rounds with its 95 % interval. *Speed-up, wall-clock* is the speed-up in tokens
-divided by it; its interval joins that of the time with the one over seeds where there are several. *Seconds* are what
-the runs took, whatever else the machine did. *Averaged* is the mean over the losses that the baseline has at these
-shares of its tokens."""
+divided by it; its interval combines that of the time with the one over seeds, if there are several. *Seconds* are what
+the runs took, including other work of the machine. *Averaged* is the mean over the losses that the baseline has at
+these shares of its tokens."""
 TESTS = """\
 Losses are compared by a t-test, paired where both have the same seeds (of initial weights and data order), else
 Welch's; speed-ups, one per seed, by a t-test of their logarithm against 1, with the geometric mean. *Holm* corrects p
@@ -62,7 +63,7 @@ def markdown(report: Report) -> str:
 
 
 def comparison(report: Report, explained: bool = False) -> list[str]:
-    """The parts of a comparison in Markdown: findings, curves, losses, speed-ups, tests; `explained`: not once more."""
+    """A comparison in Markdown: findings, curves, losses, speed-ups, tests; their definitions unless `explained`."""
     rows = [[literal(_name(result, report)), *_cells(result, report.claim_of(result))] for result in report.results]
     parts = [
         findings(report),
@@ -78,7 +79,7 @@ def comparison(report: Report, explained: bool = False) -> list[str]:
 
 
 def findings(report: Report) -> str:
-    """One sentence for each configuration: how much lower its loss is, how much sooner it gets there, how surely."""
+    """One sentence for each configuration: the difference of its loss, its speed-up, and how certain they are."""
     lines = []
     for claim in report.claims:
         result, speed = claim.result, claim.result.speedup
@@ -94,7 +95,7 @@ def findings(report: Report) -> str:
         if claim.wall_clock is not None and claim.wall_clock.speedup is not None:
             told += f", {interval(claim.wall_clock.speedup)} in wall-clock"
         lines.append(f"- {told}.")
-    return "\n".join(lines) or "- Nothing beside the baseline."
+    return "\n".join(lines) or "- There is only the baseline."
 
 
 def show(report: Report, console: Console | None = None) -> None:
@@ -115,9 +116,11 @@ def show(report: Report, console: Console | None = None) -> None:
 
 
 def spread(summary: Summary, digits: int) -> str:
-    """`3.2101 ± 0.0042`, without the ± for one seed; – without a mean."""
+    """`3.2101 ± 0.0042`; without ± for one seed, – without a mean, words if it is not finite."""
     if summary.mean is None:
         return NONE
+    if not math.isfinite(summary.mean):
+        return "not finite"
     sd = f" ± {summary.sd:,.{digits}f}" if summary.sd is not None else ""
     return f"{summary.mean:,.{digits}f}{sd}"
 
@@ -128,7 +131,7 @@ def interval(found: Interval) -> str:
 
 
 def speedup(summary: Summary, bound: bool = False) -> str:
-    """`1.40 ± 0.03`, `not reached`, or how many of the seeds reached the loss."""
+    """`1.40 ± 0.03`, `not reached`, or the number of seeds that reached the loss."""
     if summary.mean is not None:
         return ("≥ " if bound else "") + spread(summary, 2)
     return summary.words
@@ -190,7 +193,7 @@ def _tests(report: Report) -> str:
 
 
 def runs_table(runs: list[Run], label_of: Callable[[Run], str | None]) -> str:
-    """Every run with its seed, last loss, how it ended, commit and folder; those in no number are marked."""
+    """Every run with its seed, last loss, state, commit and folder; runs that are not counted are marked."""
     rows = []
     for run in runs:
         loss = f"{run.curve.loss[-1]:.4f}" if len(run.curve) else NONE

@@ -31,7 +31,7 @@ class Unit(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One x axis: what a token of each configuration counts on it, and the speed-ups there in words."""
+    """One x axis: the length of a token of each configuration on it, and its speed-ups in words."""
 
     title: str
     unit: Unit
@@ -40,14 +40,14 @@ class Panel(NamedTuple):
 
 
 def draw(report: Report) -> None:
-    """Writes the pictures that the report names; the bars only where there is something beside the baseline."""
+    """Writes the pictures of the report; the bars only if there is more than the baseline."""
     plot_convergence(report)
     if len(report.results) > 1:
         plot_speedups(report)
 
 
 def panels_of(report: Report) -> list[Panel]:
-    """Over training tokens and, where steps were timed in turns, over the time that they say."""
+    """A panel over training tokens and, if steps were timed in turns, one over time at their speed."""
     results = report.results
     longest = max(float(result.mean.tokens[-1]) for result in results)
     told = {result.label: result.speedup.tokens.words for result in results}
@@ -66,8 +66,10 @@ def panels_of(report: Report) -> list[Panel]:
 
 
 def plot_speedups(report: Report) -> None:
-    """Writes a bar for each configuration: mean speed-up in tokens with a dot for each seed, and, where steps were
-    timed in turns, in wall-clock with its 95 % interval. A configuration that did not get there says so.
+    """Writes a bar for each configuration: the mean speed-up in tokens with a dot for each seed.
+
+    If steps were timed in turns, a second panel has the speed-up in wall-clock with its 95 % interval. A configuration
+    that did not reach the baseline's loss has words instead of a bar.
     """
     shown = [result for result in report.results if result is not report.baseline][::-1]
     drawn = looks([result.label for result in report.results])
@@ -118,10 +120,10 @@ def _bar(ax: Axes, y: int, report: Report, result: Result, colour: str, in_time:
 
 
 def plot_convergence(report: Report) -> None:
-    """Writes a panel over tokens and, where steps were timed in turns, one over time.
+    """Writes a panel over tokens and, if steps were timed in turns, one over time.
 
-    Mean curves, ± one standard deviation over seeds as a band. The dashed line is the baseline's final loss; where a
-    curve first crosses it, the speed-up is told.
+    The panels have mean curves, with ± one standard deviation over seeds as a band. The dashed line is the baseline's
+    final loss. The speed-up is written where a curve first crosses it.
     """
     results = list(report.results)
     drawn = looks([result.label for result in results])
@@ -170,7 +172,7 @@ def _draw(ax: Axes, panel: Panel, results: list[Result], baseline: Result, drawn
 
 
 def _annotate(ax: Axes, target: float, told: list[tuple[float, str, str]], width: float) -> None:
-    """Marks the crossings and writes their speed-ups on stems to the x axis, staggered where close."""
+    """Marks the crossings, and writes their speed-ups on stems to the x axis, on different levels if they are close."""
     level, before = 0, -np.inf
     for x, text, colour in told:
         last = x == told[-1][0] and len(told) > 1 and x < 0.92 * width

@@ -1,9 +1,9 @@
-"""What a comparison found: one result per group, and the report that holds them."""
+"""The results of a comparison: one per group, and the report that holds them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from anlit.analysis.significance import Test, difference, holm, ratio
 from anlit.analysis.speedup import SpeedUp, Summary, speed_up
 from anlit.analysis.wall_clock import PairedSteps, WallClock, wall_clock
-from anlit.reporting.intervals import Interval
 from anlit.runs.folders import Curve, Run
 from anlit.runs.groups import Group
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """One group: its mean curve, the loss's standard deviation at each point, its speed-up."""
+    """One group: its mean curve, the standard deviation of the loss at each point, its speed-up."""
 
     group: Group
     mean: Curve
@@ -47,13 +46,13 @@ class Result:
 
     @property
     def seconds(self) -> Summary:
-        """Training seconds at the last validation, None where time was not logged."""
+        """Training seconds at the last validation; None if time was not logged."""
         last = [float(run.curve.seconds[-1]) for run in self.group.counted]
         return Summary(tuple(value if math.isfinite(value) else None for value in last))
 
     @property
     def loss_by_seed(self) -> dict[Any, float]:
-        """Final loss by the seeds of model and data order; by the place where seeds come more than once."""
+        """Final loss by the seeds of model and data order; by number if a pair of seeds occurs twice."""
         seeds = [run.seeds for run in self.group.counted]
         keys = seeds if len(set(seeds)) == len(seeds) else list(range(len(seeds)))
         return {key: float(run.curve.loss[-1]) for key, run in zip(keys, self.group.counted, strict=True)}
@@ -61,7 +60,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Claim:
-    """What one configuration is said to do against the baseline, each with its test (None without two seeds).
+    """The comparison of one configuration with the baseline; a test is None without two seeds.
 
     `loss` is its final loss minus the baseline's, `tokens` its speed-up in tokens. `p_holm` is the loss's p,
     corrected for the number of configurations.
@@ -76,10 +75,10 @@ class Claim:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A comparison as written to `output`; `runs` lists every run, also those in no number.
+    """A comparison as written to `output`; `runs` lists every run, also those that are not counted.
 
-    `paired` is the time of steps taken in turns, where it was measured. `name` begins the pictures' file names
-    where a folder holds several comparisons.
+    `paired` is the time of steps taken in turns, if it was measured. `name` begins the file names of the pictures if a
+    folder holds several comparisons.
     """
 
     output: Path
@@ -112,7 +111,7 @@ class Report:
         return self.output / "convergence.json"
 
     def claim_of(self, result: Result) -> Claim | None:
-        """What is said of a configuration; None for the baseline."""
+        """The claim about a configuration; None for the baseline."""
         return next((claim for claim in self.claims if claim.result is result), None)
 
     def label_of(self, run: Run) -> str | None:
@@ -132,7 +131,7 @@ class Report:
         return [replace(claim, p_holm=p) for claim, p in zip(found, corrected, strict=True)]
 
     def raw(self) -> dict[str, Any]:
-        """Everything that the report says, and the runs, for the JSON beside it."""
+        """Everything that the report says, and the runs, for `write_json`."""
         return {
             "command": self.command,
             "baseline": self.baseline.label,
@@ -143,11 +142,11 @@ class Report:
             "claims": [
                 {
                     "label": claim.result.label,
-                    "loss": _test(claim.loss),
+                    "loss": claim.loss,
                     "p_holm": claim.p_holm,
-                    "speedup_tokens": _test(claim.tokens),
-                    "time_per_token": _interval(claim.wall_clock.time if claim.wall_clock else None),
-                    "speedup_wall_clock": _interval(claim.wall_clock.speedup if claim.wall_clock else None),
+                    "speedup_tokens": claim.tokens,
+                    "time_per_token": claim.wall_clock and claim.wall_clock.time,
+                    "speedup_wall_clock": claim.wall_clock and claim.wall_clock.speedup,
                 }
                 for claim in self.claims
             ],
@@ -177,18 +176,18 @@ def baseline_of_each_seed(group: Group, baseline: Group) -> list[Curve] | None:
 
 
 def is_paired(groups: list[Group], baseline: Group) -> bool:
-    """Whether all groups can be compared seed by seed; one way for the whole table."""
+    """Whether all groups can be compared seed by seed. The whole table uses one way."""
     return all(baseline_of_each_seed(group, baseline) is not None for group in groups)
 
 
 def pairing_note(groups: list[Group], baseline: Group) -> list[str]:
-    """How speed-ups are measured, where the baseline has several seeds."""
+    """How speed-ups are measured, if the baseline has several seeds."""
     if len(baseline.counted) < 2:
         return []
     method = (
         "seed by seed: each run against the baseline's run with the same seeds of model and data order"
         if is_paired(groups, baseline)
-        else "with the baseline's mean curve, for not every run has a baseline run with the same seeds"
+        else "with the baseline's mean curve, because not every run has a baseline run with the same seeds"
     )
     return [f"Speed-ups are measured {method}."]
 
@@ -196,14 +195,6 @@ def pairing_note(groups: list[Group], baseline: Group) -> list[str]:
 def _ratio(summary: Summary) -> Test | None:
     known = [value for value in summary.values if value is not None]
     return ratio(known) if summary.mean is not None else None
-
-
-def _test(test: Test | None) -> dict[str, Any] | None:
-    return asdict(test) if test is not None else None
-
-
-def _interval(found: Interval | None) -> dict[str, float] | None:
-    return found._asdict() if found is not None else None
 
 
 def _group(result: Result) -> dict[str, Any]:
@@ -225,7 +216,7 @@ def _group(result: Result) -> dict[str, Any]:
         "speedup_tokens_by_fraction": {f"{f:g}": _summary(value) for f, value in speedup.by_fraction.items()},
         "speedup_tokens_averaged": _summary(speedup.averaged_tokens),
         "speedup_is_lower_bound": speedup.bound,
-        "mean_curve": _curve(result.mean) | {"sd": result.sd.tolist()},
+        "mean_curve": {**vars(result.mean), "sd": result.sd},
     }
 
 
@@ -238,15 +229,11 @@ def _run(run: Run, label: str | None) -> dict[str, Any]:
         "seed": run.seed,
         "state": run.state,
         "commit": run.commit,
-        "curve": _curve(run.curve),
+        "curve": run.curve,
         "bits_per_byte": run.bits_per_byte,
         "record": run.record,
         "config": run.config,
     }
-
-
-def _curve(curve: Curve) -> dict[str, list[float]]:
-    return {"tokens": curve.tokens.tolist(), "seconds": curve.seconds.tolist(), "loss": curve.loss.tolist()}
 
 
 def _summary(summary: Summary) -> dict[str, Any]:

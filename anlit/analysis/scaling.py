@@ -8,7 +8,7 @@ a compute C = 6·N·D: with G = (a A / (b B))^{1/(a+b)},
 
     N*(C) = G (C/6)^{b/(a+b)},   D*(C) = (C/6)^{a/(a+b)} / G,   L(C) = L(N*, D*)
 
-Intervals are percentiles over fits to runs drawn again with replacement; with few runs they are wide, and rightly so.
+Intervals are percentiles over fits to runs that are drawn with replacement. With few runs they are wide.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HUBER_DELTA = 1e-3
 LEAST_RUNS = 6
 """One more than the law has parameters."""
 STARTS = tuple(itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.5), (0.2, 0.6), (0.2, 0.6)))
-"""log A, log B, log E, a, b; coarser than the paper's 4,500, for centring the data makes most starts agree."""
+"""log A, log B, log E, a, b. Fewer than the paper's 4,500: with centred data most starts agree."""
 NAMES = ("E", "A", "B", "a", "b")
 
 
@@ -66,7 +66,7 @@ class Law:
 
 @dataclass(frozen=True)
 class Fit:
-    """A law, and what the same fit found on resampled runs."""
+    """A law, and the laws fitted to resampled runs."""
 
     law: Law
     resampled: tuple[Law, ...]
@@ -95,7 +95,7 @@ def fit_law(parameters: Array, tokens: Array, losses: Array, starts: tuple[tuple
     if len(losses) < LEAST_RUNS or len(np.unique(parameters)) < 3 or len(np.unique(tokens)) < 3:
         raise ValueError("a law of five numbers needs six runs or more, of three sizes and three lengths at least")
     log_n, log_d, log_l = np.log(parameters), np.log(tokens), np.log(losses)
-    # Around the middle of the data the five numbers hardly depend on one another, far from it (log 1 = 0) they do.
+    # With centred data the five numbers hardly depend on one another.
     mid_n, mid_d = log_n.mean(), log_d.mean()
 
     def objective(x: Array) -> tuple[float, Array]:
@@ -125,7 +125,7 @@ def fit_law(parameters: Array, tokens: Array, losses: Array, starts: tuple[tuple
 def fit(parameters: Array, tokens: Array, losses: Array, resamples: int = 200, seed: int = 0) -> Fit:
     """The law and its bootstrap: `resamples` fits to as many runs drawn with replacement.
 
-    Those start from the law itself; draws that leave an exponent undetermined are drawn again.
+    These fits start from the law itself. Draws that leave an exponent undetermined are repeated.
 
     Raises:
         ValueError: See `fit_law`.

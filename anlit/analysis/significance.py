@@ -1,4 +1,4 @@
-"""Is a difference between two groups of seeds more than their spread? t-tests, and Holm's correction for several."""
+"""Is a difference between two groups of seeds larger than chance? t-tests, with Holm's correction."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from scipy import stats
 
 LEVEL = 0.95
 NO_SPREAD = 1e-9
-"""Relative: values that agree so closely differ by rounding only, which no test can judge."""
+"""Values with a smaller relative spread differ by rounding only, which no test can judge."""
 
 
 @dataclass(frozen=True)
 class Test:
     """A difference of means with its 95 % interval; `n` seeds of ours and of theirs.
 
-    `p` is two-sided: how often so large a difference would come from seeds alone, if they were normal.
+    `p` is two-sided: the probability of so large a difference between seeds of one normal distribution.
     """
 
     method: str
@@ -32,7 +32,7 @@ class Test:
 def difference(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float]) -> Test | None:
     """Ours minus theirs, values by seed: a paired t-test where both have the same seeds, Welch's t-test otherwise.
 
-    None where a test has nothing to go by: fewer than two seeds, or no spread at all.
+    None with fewer than two seeds, or without any spread.
     """
     a = np.array(list(ours.values()))
     if set(ours) == set(theirs):
@@ -57,7 +57,7 @@ def ratio(values: Sequence[float]) -> Test | None:
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
-    """p-values corrected for being several (Holm 1979): the chance of any false claim among them stays below p."""
+    """p-values corrected for their number (Holm 1979)."""
     known = sorted((value, place) for place, value in enumerate(values) if value is not None)
     corrected: list[float | None] = [None] * len(values)
     largest = 0.0

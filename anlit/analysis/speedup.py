@@ -2,21 +2,19 @@
 
     speed-up of B over A = (tokens A needs for its final validation loss) / (tokens B needs for it)
 
-For the speed-up in wall-clock see `anlit.analysis.wall_clock`. What the definition leaves open is decided so:
+For the speed-up in wall-clock see `anlit.analysis.wall_clock`. The details:
 
-- *Needing* a loss: the first validation point at or below it, interpolated linearly from the point
-  before on the measured curve. The curve is not smoothed and no running minimum is taken: a later
-  rise does not undo a crossing, and a spike before it delays the crossing.
-- Nothing is extrapolated. A run that never gets there has no speed-up (None). One that is there at
-  its first validation point is credited that point's tokens, so its value is a lower bound.
-- Where every run of B has a run of A with the same seeds, of the model and of the data order, each is
-  measured against that run: both read the same data in the same order, and what a seed makes harder
-  it makes harder for both.
-- Else A's seeds are averaged into one curve, pointwise; its last value is the target, which is the
-  mean final loss where the seeds ran equally long. A's own cost comes from the same mean curve, so
-  that A's speed-up over itself is exactly 1.
-- B has one value per seed. Their mean exists only if every seed gets there: a mean over the lucky
-  ones would be too good.
+- The tokens that a curve needs for a loss are those of its first validation point at or below it,
+  interpolated linearly from the point before. The curve is not smoothed: a later rise does not undo
+  a crossing, and a spike before it delays the crossing.
+- Nothing is extrapolated. A run that never reaches the loss has no speed-up (None). For a run that
+  has reached it at its first validation point the value is a lower bound.
+- If every run of B has a run of A with the same seeds of model and data order, the two are compared,
+  because both read the same data in the same order.
+- Otherwise A's seeds are averaged into one curve, pointwise, and its last value is the target. A's
+  own cost comes from the same mean curve, so that its speed-up over itself is exactly 1.
+- B has one value per seed. Their mean exists only if every seed reaches the loss, because a mean over
+  the others would be too good.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Summary:
-    """Values of the seeds, None for a seed that has none; the mean needs all of them."""
+    """Values of the seeds, None for a seed without one; the mean needs all of them."""
 
     values: tuple[float | None, ...]
 
@@ -64,7 +62,7 @@ class Summary:
 
     @property
     def words(self) -> str:
-        """Of a speed-up: `1.40×`, or of how many seeds there is one."""
+        """A speed-up as `1.40×`, or the number of seeds that have one."""
         if self.mean is not None:
             return f"{self.mean:.2f}×"
         return f"{self.reached} of {len(self.values)} seeds" if self.reached else "not reached"

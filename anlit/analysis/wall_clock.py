@@ -1,8 +1,8 @@
-"""Time is compared by steps taken in turns, not by the seconds that runs took.
+"""Speed-ups in wall-clock, from training steps that all configurations take in turns.
 
-A run's seconds are those of one hour on one machine, and whatever else that machine did is in them: two runs of the
-same model can differ by half. `anlit benchmark runs` therefore builds the model of each configuration again and lets
-them take training steps in turns, in one process. What it writes, `paired_steps.json`, is read here:
+The seconds of a run include other work of the machine: two runs of the same model can differ by half. So
+`anlit.benchmarks.runs` builds the model of each configuration again and lets all take training steps in turns, in one
+process. It writes `paired_steps.json`, which is read here:
 
     speed-up in wall-clock = speed-up in tokens × (the baseline's time per token / this configuration's)
 """
@@ -24,8 +24,8 @@ from anlit.runs.groups import Group
 
 FILE = "paired_steps.json"
 NOT_MEASURED = (
-    "Speed-ups in wall-clock are left out, for no steps were timed in turns: add --measure_steps. The seconds of runs "
-    "that were trained one after another also hold what else the machine did."
+    "Speed-ups in wall-clock are left out, because no steps were timed in turns: add --measure_steps. The seconds of "
+    "runs that were trained one after another include other work of the machine."
 )
 
 
@@ -34,9 +34,9 @@ class PairedSteps:
     """Seconds per training token of configurations that took steps in turns.
 
     Args:
-        hardware: Where, as `Run.hardware` names it.
+        hardware: The name of the machine, as in `Run.hardware`.
         seconds: `Group.key` → one value for each round.
-        record: The file as it is.
+        record: The content of the file.
     """
 
     hardware: str | None
@@ -53,12 +53,12 @@ class PairedSteps:
 
 @dataclass(frozen=True)
 class WallClock:
-    """A configuration's time beside the baseline's.
+    """A configuration's time compared with the baseline's.
 
     Args:
         time: Time per token over the baseline's.
-        speedup: In wall-clock; None where the speed-up in tokens has no mean. Its interval joins that of `time` with
-            the one over seeds, where there are several.
+        speedup: In wall-clock; None if the speed-up in tokens has no mean. Its interval combines that of `time` with
+            the one over seeds, if there are several.
     """
 
     time: Interval
@@ -75,13 +75,13 @@ def wall_clock(
     faster = Interval(1 / time.median, 1 / time.high, 1 / time.low)
     if tokens.mean is None:
         return WallClock(time, None)
-    # The test's interval is around the geometric mean; relative to it, it serves for the table's mean too.
+    # The interval of the test is around the geometric mean. Its relative width applies to the table's mean too.
     low, high = (test.low / test.difference, test.high / test.difference) if test is not None else (1.0, 1.0)
     return WallClock(time, product(Interval(tokens.mean, tokens.mean * low, tokens.mean * high), faster))
 
 
 def read_paired(folder: Path) -> PairedSteps | None:
-    """What was measured for the report in `folder`; None if nothing was.
+    """The steps that were timed for the report in `folder`; None if there are none.
 
     Raises:
         UserError: The file is damaged.
@@ -101,14 +101,14 @@ def usable(paired: PairedSteps | None, groups: list[Group]) -> tuple[PairedSteps
     """`paired` if it holds for these groups, and one sentence for each reason that it does not."""
     hardware = {run.hardware for group in groups for run in group.counted}
     if len(hardware) > 1:
-        return None, ["Speed-ups in wall-clock are left out, for the runs were trained on different hardware."]
+        return None, ["Speed-ups in wall-clock are left out, because the runs were trained on different hardware."]
     if paired is None:
         return None, [NOT_MEASURED]
     if hardware != {paired.hardware}:
         own = next(iter(hardware)) or "hardware that they did not record"
         return None, [
-            f"Speed-ups in wall-clock are left out, for steps were timed on {paired.hardware}, the runs trained on "
-            f"{own}."
+            f"Speed-ups in wall-clock are left out, because steps were timed on {paired.hardware} and the runs were "
+            f"trained on {own}."
         ]
     missing = [group.label for group in groups if group.key not in paired.seconds]
     return paired, [f"{label}: no steps were timed for it; measure again with --measure_steps." for label in missing]

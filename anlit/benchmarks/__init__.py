@@ -1,1 +1,1 @@
-"""`anlit benchmark`: how fast this machine does what training needs, measured beside other programs."""
+"""`anlit benchmark`: the speed and memory of training on this machine, compared with other programs."""

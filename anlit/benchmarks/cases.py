@@ -1,8 +1,8 @@
-"""The one loop of all benchmarks: groups of cases are built and checked, then timed in turns, and each becomes a row.
+"""The loop of all benchmarks: the cases of a group are built and checked, then timed in turns. Each becomes a row.
 
-A row has `label`, what is known of its case, `reason` where it is not timed, and otherwise `seconds` (by kind: median,
-quartiles, values of the rounds), `beside` (by kind: how many times the base's time it takes, paired by round) and
-`peak_bytes`. The record is written after every case and every round.
+A row has `label` and the facts of its case. If it is not timed it has a `reason`, else `seconds` (by kind: median,
+quartiles, values of the rounds), `beside` (by kind: its time over that of the base, paired by round) and `peak_bytes`.
+The record is written after every case and every round.
 """
 
 import gc
@@ -22,24 +22,24 @@ Row = dict[str, Any]
 Column = Callable[[Row], str]
 
 BUILDING = 0.7
-"""Share of the time that is left to a group in which its cases are built and checked; the rest is for the rounds."""
+"""The share of a group's time in which its cases are built and checked; the rest is for the rounds."""
 FAILURES = (RuntimeError, ImportError, AssertionError, ValueError, TypeError, AttributeError)
-"""What kernels, compilers, peers and their processes raise; a UserError is a ValueError."""
+"""Exceptions of kernels, compilers, peers and their processes. A UserError is a ValueError."""
 
 
 class NotTimedError(Exception):
-    """Why a case takes no part, or computes something else."""
+    """A case cannot be timed, or computes something else; the message says why."""
 
 
 @dataclass
 class Ready:
-    """A case that is built and found right.
+    """A case that is built and has passed its check.
 
     Args:
-        turn: Takes its turn, and returns seconds by kind.
-        facts: What building it told.
-        peak: The bytes that it holds at its peak, where the system tells.
-        close: Frees what it holds.
+        turn: Runs it once, and returns seconds by kind.
+        facts: Facts for its row that were found while building it.
+        peak: Returns its peak memory in bytes; None if the system does not tell.
+        close: Frees its memory.
     """
 
     turn: Callable[[], Mapping[str, float]]
@@ -54,10 +54,10 @@ class Case:
 
     Args:
         label: Its name in the tables.
-        build: Builds and checks it. It gets the rows of the group so far, of which its own is the last, and raises
-            NotTimedError, or one of FAILURES, where it cannot take part.
-        facts: What the row shall say of it.
-        base: The label of the case that its times are put beside (the first that was timed).
+        build: Builds and checks it, given the rows of the group so far; the last one is its own. It raises
+            NotTimedError, or one of FAILURES, if it cannot be timed.
+        facts: Facts for its row.
+        base: The label of the case that its times are compared with (default: the first that was timed).
     """
 
     label: str
@@ -76,13 +76,13 @@ class Group:
 
 
 def measure(groups: Iterable[Group], record: Record, rounds: int, minutes: float) -> None:
-    """Time every group; the record gets `groups`, each with `rows`, and `left_out`, titles for which no time was left.
+    """Time every group. The record gets `groups`, each with `rows`, and `left_out`: titles of groups without time.
 
     Args:
-        groups: In the order of their worth.
-        record: Grows with every item.
-        rounds: How often the cases of a group take turns.
-        minutes: No group, and no round but a group's first, begins after so long.
+        groups: The most important first.
+        record: It grows with every item.
+        rounds: The number of rounds of a group.
+        minutes: The time limit. After it only the first round of a group that has begun is started.
     """
     deadline = time.monotonic() + 60 * minutes
     record.keep(minutes=minutes, groups=[], left_out=[])
@@ -128,7 +128,7 @@ def _measure_group(group: Group, record: Record, rounds: int, deadline: float) -
 
 
 def _built(case: Case, rows: list[Row]) -> Ready | None:
-    """The case, ready for its turns; None, and the reason in its row, if it cannot take part."""
+    """The case, ready for its turns. If it cannot be timed: None, and the reason in its row."""
     row, began = rows[-1], time.monotonic()
     say(f"building and checking {case.label}")
     try:
@@ -145,7 +145,7 @@ def _built(case: Case, rows: list[Row]) -> Ready | None:
 
 
 def put_beside(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
-    """Give every row that was timed its times beside those of its base, by kind."""
+    """Give every timed row the ratio of its times to those of its base, by kind."""
     timed = {row["label"]: row["seconds"] for row in rows if "seconds" in row}
     for row, base in zip(rows, bases, strict=True):
         others = timed.get(base or next(iter(timed), ""), {})
@@ -170,7 +170,7 @@ def timed(group: Mapping[str, Any]) -> list[Row]:
 
 
 def notes(record: Record) -> list[str]:
-    """What was not timed, and why."""
+    """One line for each case that was not timed, with the reason."""
     lines = [
         f"Not timed: {group['title']}: {row['label']}: {row['reason']}."
         for group in record.values["groups"]
@@ -194,7 +194,7 @@ def quartiles_of(kind: str) -> Column:
 
 
 def beside(kind: str) -> Column:
-    """How many times the base's time, with its 95 % interval."""
+    """The time over the base's time, with its 95 % interval."""
 
     def cell(row: Row) -> str:
         found = row["beside"].get(kind)
@@ -209,7 +209,7 @@ def of_peak(kind: str, peak: float) -> Column:
 
 
 def megabytes(row: Row) -> str:
-    """At the peak."""
+    """The peak memory."""
     return NONE if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}"
 
 

@@ -1,4 +1,7 @@
-"""`anlit benchmark folding`: forward time of nGPT and anGPT, folded and not, beside GPT+'s. Compiled on a GPU."""
+"""`anlit benchmark folding`: the forward time of nGPT and anGPT, folded and not, compared with GPT+.
+
+On a GPU the blocks are compiled.
+"""
 
 import argparse
 import warnings
@@ -22,7 +25,7 @@ WARM_UP = 3
 
 
 def build(size: Size, device: torch.device, rows: list[Row]) -> Ready:
-    """The decoder of the last row with random weights, in the type of the products."""
+    """The decoder of the last row with random weights, in the data type of `size`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of modules among the hyperparameters
         decoder: Any = MODELS[rows[-1]["model"]](

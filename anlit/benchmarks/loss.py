@@ -1,7 +1,7 @@
 """`anlit benchmark loss`: peak memory, time and gradients of the vocabulary projection with its cross-entropy.
 
-Memory is what forward and backward take beside the hidden states and the projection: logits, whatever is made of them,
-and the two gradients, which every way leaves behind. In bfloat16 under autocast, as in training.
+Memory is the peak of forward and backward without the hidden states and the projection: the logits, all that is made
+of them, and the two gradients. bfloat16 is under autocast, as in training.
 """
 
 from collections.abc import Callable
@@ -35,16 +35,16 @@ from anlit.reporting.table import NONE
 
 SIZE = Size(768, 1, 12, 50_304, 2048, 8, torch.float32)
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""‖gradient − that of the full logits‖/‖…‖ at most."""
+"""The largest relative error of a gradient, compared with that of the full logits."""
 
 
 def full(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """The usual way: all logits, in float32 for the softmax."""
+    """The usual way: all logits at once, in float32 for the softmax."""
     return cross_entropy((h @ weight.mT).flatten(0, -2).float(), targets.flatten())
 
 
 def of_torch(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """torch's own chunked one, from 2.13."""
+    """torch's own chunked loss, from torch 2.13 on."""
     from torch.nn import LinearCrossEntropyOptions, functional  # type: ignore[attr-defined]
 
     loss: Any = functional.linear_cross_entropy  # type: ignore[attr-defined]
@@ -54,11 +54,11 @@ def of_torch(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "full": full, "anlit": linear_cross_entropy, "torch": of_torch,
 }  # fmt: skip
-"""Functions of h (B, T, d), weight (V, d), targets (B, T) to the loss, or several of which the last has gradients."""
+"""Functions of h (B, T, d), weight (V, d), targets (B, T). They return the loss, or a tuple that ends with it."""
 
 
 class Problem:
-    """Hidden states, projection and targets; the gradients of the full logits, once they are known."""
+    """Hidden states, projection and targets; later also the gradients of the full logits."""
 
     def __init__(self, size: Size, device: torch.device) -> None:
         self.device, self.low = device, size.dtype == torch.bfloat16
@@ -78,7 +78,7 @@ class Problem:
         return loss.item(), list(torch.autograd.grad(loss, (self.h, self.weight)))
 
     def build(self, rows: list[Row]) -> Ready:
-        """The way of the last row; the first row is that of the full logits.
+        """Build the way of the last row. The first row has the full logits.
 
         Raises:
             NotTimedError: Its gradients are not those of the full logits.

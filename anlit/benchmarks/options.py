@@ -17,7 +17,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def parser_of(name: str, description: str | None, example: str) -> CommandParser:
-    """A parser with --output and what --help says."""
+    """A parser with --output, and with the texts of --help."""
     parser = CommandParser(
         prog=f"anlit benchmark {name}",
         description=description,
@@ -39,20 +39,22 @@ def add_device_options(parser: argparse.ArgumentParser, presets: Collection[str]
 def add_loop_options(parser: argparse.ArgumentParser, rounds: int | None = None, minutes: float = MINUTES) -> None:
     """--rounds, with the preset's or this default, and --minutes."""
     shown = "the preset's" if rounds is None else rounds
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"how often what is timed takes turns ({shown})")
-    parser.add_argument("--minutes", type=float, default=minutes, help="begin nothing more after so long (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"number of rounds ({shown})")
+    parser.add_argument(
+        "--minutes", type=float, default=minutes, help="start nothing new after this time (%(default)s)"
+    )
 
 
 def preset_of(given: argparse.Namespace) -> str:
-    """The preset that was chosen, or the one that fits the machine."""
+    """The given preset, else the one for this machine."""
     return given.preset or ("h200" if torch.cuda.is_available() else "cpu")
 
 
 def device_of(given: argparse.Namespace) -> torch.device:
-    """The device that was asked for, by itself or by a preset, else a GPU where there is one; sets the threads too.
+    """The given device, else that of the given preset, else a GPU if there is one. It also sets the number of threads.
 
     Raises:
-        UserError: It is not here.
+        UserError: This machine does not have it.
     """
     preset = getattr(given, "preset", None)
     default = "cuda" if torch.cuda.is_available() else "cpu"
@@ -66,22 +68,22 @@ def device_of(given: argparse.Namespace) -> torch.device:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """From `a,b`."""
+    """`a,b` → ("a", "b")."""
     return tuple(text.split(","))
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """From `1,2`."""
+    """`1,2` → (1, 2)."""
     return tuple(int(part) for part in text.split(","))
 
 
 def check_names(option: str, given: Collection[str] | None, known: Collection[Any]) -> None:
-    """Raises UserError for a name that is not known."""
+    """Raise UserError for an unknown name."""
     for name in given or ():
         if name not in known:
             raise UserError(f"--{option} {name} is not known: choose from {', '.join(known)}")
 
 
 def say(text: str) -> None:
-    """To standard error, with the time."""
+    """Print to standard error, with the time."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)

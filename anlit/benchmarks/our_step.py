@@ -1,8 +1,7 @@
 """One training step of our models as `anlit fit` runs it: Lightning's own optimization loop, called batch by batch.
 
-A real Trainer holds the model, the precision, the optimizer and the clipping, so that the model's hooks, Lightning's
-order of them and the norms' restoration are those of a run. Left out is what happens around the step: the loader, the
-callbacks, what is logged, and the loop over batches.
+A real Trainer holds the model, the precision, the optimizer and the clipping. So the model's hooks, their order and the
+restoration of norms are those of a run. The loader, the callbacks, logging and the loop over batches are left out.
 """
 
 import logging
@@ -32,15 +31,15 @@ MANY_STEPS = 1_000_000
 
 
 class OurStep:
-    """A model of ours with its optimizer, one batch, and what can be timed on it.
+    """One of our models with its optimizer and one batch.
 
     Args:
         architecture: A key of `MODELS`.
-        size: Its shape and the batch's.
-        device: Where.
+        size: The shapes of the model and the batch.
+        device: The device.
         runtime: Compiled or not, in float8 or not.
-        mechanism: Attention's.
-        documents: Let the batch hold packed documents, and mask them; else each row is one.
+        mechanism: The attention mechanism.
+        documents: Pack documents into the batch and mask them; else each row is one document.
         group: Query heads that share a key head.
     """
 
@@ -73,7 +72,7 @@ class OurStep:
         self.batch = Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))  # type: ignore[arg-type]
 
     def train(self) -> Tensor:
-        """Forward, backward, clipping, optimizer, norms; returns the loss, which the device may still compute."""
+        """Forward, backward, clipping, optimizer, norms. Returns the loss, without waiting for the device."""
         return take_step(self.trainer, self.batch)
 
     def parameters(self) -> int:
@@ -84,7 +83,7 @@ class OurStep:
         return self.model.model.flops_per_token(self.batch.tokens.shape[1])
 
     def tensors(self) -> Iterator[Tensor]:
-        """What stays between steps: parameters, gradients, optimizer state, the batch."""
+        """The tensors that stay between steps: parameters, gradients, optimizer state, the batch."""
         for parameter in self.model.parameters():
             yield parameter
             if parameter.grad is not None:
@@ -95,7 +94,7 @@ class OurStep:
 
 
 def take_step(trainer: L.Trainer, batch: Batch) -> Tensor:
-    """Forward, backward, clipping, optimizer, norms, schedule; returns the loss, which the device may still compute."""
+    """Forward, backward, clipping, optimizer, norms, schedule. Returns the loss, without waiting for the device."""
     number = trainer.global_step
     loop = trainer.fit_loop.epoch_loop
     arguments = OrderedDict(batch=batch, batch_idx=number)
@@ -107,7 +106,7 @@ def take_step(trainer: L.Trainer, batch: Batch) -> Tensor:
 
 
 def trainer_of(model: LanguageModel, device: torch.device, dtype: torch.dtype) -> L.Trainer:
-    """A Trainer that has set the model up for training on `device`, and does not begin."""
+    """A Trainer that has prepared the model for training on `device`, and does not start it."""
     quiet = logging.getLogger("lightning.pytorch")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -139,4 +138,4 @@ def trainer_of(model: LanguageModel, device: torch.device, dtype: torch.dtype) -
 
 
 def _ignored(*arguments: Any, **more: Any) -> None:
-    """Stands for `log`, which outside of a Trainer's loop has nowhere to write."""
+    """Replaces `log`, which works only inside a Trainer's loop."""

@@ -1,4 +1,4 @@
-"""One way to run a measurement in a process of its own: by this Python, or by another environment's."""
+"""Runs a measurement in a separate process, with this Python or that of another environment."""
 
 import importlib.util
 import json
@@ -13,7 +13,7 @@ from anlit.errors import UserError
 
 ERROR_LINES = 15
 PATIENCE = 10
-"""Seconds that a process has to end after its input has ended."""
+"""Seconds until a process must have ended after the end of its input."""
 START = "import runpy, sys; sys.path.append({folder!r}); runpy.run_module({module!r}, run_name='__main__')"
 
 
@@ -22,11 +22,11 @@ class ProcessError(UserError):
 
 
 class Process:
-    """A program that answers, see `anlit.benchmarks.peers.serve`.
+    """A program that answers questions, see `anlit.benchmarks.peers.serve`.
 
     Args:
-        module: One of ours, or with `python` one of `anlit.benchmarks.peers`, such as `litgpt_data`.
-        python: The Python of another environment, which finds nothing of ours but that folder (default: this Python).
+        module: One of our modules; with `python`, a module of `anlit.benchmarks.peers`, such as `training_step`.
+        python: The Python of another environment, which can import that folder only (default: this Python).
 
     Raises:
         ProcessError: It cannot be started.
@@ -51,8 +51,8 @@ class Process:
         """What the function `do` returns for these arguments.
 
         Raises:
-            ProcessError: The process ended instead. It tells the last line of what the process said; the lines before
-                go to standard error.
+            ProcessError: The process ended instead. The message is its last line of output; the lines before it go to
+                standard error.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -86,7 +86,7 @@ class Process:
 
 
 def measure_once(module: str, do: str, python: str | None = None, **arguments: Any) -> Any:
-    """One answer of a process that is started for it, so that it finds nothing in memory that others left.
+    """The answer of a new process, whose memory holds nothing of earlier measurements.
 
     Raises:
         ProcessError: It ended before it answered.
@@ -99,7 +99,7 @@ def measure_once(module: str, do: str, python: str | None = None, **arguments: A
 
 
 def python_of_peer(package: str, python: str | None) -> str:
-    """The Python that has a peer's package: this one, or else the one that --peer_python gives.
+    """The Python that has a peer's package: this one, else that of --peer_python.
 
     Raises:
         UserError: Neither has it.

@@ -1,4 +1,4 @@
-"""What a device can do at most, measured; and the compiler's state that all benchmarks begin with."""
+"""The measured peak rate of a device, and the compiler's state at the start of a benchmark."""
 
 import torch
 
@@ -17,10 +17,10 @@ def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def prepare_compiler() -> None:
-    """Make room for all compilations of a benchmark, once before it begins.
+    """Raise the limits of compilations, once before a benchmark begins.
 
-    Blocks of several models share their code, and each model, shape and kind of pass is a compilation of its own. One
-    over the limit would run uncompiled, and be timed, so it fails instead.
+    Blocks of several models share their code, and each model, shape and kind of pass is a separate compilation. Beyond
+    the limit code would run uncompiled and be timed, so it fails instead.
     """
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 256

@@ -1,4 +1,4 @@
-"""What every benchmark writes: a record that grows with each item, and tables."""
+"""The files of a benchmark: a record that grows with each item, and tables."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ from anlit.reporting.provenance import environment
 from anlit.reporting.table import console, markdown_table, terminal_table
 
 BUSY_LOAD = 0.25
-"""Load per core before a benchmark above which its rates are not to be relied on."""
+"""Above this load per core before a benchmark its rates are unreliable."""
 
 
 class Table(NamedTuple):
@@ -30,15 +30,15 @@ class Table(NamedTuple):
 class Record:
     """The environment and what was measured so far, in OUTPUT/STEM.json.
 
-    `keep` replaces the file as a whole, so that a run that is killed leaves what it has measured.
+    `keep` replaces the complete file, so that a killed run leaves its measurements.
 
     Args:
         name: The benchmark.
         argv: Its arguments.
         output: The folder, made where missing.
-        device: Where it computes.
+        device: The device.
         stem: The name of its files (default: the benchmark's).
-        settings: What was measured, by which settings.
+        settings: The settings of the measurement.
 
     Raises:
         UserError: The folder cannot be written.
@@ -71,7 +71,7 @@ class Record:
         return f"{hardware['cpu']}, {hardware['threads']} threads" if on_cpu else str(hardware["device"])
 
     def finish(self, tables: Iterable[Table], notes: Sequence[str] = ()) -> None:
-        """Write the last of it and the tables as Markdown, and print them."""
+        """Write the complete record, and the tables as Markdown; print the tables."""
         self.values["environment"]["load_after"] = os.getloadavg()[0]
         self.keep(finished=True, seconds=time.monotonic() - self._began)
         shown = list(tables)

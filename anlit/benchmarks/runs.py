@@ -1,10 +1,10 @@
-"""Training steps of finished runs' configurations, taken in turns: what their wall-clock is compared by.
+"""Times training steps of the configurations of finished runs, in turns, to compare their wall-clock.
 
     python -m anlit.benchmarks.runs RUN… --output FILE
 
-`anlit compare --measure_steps` and `anlit study` start it. Each run folder's model is built anew from its config.yaml,
-with the optimizer, precision, runtime settings, batch size and threads of the run, on random tokens. All models take
-steps in one process, round by round, so that whatever else the machine does hits all of them alike.
+`anlit compare --measure_steps` and `anlit study` start it. It builds each run's model again from config.yaml, with the
+optimizer, precision, runtime settings, batch size and threads of the run, on random tokens. All models take steps in
+one process, round by round, so that other work of the machine slows all of them alike.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from anlit.settings import build, is_plain, subclass_named
 
 ROUNDS, WARMUP = 15, 2
 TURN_SECONDS = 0.2
-"""A turn takes as many steps as last so long, so that the clock's and the scheduler's grain do not show."""
+"""A turn has as many steps as take this time, so that the resolution of the clock does not matter."""
 
 
 def measure(runs: list[Run], rounds: int, device: torch.device) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def measure(runs: list[Run], rounds: int, device: torch.device) -> dict[str, Any
 
     Args:
         runs: One of each configuration.
-        rounds: How often each has its turn.
-        device: Where.
+        rounds: The number of turns of each.
+        device: The device.
 
     Returns:
         `arms`: {run, key, tokens, steps in a turn, seconds_per_token of each round}; `threads`.
@@ -88,7 +88,7 @@ def measure(runs: list[Run], rounds: int, device: torch.device) -> dict[str, Any
 
 
 def model_of(run: Run) -> LanguageModel:
-    """The model of a run's config.yaml, with new weights and the run's optimizer; nothing else that it names is made.
+    """The model of a run's config.yaml, with new weights and the run's optimizer. No other object of the file is made.
 
     Raises:
         UserError: The configuration names no model of ours, or one that cannot be built.
@@ -111,7 +111,7 @@ def model_of(run: Run) -> LanguageModel:
 
 
 def _optimizer_of(spec: Any, where: str) -> OptimizerFactory:
-    """An optimizer as the configuration has it, from numbers and texts."""
+    """The optimizer of a configuration, whose settings are numbers and texts."""
     path = spec if isinstance(spec, str) else mapping(spec).get("class_path")
     kind = subclass_named(torch.optim.Optimizer, str(path), where)
     if not is_plain(arguments := init_args(spec)):
@@ -127,7 +127,7 @@ def _optimizer_of(spec: Any, where: str) -> OptimizerFactory:
 
 
 def batch_of(run: Run, device: torch.device) -> tuple[Batch, torch.dtype]:
-    """A batch of random tokens of the run's shape, in documents where the model masks them, and the products' type.
+    """A batch of random tokens of the run's shape, and its data type. If the model masks documents, the batch has some.
 
     Raises:
         UserError: The configuration does not say how large a batch is.

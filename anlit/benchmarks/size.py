@@ -1,4 +1,4 @@
-"""The shape of a model and of its batch, the options that change it, and the tokens in it."""
+"""The shapes of a model and its batch, the options that change them, and random tokens."""
 
 import argparse
 from dataclasses import dataclass, replace
@@ -11,19 +11,19 @@ from anlit.benchmarks.options import DTYPES
 from anlit.benchmarks.peers.training_step import random_blocks
 
 MEAN_DOCUMENT = 1 / 4
-"""Mean length of a packed document, in T."""
+"""Mean length of a packed document, as a share of T."""
 NUMBERS = ("d_model", "n_layers", "n_heads", "vocab_size", "length", "batch")
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model's shape and its batch's; the MLP is 4·d wide, embedding and head are apart.
+    """The shapes of a model and its batch. The MLP is 4·d wide; embedding and head are separate.
 
     Args:
-        d_model, n_layers, n_heads, vocab_size: The network.
+        d_model, n_layers, n_heads, vocab_size: The shape of the network.
         length: T, tokens in a sequence.
         batch: Sequences.
-        dtype: Of products: bfloat16 under autocast, where parameters stay float32; or float32.
+        dtype: The data type of products: float32, or bfloat16 under autocast with float32 parameters.
     """
 
     d_model: int
@@ -36,12 +36,12 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """In a batch."""
+        """Tokens in a batch."""
         return self.batch * self.length
 
     @property
     def title(self) -> str:
-        """All of it, for a table."""
+        """All numbers, for a table."""
         shape = f"d {self.d_model}, L {self.n_layers}, T {self.length}, B {self.batch}, V {self.vocab_size}"
         return f"{shape}, {self.as_json()['dtype']}"
 
@@ -52,12 +52,12 @@ class Size:
 def add_size_options(parser: argparse.ArgumentParser) -> None:
     """--d_model and so on, --dtype."""
     for field in NUMBERS:
-        parser.add_argument(f"--{field}", type=int, metavar="N", help="in place of the one that is built in")
-    parser.add_argument("--dtype", choices=list(DTYPES), help="in place of the one that is built in")
+        parser.add_argument(f"--{field}", type=int, metavar="N", help="replaces the built-in one")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="replaces the built-in one")
 
 
 def changed_size(size: Size, given: argparse.Namespace) -> Size:
-    """With what was given in its place."""
+    """`size` with the given options in place of its numbers."""
     changes: dict[str, Any] = {field: value for field in NUMBERS if (value := getattr(given, field))}
     if given.dtype:
         changes["dtype"] = DTYPES[given.dtype]

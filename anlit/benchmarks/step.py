@@ -1,10 +1,9 @@
-"""`anlit benchmark step`: training steps of our models, and of what one would take instead, beside each other.
+"""`anlit benchmark step`: training steps of our models and of other libraries.
 
 Each variant is built, checked (finite losses, the same eager and compiled; a peer has as many parameters and FLOPs) and
-warmed up; then all take turns in this one run, and what is compared is paired inside a round. Our step is Lightning's,
-with optimizer, clipping and the norms' restoration; loader, callbacks and logging are left out. A peer's is the plain
-loop: autocast, cross-entropy, clipping to 1.0, fused AdamW. Each row is one document, as the peers have it, unless
---documents is given.
+warmed up. Then all take turns in this one run, and ratios are paired by round. Our step is Lightning's, with optimizer,
+clipping and restoration of norms, without loader, callbacks and logging. A peer's step is the plain loop: autocast,
+cross-entropy, clipping to 1.0, fused AdamW. Each row is one document, as for the peers, unless --documents is given.
 """
 
 import argparse
@@ -53,29 +52,29 @@ from anlit.errors import UserError
 from anlit.models.runtime import Runtime
 
 BASE = "GPT"
-"""What the others' times are put beside."""
+"""The model that the others are compared with."""
 NAMES = {"GPT": "GPT+", "transformers": "Qwen3"}
-"""How tables call a model, where they call it otherwise."""
+"""Names of models in tables, if they differ."""
 HOW = {"no": "eager", "blocks": "compiled", "whole": "compiled whole", "float8": "compiled, float8"}
 OURS_COMPILED = ("no", "blocks", "float8")
 CHECKED_STEPS = 3
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 1e-2}
-"""Relative, between the losses of one architecture in its first steps, however it is run."""
+"""The largest relative difference between the first losses of one architecture, eager or compiled."""
 FLOAT8_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is timed.
+    """The variants to time.
 
     Args:
-        size: The step.
-        models, peers: Ours and theirs.
+        size: The shapes of the model and the batch.
+        models, peers: Our models and those of other libraries.
         compiled: How ours are run: no, blocks, float8 (compiled blocks with products in float8).
-        peers_compiled: How theirs are run: no, blocks, whole.
-        mechanisms: Attention's in ours.
-        groups: Query heads that share a key head, in ours.
-        rounds: How often the variants take turns.
+        peers_compiled: How the peers are run: no, blocks, whole.
+        mechanisms: The attention mechanisms of our models.
+        groups: Numbers of query heads that share a key head, in our models.
+        rounds: The number of rounds.
         repeats: Steps in a turn.
     """
 
@@ -105,7 +104,7 @@ PRESETS = {
 
 
 class PeerProcess:
-    """A peer in a process of its own, as its user would run it: ours changes how this one allocates memory.
+    """A peer in a separate process, as its user would run it. Our process allocates memory in another way.
 
     Raises:
         ProcessError: It could not be built, or the process ended.
@@ -133,9 +132,9 @@ class PeerProcess:
 
 
 def cases(plan: Plan, device: torch.device, documents: bool, python: str | None) -> list[Case]:
-    """All of ours, the compiled after the others, then the peers'; each beside GPT+ in the same mode.
+    """Our variants, eager ones first, then the peers'. Each is compared with GPT+ in the same mode.
 
-    For float8 and for a peer that is compiled as a whole that is GPT+ with compiled blocks.
+    float8 and a peer that is compiled as a whole are compared with GPT+ with compiled blocks.
     """
 
     def case(model: str, compiled: str, mechanism: str = "plain", group: int = 1) -> Case:
@@ -152,7 +151,7 @@ def cases(plan: Plan, device: torch.device, documents: bool, python: str | None)
 
 
 def _build(plan: Plan, device: torch.device, documents: bool, python: str | None, rows: list[Row]) -> Ready:
-    """The variant of the last row after its first steps. A peer runs in this Python if that has it, else in the other.
+    """The variant of the last row after its first steps. A peer runs in this Python if it is installed here.
 
     Raises:
         NotTimedError: It computes something else.
@@ -179,10 +178,10 @@ def _build(plan: Plan, device: torch.device, documents: bool, python: str | None
 
 
 def reason_against(row: Row, rows: list[Row], size: Size) -> str | None:
-    """Why a variant's numbers are wrong, if they are.
+    """Why a variant's numbers are wrong; None if they are right.
 
-    Its first losses have to be those of the same architecture as it ran before. A peer has to do the work of our GPT,
-    and to begin near log V as every network does that knows nothing.
+    Its first losses must equal those of the variants of the same architecture before it. A peer must have the FLOPs and
+    parameters of our GPT, and an initial loss near ln V.
     """
     losses = row["losses"]
     if not all(math.isfinite(loss) for loss in losses):
@@ -203,7 +202,7 @@ def reason_against(row: Row, rows: list[Row], size: Size) -> str | None:
 
 
 def other_work(row: Row, ours: Row) -> str | None:
-    """Why a peer's step is not the work of ours; None if it is. Gains are counted as parameters by some."""
+    """Why a peer's step is other work than ours; None if it is the same. Only some count gains as parameters."""
     for what, allowed in (("flops_per_token", 1e-9), ("parameters", 0.002)):
         if abs(row[what] / ours[what] - 1) > allowed:
             return f"it does other work: {what} {row[what]:.6g}, ours {ours[what]:.6g}"
@@ -233,7 +232,7 @@ def main(argv: list[str]) -> int:
 
 
 def changed_plan(plan: Plan, given: argparse.Namespace) -> Plan:
-    """The preset with what was given in its place.
+    """The preset with the given options in place of its own.
 
     Raises:
         UserError: A name is not known.
@@ -266,11 +265,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--models", type=names, metavar="A,…", help=f"of {', '.join(MODELS)}")
     add("--mechanisms", type=names, metavar="A,…", help=f"of {', '.join(MECHANISMS)}")
-    add("--groups", type=numbers, metavar="N,…", help="query heads that share a key head in ours (1)")
-    add("--compiled", type=names, metavar="A,…", help="of no, blocks, float8: how ours are run")
-    add("--peers", type=names, metavar="A,…", help=f"of {', '.join(PEERS)}, or none (all that are there)")
-    add("--peer_python", metavar="PATH", help="Python of an environment with the peers that this one lacks")
-    add("--documents", action="store_true", help="pack documents into ours and mask them")
+    add("--groups", type=numbers, metavar="N,…", help="query heads that share a key head in our models (1)")
+    add("--compiled", type=names, metavar="A,…", help="of no, blocks, float8, for our models")
+    add("--peers", type=names, metavar="A,…", help=f"of {', '.join(PEERS)}, or none (default: the installed ones)")
+    add("--peer_python", metavar="PATH", help="Python of an environment with the other peers")
+    add("--documents", action="store_true", help="pack documents into our batches and mask them")
     add_size_options(parser)
     add_loop_options(parser)
     return parser

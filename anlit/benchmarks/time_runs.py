@@ -1,4 +1,4 @@
-"""Times the steps of runs in a process of its own, for comparisons, which do without torch."""
+"""Times the steps of runs in a separate process, for comparisons, which do not import torch."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Entrants take turns, so that whatever else the machine does hits all of them; what is compared is paired by round."""
+"""Entrants take turns, so that other work of the machine slows all of them. Ratios are paired by round."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -22,14 +22,14 @@ def alternate(
     deadline: float | None = None,
     after_round: Callable[[dict[Name, list[Result]]], None] | None = None,
 ) -> dict[Name, list[Result]]:
-    """Call every entrant once in each round; each round begins with another one.
+    """Call every entrant once in each round. Each round begins with another entrant.
 
     Args:
-        entrants: What measures, such as `timed(step)`, by name.
+        entrants: Functions that measure, such as `timed(step)`, by name.
         rounds: Rounds that count.
-        warmup: Rounds before them that do not.
-        deadline: No round but the first begins after this `time.monotonic()`.
-        after_round: Gets all results so far after each round that counts, to keep them in case of a kill.
+        warmup: Rounds before them that do not count.
+        deadline: After this `time.monotonic()` no round begins, except the first.
+        after_round: Gets all results so far after each round that counts, to store them.
 
     Returns:
         The results of each entrant, round by round.
@@ -53,13 +53,13 @@ def alternate(
 def timed(call: Callable[[], Any], device: torch.device = torch.device("cpu"), repeats: int = 1) -> Callable[[], float]:
     """An entrant for `alternate` that returns the seconds of one call, the mean of `repeats`.
 
-    A GPU's own clock measures what runs on it.
+    On a GPU its own clock is used.
     """
     return lambda: seconds_of(call, device, repeats)
 
 
 def paired_ratio(times: Sequence[float], others: Sequence[float]) -> Interval:
-    """How many times the others' time: the median of the rounds' ratios, with its 95 % interval."""
+    """The median over rounds of the ratios of times, with its 95 % interval."""
     return median_with_interval([one / other for one, other in zip(times, others, strict=True)])
 
 

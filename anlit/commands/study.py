@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from anlit.analysis.study.estimate import overview
-from anlit.analysis.study.launch import Local, launch
+from anlit.analysis.study.launch import launch
 from anlit.analysis.study.outcome import outcome_of
 from anlit.analysis.study.plan import PlannedRun, Study, read_study
 from anlit.analysis.study.reuse import reuse
@@ -33,8 +33,7 @@ def main(argv: list[str]) -> int:
     study = read_study(given.config, given.budget)
     output = Path(given.output or f"runs/{study.label}")
     cores = os.cpu_count() or 1
-    gpus = tuple(given.gpus.split(",")) if given.gpus else None
-    jobs = len(gpus) if gpus else given.jobs
+    jobs, threads = given.jobs, given.threads or max(1, cores // given.jobs)
     if not given.report_only:
         check_study(study)
     if given.dry_run:
@@ -52,13 +51,12 @@ def main(argv: list[str]) -> int:
         reuse(study.tuning_runs(), output, given.reuse, _tell)
         if given.slurm is not None:
             return _on_slurm(study, output, argv, typed, given)
-        local = Local(jobs, given.threads or max(1, cores // jobs), gpus)
         print(overview(study, jobs), flush=True)
-        launch(study.tuning_runs(), output, local, _tell)
+        launch(study.tuning_runs(), output, jobs, threads, _tell)
         selected = select(study, output)
         require_selection(study, selected)
         reuse(study.measured_runs(selected), output, given.reuse, _tell)
-        launch(study.measured_runs(selected), output, local, _tell)
+        launch(study.measured_runs(selected), output, jobs, threads, _tell)
         _time_steps(study, output, typed)
         _after(study, output)
     except KeyboardInterrupt:
@@ -93,7 +91,6 @@ def _parser() -> CommandParser:
     )
     add("--jobs", type=int, default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
     add("--threads", type=int, metavar="N", help="CPU threads of each run (default: the cores divided by --jobs)")
-    add("--gpus", metavar="0,1,…", help="one run on each of these GPUs at a time, instead of --jobs")
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help="submit job arrays; in quotes, options of sbatch")
     return parser
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,16 +98,3 @@ def _name(one: Candidate | Checkpoint) -> str:
     """The name of one checkpoint alone."""
     location = f"{one.run.name}/{one.file.name}" if one.run is not None else str(one.file)
     return f"{location}, step {one.step:,}"
-
-
-def mean_and_sd(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and sample standard deviation over seeds.
-
-    Both are None if a value is missing. The standard deviation is None too for one value, or if one is not finite.
-    """
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None, None
-    if not all(math.isfinite(value) for value in known):
-        return sum(known), None  # NaN or ±∞, like the mean
-    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None

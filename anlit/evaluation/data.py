@@ -5,7 +5,7 @@ from typing import Any
 
 import anlit.data.corpora
 import anlit.data.mixture
-import anlit.evaluation.needle.data  # noqa: F401  a configuration may name any of them; what is not imported is refused
+import anlit.evaluation.needle.data  # noqa: F401  a configuration may name any of them, and classes that are not imported are refused
 from anlit.checkpoints.loading import Checkpoint
 from anlit.configuration import CONFIG, mapping
 from anlit.data.module import TokenShards
@@ -55,7 +55,7 @@ def _refuse_addresses(settings: dict[str, Any], where: str) -> None:
     values = [*settings.values(), *mapping(settings.get("paths")).values()]
     if found := [value for value in values if isinstance(value, str) and is_remote(value)]:
         raise UserError(
-            f"{where} names the address {shown(found[0])}, which a file cannot make us read: set --data to it"
+            f"{where} names the address {shown(found[0])}, which is read only if you give it: set --data to it"
         )
 
 

@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,15 @@ def jsonable(value: Any, digits: int | None = None) -> Any:
     """`value` as JSON types: null for a number that is not finite, a string for types that JSON does not have.
 
     Args:
-        value: Any value; keys of dictionaries become strings.
+        value: Any value. Keys of dictionaries become strings, dataclasses and named tuples objects, arrays lists.
         digits: Significant digits that numbers keep (default: all).
     """
+    if is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, dict):
         return {str(key): jsonable(below, digits) for key, below in value.items()}
     if isinstance(value, list | tuple):

@@ -47,15 +47,15 @@ ROW_GROUP = 1 << 17
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Of the tokens of one document, in order; each array is (n,)."""
+    """The scores of the tokens of one document, in order; each array is (n,)."""
 
     tokens: np.ndarray
     log_likelihood: np.ndarray
-    """float32, nats; NaN for a first token that nothing stands before."""
+    """float32, nats; NaN for a first token without context."""
     rank: np.ndarray
-    """int32, 1 where the token was the most probable; 0 where it was not scored."""
+    """int32, 1 if the token was the most probable; 0 if it was not scored."""
     n_context: np.ndarray
-    """int32, how many tokens of the document the model saw before it."""
+    """int32, the number of tokens of the document that the model saw before it."""
 
 
 class TokenTable:
@@ -99,7 +99,7 @@ class TokenTable:
             scores: The scores of n tokens.
             offsets: (n, 2) int64, their byte ranges; None for null in the table.
             positions: (n,) int64, their positions in the document; None for 0 … n − 1.
-            source: Where its text stands: the file, and the record in it.
+            source: The origin of its text: the file, and the record in it.
         """
         n = len(scores.tokens)
         missing = np.isnan(scores.log_likelihood)
@@ -146,7 +146,7 @@ class TokenTable:
 
 
 def byte_offsets(text: str, characters: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Ranges of characters as ranges of UTF-8 bytes, (n, 2) int64."""
+    """Ranges of UTF-8 bytes for ranges of characters, (n, 2) int64."""
     if text.isascii():
         return np.array(characters, np.int64).reshape(-1, 2)
     code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)

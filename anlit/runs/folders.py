@@ -2,7 +2,7 @@
 
 A run folder holds `config.yaml` (the resolved configuration), `metrics.csv` (one row per log call,
 empty cells where a row has no value) and `run.json` (versions, hardware, data fingerprint, status).
-A crashed run may lack any of them; it is still read, so that a report can list it.
+A crashed run may lack any of them. It is read all the same, so that a report can list it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ METRICS, RECORD = "metrics.csv", "run.json"
 class Curve:
     """Validation points in the order of training; all three arrays have shape (points,).
 
-    `tokens` are training tokens seen, `seconds` training time without validation (NaN where it was
-    not logged), `loss` is in nats per token.
+    `tokens` are training tokens seen, `seconds` training time without validation (NaN if it was not
+    logged), `loss` is in nats per token.
     """
 
     tokens: NDArray[np.float64]
@@ -48,7 +48,7 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run folder as read; `record` is run.json, `config` is config.yaml ({} where missing)."""
+    """The content of one run folder; `record` is run.json, `config` is config.yaml ({} if missing)."""
 
     folder: Path
     config: dict[str, Any]
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def attention(self) -> str:
-        """Name of the attention mechanism, `plain` where none is set."""
+        """Name of the attention mechanism; `plain` if none is set."""
         return attention_label(init_args(self.config.get("model")).get("attention"))
 
     @property
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def content_hash(self) -> str | None:
-        """SHA-256 of the tokenised corpus, None where it was not recorded."""
+        """SHA-256 of the tokenised corpus; None if it was not recorded."""
         return self._fingerprint("content")
 
     @property
@@ -93,7 +93,7 @@ class Run:
 
     @property
     def commit(self) -> str | None:
-        """Short commit, with `+dirty` where the tree had uncommitted changes."""
+        """Short commit, with `+dirty` if the tree had uncommitted changes."""
         git = mapping(self.record.get("git"))
         if not git.get("commit"):
             return None
@@ -101,7 +101,7 @@ class Run:
 
     @property
     def hardware(self) -> str | None:
-        """Devices, and the processor where it is the device; None where it was not recorded."""
+        """Devices, with the processor if it is the device; None if they were not recorded."""
         return hardware_label(self.record)
 
     @property
@@ -116,7 +116,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """`status` in words for a table, with what keeps the run from being compared."""
+        """`status` in words for a table, and the reason if the run cannot be compared."""
         if len(self.curve) == 0:
             return f"{self.status}, no validation"
         return f"{self.status}, diverged" if self.diverged else self.status
@@ -128,7 +128,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Comparable, and trained to its end as far as is known."""
+        """Comparable, and finished as far as is known."""
         return self.comparable and self.status in ("finished", "unknown")
 
     def _fingerprint(self, name: str) -> str | None:
@@ -137,7 +137,7 @@ class Run:
 
 
 def hardware_label(record: dict[str, Any]) -> str | None:
-    """The hardware of a record in words: devices, and the processor where it is the device; None if not recorded."""
+    """The hardware of a record in words: devices, with the processor if it is the device; None if not recorded."""
     hardware = mapping(record.get("hardware"))
     devices = [str(device) for device in hardware.get("devices") or []]
     if not devices:
@@ -196,15 +196,15 @@ def _parse(path: Path, parse: Any) -> dict[str, Any]:
         content = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}): mend the file or leave the run out.") from error
+        raise UserError(f"{path} cannot be read ({reason}): repair the file or leave the run out.") from error
     return mapping(content)
 
 
 def _read_validation(path: Path) -> tuple[Curve, float | None]:
     """The validation curve and the last bits per byte.
 
-    A resumed run repeats what it had done after its checkpoint: where tokens go back, the points
-    from there on are the ones that count.
+    A resumed run repeats the steps after its checkpoint. When the tokens go back, the later points replace the
+    earlier ones.
     """
     points: list[tuple[float, float, float, float]] = []
     if path.is_file():
@@ -218,7 +218,7 @@ def _read_validation(path: Path) -> tuple[Curve, float | None]:
                         rest = ("val/seconds", "val/loss", "val/bits_per_byte")
                         points.append((tokens, *(_number(row.get(key)) for key in rest)))  # type: ignore[arg-type]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{path} cannot be read ({error}): mend it or leave the run out.") from error
+            raise UserError(f"{path} cannot be read ({error}): repair it or leave the run out.") from error
     columns = np.array(points, dtype=np.float64).reshape(-1, 4).T
     bits = float(columns[3, -1]) if points and np.isfinite(columns[3, -1]) else None
     return Curve(*columns[:3]), bits

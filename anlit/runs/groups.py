@@ -1,4 +1,4 @@
-"""Groups: runs of one configuration with different seeds, each with a label of its own."""
+"""Groups: runs of one configuration with different seeds, each with a unique label."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from anlit.configuration import mapping
 from anlit.errors import UserError
 from anlit.runs.folders import Curve, Run
 
-# What these settings change is where a run is written, how it is watched and computed, and in which order it sees the
-# data.
+# These settings change where a run is written, how it is logged and computed, and the order of its data.
 UNLEARNED = (
     "seed_everything", "run_dir", "ckpt_path", "checkpoint_every_n_steps", "weights_only", "verbose",
     "data.init_args.seed", "data.init_args.num_workers", "trainer.logger", "trainer.callbacks",
@@ -28,15 +27,15 @@ PATHS = ("path", "paths", "folder", "root", "dir")
 SECTIONS = ("model", "data", "trainer")
 MOST_SETTINGS = 4
 SPELLED = {"DynamicNTK": "dynamic NTK", "PRoPE": "p-RoPE", "NoPE": "no positions"}
-"""Classes that the field calls by another name."""
+"""Names of classes in labels, if they differ."""
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that differ in nothing but what `settings` leaves out.
+    """Runs with the same `settings`, which map dotted keys to values.
 
-    `settings` maps dotted keys to values. `counted` are the runs behind every number of the group:
-    the complete ones; only where there is none, those that are unfinished but have validation points.
+    `counted` are the runs behind every number of the group: the complete ones, or, if there is none, the unfinished
+    ones that have validation points.
     """
 
     label: str
@@ -63,7 +62,7 @@ class Group:
 
     @property
     def key(self) -> str:
-        """What the configuration is known by outside this comparison: a hash of its settings."""
+        """A hash of the settings, which identifies the configuration in other files."""
         return sha256(json.dumps(self.settings, sort_keys=True, default=str).encode()).hexdigest()
 
     def curves(self) -> list[Curve]:
@@ -96,10 +95,10 @@ def group_runs(runs: list[Run]) -> list[Group]:
 
 
 def learned_settings(run: Run) -> dict[str, Any]:
-    """The configuration as dotted keys, without nulls and without what does not change learning.
+    """The configuration as dotted keys, without nulls and without settings that do not change learning.
 
-    Where the content of the data was recorded, its hash stands for the paths it was read from. Of initial weights it
-    says only that there were some: each seed has its own.
+    If the hash of the data was recorded, it replaces the paths. Initial weights are True if there were some, because
+    each seed has its own.
     """
     kept = {}
     for key, value in _flatten(run.config):
@@ -108,7 +107,7 @@ def learned_settings(run: Run) -> dict[str, Any]:
         if key.startswith("data.") and run.content_hash:
             ignored |= _is_path(name)
         if key.startswith("model.init_args.attention."):
-            ignored |= run.attention == "plain"  # written out or left null, it is the same
+            ignored |= run.attention == "plain"  # the same as null
         if not ignored:
             kept[key] = True if key == "initial_weights" else value
     hashes = {"data.content": run.content_hash, "data.tokenizer": run.tokenizer_hash}
@@ -116,10 +115,7 @@ def learned_settings(run: Run) -> dict[str, Any]:
 
 
 def differing(settings: list[dict[str, Any]]) -> list[str]:
-    """Keys whose values are not the same everywhere, model first.
-
-    Where a class differs its arguments do too, and are left out.
-    """
+    """Keys whose values differ, those of the model first. If a class differs, its arguments are left out."""
     keys = sorted({key for one in settings for key in one}, key=lambda key: (_section(key), key))
     keys = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
     classes = [key.removesuffix("class_path") + "init_args." for key in keys if key.endswith("class_path")]
@@ -127,7 +123,7 @@ def differing(settings: list[dict[str, Any]]) -> list[str]:
 
 
 def short_names(keys: list[str]) -> dict[str, str]:
-    """Each dotted key with the shortest ending that no other of `keys` has: `lr`, `positions`."""
+    """The shortest ending of each dotted key that no other key has: `lr`, `positions`."""
     parts = {key: [p for p in key.split(".") if p not in ("init_args", "class_path")] for key in keys}
     names = {}
     for key, own in parts.items():
@@ -139,7 +135,7 @@ def short_names(keys: list[str]) -> dict[str, str]:
 
 
 def show(value: Any) -> str:
-    """A setting's value as a label shows it: no module path, no trailing zeros."""
+    """A setting's value in a label: no module path, no trailing zeros."""
     if value is None:
         return "none"
     if isinstance(value, float):
@@ -153,8 +149,8 @@ def show(value: Any) -> str:
 def mean_curve(curves: list[Curve]) -> tuple[Curve, NDArray[np.float64]]:
     """Pointwise mean over runs and the sample standard deviation of the loss (0 for one run).
 
-    Defined on all validation points inside the token range that every curve covers; a curve
-    without a point there is interpolated linearly.
+    It has all validation points in the range of tokens that every curve covers. A curve without a
+    point there is interpolated linearly.
 
     Raises:
         ValueError: the curves have no range in common.
@@ -173,7 +169,7 @@ def mean_curve(curves: list[Curve]) -> tuple[Curve, NDArray[np.float64]]:
 
 
 def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
-    """`plain` made distinct with the settings in which the bearers of one label differ."""
+    """`plain` labels made distinct by the settings in which runs of one label differ."""
     labels = list(plain)
     for label in {label for label, count in Counter(plain).items() if count > 1}:
         bearers = [i for i, other in enumerate(plain) if other == label]
@@ -191,7 +187,7 @@ def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
 
 
 def _told(name: str, value: Any) -> str:
-    """`lr=0.005`; a class by its name alone, `dynamic NTK`."""
+    """`lr=0.005`; only the name of a class, `dynamic NTK`."""
     return show(value) if isinstance(value, str) and value.startswith("anlit.") else f"{name}={show(value)}"
 
 

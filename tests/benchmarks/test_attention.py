@@ -83,23 +83,6 @@ def test_the_compiler_begins_anew_once_and_not_for_each_shape(tmp_path: Path, mo
     assert len(resets) == 1
 
 
-def test_a_run_that_is_killed_leaves_the_shapes_that_it_did(tmp_path: Path, monkeypatch) -> None:
-    measure = cases._measure_group
-
-    def killed(group: cases.Group, *more: Any) -> None:
-        if "documents" in group.title:
-            raise KeyboardInterrupt
-        measure(group, *more)
-
-    monkeypatch.setattr(cases, "_measure_group", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, "--entrants", "plain,eager")
-    record = json.loads((tmp_path / "attention.json").read_text())
-    assert [group["title"] for group in record["groups"]] == ["D 8, T 32, dense, 128 × 16 heads"]
-    assert "median" in record["groups"][0]["rows"][0]["seconds"]["both"]
-    assert not record["finished"]
-
-
 def test_what_is_wrong_fails_or_cannot_is_told_and_not_timed(tmp_path: Path, monkeypatch, capsys) -> None:
     def wrong(q, k, v, mechanism, documents, dropout):
         return 1.001 * eager.attend(q, k, v, mechanism, documents, dropout)
@@ -143,16 +126,6 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
 def test_a_preset_for_a_gpu_needs_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--preset h200 needs a CUDA device"):
         run(tmp_path, "--preset", "h200")
-
-
-def test_the_h200_preset_has_what_is_to_be_compared() -> None:
-    plan = PRESETS["h200"]
-    wanted = {("scale-invariant", kernel) for kernel in ("flex", "flex-formula", "triton")}
-    assert set(plan.entrants) >= {*wanted, ("plain", "flash"), ("log-n", "flash")}
-    shapes = plan.shapes()
-    assert len(shapes) == 16
-    assert {shape.heads * shape.width for shape in shapes} == {2048}
-    assert max(shapes, key=lambda s: s.length).batch == 1
 
 
 def test_documents_are_of_mixed_length_and_alike_for_all() -> None:

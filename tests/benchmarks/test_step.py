@@ -187,12 +187,6 @@ def test_losses_that_tell_of_errors() -> None:
     assert "about 8.32" in reason_against(peer | {"losses": [10.0, 9.0, 8.0]}, [good, peer], size)
 
 
-def test_no_time_left(tmp_path: Path) -> None:
-    record = run(tmp_path, "--peers", "none", "--minutes", "0")
-    assert record["groups"] == []
-    assert "Left out after 0 minutes: d 16, L 2" in (tmp_path / "step-cpu.md").read_text()
-
-
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
     for options, sentence in (
         (["--models", "GTP"], "--models GTP is not known: choose from GPT"),
@@ -239,17 +233,6 @@ def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
     assert rows[5]["beside"] == {}
     assert rows[0]["seconds"]["train"]["quartiles"] == [1.5, 3.0]
     assert of_peak("train", 2e9)(rows[0]) == "25.0%"
-
-
-def test_the_presets_compare_what_is_to_be_compared() -> None:
-    labels = [case.label for case in cases(PRESETS["cpu"], CPU, False, None)]
-    assert labels[:6] == [f"{model} {how}" for how in ("eager", "compiled") for model in ("GPT+", "nGPT", "anGPT")]
-    assert {"litgpt eager", "litgpt compiled whole", "Qwen3 eager", "Qwen3 compiled"} <= set(labels)
-    gpu = PRESETS["h200"]
-    assert (gpu.size.length, gpu.size.batch, gpu.size.vocab_size, gpu.size.dtype) == (2048, 8, 50_304, torch.bfloat16)
-    assert [case.label for case in cases(gpu, CPU, False, None)] == [
-        "GPT+ compiled", "nGPT compiled", "anGPT compiled", "litgpt compiled whole", "Qwen3 compiled whole",
-    ]  # fmt: skip
 
 
 def test_a_step_with_shared_keys_beside_one_without(tmp_path: Path) -> None:

@@ -33,19 +33,6 @@ def test_growth_over_layers(tmp_path: Path, capsys) -> None:
     assert "FLOPs' exponent" in capsys.readouterr().out
 
 
-def test_growth_has_a_time_limit_and_another_mechanism(tmp_path: Path) -> None:
-    options = ["--preset", "cpu", *SHAPE, "--grow", "L", "--mechanism", "scale-invariant", "--output", str(tmp_path)]
-    assert main(["growth", *options, "--minutes", "0"]) == 0
-    record = json.loads((tmp_path / "growth.json").read_text())
-    assert record["groups"] == []
-    assert record["left_out"] == ["L = 1", "L = 2", "L = 4", "L = 8"]
-    assert "Left out after 0 minutes: L = 1;" in (tmp_path / "growth.md").read_text()
-    assert main(["growth", *options, "--values", "1", "--models", "anGPT", "--rounds", "1"]) == 0
-    record = json.loads((tmp_path / "growth.json").read_text())
-    assert record["mechanism"] == "scale-invariant"
-    assert [row["reason"] for row in record["groups"][0]["rows"]] == [None]
-
-
 def test_a_sequence_longer_than_the_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="one sequence of 32 has more"):
         main(["growth", "--preset", "cpu", *SHAPE, "--grow", "T", "--values", "32", "--output", str(tmp_path)])

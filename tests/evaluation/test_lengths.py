@@ -18,7 +18,7 @@ from anlit.attention.documents import Documents
 from anlit.checkpoints.loading import Checkpoint, load_checkpoint
 from anlit.data import TokenShards
 from anlit.errors import UserError
-from anlit.evaluation.arms import group_by_seed, mean_and_sd
+from anlit.evaluation.arms import group_by_seed
 from anlit.evaluation.data import available_targets, data_of
 from anlit.evaluation.lengths import measure as lengths_measure
 from anlit.evaluation.lengths.measure import Measurement, measure, token_losses
@@ -250,10 +250,3 @@ def test_seeds_of_one_arm_may_begin_with_weights_of_their_own(run: Path, tmp_pat
         (paths[-1] / "config.yaml").write_text(yaml.safe_dump(config))
     arms = group_by_seed([load_checkpoint(str(path), "cpu") for path in paths])
     assert [arm.members for arm in arms] == [(0, 3), (1, 2)]
-
-
-def test_mean_and_deviation_over_seeds() -> None:
-    assert mean_and_sd([1.0, 2.0, 4.5]) == pytest.approx((2.5, np.std([1, 2, 4.5], ddof=1)))
-    assert mean_and_sd([3.0]) == (3.0, None)
-    assert mean_and_sd([3.0, None]) == (None, None)
-    assert mean_and_sd([3.0, math.inf]) == (math.inf, None)

@@ -37,10 +37,8 @@ def content(run_dir: Path) -> dict[str, bytes]:
     ("changed", "said"),
     [
         (["--model.n_heads=4"], "model.n_heads 2 → 4"),
-        (
-            ["--model.attention=LogN", "--model.positions.base=500"],
-            "model.attention Plain → LogN, model.positions.base 10",
-        ),
+        (["--model.attention=LogN"], "model.attention Plain → LogN"),
+        (["--model.positions.base=500"], "model.positions.base 10000.0 → 500.0"),
         (["--model.d_model=64", "--model.n_layers=3"], "model.n_layers 2 → 3, model.d_model 32 → 64"),
         (["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"], "model.optimizer AdamW → SGD"),
         (["--seed_everything=5"], "seed_everything 1 → 5"),

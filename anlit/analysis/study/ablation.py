@@ -1,4 +1,4 @@
-"""The ablation: how each change moves the loss, in the order that the study lists them, and claims put to the test."""
+"""The ablation: how much each change moves the loss, and which claims about the changes hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anlit.reporting.text import minus
 from anlit.runs.folders import Run
 
 MARGIN = 0.005
-"""A share of the loss: what counts as no change, where a claim gives no other."""
+"""The share of the loss that counts as no change, unless a claim gives another."""
 
 
 def ablation(outcome: Outcome, options: dict[str, Any]) -> list[str]:
@@ -66,7 +66,7 @@ def losses_by_seed(runs: tuple[Run, ...]) -> dict[Any, float]:
 
 
 def shared(ours: dict[Any, float], theirs: dict[Any, float]) -> tuple[dict[Any, float], dict[Any, float]]:
-    """Both on the seeds that both have, for a test in pairs; as they are where those are fewer than two."""
+    """Both, restricted to their common seeds for a paired test; unchanged if they share fewer than two seeds."""
     both = [seed for seed in ours if seed in theirs]
     return ({seed: ours[seed] for seed in both}, {seed: theirs[seed] for seed in both}) if both[1:] else (ours, theirs)
 
@@ -84,11 +84,11 @@ def _claims(outcome: Outcome, options: dict[str, Any]) -> list[str]:
 
 
 def verdict(expected: str, ours: dict[Any, float], theirs: dict[Any, float], failed: int, margin: float) -> str:
-    """What the seeds say of a claim; a claim that they cannot decide is `open`.
+    """Whether a claim holds on the common seeds; `open` if they cannot decide.
 
     same: the 95 % interval of the difference lies within ± margin × their loss. better, worse: it lies on one side of
-    0. unstable: a seed diverged, or the spread over seeds is at least three times theirs; a loss that is higher and
-    nothing else is told as that. All on the seeds that both have.
+    0. unstable: a seed diverged, or the spread over seeds is at least three times theirs. A loss that is only higher is
+    called worse.
     """
     if expected == "unstable" and failed:
         return f"holds: {failed} of {failed + len(ours)} seeds diverged"
@@ -118,7 +118,7 @@ def _words(expected: str, margin: float) -> str:
 
 
 def _failed(outcome: Outcome, arm: Arm) -> int:
-    """Measured seeds that failed; where the whole grid did, its points."""
+    """The number of measured seeds that failed; if the whole grid failed, the number of its points."""
     measured = {run.name for run in outcome.study.measured_runs(outcome.selected) if run.arm is arm}
     if arm.name in outcome.selected:
         return sum(state.status == "failed" for run, state, _ in outcome.runs if run.name in measured)

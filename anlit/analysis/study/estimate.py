@@ -1,4 +1,4 @@
-"""How many tokens and hours a study's runs need, from its YAML alone, before anything starts."""
+"""How many tokens and hours the runs of a study need, estimated from its YAML before anything starts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from anlit.analysis.study.plan import PlannedRun, Study, merged, read_yaml
 from anlit.configuration import mapping
 
 DEFAULTS = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
-"""Of the three architectures, where a configuration leaves them out; the vocabulary is GPT-2's."""
+"""Defaults of the three architectures. The vocabulary is GPT-2's."""
 SECONDS_TO_START = 10.0
-"""Imports, opening the data and the first step."""
+"""The time for imports, opening the data and the first step."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run: training tokens, parameters, and FLOPs (6 a weight and token, 12·d a layer and visible key)."""
+    """The cost of one run. FLOPs are 6 per weight and token, and 12·d per layer and visible key."""
 
     tokens: float
     parameters: float
@@ -24,7 +24,7 @@ class Cost:
 
 
 def cost_of(run: PlannedRun) -> Cost:
-    """What the run's configuration asks for; sequences are taken as one document each, an upper bound."""
+    """The cost of a run by its configuration. Each sequence counts as one document, which gives an upper bound."""
     config = configuration_of(run)
     model, data, trainer = (mapping(config.get(name)) for name in ("model", "data", "trainer"))
     vocabulary_of_data = {"vocab_size": mapping(data.get("init_args")).get("vocab_size", DEFAULTS["vocab_size"])}
@@ -43,19 +43,19 @@ def cost_of(run: PlannedRun) -> Cost:
 
 
 def hours(cost: Cost, flops_per_second: float) -> float:
-    """Of one run that trains at a rate."""
+    """Hours of one run at a rate in FLOP/s."""
     return (cost.flops / flops_per_second + SECONDS_TO_START) / 3600
 
 
 def pace_of(study: Study) -> tuple[float | None, str]:
-    """FLOP/s of one run as the study's YAML has measured it, and where."""
+    """The rate of one run in FLOP/s that the study's YAML gives, and where it was measured."""
     pace = mapping(study.content.get("pace"))
     rate = pace.get("flops_per_second")
     return (float(rate) if rate is not None else None), str(pace.get("measured") or "")
 
 
 def overview(study: Study, jobs: int) -> str:
-    """The runs of both phases by arm, their tokens and estimated hours, as `--dry_run` prints them."""
+    """What `--dry_run` prints: the runs of both phases by arm, their tokens and estimated hours."""
     tuning = study.tuning_runs()
     measured = study.measured_runs({arm.name: arm.points[0] for arm in study.arms})
     rate, where = pace_of(study)

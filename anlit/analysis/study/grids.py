@@ -1,4 +1,4 @@
-"""Grids of settings: what `vary` and `tune` of a study's YAML stand for."""
+"""Grids of settings: `vary` and `tune` of a study's YAML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """`lr=0.004_size=d128`, empty for no choice at all."""
+        """`lr=0.004_size=d128`; empty for an empty choice."""
         return "_".join(f"{key}={plain(value)}" for key, value in self.shown.items())
 
     @property
@@ -45,7 +45,7 @@ NOTHING = Choice({}, {})
 
 
 def expand(grids: Any, where: str) -> list[Choice]:
-    """All points of a grid, or of a list of grids, each once; [NOTHING] where there is none.
+    """All points of a grid, or of a list of grids, each once; [NOTHING] without a grid.
 
     In a grid `key: value` and `key: [values]` are values of the setting with that dotted key; `name: {choice: {key:
     value, …}, …}` are named choices that change several settings together. A grid is the product of its lines.
@@ -65,7 +65,7 @@ def expand(grids: Any, where: str) -> list[Choice]:
 
 
 def plain(value: Any) -> str:
-    """A value in a folder's name: no character that a shell or a file system minds."""
+    """A value for a folder's name, without characters that are special to shells and file systems."""
     if isinstance(value, dict):
         value = str(value.get("class_path", "set")).rsplit(".", 1)[-1]
     return "".join(letter if letter.isalnum() or letter in "._+-=" else "-" for letter in str(value))
@@ -80,5 +80,5 @@ def _line(key: str, values: Any, where: str) -> list[Choice]:
 
 
 def short(key: str) -> str:
-    """The last part of a dotted key; of the two seeds, the data's is told apart."""
+    """The last part of a dotted key; `data_seed` for the data's seed."""
     return "data_seed" if key == "data.init_args.seed" else key.rsplit(".", 1)[-1]

@@ -1,4 +1,4 @@
-"""Runs of a study on this machine: so many at a time, finished ones skipped, cut ones continued, failures noted."""
+"""Runs of a study on this machine: several at a time. Finished ones are skipped, interrupted ones continue."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, NamedTuple
 
 from anlit.analysis.study.plan import PlannedRun
 from anlit.analysis.study.state import LOG, PREEMPTED, State, note_end, note_start, state_of
@@ -23,39 +22,21 @@ LOCK = ".lock"
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Local:
-    """How runs share this machine.
-
-    Args:
-        jobs: Runs at the same time.
-        threads: CPU threads of each.
-        gpus: Device numbers; each running job has one of them for itself. None leaves the devices to the runs.
-    """
-
-    jobs: int = 1
-    threads: int = 1
-    gpus: tuple[str, ...] | None = None
-
-
-@dataclass
-class _Job:
+class _Job(NamedTuple):
     """A run that is under way, with the lock it holds."""
 
     run: PlannedRun
     folder: Path
     process: subprocess.Popen[bytes]
     lock: IO[bytes]
-    gpu: str | None
     started: float
 
 
 class Launcher:
-    """The runs that wait and those that are under way."""
+    """The runs that wait and those that are under way, at most `n_jobs` at a time with `threads` each."""
 
-    def __init__(self, runs: list[PlannedRun], output: Path, how: Local, tell: Tell) -> None:
-        self.waiting, self.output, self.how, self.tell = list(runs), output, how, tell
-        self.free: list[str | None] = [*how.gpus] if how.gpus is not None else [None] * how.jobs
+    def __init__(self, runs: list[PlannedRun], output: Path, n_jobs: int, threads: int, tell: Tell) -> None:
+        self.waiting, self.output, self.n_jobs, self.threads, self.tell = list(runs), output, n_jobs, threads, tell
         self.jobs: list[_Job] = []
         self.n_done, self.began = 0, time.monotonic()
         self._told: set[str] = set()
@@ -65,42 +46,38 @@ class Launcher:
         return bool(self.waiting or self.jobs)
 
     def start(self) -> None:
-        """Give every free place to the next run that needs it and that nobody works on."""
+        """Start the next runs that nobody works on, as long as there is room."""
         for run in list(self.waiting):
-            folder = self.output / run.name
+            folder, has_room = self.output / run.name, len(self.jobs) < self.n_jobs
             if state_of(folder).status in ("finished", "failed"):
                 self.waiting.remove(run)
-            elif self.free and (lock := try_lock(folder)) is not None:
+            elif has_room and (lock := try_lock(folder)) is not None:
                 self.waiting.remove(run)
                 state = state_of(folder)  # the lock's last holder may just have finished it
                 if state.status in ("finished", "failed"):
                     lock.close()
                 else:
                     self._start(run, folder, lock, state)
-            elif self.free and run.name not in self._told:
+            elif has_room and run.name not in self._told:
                 self._told.add(run.name)
                 self.tell(f"{run.name}: another process trains it, waiting")
 
     def _start(self, run: PlannedRun, folder: Path, lock: IO[bytes], state: State) -> None:
-        gpu = self.free.pop(0)
-        environment = os.environ | {"OMP_NUM_THREADS": str(self.how.threads)}
-        if gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = gpu
+        environment = os.environ | {"OMP_NUM_THREADS": str(self.threads)}
         note_start(folder, "local")
         with (folder / LOG).open("ab") as log:
             process = subprocess.Popen(
                 command(run, folder), stdout=log, stderr=log, env=environment, pass_fds=(lock.fileno(),)
             )
-        self.jobs.append(_Job(run, folder, process, lock, gpu, time.monotonic()))
+        self.jobs.append(_Job(run, folder, process, lock, time.monotonic()))
         self.tell(f"{run.name}: {'continued' if state.status == 'cut' else 'started'}")
 
     def reap(self) -> None:
-        """Note the runs that have ended, and free their places."""
+        """Note the runs that have ended."""
         for job in [job for job in self.jobs if job.process.poll() is not None]:
             self.jobs.remove(job)
             note_end(job.folder, job.process.returncode)
             job.lock.close()
-            self.free.append(job.gpu)
             self.n_done += 1
             state = state_of(job.folder)
             outcome = "done" if state.status == "finished" else f"{state.status.upper()} {state.reason}".strip()
@@ -113,9 +90,9 @@ class Launcher:
         return f"; {todo} to go, about {hours:.1f} h" if todo else ""
 
     def end(self) -> None:
-        """Tell the runs to write their checkpoints and end, and see them do it.
+        """Tell the runs to write their checkpoints and end, and wait for them.
 
-        Whatever code they end with, it was our doing: one that was still starting dies of the signal.
+        They count as interrupted whatever their exit code is, because a run that is still starting dies of the signal.
         """
         for job in self.jobs:
             job.process.terminate()
@@ -124,14 +101,14 @@ class Launcher:
             job.lock.close()
 
 
-def launch(runs: list[PlannedRun], output: Path, how: Local, tell: Tell = print) -> None:
-    """Train what of `runs` is not finished and has not failed, each in its folder under `output`.
+def launch(runs: list[PlannedRun], output: Path, n_jobs: int, threads: int, tell: Tell) -> None:
+    """Train those of `runs` that are not finished and have not failed, each in its folder under `output`.
 
-    A run that another launcher works on is waited for. On SIGINT or SIGTERM the runs are told to end, write their
-    checkpoints, and KeyboardInterrupt is raised; a SIGKILL leaves them training, and whoever starts the study again
-    waits for them: the lock belongs to the training process.
+    A run that another launcher works on is waited for. On SIGINT or SIGTERM the runs are told to end, they write their
+    checkpoints, and KeyboardInterrupt is raised. A SIGKILL leaves them training. Whoever starts the study again waits
+    for them, because the lock belongs to the training process.
     """
-    launcher = Launcher(runs, output, how, tell)
+    launcher = Launcher(runs, output, n_jobs, threads, tell)
     with _told_to_end() as signals:
         while launcher.is_busy and not signals:
             launcher.reap()
@@ -143,12 +120,12 @@ def launch(runs: list[PlannedRun], output: Path, how: Local, tell: Tell = print)
 
 
 def command(run: PlannedRun, run_dir: Path) -> list[str]:
-    """The `anlit fit` that makes this run, or continues it where it was cut."""
+    """The `anlit fit` that starts this run, or continues it from its last checkpoint."""
     return [sys.executable, "-m", "anlit", "fit", *run.options(run_dir), "--ckpt_path=last"]
 
 
 def try_lock(folder: Path) -> IO[bytes] | None:
-    """The run's lock, held until the returned file and every process that inherited it are gone; None if taken."""
+    """Take the run's lock; None if it is taken. It is held until all processes with the returned file close it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("wb")
     try:
@@ -161,7 +138,7 @@ def try_lock(folder: Path) -> IO[bytes] | None:
 
 @contextmanager
 def _told_to_end() -> Iterator[list[int]]:
-    """The signals that came meanwhile. An exception out of a handler could leave a lock inside subprocess taken."""
+    """Collects signals. An exception in a handler could leave a lock inside `subprocess` taken."""
     seen: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:

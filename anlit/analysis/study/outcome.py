@@ -1,4 +1,4 @@
-"""What a study has found so far: each arm's measured runs and each grid's points, for the sections of its report."""
+"""The results of a study so far: each arm's measured runs and the points of each grid."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from anlit.runs.groups import Group, learned_settings
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """A configuration as a place in a plot.
+    """A configuration as a point in a plot.
 
     Args:
         arm: The arm that it belongs to.
         values: Short setting name → value, with `parameters`, `tokens` and `flops` (6·parameters·tokens) of its runs.
         losses: Final validation losses in nats per token, one per seed.
-        failed: Seeds without one.
+        failed: Number of seeds without a loss.
     """
 
     arm: Arm
@@ -34,7 +34,7 @@ class Point:
 
     @property
     def loss(self) -> float:
-        """Mean over the seeds, infinite where none finished."""
+        """Mean over the seeds; infinite if none finished."""
         return sum(self.losses) / len(self.losses) if self.losses else math.inf
 
     def number(self, name: str) -> float:
@@ -54,15 +54,15 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """All that the run folders of a study say.
+    """The content of a study's run folders.
 
     Args:
-        study: What was to be run.
+        study: The study.
         output: Its folder.
         command: What the user typed, for the record.
         tunings: Each tuned arm's grid.
         selected: Arm's name → the setting that is measured; arms whose tuning has not ended are not in it.
-        runs: Every planned run so far with its state; those that have begun also as read.
+        runs: Every planned run so far with its state, and what its folder holds if it has begun.
     """
 
     study: Study
@@ -78,14 +78,14 @@ class Outcome:
         return tuple(read for run, _, read in self.runs if read is not None and run.name in names)
 
     def group(self, arm: Arm) -> Group | None:
-        """The measured runs as one group, None where none can be compared yet."""
+        """The measured runs as one group; None if none can be compared yet."""
         runs = tuple(run for run in self.measured(arm) if run.config)
         if not any(run.comparable for run in runs):
             return None
         return Group(arm.title, runs, learned_settings(runs[0]))
 
     def points(self, of: str = "measured") -> list[Point]:
-        """Measured arms, or with of='tuning' all points of all grids."""
+        """The measured arms; with of='tuning' all points of all grids."""
         if of == "measured":
             return [self._point(arm, self.selected[arm.name], self.study.seeds)
                     for arm in self.study.arms if arm.name in self.selected]  # fmt: skip

@@ -3,12 +3,12 @@
     title, question      what the report is headed with
     shared, arms         {configs: [files], settings: {dotted key: value}, tune: grid, vary: grid}
     seeds, tuning_seeds  a number (of initial weights and data order), or a mapping of settings
-    budgets              name → what is merged over all this for the budget of that name
+    budgets              name → settings that are merged over all others for that budget
     comparisons          [{title, baseline, arms: [names]}]; `baseline` alone compares all arms
     sections             what the report shows, see `anlit.analysis.study.sections`
 
-Every point of `vary` is an arm of its own and is measured. Of `tune`, each arm's best point is: all points are trained
-on the tuning seeds, the one with the lowest validation loss on the seeds that measure.
+Every point of `vary` is a separate arm and is measured. Every point of `tune` is trained on the tuning seeds; the one
+with the lowest validation loss is measured on the seeds.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Arm:
     """One configuration that the study measures, at the best of `points`.
 
     Args:
-        name: Of the YAML's arm, and what of `vary` it is.
+        name: The name of the YAML's arm, with its point of `vary`.
         base: The YAML's arm.
-        title: What tables and plots call it.
+        title: Its name in tables and plots.
         configs: Configuration files, later ones over earlier ones.
         varied: The point of `vary`.
-        settings: What holds for all points, those of `varied` included.
+        settings: The settings that all points share, including those of `varied`.
         points: The tuning grid; a single point is measured as it is.
     """
 
@@ -75,9 +75,9 @@ class PlannedRun:
 
     @cached_property
     def name(self) -> str:
-        """The run folder: what was chosen in words, and a hash of all settings and configuration files.
+        """The name of the run folder: the choices, and a hash of all settings and configuration files.
 
-        So a run made with other settings is never taken for this one.
+        So a run with other settings never has the same name.
         """
         content = [read_yaml(path) for path in self.arm.configs]
         text = json.dumps([content, self.settings], sort_keys=True, default=str)
@@ -85,7 +85,7 @@ class PlannedRun:
         return "_".join(filter(None, words)) + "-" + hashlib.sha256(text.encode()).hexdigest()[:6]
 
     def options(self, run_dir: Path) -> list[str]:
-        """Of `anlit fit`, without `--ckpt_path`."""
+        """The options of `anlit fit`, without `--ckpt_path`."""
         files = [part for config in self.arm.configs for part in ("--config", config)]
         return [*files, *(f"--{key}={_as_argument(value)}" for key, value in self.settings.items()),
                 f"--run_dir={run_dir}"]  # fmt: skip
@@ -93,7 +93,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Arms that the report sets against one of them."""
+    """Arms that the report compares with one of them."""
 
     title: str
     baseline: Arm
@@ -102,7 +102,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A study under one budget; `content` is its YAML with the budget merged in."""
+    """A study with one budget; `content` is its YAML with the budget merged in."""
 
     path: str
     budget: str | None
@@ -126,11 +126,11 @@ class Study:
         return [one if isinstance(one, dict) else {one: {}} for one in self.content.get("sections") or ["convergence"]]
 
     def title_of(self, base: str) -> str:
-        """What the YAML calls an arm, without what of `vary` it is."""
+        """The YAML's title of an arm, without its point of `vary`."""
         return str(self.content["arms"][base].get("title") or base)
 
     def tuning_runs(self) -> list[PlannedRun]:
-        """Every point of every arm that has several, on the tuning seeds; seed by seed, so that arms stay in step."""
+        """Every point of every tuned arm on the tuning seeds, seed by seed, so that all arms advance together."""
         return [
             PlannedRun(arm, point, seed)
             for seed in self.tuning_seeds
@@ -140,9 +140,9 @@ class Study:
         ]
 
     def measured_runs(self, selected: dict[str, Choice]) -> list[PlannedRun]:
-        """Every arm at its selected point (arm's name → point), on the seeds that measure; arms without one left out.
+        """Every arm at its selected point (arm's name → point) on the seeds, without arms that have no point yet.
 
-        By seed first: a study that is cut short has compared all arms on fewer seeds.
+        The runs are ordered by seed, so that an interrupted study has compared all arms, on fewer seeds.
         """
         return [
             PlannedRun(arm, selected[arm.name], seed)
@@ -153,7 +153,7 @@ class Study:
 
 
 def read_study(path: str, budget: str | None) -> Study:
-    """The study in the file `path`, local or shipped, under a budget; None only where the file lists no budgets.
+    """The study in the file `path`, local or shipped, with a budget; None if the file lists no budgets.
 
     Raises:
         UserError: The file, a configuration file or the budget does not exist, a key is not known, the arms' tuning
@@ -189,7 +189,7 @@ def _with_budget(content: Any, budget: str | None, path: str) -> dict[str, Any]:
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` over `below`: mappings are merged, all else is replaced; null takes a key away."""
+    """`above` over `below`: mappings are merged, other values are replaced, null removes a key."""
     result = dict(below)
     for key, value in above.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -237,7 +237,7 @@ def _refuse_ignored(arms: tuple[Arm, ...], seeds: tuple[Choice, ...], path: str)
 
 
 def _seed(value: Any) -> Choice:
-    """A number seeds the initial weights and the order of the data; a mapping says more exactly what a seed is."""
+    """A number seeds the initial weights and the order of the data; a mapping gives the settings of a seed."""
     if isinstance(value, dict):
         return expand(value, "a seed")[0] if value else NOTHING
     return Choice({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
@@ -249,7 +249,7 @@ def _require_equal_tuning(arms: tuple[Arm, ...], path: str) -> None:
         told = ", ".join(f"{arm.name} {len(arm.points)}" for arm in arms)
         raise UserError(
             f"the arms of {path} are tuned over different numbers of settings ({told}), which favours some: make them "
-            "equal, or say so with `equal_tuning: false`"
+            "equal, or allow it with `equal_tuning: false`"
         )
 
 
@@ -285,7 +285,7 @@ def read_yaml(name: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _parsed(path: str, changed: int) -> Any:
-    """The file's content, which nobody may change; read once for each time that it changed."""
+    """The file's content, cached until the file changes; callers must not modify it."""
     return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 

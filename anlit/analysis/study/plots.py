@@ -17,17 +17,17 @@ from anlit.reporting.text import minus
 PER_ROW = 3
 NAMES = {"tokens": "training tokens", "flops": "training compute", "lr": "learning rate", "batch_size": "batch size",
          "tau": "τ", "d_model": "width"}  # fmt: skip
-"""Of settings, in headings and sentences; others are called as in the YAML."""
+"""Names of settings in headings and sentences; other settings have their name in the YAML."""
 UNITS = {"flops": "training compute (6 N D, FLOPs)", "lr": "peak learning rate", "batch_size": "batch size (sequences)",
          "loss": "validation loss (nats per token)"}  # fmt: skip
-# Lines at one x stand so far apart, as a factor, that their error bars can be told apart.
+# The factor by which lines at one x are moved apart, so that their error bars do not overlap.
 APART = 1.02
 # Losses this far above a panel's best share the darkest colour: a diverging run must not wash out the rest.
 WORST = 0.10
 
 
 def heat_maps(panels: dict[str, list[Point]], x: str, y: str, path: Path) -> None:
-    """Writes a map of the loss over two settings for each panel; the best cell is framed, failed cells say so."""
+    """Writes a map of the loss over two settings for each panel, with a frame around the best cell."""
     columns = min(PER_ROW, len(panels))
     rows = -(-len(panels) // columns)
     with style():
@@ -70,7 +70,7 @@ def trends(
     path: Path,
     curves: Mapping[str, PowerLaw],
 ) -> None:
-    """Writes lines of (x, y, standard deviation of y), x on a logarithmic axis, and fitted powers where given."""
+    """Writes lines of (x, y, standard deviation of y), with x on a logarithmic axis, and fitted power laws."""
     with style():
         figure, ax = plt.subplots(figsize=(7.5, 4.6))
         drawn = looks(list(series))
@@ -103,12 +103,12 @@ def trends(
 
 
 def changes(rows: Sequence[tuple[str, float | str, tuple[float, float] | None]], path: Path, baseline: str) -> None:
-    """Writes the change of the loss against a baseline, in per cent of it, with 95 % intervals, or why there is none.
+    """Writes the change of the loss against a baseline, in per cent of its loss, with 95 % intervals.
 
     Args:
-        rows: Of each arm its title, its change (a word where there is none), and the change's interval.
+        rows: The title of each arm, its change (or a word instead), and the interval of the change.
         path: The picture.
-        baseline: What they are changes against.
+        baseline: The title of the baseline.
     """
     with style():
         figure, ax = plt.subplots(figsize=(8.5, 1.4 + 0.42 * len(rows)))

@@ -20,7 +20,7 @@ from anlit.runs.folders import Run
 
 
 def write(outcome: Outcome) -> Path:
-    """Write report.html, report.md and report.json to the study's folder from what has been run; the page's path."""
+    """Write report.html, report.md and report.json to the study's folder; returns the path of the page."""
     output = outcome.output
     output.mkdir(parents=True, exist_ok=True)
     text = markdown(outcome)
@@ -106,7 +106,9 @@ def _progress(outcome: Outcome) -> str:
     names = {"cut": "under way or cut"}
     told = ", ".join(f"{count} {names.get(status, status)}" for status, count in counts.items() if count)
     left = [arm.title for arm in outcome.study.arms if arm.name not in outcome.selected]
-    waits = f" Not measured, for their tuning has not ended or failed everywhere: {'; '.join(left)}." if left else ""
+    waits = (
+        f" Not measured, because their tuning has not ended or failed everywhere: {'; '.join(left)}." if left else ""
+    )
     seeds = len(outcome.study.seeds)
     measured = (
         f"Each arm is measured on {seeds} seed{'s' * (seeds > 1)}." if seeds else "Tuning only, nothing is measured."

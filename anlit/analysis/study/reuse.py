@@ -1,4 +1,4 @@
-"""Finished runs of other studies, taken over where they are exactly what this study would train."""
+"""Reuses finished runs of other studies that have all settings of a run of this study."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ PARTIAL = ".partial-"
 def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path], tell: Callable[[str], None]) -> None:
     """Give each run that has not begun the finished run with its settings from one of `studies`, folders of studies.
 
-    Runs are the same if the hash at the end of their folders' names is: of all settings and configuration files, not of
-    the code, whose commit the report's list of runs shows. Files are hard links, copies on another file system.
+    Two runs are the same if the hashes in their folders' names are equal. The hash is of all settings and configuration
+    files. It does not include the code, whose commit the report lists for each run. Files become hard links, or copies
+    on another file system.
     """
     found: dict[str, Path] = {}
     for study in studies:
@@ -32,12 +33,12 @@ def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path], tel
 
 
 def settings_hash(name: str) -> str:
-    """What `PlannedRun.name` ends with."""
+    """The end of `PlannedRun.name`."""
     return name.rpartition("-")[2]
 
 
 def _link(source: Path, folder: Path) -> None:
-    """Under another name first, so that a kill leaves no half of a run."""
+    """Copy under another name first, so that a kill leaves no half of a run."""
     partial = folder.with_name(PARTIAL + folder.name)
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial, symlinks=True, copy_function=_link_file)

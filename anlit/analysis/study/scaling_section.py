@@ -14,14 +14,14 @@ from anlit.reporting.figure import looks, save, style
 from anlit.reporting.table import NONE, markdown_table
 
 BEYOND = 10.0
-"""The frontier is drawn up to so many times the largest compute, dotted."""
+"""The frontier is drawn, dotted, up to this multiple of the largest compute."""
 EXPONENTS = {
     "a": "a (of N)", "b": "b (of D)", "parameters_exponent": "N* ∝ C^", "compute_exponent": "L(C) − E ∝ C^−", "E": "E",
 }  # fmt: skip
 
 
 def scaling(outcome: Outcome, options: dict[str, Any]) -> list[str]:
-    """Options: `resamples`, of the bootstrap (100). Each run counts, seeds too; N is all parameters."""
+    """Option: `resamples` of the bootstrap (100). Every run of every seed counts; N is the number of all parameters."""
     arms: dict[str, list[Point]] = {}
     for point in outcome.points():
         if point.losses and "parameters" in point.values:

@@ -3,21 +3,20 @@
     convergence   {}                           each comparison: curves, losses, speed-ups, tests
     tuning        {}                           what each arm's grid found, and where it was too narrow
     heat_map      {x, y, of}                   loss over two settings, a panel for each arm
-    sensitivity   {over, within, of}           the range of a setting whose loss is within 1 % of the best
-    trend         {value, over, per, of}       loss, or the best value of a setting, over another value; a power law
+    sensitivity   {over, of}                   the range of a setting whose loss is within 1 % of the best
+    trend         {value, over, of}            loss, or the best value of a setting, over another value; a power law
     ablation      {baseline, claims}           change of the loss, arm by arm, and claims put to the test
     scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling_section`
     dynamics      {}                           norms, steps and rotations over training, see `TrainingDynamics`
     embed         {name}                       the report of one of the study's `after` commands
 
-`of` is `measured` (the default) or `tuning`; `arms` names those to show (default: all); `per` names what has a line of
-its own beside the arms.
+`of` is `measured` (the default) or `tuning`; `arms` names those to show (default: all).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,8 @@ from anlit.reporting.intervals import power_law
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal
 
+WITHIN = 0.01
+"""The share of the best loss up to which a setting counts as good."""
 Section = Callable[[Outcome, dict[str, Any]], list[str]]
 
 
@@ -157,7 +158,7 @@ def heat_map(outcome: Outcome, options: dict[str, Any]) -> list[str]:
 
 
 def sensitivity(outcome: Outcome, options: dict[str, Any]) -> list[str]:
-    over, within = options["over"], options.get("within", 0.01)
+    over = options["over"]
     rows = []
     for title, points in _by_arm(_points(outcome, options), without=(over,)).items():
         best_at: dict[float, float] = {}
@@ -166,16 +167,16 @@ def sensitivity(outcome: Outcome, options: dict[str, Any]) -> list[str]:
                 best_at[point.number(over)] = min(point.loss, best_at.get(point.number(over), math.inf))
         if len(best_at) > 1:
             known = sorted(best_at.items())
-            low, high, open_ends = good_range(known, within)
+            low, high, open_ends = good_range(known, WITHIN)
             best = min(known, key=lambda pair: pair[1])
             ends = " and ".join(open_ends)
             rows.append([title, f"{best[0]:g}", f"{best[1]:.4f}", f"{low:.3g} … {high:.3g}", f"{high / low:.1f}×",
                          f"at least: the grid ends {ends}" if ends else ""])  # fmt: skip
-    head = ["arm", f"best {plots.named(over)}", "its loss", f"within {100 * within:g} %", "widest ÷ narrowest", ""]
+    head = ["arm", f"best {plots.named(over)}", "its loss", "within 1 %", "widest ÷ narrowest", ""]
     return [
         f"## Sensitivity to the {plots.named(over)}",
-        f"Where the final loss is within {100 * within:g} % of the best, interpolated over the logarithm; "
-        "of settings that differ in something else too, the best counts.",
+        "Where the final loss is within 1 % of the best, interpolated over the logarithm; of settings that differ in "
+        "something else too, the best counts.",
         markdown_table(head, rows) if rows else "Fewer than two values have finished.",
     ]
 
@@ -212,7 +213,7 @@ def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         if point.losses:
             sd = Summary(point.losses).sd or 0.0
             y = (point.loss, sd) if value == "loss" else (point.number(value), 0.0)
-            series.setdefault(_line_of(outcome, point, options.get("per", ())), []).append((point.number(over), *y))
+            series.setdefault(outcome.study.title_of(point.arm.base), []).append((point.number(over), *y))
     title = f"## {'Loss' if value == 'loss' else f'Best {plots.named(value)}'} over {plots.named(over)}"
     if not series:
         return [title, "No run has finished yet."]
@@ -249,11 +250,6 @@ def embed(outcome: Outcome, options: dict[str, Any]) -> list[str]:
 def _points(outcome: Outcome, options: dict[str, Any]) -> list[Point]:
     arms = options.get("arms")
     return [point for point in outcome.points(options.get("of", "measured")) if arms is None or point.arm.base in arms]
-
-
-def _line_of(outcome: Outcome, point: Point, per: Sequence[str]) -> str:
-    told = [f"{key} {value}" for key, value in point.arm.varied.shown.items() if key in per]
-    return ", ".join([outcome.study.title_of(point.arm.base), *told])
 
 
 def _by_arm(points: list[Point], without: tuple[str, ...]) -> dict[str, list[Point]]:

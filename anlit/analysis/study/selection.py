@@ -1,4 +1,4 @@
-"""Each arm's best setting by validation loss, and whether the grid was wide enough to say so."""
+"""Each arm's best setting by validation loss, and whether it is at the edge of its grid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anlit.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Tried:
-    """One point of an arm's grid: mean final validation loss over the tuning seeds, infinite where one failed."""
+    """One point of an arm's grid: its mean final validation loss over the tuning seeds, infinite if one failed."""
 
     point: Choice
     loss: float
@@ -24,7 +24,7 @@ class Tried:
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """What an arm's grid found, best first; `edges` names settings whose best value is the grid's last one."""
+    """The points of an arm's grid, best first; `edges` names settings whose best value is at an end of the grid."""
 
     arm: Arm
     tried: tuple[Tried, ...]
@@ -36,7 +36,7 @@ class Tuning:
 
 
 def tune(study: Study, output: Path) -> list[Tuning]:
-    """The tuning runs of each arm under `output`, whatever their state; a point that failed lost."""
+    """The tuning of each arm under `output`, as far as it is; a point that failed comes last."""
     found = []
     for arm in study.arms:
         if not arm.is_tuned:
@@ -63,9 +63,9 @@ def select(study: Study, output: Path) -> dict[str, Choice]:
 
 
 def edges_of(points: list[Choice], best: Choice) -> list[str]:
-    """Settings of `best` that are the largest or smallest number tried; with more than one value tried beside it.
+    """Settings of `best` whose value is the largest or smallest of several.
 
-    Compared among the points that share all other settings with `best`: those are the ones that bound it.
+    Only points that share all other settings with `best` are compared, because only these bound it.
     """
     found = []
     for key, value in best.shown.items():

@@ -1,7 +1,7 @@
 """Runs of a study as a Slurm job array: docker/slurm/train.sbatch for each, with its signals, requeues and images.
 
-submitit would start Python functions; a run here is a multi-process `srun` in an image, which that script already
-knows how to start and to continue, so the array only chooses the options of each task.
+A run is a multi-process `srun` in an image, and that script starts and continues it. So the array only chooses the
+options of each task. (submitit starts Python functions instead.)
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ exec bash {train} "$@"
 
 
 def submit(runs: list[PlannedRun], output: Path, again: list[str], options: list[str], at_once: int) -> str | None:
-    """Submit what of `runs` is not done as a job array, and after it `again`, a command that goes on with the study.
+    """Submit the `runs` that are not done as a job array, and after it a command that continues the study.
 
     Args:
-        runs: Of one phase.
+        runs: The runs of one phase.
         output: The study's folder; scripts and logs go to its folder `slurm`.
-        again: `anlit study …`, run on one core when the array has ended, whatever its end.
-        options: Of sbatch, over those in docker/slurm/train.sbatch.
+        again: The arguments of `anlit`, which runs on one core when the array has ended, also after failures.
+        options: Options of sbatch; they win over those in docker/slurm/train.sbatch.
         at_once: Most tasks that run at the same time; 0 for no limit.
 
     Returns:
-        The array's job number, None where nothing was left to submit.
+        The array's job number; None if nothing was left to submit.
 
     Raises:
         UserError: docker/slurm/train.sbatch is not here, sbatch refuses, or an earlier array with some of the runs has
@@ -72,7 +72,7 @@ def submit(runs: list[PlannedRun], output: Path, again: list[str], options: list
 
 
 def _directives(script: Path) -> list[str]:
-    """The `#SBATCH` options of a script, but for its log's name: Slurm reads only those of what is submitted."""
+    """The `#SBATCH` options of a script except its log's name. Slurm reads only those of the submitted file."""
     found = re.findall(r"^#SBATCH (\S+)$", script.read_text(), re.MULTILINE)
     return [option for option in found if not option.startswith("--output")]
 

@@ -1,4 +1,4 @@
-"""How a planned run stands: what its folder says of it, and what the launcher noted there."""
+"""The state of a planned run, from its folder and from the launcher's notes there."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from anlit.runs.folders import RECORD, load_run
 LAUNCHES = "launches.json"
 LOG = "fit.log"
 PREEMPTED = 75
-"""Exit code of an `anlit fit` that was told to end and has written last.ckpt (EX_TEMPFAIL)."""
+"""Exit code of an `anlit fit` that ended after a signal and wrote last.ckpt (EX_TEMPFAIL)."""
 MOST_LOST = 3
-"""A run that a cluster took so often and that never told how it ended is given up."""
+"""A run is given up after this many starts on a cluster without a recorded end."""
 
 Status = Literal["finished", "failed", "cut", "waiting"]
 
 
 @dataclass(frozen=True)
 class State:
-    """finished; failed (`reason` says why); cut, to be continued; waiting, not begun."""
+    """finished; failed, for a `reason`; cut: to be continued; waiting: not begun."""
 
     status: Status
     reason: str = ""
 
 
 def state_of(folder: Path) -> State:
-    """What became of the run in `folder`, whoever ran it last."""
+    """The state of the run in `folder`."""
     record = _record(folder)
     if record.get("status") == "finished":
         return State("finished")
@@ -57,13 +57,13 @@ def final_loss(folder: Path) -> float:
 
 
 def note_start(folder: Path, how: str) -> None:
-    """Before a run is started or submitted: `how` says where to."""
+    """Note that a run is about to be started or submitted; `how` says where."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / LAUNCHES, [*read_launches(folder), {"started": now(), "how": how}])
 
 
 def note_end(folder: Path, code: int) -> None:
-    """After it ended with an exit code, negative for a signal."""
+    """Note that a run has ended with an exit code, which is negative for a signal."""
     *before, last = read_launches(folder)
     write_json(folder / LAUNCHES, [*before, last | {"ended": now(), "exit_code": code}])
 
@@ -76,7 +76,7 @@ def forget_failure(folder: Path) -> None:
 
 
 def read_launches(folder: Path) -> list[dict[str, Any]]:
-    """One entry per start: {started, how, ended, exit_code}, the last two missing where nobody saw it end."""
+    """One entry per start: {started, how, ended, exit_code}; the last two are missing if the end was not seen."""
     try:
         return list(json.loads((folder / LAUNCHES).read_text()))
     except (OSError, ValueError):
@@ -84,7 +84,7 @@ def read_launches(folder: Path) -> list[dict[str, Any]]:
 
 
 def last_line(folder: Path) -> str:
-    """What the run said last."""
+    """The last line of the run's log."""
     try:
         lines = (folder / LOG).read_text(errors="replace").splitlines()
     except OSError:

@@ -1,10 +1,10 @@
 """`anlit benchmark data`: from text to batches.
 
-prepare      text → tokens: our preparation of the interpreter's sources, beside the bare tokenizers library
-stream       shards → batches of 8 × 2048 tokens: ours, beside litdata's own loader of the same shards
+prepare      text → tokens: our preparation of the interpreter's sources, compared with the bare tokenizers library
+stream       shards → batches of 8 × 2048 tokens: our loader, compared with litdata's on the same shards
 
-What is compared takes turns, each trial in a fresh process. What it reads is generated once, in OUTPUT/data. Leave the
-machine alone meanwhile.
+The programs take turns, each trial in a new process. The data are generated once, in OUTPUT/data. Do not use the
+machine for other work meanwhile.
 """
 
 import argparse
@@ -36,16 +36,16 @@ SHAPE = {"batch_size": 8, "length": 2048}
 STREAMING_WORKERS = (0, 1, 2)
 VOCAB_SIZE = 32_000
 TOKENIZER_DOCUMENTS = 2_000
-"""That the BPE is trained on."""
+"""Documents that the BPE is trained on."""
 DOCUMENT_TOKENS = 1000
-"""On average, of random tokens."""
+"""Mean length of a document of random tokens."""
 FILE_TOKENS, VAL_TOKENS = 100_000_000, 1 << 20
 
 
 def _case(
     label: str, trial: str, before: Callable[[], None] = lambda: None, base: str | None = None, **arguments: Any
 ) -> Case:
-    """A trial in a process of its own; `before` runs outside of what is measured."""
+    """A trial in a separate process; `before` is not measured."""
 
     def turn() -> dict[str, float]:
         before()
@@ -59,7 +59,7 @@ def _case(
 
 
 def prepare(given: argparse.Namespace) -> Group:
-    """Text to tokens: the tokenizers library alone, and ours with one worker and with one a core."""
+    """Text to tokens: the tokenizers library alone, and our preparation with one worker and with one per core."""
     tokenizer, output = str(tokenizer_file(given)), given.folder / "prepared"
     clear = partial(shutil.rmtree, output, ignore_errors=True)
     ours = [
@@ -70,7 +70,7 @@ def prepare(given: argparse.Namespace) -> Group:
 
 
 def stream(given: argparse.Namespace) -> Group:
-    """Shards to batches: litdata's loader, which gives raw blocks, and ours."""
+    """Shards to batches: litdata's loader, which returns raw blocks, and ours."""
     path = shards(given)
     for file in path.rglob("*.bin"):
         file.read_bytes()  # into the system's cache
@@ -88,7 +88,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Group]] = {"prepare": prepare, "
 
 
 def tokenizer_file(given: argparse.Namespace) -> Path:
-    """The tokenizer.json that was given, or a BPE that is trained once.
+    """The given tokenizer.json, or a BPE that is trained once.
 
     Raises:
         UserError: The tokenizer that was given cannot be read.
@@ -104,7 +104,7 @@ def tokenizer_file(given: argparse.Namespace) -> Path:
 
 
 def shards(given: argparse.Namespace) -> Path:
-    """Random tokens as `anlit prepare FineWebBin` makes shards of them; made once for each number of tokens."""
+    """A prepared folder of random tokens, by `anlit prepare FineWebBin`; made once for each number of tokens."""
     folder: Path = given.folder / f"tokens-{given.tokens}"
     source = given.folder / f"tokens-{given.tokens}-source"
     if not (folder / "manifest.json").is_file():

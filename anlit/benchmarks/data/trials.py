@@ -1,4 +1,4 @@
-"""The single measurements of `anlit benchmark data`, each run in a process of its own."""
+"""The single measurements of `anlit benchmark data`. Each runs in a separate process."""
 
 import os
 import time
@@ -20,19 +20,19 @@ WARM_UP = 1.0
 
 
 class Clock:
-    """Wall time, and processor time of this process and of those that it has waited for."""
+    """Wall time, and processor time of this process and of its finished children."""
 
     def __init__(self) -> None:
         self.begin, self.times = time.perf_counter(), os.times()
 
     def read(self, tokens: int) -> dict[str, float]:
-        """Seconds of a token."""
+        """Seconds per token."""
         seconds = time.perf_counter() - self.begin
         return {"token": seconds / tokens, "processor": (sum(os.times()[:4]) - sum(self.times[:4])) / tokens}
 
 
 def texts() -> Iterator[str]:
-    """The documents of PythonSources: the interpreter's different UTF-8 sources."""
+    """The documents of PythonSources: the distinct UTF-8 sources of the interpreter."""
     seen = set()
     for path in python_files(include_site_packages=False).values():
         try:
@@ -45,7 +45,7 @@ def texts() -> Iterator[str]:
 
 
 def bare(tokenizer: str) -> dict[str, float]:
-    """The tokenizers library alone, in one thread, on texts that are in memory already; the tokens are only counted."""
+    """The tokenizers library alone, in one thread, on texts in memory. It only counts the tokens."""
     encode = load_tokenizer(tokenizer).encode_batch
     batches: list[list[str]] = [[]]
     size = 0
@@ -78,7 +78,7 @@ def stream(path: str, workers: int, batch_size: int, length: int, seconds: float
 
 
 def litdata(path: str, workers: int, batch_size: int, length: int, seconds: float) -> dict[str, float]:
-    """litdata's own loader over the same shards: blocks (B, T + 1) of uint16 as they come."""
+    """litdata's own loader over the same shards: blocks (B, T + 1) of uint16."""
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
     dataset = StreamingDataset(str(Path(path, "train")), item_loader=TokensLoader(length + 1), shuffle=True)
@@ -87,7 +87,7 @@ def litdata(path: str, workers: int, batch_size: int, length: int, seconds: floa
 
 
 def rate_of(batches: Any, tokens: int, seconds: float) -> dict[str, float]:
-    """Take batches until the warm-up is over and count those of the next `seconds`, over as many passes as it takes."""
+    """Take batches until the warm-up is over, and count those of the next `seconds`, over several passes if needed."""
     counted, begin, clock = 0, time.perf_counter(), None
     while True:
         for _ in batches:

@@ -1,9 +1,9 @@
 """`anlit benchmark growth`: how a training step's time and memory grow with T, d and L.
 
-Along each axis one number grows and the others stay. Over T the tokens of a batch stay too, in ever fewer and longer
-sequences, so that what grows is attention alone. Every time and memory is fitted by a power of what grew, and beside it
-stands the exponent of the step's FLOPs, fitted over the same points. What does not grow (the vocabulary, a step's fixed
-costs) flattens an exponent, and a device that small steps leave idle does too. On a GPU the blocks are compiled.
+Along each axis one number grows and the others are constant. Over T the tokens of a batch are constant too, in fewer
+and longer sequences, so that only attention grows. Times and memories are fitted by a power of the number, and compared
+with the exponent of the step's FLOPs over the same points. Constant costs (the vocabulary, a step's fixed costs) make
+an exponent smaller, as does a device that is idle in small steps. On a GPU the blocks are compiled.
 """
 
 import argparse
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from anlit.benchmarks.attention.kernels import MECHANISMS
 from anlit.benchmarks.cases import Case, Group, Ready, Row, measure, notes, timed
 from anlit.benchmarks.growth.plot import plot
 from anlit.benchmarks.options import (
@@ -58,7 +57,7 @@ HEADINGS = ("model", "over", "time's exponent", "FLOPs' exponent", "memory's exp
 
 
 def size_at(base: Size, axis: str, value: int) -> Size:
-    """The base with one number changed; heads keep their width, and over T the batch its tokens.
+    """The base with one number changed. The width of heads is constant, and over T the number of tokens in a batch.
 
     Raises:
         UserError: The sequence is longer than a batch.
@@ -76,17 +75,16 @@ def size_at(base: Size, axis: str, value: int) -> Size:
     return replace(base, **changes)
 
 
-def build(size: Size, mechanism: str, device: torch.device, rows: list[Row]) -> Ready:
+def build(size: Size, device: torch.device, rows: list[Row]) -> Ready:
     """The model of the last row at one point."""
-    runtime = Runtime(compile=device.type == "cuda")
-    step = TimedStep(OurStep(rows[-1]["model"], size, device, runtime, MECHANISMS[mechanism]), device)
+    step = TimedStep(OurStep(rows[-1]["model"], size, device, Runtime(compile=device.type == "cuda")), device)
     step.seconds(WARM_UP)
     flops = {"train": step.facts["flops_per_token"] * size.tokens}
     return Ready(lambda: {"train": step.seconds()}, {"flops": flops}, step.peak, step.close)
 
 
 def fits(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each axis and model what was timed along it, and the exponents of seconds, bytes and FLOPs."""
+    """For each axis and model its points, and the power laws of seconds, bytes and FLOPs."""
     along: dict[tuple[str, str], list[tuple[int, Row]]] = {}
     for group in groups:
         for row in timed(group):
@@ -106,19 +104,13 @@ def fits(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Table:
-    """The exponents."""
+    """The table of exponents."""
     rows = [[NAMES.get(f["model"], f["model"]), f["axis"], *(_text(f[kind]) for kind in KINDS)] for f in found]
     return Table("Exponents (95 % intervals)", HEADINGS, rows)
 
 
 def _text(fit: PowerLaw | None) -> str:
     return NONE if fit is None else "{:.2f} ({:.2f} – {:.2f})".format(*fit.exponent)
-
-
-def _plain(fit: Mapping[str, Any]) -> dict[str, Any]:
-    """A fit for JSON."""
-    powers = {kind: fit[kind] for kind in KINDS if fit[kind] is not None}
-    return {**fit, **{kind: {"constant": law.constant, **law.exponent._asdict()} for kind, law in powers.items()}}
 
 
 def main(argv: list[str]) -> int:
@@ -131,14 +123,14 @@ def main(argv: list[str]) -> int:
     groups = []
     for axis in given.grow:
         for value in given.values or POINTS[preset][axis]:
-            one = partial(build, size_at(base, axis, value), given.mechanism, device)
+            one = partial(build, size_at(base, axis, value), device)
             cases = [Case(NAMES.get(model, model), one, {"model": model}) for model in given.models]
             groups.append(Group(f"{axis} = {value}", cases, {"axis": axis, "value": value}))
     prepare_compiler()
-    record = Record("growth", argv, given.output, device, mechanism=given.mechanism, size=base.as_json())
+    record = Record("growth", argv, given.output, device, size=base.as_json())
     measure(groups, record, given.rounds, given.minutes)
     found = fits(record.values["groups"])
-    record.keep(fits=[_plain(fit) for fit in found])
+    record.keep(fits=found)
     plot(found, record.path("png"))
     record.finish([table(found)], notes(record))
     return 0
@@ -149,9 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     add_device_options(parser, BASES)
     add = parser.add_argument
     add("--grow", type=names, default=tuple(AXES), metavar="A,…", help="of T, d, L (all)")
-    add("--values", type=numbers, metavar="N,…", help="in place of the preset's")
+    add("--values", type=numbers, metavar="N,…", help="replaces the preset's")
     add("--models", type=names, default=tuple(MODELS), metavar="A,…", help=f"of {', '.join(MODELS)} (all)")
-    add("--mechanism", choices=list(MECHANISMS), default="plain", help="attention's (%(default)s)")
     add_loop_options(parser, 5)
     add_size_options(parser)
     return parser

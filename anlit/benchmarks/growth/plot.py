@@ -1,4 +1,4 @@
-"""The picture of `anlit benchmark growth`: a step's time and memory over what grew, with the fitted powers."""
+"""The picture of `anlit benchmark growth`: a step's time and memory over T, d and L, with the fitted powers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STYLES = {"GPT": (INK, "o"), "nGPT": (COLOURS[1], "s"), "anGPT": (COLOURS[0], "D
 
 
 def plot(fits: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a column for each axis and a row for each quantity as PNG; nothing where nothing was measured."""
+    """Write a column for each axis and a row for each quantity; nothing if nothing was measured."""
     axes = list(dict.fromkeys(fit["axis"] for fit in fits))
     if not axes:
         return

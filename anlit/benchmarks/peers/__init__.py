@@ -1,1 +1,1 @@
-"""What runs in a process of its own, some of it by another environment's Python: nothing of anlit is imported here."""
+"""Code for separate processes, partly with the Python of another environment. It imports nothing of anlit."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
-    """Mean time of a call, on the device's own clock where it has one."""
+    """Mean time of a call; on a GPU by its own clock."""
     if device.type != "cuda":
         begin = time.perf_counter()
         for _ in range(repeats):
@@ -28,9 +28,9 @@ def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) 
 
 
 def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.device) -> int | None:
-    """What a call holds at its peak: `kept`, and what it allocates besides.
+    """The peak memory of a call in bytes: `kept`, and what it allocates in addition.
 
-    On a GPU the allocator counts; on Linux the kernel counts the process's pages; elsewhere nobody does: None.
+    On a GPU the allocator counts, on Linux the kernel counts the pages of the process. On other systems it is None.
     """
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
     if device.type == "cuda":

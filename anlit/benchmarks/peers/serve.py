@@ -1,4 +1,4 @@
-"""How a process of its own answers what it is asked."""
+"""How a separate process answers questions."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
     """Answer each line of JSON on standard input, {"do": NAME, arguments…}, by the function's result as one line.
 
-    An exception ends the process; its traceback stands on standard error.
+    An exception ends the process, with a traceback on standard error.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to standard error

@@ -1,6 +1,7 @@
-"""What others offer for the same training step, run by the Python of an environment that has them; and a step's timing.
+"""The same training step with the models of other libraries, and the timing of a step.
 
-`build` makes the step; `loss`, `seconds` and `peak` measure it, see `TimedStep`.
+It runs with the Python of an environment that has these libraries. `build` makes the step; `loss`, `seconds` and `peak`
+measure it, see `TimedStep`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ COMPILED = ("no", "blocks", "whole")
 
 
 class Network(NamedTuple):
-    """A peer's model, what makes logits (B, T, V) of tokens (B, T), and the modules that are its blocks."""
+    """A peer's model, its function from tokens (B, T) to logits (B, T, V), and its blocks."""
 
     model: nn.Module
     logits: Callable[[Tensor], Tensor]
@@ -42,7 +43,7 @@ def litgpt(size: dict[str, Any]) -> Network:
 
 
 def transformers(size: dict[str, Any]) -> Network:
-    """Qwen3 of transformers, as many heads of keys as of queries, attention by scaled_dot_product_attention."""
+    """Qwen3 of transformers with ungrouped heads and attention by scaled_dot_product_attention."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     make: Any = Qwen3Config
@@ -64,8 +65,8 @@ class PeerStep:
 
     Args:
         peer: A key of `PEERS`.
-        size: Numbers of `Size`, dtype as its name.
-        device: Where.
+        size: The numbers of `Size`, with the name of the dtype.
+        device: The device.
         compiled: `whole` compiles the network with the loss, `blocks` each block, `no` nothing.
     """
 
@@ -105,13 +106,13 @@ class PeerStep:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def flops_per_token(self) -> float:
-        """As `anlit.models.flops` counts: six for each weight of a linear map, 12·d a layer for each visible key."""
+        """Counted as in `anlit.models.flops`: 6 per weight of a linear map, 12·d per layer and visible key."""
         linear = sum(module.weight.numel() for module in self.model.modules() if isinstance(module, nn.Linear))
         keys = (self._size["length"] + 1) / 2
         return 6.0 * linear + 12.0 * self._size["d_model"] * keys * self._size["n_layers"]
 
     def tensors(self) -> Iterator[Tensor]:
-        """What stays between steps."""
+        """The tensors that stay between steps."""
         yield from self.model.parameters()
         yield from self.model.buffers()
         for state in self.optimizer.state.values():
@@ -120,7 +121,7 @@ class PeerStep:
 
 
 def random_blocks(batch: int, length: int, vocab_size: int) -> np.ndarray:
-    """Tokens (B, T + 1) below V − 1, the same in every program."""
+    """Random tokens (B, T + 1) below V − 1, the same in every program."""
     return np.random.default_rng(0).integers(0, vocab_size - 1, (batch, length + 1))
 
 
@@ -130,11 +131,11 @@ def inputs_and_targets(size: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class TimedStep:
-    """What is asked about a training step.
+    """Measures a training step.
 
     Args:
         step: Has `train`, `tensors`, `parameters` and `flops_per_token`.
-        device: Where it computes.
+        device: The device.
     """
 
     def __init__(self, step: Any, device: torch.device) -> None:
@@ -145,27 +146,27 @@ class TimedStep:
         }
 
     def loss(self) -> float:
-        """Takes a step and tells its loss."""
+        """Take a step; returns its loss."""
         return float(self.step.train())
 
     def seconds(self, repeats: int = 1) -> float:
-        """Of a step, the mean of `repeats`."""
+        """The time of a step, the mean of `repeats`."""
         return seconds_of(self.step.train, self.device, repeats)
 
     def peak(self) -> int | None:
-        """Bytes that a training step holds at its peak, with what stays between steps."""
+        """The peak memory of a training step in bytes, including what stays between steps."""
         return peak_bytes(self.step.train, self.step.tensors(), self.device)
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its memory."""
         del self.step
 
 
 class Peer:
-    """A peer's step in a process of its own, which shares the GPU's memory with ours."""
+    """A peer's step in a separate process, which shares the GPU's memory with ours."""
 
     def build(self, peer: str, size: dict[str, Any], device: str, compiled: str, threads: int) -> dict[str, Any]:
-        """Make the step; returns what it is, and the versions that it runs with."""
+        """Make the step; returns its facts and the versions of its packages."""
         torch.set_num_threads(threads)
         self.timed = TimedStep(PeerStep(peer, size, torch.device(device), compiled), torch.device(device))
         return {**self.timed.facts, "versions": {package: version(package) for package in (peer, "torch")}}

@@ -7,8 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from anlit.analysis.speedup import Summary
 from anlit.checkpoints.loading import device_name, find_device, load_checkpoint
-from anlit.evaluation.arms import Arm, Candidate, group_by_seed, load_candidates, mean_and_sd
+from anlit.evaluation.arms import Arm, Candidate, group_by_seed, load_candidates
 from anlit.evaluation.data import available_targets, data_of
 from anlit.evaluation.lengths.measure import Measurement, measure
 from anlit.evaluation.lengths.settings import Settings
@@ -66,8 +67,8 @@ def _arm(results: Results, arm: Arm) -> dict[str, Any]:
     losses = []
     for masked in results.masking:
         for length in results.lengths:
-            mean, sd = mean_and_sd([one.total.loss for one in results.of_arm(arm, length, masked)])
-            losses.append({"length": length, "masking": masked, "mean": mean, "sd": sd})
+            loss = Summary(tuple(one.total.loss for one in results.of_arm(arm, length, masked)))
+            losses.append({"length": length, "masking": masked, "mean": loss.mean, "sd": loss.sd})
     return {"label": arm.label, "checkpoints": list(arm.members), "loss": losses}
 
 

@@ -9,7 +9,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from anlit.evaluation.arms import Arm, mean_and_sd
+from anlit.analysis.speedup import Summary
+from anlit.evaluation.arms import Arm
 from anlit.evaluation.lengths.tables import Results
 from anlit.evaluation.lengths.tally import RangeLoss
 from anlit.reporting.figure import Look, looks, save, style
@@ -45,8 +46,8 @@ def _draw_lengths(ax: Axes, results: Results) -> None:
     for arm in results.arms:
         for masked in results.masking:
             of_lengths = [results.of_arm(arm, length, masked) for length in results.lengths]
-            seeds = [[one.total.loss for one in of_seeds] for of_seeds in of_lengths]
-            _line(ax, x, [mean_and_sd(losses) for losses in seeds], drawn[arm.label], masked)
+            losses = [Summary(tuple(one.total.loss for one in of_seeds)) for of_seeds in of_lengths]
+            _line(ax, x, losses, drawn[arm.label], masked)
     ax.set_xticks(x, [f"{length:,}" for length in results.lengths])
     ax.set_title("by length, the same tokens", loc="left")
     ax.set_xlabel("sequence length (tokens)")
@@ -61,9 +62,9 @@ def _draw_ranges(ax: Axes, results: Results, training_lengths: list[int]) -> Non
             seeds = [one.by_position for one in results.of_arm(arm, results.lengths[-1], masked)]
             shown = _shown(seeds[0])
             bounds |= {k: seeds[0][k] for k in shown}
-            points = [mean_and_sd([ranges[k].estimate.loss for ranges in seeds]) for k in shown]
+            points = [Summary(tuple(ranges[k].estimate.loss for ranges in seeds)) for k in shown]
             _line(ax, np.array([_middle(seeds[0][k]) for k in shown]), points, drawn[arm.label], masked)
-            errors = [mean_and_sd([ranges[k].estimate.standard_error for ranges in seeds])[0] for k in shown]
+            errors = [Summary(tuple(ranges[k].estimate.standard_error for ranges in seeds)).mean for k in shown]
             largest = max([largest, *(error for error in errors if error is not None and math.isfinite(error))])
     ax.text(0.99, 0.99, f"standard errors ≤ {largest:.2g}", transform=ax.transAxes, ha="right", va="top",
             color="0.35", fontsize=8.5)  # fmt: skip
@@ -92,9 +93,8 @@ def _middle(part: RangeLoss) -> float:
     return (math.log2(part.first) + math.log2(part.end)) / 2 if part.first else -0.5
 
 
-def _line(ax: Axes, x: np.ndarray, points: list[tuple[float | None, float | None]], look: Look, masked: bool) -> None:
-    mean = np.array([np.nan if value is None else value for value, _ in points])
-    sd = np.array([np.nan if value is None else value for _, value in points])
+def _line(ax: Axes, x: np.ndarray, points: list[Summary], look: Look, masked: bool) -> None:
+    mean, sd = (np.array(values, dtype=float) for values in zip(*((one.mean, one.sd) for one in points), strict=True))
     ax.plot(x, mean, STYLES[masked], marker=look.marker, markersize=4.5, color=look.colour, linewidth=1.7)
     ax.fill_between(x, mean - sd, mean + sd, color=look.colour, alpha=0.18, linewidth=0)
 

@@ -1,12 +1,14 @@
 """The tables of `anlit lengths`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
-from anlit.evaluation.arms import Arm, mean_and_sd
+from anlit.analysis.comparison_report import spread
+from anlit.analysis.speedup import Summary
+from anlit.evaluation.arms import Arm
 from anlit.evaluation.lengths.measure import Measurement
 from anlit.evaluation.lengths.tally import Estimate
 from anlit.evaluation.record import provenance
@@ -52,16 +54,6 @@ class Results:
         ]
 
 
-def spread(values: Sequence[float | None], digits: int = 4) -> str:
-    """`3.2101 ± 0.0042`; without ± for one seed, – if a value is missing, and words if it is not finite."""
-    mean, sd = mean_and_sd(values)
-    if mean is None:
-        return NONE
-    if abs(mean) == float("inf") or mean != mean:
-        return "not finite"
-    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if sd is not None else "")
-
-
 def rows(results: Results) -> list[list[str]]:
     """One row for each arm, masking and length, in the columns of HEAD."""
     return [
@@ -79,19 +71,23 @@ def _row(arm: Arm, masked: bool, length: int, seeds: list[Measurement]) -> list[
         "yes" if masked else "no",
         f"{length:,}",
         str(len(seeds)),
-        spread([one.total.loss for one in seeds]),
+        _mean([one.total.loss for one in seeds]),
         _error([one.total for one in seeds]),
-        spread([change.loss if change else None for change in changes]),
+        _mean([change.loss if change else None for change in changes]),
         _error(changes),
-        spread([one.bits_per_byte for one in seeds]),
+        _mean([one.bits_per_byte for one in seeds]),
         f"{seeds[0].total.tokens:,}",
         f"{seeds[0].sequences:,}",
     ]
 
 
+def _mean(values: Iterable[float | None]) -> str:
+    return spread(Summary(tuple(values)), 4)
+
+
 def _error(estimates: Sequence[Estimate | None]) -> str:
-    mean, _ = mean_and_sd([one.standard_error if one else None for one in estimates])
-    return spread([mean])
+    """The mean of the seeds' standard errors."""
+    return _mean([Summary(tuple(one.standard_error if one else None for one in estimates)).mean])
 
 
 def show(results: Results, console: Console) -> None:
@@ -100,7 +96,7 @@ def show(results: Results, console: Console) -> None:
     for arm in results.arms:
         for masked in results.masking:
             seeds = [results.of_arm(arm, length, masked) for length in results.lengths]
-            losses = [spread([one.total.loss for one in of_seeds]) for of_seeds in seeds]
+            losses = [_mean([one.total.loss for one in of_seeds]) for of_seeds in seeds]
             lines.append([arm.label, "yes" if masked else "no", *losses])
     head = ["configuration", "documents\nmasked", *(f"{length:,}" for length in results.lengths)]
     console.print(terminal_table(f"Loss in nats per token, by length, on {results.tokens:,} tokens", head, lines))
@@ -138,7 +134,7 @@ def _range_table(results: Results, masked: bool) -> str:
         for seeds in columns:
             estimates = [one.by_position[k].estimate for one in seeds]
             error = _error(estimates)
-            loss = spread([one.loss for one in estimates])
+            loss = _mean([one.loss for one in estimates])
             cells.append(loss + (f" (s.e. {error})" if error != NONE else ""))
         lines.append([f"{part.first:,} – {part.end - 1:,}", f"{part.estimate.tokens:,}", *cells])
     return markdown_table(["positions", "tokens", *(literal(arm.label) for arm in results.arms)], lines)

@@ -1,4 +1,4 @@
-"""Names of cities for the needle task; their order is part of it, for it decides which pairs are held out."""
+"""Names of cities for the needle task. Their order must not change: it decides which pairs are held out."""
 
 CITIES = (
     "Aarhus", "Accra", "Adelaide", "Algiers", "Almaty", "Amman", "Amsterdam", "Ankara", "Antwerp", "Athens",

@@ -16,12 +16,12 @@ from anlit.evaluation.needle.haystack import Haystack, Sample
 from anlit.targets import IGNORED
 
 TRAINING, VALIDATION = 1, 2
-"""Streams of random numbers of one seed."""
+"""Numbers of the random streams of one seed."""
 
 
 @dataclass(frozen=True)
 class AnswerBatchMaker(BatchMaker):
-    """Batches in which only the answers are targets: of each row the last `n_targets`."""
+    """Batches in which only the answers are targets: the last `n_targets` of each row."""
 
     def __call__(self, blocks: Blocks) -> Batch:
         assert blocks.n_targets is not None
@@ -33,7 +33,7 @@ class AnswerBatchMaker(BatchMaker):
 
 @dataclass(frozen=True)
 class NeedleSamples:
-    """Sample number i, a function of the seed and of i; the depth is uniform."""
+    """Sample number i depends only on the seed and on i. The depth is uniform."""
 
     haystack: Haystack
     length: int
@@ -53,13 +53,13 @@ class NeedleSamples:
 
 
 class Endless:
-    """The order of the training samples: as they are numbered."""
+    """The order of the training samples: by number."""
 
     n_blocks = 1 << 20
-    """What Lightning is told to be an epoch; samples are not repeated in the next one."""
+    """The length of an epoch for Lightning. The next epoch has other samples."""
 
     def chunks_ahead(self, draw: int) -> list[tuple[int, int]]:
-        """Nothing to fetch ahead: a sample's text is from anywhere in the corpus."""
+        """Nothing: the text of a sample may be anywhere in the corpus."""
         return []
 
     def draw(self, first_draw: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -86,9 +86,9 @@ class NeedleEvaluation(EvaluationStream):
     """The first samples of a stream, in whole batches.
 
     Args:
-        samples: the stream.
-        share: the rows that are this device's.
-        count: how many at least.
+        samples: The stream.
+        share: The rows of this device.
+        count: The least number of samples.
     """
 
     def __init__(self, samples: NeedleSamples, share: Share, count: int) -> None:
@@ -139,7 +139,7 @@ class NeedleInHaystack(TokenShards):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data in a run's record: the corpus of the haystacks, and the task."""
+        """The data in a run's record: the corpus of the haystacks, and the task."""
         return {**super().fingerprint, "task": type(self).__name__}
 
     @property
@@ -152,10 +152,10 @@ class NeedleInHaystack(TokenShards):
         return None
 
     def train_dataloader(self) -> ResumableLoader:
-        """The stream of training batches; from where the last one was, within a run.
+        """The stream of training batches, continued within a run.
 
         Raises:
-            UserError: the checkpoint's place is in other data, or of another seed.
+            UserError: The checkpoint's position belongs to other data or another seed.
         """
         stream = NeedleStream(self._samples("train"), self._share(self.batch_size))
         identity = {

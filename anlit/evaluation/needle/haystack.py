@@ -2,11 +2,11 @@
 
     corpus text … ⏎ The special magic <city> number is <7 digits>. ⏎ … corpus text ⏎ The special magic <city> number is
 
-The continuation is the number. Corpus text comes as tokens from prepared shards, several documents joined by
-blank lines, so that a sample is one document: it has no end-of-document token that a mask could cut at.
+The continuation is the number. Corpus text comes as tokens from prepared shards. Blank lines replace the
+end-of-document tokens, so that a sample is one document for the mask.
 
-City and number of a sample are drawn from one of two sets that share no pair, one for training and one for
-evaluation: a pair is held out where a linear form of the two is a multiple of 97.
+City and number of a sample are drawn from one of two disjoint sets of pairs, one for training and one for
+evaluation. A pair is held out for evaluation if a linear form of the two is a multiple of 97.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ SENTENCE = "The special magic {city} number is {number}."
 QUESTION = "The special magic {city} number is"
 SMALLEST, LARGEST = 1_000_000, 9_999_999
 MODULUS, FACTOR = 97, 41
-"""The pair (city c, number m) is held out for evaluation where m + 41·c is a multiple of 97."""
+"""The pair (city c, number m) is held out for evaluation if m + 41·c is a multiple of 97."""
 CLOSE = 0.05
-"""The needle moves to a sentence's or line's end that is nearer than this share of the haystack."""
+"""The needle moves to the end of a sentence or line within this share of the haystack."""
 
 
 class Sample(NamedTuple):
@@ -40,20 +40,20 @@ class Sample(NamedTuple):
     city: str
     number: int
     depth: float
-    """Where the needle stands: the share of the haystack before it."""
+    """The share of the haystack before the needle."""
 
 
 class Haystack:
     """Makes samples from a corpus.
 
     Args:
-        stores: the corpus, one array of tokens after the other.
-        tokenizer: the one that made them.
-        end_of_document: the token to replace by a blank line.
-        name: of the corpus, for errors.
+        stores: The corpus, as consecutive arrays of tokens.
+        tokenizer: Its tokenizer.
+        end_of_document: The token to replace by a blank line.
+        name: The name of the corpus in errors.
 
     Raises:
-        UserError: the tokenizer does not give the needle's sentence back.
+        UserError: The tokenizer does not reproduce the needle's sentence.
     """
 
     def __init__(self, stores: Sequence[TokenStore], tokenizer: Tokenizer, end_of_document: int, name: str) -> None:
@@ -63,7 +63,7 @@ class Haystack:
         sentence = SENTENCE.format(city=CITIES[0], number=SMALLEST)
         if tokenizer.decode(self._encode(sentence).tolist()).strip() != sentence or not len(self.blank_line):
             raise UserError(
-                f"The tokenizer of {name} does not give '{sentence}' back: the needle needs one that keeps letters, "
+                f"The tokenizer of {name} does not reproduce '{sentence}': the needle needs one that keeps letters, "
                 "digits and line ends, such as a byte-level BPE."
             )
 
@@ -82,13 +82,13 @@ class Haystack:
 
     @cached_property
     def shortest(self) -> int:
-        """The least length that has a token of corpus text beside every needle and question."""
+        """The least length that has room for a token of corpus text with every needle and question."""
         questions = max(len(self._encode(f"\n{QUESTION}".format(city=city))) for city in CITIES)
-        longest_answer = len(f" {LARGEST}")  # a token for each character, at most
+        longest_answer = len(f" {LARGEST}")  # at most one token per character
         return 2 * (questions + longest_answer) + len(self._encode(".\n"))
 
     def check(self, length: int) -> None:
-        """Raise UserError where samples of `length` tokens cannot be made."""
+        """Raise UserError if samples of `length` tokens cannot be made."""
         if length < self.shortest:
             raise UserError(
                 f"{length} tokens are too few for a needle with the tokenizer of {self.name}: choose a length of "
@@ -104,11 +104,11 @@ class Haystack:
         """One sample.
 
         Args:
-            length: tokens that the model reads.
-            depth: where to put the needle, from 0 (in front) to 1 (before the question); it moves to the nearest end
+            length: Tokens that the model reads.
+            depth: The position of the needle, from 0 (first) to 1 (before the question). It moves to the nearest end
                 of a sentence or line if one is within `CLOSE`.
-            random: decides everything else.
-            held_out: from which of the two sets city and number are drawn.
+            random: Decides everything else.
+            held_out: Whether city and number are from the set for evaluation.
         """
         city, number = draw_pair(random, held_out)
         needle = self._encode(f"\n{SENTENCE}\n".format(city=city, number=number))
@@ -123,7 +123,7 @@ class Haystack:
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def _text(self, count: int, random: np.random.RandomState) -> np.ndarray:
-        """`count` tokens from a random place of the corpus."""
+        """`count` tokens from a random position of the corpus."""
         return self._text_from(int(random.randint(0, self.n_tokens - count + 1, dtype=np.int64)), count)
 
     def _text_from(self, start: int, count: int) -> np.ndarray:
@@ -133,7 +133,7 @@ class Haystack:
         return np.concatenate(parts)[:count]
 
     def _read(self, start: int, count: int) -> np.ndarray:
-        """Tokens [start, start + count) of all stores, one after the other."""
+        """Tokens [start, start + count) of the consecutive stores."""
         parts = []
         for store, begin, end in zip(self.stores, self.ends[:-1].tolist(), self.ends[1:].tolist(), strict=True):
             first, last = max(start, begin), min(start + count, end)
@@ -142,7 +142,7 @@ class Haystack:
         return np.concatenate(parts)
 
     def _place(self, text: np.ndarray, depth: float) -> int:
-        """The token before which the needle goes."""
+        """The index of the token before which the needle is inserted."""
         wanted = round(depth * len(text))
         ends_line, ends_sentence, begins_word = self._kinds
         before, after = text[:-1], text[1:]
@@ -153,7 +153,7 @@ class Haystack:
 
     @cached_property
     def _kinds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(V,) each: whether a token ends a line, whether it ends with a full stop or the like, begins with a space."""
+        """(V,) each: whether a token ends a line, ends with a full stop or the like, begins with a space."""
         ids = [[token] for token in range(self.tokenizer.get_vocab_size())]
         texts = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
         stops = (".", "!", "?", '."', ".)", "!)", "?)", '!"', '?"')
@@ -165,7 +165,7 @@ class Haystack:
 
 
 def draw_pair(random: np.random.RandomState, held_out: bool) -> tuple[str, int]:
-    """A city and a number of 7 digits, from the pairs of evaluation (`held_out`) or from all others."""
+    """A city and a number of 7 digits, from the pairs for evaluation (`held_out`) or from all others."""
     city = int(random.randint(len(CITIES)))
     number = int(random.randint(SMALLEST, LARGEST + 1))
     rest = (number + FACTOR * city) % MODULUS
