@@ -19,22 +19,18 @@ LATE = 0.2
 TALLEST = 2.5
 # Crossings nearer than this share of the axis have labels on different levels.
 CLOSE, LEVELS = 0.13, 3
-# Up to so many validation points, each is marked.
+# Up to this number of validation points, each is marked.
 FEW = 12
-
-
-class Unit(NamedTuple):
-    """An axis label and what one of its units is in tokens or seconds."""
-
-    label: str
-    size: float
+# Units of the axes: from which length on, size, name.
+TOKENS = ((1e9, 1e9, "billions"), (1e6, 1e6, "millions"), (1e3, 1e3, "thousands"))
+SECONDS = ((3 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))
 
 
 class Panel(NamedTuple):
-    """One x axis: the length of a token of each configuration on it, and its speed-ups in words."""
+    """One x axis: its label, the length of a token of each configuration on it, and the speed-ups in words."""
 
     title: str
-    unit: Unit
+    label: str
     per_token: dict[str, float]
     speedups: dict[str, str]
 
@@ -49,9 +45,10 @@ def draw(report: Report) -> None:
 def panels_of(report: Report) -> list[Panel]:
     """A panel over training tokens and, if steps were timed in turns, one over time at their speed."""
     results = report.results
-    longest = max(float(result.mean.tokens[-1]) for result in results)
+    size, name = _unit(max(float(result.mean.tokens[-1]) for result in results), TOKENS)
     told = {result.label: result.speedup.tokens.words for result in results}
-    found = [Panel("by training tokens", token_unit(longest), {result.label: 1.0 for result in results}, told)]
+    tokens = {result.label: 1 / size for result in results}
+    found = [Panel("by training tokens", f"training tokens{name}", tokens, told)]
     if report.paired is None:
         return found
     seconds = float(np.median(report.paired.seconds.get(report.baseline.group.key, (np.nan,))))
@@ -61,8 +58,9 @@ def panels_of(report: Report) -> list[Panel]:
             per_token[claim.result.label] = seconds * claim.wall_clock.time.median
             faster = claim.wall_clock.speedup
             told[claim.result.label] = f"{faster.median:.2f}×" if faster else claim.result.speedup.tokens.words
-    longest = max(result.mean.tokens[-1] * per_token.get(result.label, 0) for result in results)
-    return [*found, Panel("by time, at the speed of steps in turns", time_unit(longest), per_token, told)]
+    size, name = _unit(max(result.mean.tokens[-1] * per_token.get(result.label, 0) for result in results), SECONDS)
+    times = {label: value / size for label, value in per_token.items()}
+    return [*found, Panel("by time, at the speed of steps in turns", f"training time{name}", times, told)]
 
 
 def plot_speedups(report: Report) -> None:
@@ -144,10 +142,10 @@ def plot_convergence(report: Report) -> None:
 
 
 def _draw(ax: Axes, panel: Panel, results: list[Result], baseline: Result, drawn: dict[str, Look]) -> None:
-    target, size = float(baseline.mean.loss[-1]), panel.unit.size
+    target = float(baseline.mean.loss[-1])
     ax.grid()
     ax.set_title(panel.title)
-    ax.set_xlabel(panel.unit.label)
+    ax.set_xlabel(panel.label)
     ax.axhline(target, color=INK, linestyle=BASELINE_LINE, linewidth=1, zorder=1)
     name = f"{baseline.label}: {target:.4f}"
     ax.text(0.01, target, name, transform=ax.get_yaxis_transform(), va="bottom", fontsize=9, color=INK)
@@ -155,7 +153,7 @@ def _draw(ax: Axes, panel: Panel, results: list[Result], baseline: Result, drawn
     for result in results:
         if result.label not in panel.per_token:
             continue
-        look, scale = drawn[result.label], panel.per_token[result.label] / size
+        look, scale = drawn[result.label], panel.per_token[result.label]
         x: NDArray[np.float64] = result.mean.tokens * scale
         longest = max(longest, float(x[-1]))
         every = max(1, len(x) // FEW)
@@ -208,18 +206,9 @@ def _limits(results: list[Result], baseline: Result) -> tuple[float, float]:
     return low - 0.2 * span, high + 0.08 * span
 
 
-def token_unit(most: float) -> Unit:
-    """Thousands, millions or billions, by the longest run's tokens."""
-    units = ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands"))
-    size, name = next(((size, name) for size, name in units if most >= size), (1.0, ""))
-    return Unit(f"training tokens ({name})" if name else "training tokens", size)
-
-
-def time_unit(most: float) -> Unit:
-    """Seconds, minutes or hours, by the longest run's seconds."""
-    units = ((3 * 3600, 3600, "hours"), (120, 60, "minutes"))
-    size, name = next(((size, name) for least, size, name in units if most >= least), (1, "seconds"))
-    return Unit(f"training time ({name})", size)
+def _unit(most: float, units: tuple[tuple[float, float, str], ...]) -> tuple[float, str]:
+    """The size and the name of the unit for an axis that ends at `most`."""
+    return next(((size, f" ({name})") for least, size, name in units if most >= least), (1.0, ""))
 
 
 def _legend(result: Result) -> str:

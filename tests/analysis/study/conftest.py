@@ -82,7 +82,7 @@ class Process:
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         launch.POLL_SECONDS = 0.01
         pictures.draw = lambda report: None  # it takes most of the time; test_report.py has the pictures
-        command.measure = not_measured
+        command.time_steps = not_measured
         command.check_study = lambda study: None  # the stand-in has settings of its own
         launch.command = lambda run, folder: [sys.executable, "-S", str(STAND_IN), str(step), *run.options(folder)]
         raise SystemExit(command.main(arguments))
