@@ -154,6 +154,7 @@ def test_a_damaged_file_of_times_is_told(make_run, tmp_path):
         compare([str(folder)], str(tmp_path / "out"))
 
 
+@pytest.mark.usefixtures("no_plot")
 def test_baseline_by_label_folder_and_architecture(runs, tmp_path):
     names = ("nGPT, plain", f"{runs}/ngpt", "NGPT")
     found = {compare([runs], str(tmp_path / "o"), baseline=name).baseline.label for name in names}

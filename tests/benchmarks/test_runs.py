@@ -64,6 +64,7 @@ def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("named", ["os.system", "subprocess.Popen", "stranger.Layer", "anlit.cli.main"])
 @pytest.mark.parametrize("place", ["model", "optimizer", "lr", "attention", "layers"])
+@pytest.mark.covering(1)
 def test_only_models_and_optimizers_are_built(
     tmp_path: Path, place: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

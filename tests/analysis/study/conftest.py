@@ -39,13 +39,17 @@ Launch = Callable[..., "Process"]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with the configuration files that the study names."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "gpt.yaml").write_text("model: {class_path: anlit.GPT, init_args: {d_model: 128, n_layers: 4}}")
-    (tmp_path / "angpt.yaml").write_text("model: {class_path: anlit.AnGPT, init_args: {d_model: 128, n_layers: 4}}")
-    (tmp_path / "common.yaml").write_text(
+    write_configs(tmp_path)
+    return tmp_path
+
+
+def write_configs(folder: Path) -> None:
+    (folder / "gpt.yaml").write_text("model: {class_path: anlit.GPT, init_args: {d_model: 128, n_layers: 4}}")
+    (folder / "angpt.yaml").write_text("model: {class_path: anlit.AnGPT, init_args: {d_model: 128, n_layers: 4}}")
+    (folder / "common.yaml").write_text(
         "model: {init_args: {vocab_size: 1024, context_length: 256}}\n"
         "data: {init_args: {batch_size: 8}}\ntrainer: {max_steps: 400}"
     )
-    return tmp_path
 
 
 def write_study(folder: Path, **changes: Any) -> str:

@@ -1,5 +1,6 @@
 """The report of synthetic run folders: its numbers are those computed here from the same losses."""
 
+import contextlib
 import json
 import math
 import re
@@ -26,7 +27,7 @@ from anlit.errors import UserError
 from anlit.reporting.intervals import power_law
 from anlit.reporting.text import minus
 
-from .conftest import write_study
+from .conftest import write_configs, write_study
 from .synthetic import POINTS, train
 
 SAID = {
@@ -76,11 +77,21 @@ class Tables(HTMLParser):
         return next(row for row in self.rows if row[0].startswith(first) and len(row) == columns)
 
 
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study's report; tests only read it."""
+    folder = tmp_path_factory.mktemp("study")
+    write_configs(folder)
+    with contextlib.chdir(folder):
+        study = read_study(write_study(folder), None)
+        train(study, folder / "out", final, {"angpt": 1.1})
+        write(outcome_of(study, folder / "out", "anlit study --config study.yaml"))
+    return folder / "out"
+
+
 @pytest.fixture
-def page(folder: Path) -> Tables:
-    study = read_study(write_study(folder), None)
-    train(study, folder / "out", final, {"angpt": 1.1})
-    return Tables(write(outcome_of(study, folder / "out", "anlit study --config study.yaml")).read_text())
+def page(reported: Path) -> Tables:
+    return Tables((reported / "report.html").read_text())
 
 
 def tokens_to(target: float, end: float) -> float:
@@ -136,10 +147,10 @@ def test_tuning_names_the_best_the_failed_and_the_edges(page: Tables) -> None:
     assert any(row[1] == "UserError: the loss became NaN" and row[0].startswith("angpt_lr=0.4") for row in page.rows)
 
 
-def test_the_page_travels_alone_and_its_twin_says_the_same(page: Tables, folder: Path) -> None:
+def test_the_page_travels_alone_and_its_twin_says_the_same(page: Tables, reported: Path) -> None:
     assert page.pictures
     assert all(source.startswith("data:image/png;base64,") for source in page.pictures)
-    text, html = (folder / "out" / "report.md").read_text(), (folder / "out" / "report.html").read_text()
+    text, html = (reported / "report.md").read_text(), (reported / "report.html").read_text()
     assert "://" not in re.sub(r"data:image[^\"]*", "", html)
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
@@ -148,7 +159,7 @@ def test_the_page_travels_alone_and_its_twin_says_the_same(page: Tables, folder:
     assert plain == [[re.sub(r"[`*]", "", cell.strip()) for cell in row] for row in page.rows]
     for needed in ("0123456789", "test cpu, 2 cores", "c0ffee", "`anlit study --config study.yaml`", "seed=0"):
         assert needed in text
-    raw = json.loads((folder / "out" / "report.json").read_text())
+    raw = json.loads((reported / "report.json").read_text())
     assert raw["selected"] == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
     assert raw["comparisons"][0]["groups"][1]["final_loss"]["values"] == pytest.approx([3.30, 3.36, 3.31])
 
