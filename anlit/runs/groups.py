@@ -101,7 +101,7 @@ def learned_settings(run: Run) -> dict[str, Any]:
     each seed has its own.
     """
     kept = {}
-    for key, value in _flatten(run.config):
+    for key, value in flatten(run.config):
         name = key.rsplit(".", 1)[-1]
         ignored = any(key == prefix or key.startswith(prefix + ".") for prefix in UNLEARNED)
         if key.startswith("data.") and run.content_hash:
@@ -191,9 +191,10 @@ def _told(name: str, value: Any) -> str:
     return show(value) if isinstance(value, str) and value.startswith("anlit.") else f"{name}={show(value)}"
 
 
-def _flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested settings as pairs of a dotted name and a value; None is left out, a list becomes JSON."""
     if isinstance(value, dict):
-        return [pair for key, below in value.items() for pair in _flatten(below, f"{prefix}{key}.")]
+        return [pair for key, below in value.items() for pair in flatten(below, f"{prefix}{key}.")]
     if value is None:
         return []
     if isinstance(value, list):

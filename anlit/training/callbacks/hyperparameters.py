@@ -7,8 +7,10 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from anlit.runs.groups import flatten
+from anlit.settings import as_plain
+
 METRIC = "val/loss"
-SCALARS = (bool, int, float, str)
 
 
 class HyperParameters(L.Callback):
@@ -29,33 +31,14 @@ class HyperParameters(L.Callback):
 
 
 def settings_of(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
-    """Short dotted names → values: `lr` of the optimizer is `model.optimizer.lr`. None is left out."""
+    """Dotted names → values: `lr` of the optimizer is `model.optimizer.init_args.lr`. None is left out."""
     data = getattr(trainer, "datamodule", None)
-    found = {"architecture": type(pl_module).__name__, **_flat(dict(pl_module.hparams), "model.")}
-    if data is not None:
-        of_data = {name: getattr(data, name) for name in ("batch_size", "seed") if hasattr(data, name)}
-        found |= {"data": type(data).__name__, **_flat(of_data, "data.")}
-    if "PL_GLOBAL_SEED" in os.environ:  # set by seed_everything
-        found["seed"] = int(os.environ["PL_GLOBAL_SEED"])
-    found |= {"trainer.max_steps": trainer.max_steps, "trainer.precision": str(trainer.precision),
-              "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches}  # fmt: skip
-    return found
-
-
-def _flat(value: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Nested settings as one level: a class has the key of its setting, and its arguments have keys below it."""
-    found: dict[str, Any] = {}
-    for key, inner in value.items():
-        if key.startswith("_"):
-            continue
-        name = f"{prefix}{key}"
-        if isinstance(inner, dict) and "class_path" in inner:
-            found[name] = inner["class_path"].rsplit(".", 1)[-1]
-            found |= _flat(inner.get("init_args") or {}, f"{name}.")
-        elif isinstance(inner, dict):
-            found |= _flat(inner, f"{name}.")
-        elif isinstance(inner, SCALARS):
-            found[name] = inner
-        elif inner is not None:
-            found[name] = type(inner).__name__ if hasattr(inner, "__dict__") else str(inner)
-    return found
+    of_trainer = {name: getattr(trainer, name) for name in ("max_steps", "precision", "accumulate_grad_batches")}
+    found = {
+        "architecture": type(pl_module).__name__,
+        "seed": os.environ.get("PL_GLOBAL_SEED"),  # set by seed_everything
+        "model": as_plain(dict(pl_module.hparams)),
+        "data": {name: getattr(data, name, None) for name in ("batch_size", "seed")} | {"kind": type(data).__name__},
+        "trainer": of_trainer,
+    }
+    return dict(flatten(found))
