@@ -154,13 +154,6 @@ def test_a_test_split_where_there_is_one(tmp_path: Path, prepared: str, streams:
     assert (data.bytes_per_token("test"), data.bytes_per_token("val")) == (5, 3)
 
 
-def test_documents_and_uncounted_targets_come_from_the_tokens(prepared: str) -> None:
-    for batch in ready(prepared, score_first_token=False).val_dataloader():
-        assert torch.equal(batch.document_ids[:, 1:] - batch.document_ids[:, :-1], (batch.tokens[:, :-1] == 0).long())
-        counted = batch.targets != IGNORED
-        assert not (counted & (batch.tokens == 0)).any()
-
-
 def test_what_the_module_tells(prepared: str, tiny_shards: str) -> None:
     data = ready(prepared)
     assert data.vocab_size == 320

@@ -1,8 +1,5 @@
 """Workers, shards, processes at once and the size of tasks: not a byte depends on them."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +18,6 @@ from tests.data.preparing import (
     finish,
     hashes,
     make,
-    read_json,
     read_sources,
     recipe_of,
     start,
@@ -124,16 +120,6 @@ def test_names_of_all_kinds(tokenizer: str, tmp_path: Path) -> None:
     assert hashes(tmp_path / "out") == before
 
 
-def test_an_error_about_a_name_with_a_line_break_is_one_line(tokenizer: str, tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
-    for name in ("new\nline\x1b.jsonl", "other.jsonl"):
-        (tmp_path / "text" / name).write_text("{}\n")
-    recipe = recipe_of("TextFiles", tmp_path / "text", pattern="*.jsonl", tokenizer=tokenizer)
-    with pytest.raises(UserError, match=r"/new\\nline\\x1b\.jsonl, line 1: the field") as caught:
-        make(tmp_path / "out", recipe)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_source_is_the_same_however_it_is_named(
     tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,19 +137,3 @@ def test_patterns_that_are_none(pattern: str, tmp_path: Path, capsys: pytest.Cap
     assert main([*words, "--pattern", pattern]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f'anlit: error: The pattern "{pattern}" is not one for files under {tmp_path}: give one')
-
-
-def test_workers_do_not_wait_for_the_tokenizer_s_threads(tmp_path: Path) -> None:
-    """They are forked from a process that has trained a tokenizer, with the threads of its library."""
-    pattern = text_file_source(tmp_path / "text", list(documents(260, seed=4))[10:], ".jsonl")
-    code = f"""
-from pathlib import Path
-from tests.data.preparing import make, recipe_of
-folder = Path({str(tmp_path)!r})
-recipe = recipe_of("TextFiles", folder / "text", vocab_size=600, pattern={pattern!r}, text="content")
-make(folder / "out", recipe, workers=2)
-"""
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert read_json(tmp_path / "out" / "manifest.json")["documents"] == 250

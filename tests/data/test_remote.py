@@ -164,17 +164,6 @@ def test_a_chunk_that_arrives_damaged_is_fetched_once_more(
     assert store.fetched("chunk-0-2") == 2
 
 
-def test_a_chunk_that_is_fetched_again_is_checked_again(store: ObjectStore, streams: dict[str, np.ndarray]) -> None:
-    reader = store_of()
-    reader.read(0, 1)
-    reader.close()
-    assert reader.cache is not None
-    reader.cache.discard(reader.source.chunks[0])
-    store.damage["/bucket/corpus/train/chunk-0-0.bin"] = 1
-    assert np.array_equal(reader.read(0, 7001), streams["train"][:7001])
-    assert store.fetched("chunk-0-0") == 3
-
-
 @pytest.mark.parametrize("how", ["flipped", "short"])
 def test_a_damaged_copy_in_the_cache_is_replaced(store: ObjectStore, streams: dict[str, np.ndarray], how: str) -> None:
     reader = store_of()

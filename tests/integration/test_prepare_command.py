@@ -109,18 +109,6 @@ def test_a_wrong_command_is_one_sentence(
     assert hashes(tmp_path) == {}
 
 
-def test_underscores_and_capitals_do_not_matter(
-    source: Path, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = ["--source", "hub", "--tokenizer", tokenizer]
-    assert main(["prepare", "OpenWebText", *options, "--on_bad", "skip", "--val_fraction", "0.2"]) == 0
-    one = hashes(tmp_path / "data" / "openwebtext")
-    (tmp_path / "data").rename(tmp_path / "first")
-    assert main(["prepare", "open-web_text", *options, "--on_bad=skip", "--val_fraction=0.2"]) == 0
-    assert hashes(tmp_path / "data" / "openwebtext") == one
-
-
 def test_what_is_said(
     source: Path, tokenizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,12 +309,6 @@ def test_training_on_what_is_not_prepared(tmp_path: Path, capfd: pytest.CaptureF
     for corpus in ("SlimPajama", "OpenWebText", "FineWeb", "FineWebBin"):
         with pytest.raises(UserError, match=f"nowhere with {corpus}: prepare it with `anlit prepare {corpus} "):
             getattr(corpora, corpus)(str(tmp_path / "nowhere")).prepare_data()
-
-
-def test_training_on_an_unfinished_folder(source: Path, tokenizer: str, tmp_path: Path) -> None:
-    (tmp_path / "out" / ".work").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"out is not finished: repeat the command that began it"):
-        corpora.OpenWebText(str(tmp_path / "out")).prepare_data()
 
 
 def test_options_and_command_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from anlit import GPT, NGPT, AdamW, AnGPT
 from anlit.models.language_model import LanguageModel
 from anlit.optim.schedule import Schedule
-from tests.data.blocks import BlockCollate
+from tests.data.blocks import collate
 
 ARCHITECTURES = [GPT, NGPT, AnGPT]
 SIZE = {"vocab_size": 29, "context_length": 16, "n_layers": 2, "n_heads": 2, "d_model": 32}
@@ -46,7 +46,7 @@ def adamw(lr: float, **settings: Any) -> Callable[[Any], torch.optim.Optimizer]:
 def batches(n_sequences: int, length: int, batch_size: int = 4, shuffle: bool = False) -> DataLoader:
     """The same random tokens each time, as training reads them; token 0 ends a document."""
     blocks = list(random_tokens(n_sequences, length + 1, seed=7))
-    return DataLoader(blocks, batch_size=batch_size, shuffle=shuffle, collate_fn=BlockCollate(0))
+    return DataLoader(blocks, batch_size=batch_size, shuffle=shuffle, collate_fn=collate)
 
 
 def fit(

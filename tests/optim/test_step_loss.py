@@ -1,5 +1,6 @@
 """Micro-batches that count different numbers of tokens train as the one batch that holds them all."""
 
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -9,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from anlit.targets import IGNORED
 from anlit.training.callbacks import LossGuard
-from tests.data.blocks import BlockCollate
+from tests.data.blocks import collate
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, random_tokens, tiny
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -38,10 +39,11 @@ def blocks() -> list[torch.Tensor]:
 
 def train(architecture: Any, batch_size: int, score_first_token: bool, **trainer: Any) -> tuple[dict, Logged]:
     model = tiny(architecture, optimizer=adamw(lr=0.01), schedule=CONSTANT, z_loss=0.1)
-    collate, logged = BlockCollate(0, score_first_token=score_first_token), Logged()
+    logged = Logged()
+    collated = partial(collate, score_first_token=score_first_token)
     settings = {"accumulate_grad_batches": SEQUENCES // batch_size, "max_steps": STEPS, "callbacks": [logged]}
     settings |= {"accelerator": "cpu", "devices": 1, "precision": "64-true", "gradient_clip_val": 0.5, **QUIET}
-    loader = DataLoader(blocks(), batch_size, collate_fn=collate)
+    loader = DataLoader(blocks(), batch_size, collate_fn=collated)
     L.Trainer(**{**settings, **trainer}).fit(model, loader)
     return model.state_dict(), logged
 
@@ -58,8 +60,7 @@ def test_micro_batches_are_one_batch(architecture: Any, score_first_token: bool)
 
 
 def test_the_counts_differ() -> None:
-    collate = BlockCollate(0, score_first_token=False)
-    counted = [int((collate([block]).targets != IGNORED).sum()) for block in blocks()]
+    counted = [int((collate([block], score_first_token=False).targets != IGNORED).sum()) for block in blocks()]
     assert min(counted) < 0.6 * max(counted)
 
 

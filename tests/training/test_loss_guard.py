@@ -16,7 +16,7 @@ from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import MuonAdamW
 from anlit.training.callbacks import LossGuard
-from tests.data.blocks import BlockCollate
+from tests.data.blocks import collate
 from tests.models.tiny import CONSTANT, adamw, random_tokens, tiny
 from tests.training.poison import Poison
 
@@ -36,7 +36,7 @@ def train(
     """One optimizer step for every `accumulate` of the batches numbered `which`, each of two sequences of its own."""
     blocks = [block for number in which for block in random_tokens(2, 17, seed=number)]
     model = tiny(architecture, optimizer=optimizer, schedule=CONSTANT, **(settings or {}))
-    loader = DataLoader(blocks, batch_size=2, collate_fn=BlockCollate(0))
+    loader = DataLoader(blocks, batch_size=2, collate_fn=collate)
     options = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "gradient_clip_val": 1.0, **QUIET, **trainer}
     fitter = L.Trainer(accumulate_grad_batches=accumulate, callbacks=list(callbacks), **options)
     fitter.fit(model, loader)
