@@ -103,8 +103,6 @@ def _check(given: argparse.Namespace) -> None:
         value = getattr(given, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} {value} must be at least 1")
-    if given.gpus and not all(number.strip().isdecimal() for number in given.gpus.split(",")):
-        raise UserError(f"--gpus {given.gpus} is no list of GPUs: give their numbers, such as 0,1")
     for folder in given.reuse:
         if not folder.is_dir():
             raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")

@@ -66,7 +66,6 @@ MISTAKES: list[tuple[str, str]] = [
     ("study --config sections.yaml --dry_run", r"the section 'nonesuch': choose one of convergence, tuning"),
     ("study --config after.yaml --dry_run", r"lengths: anlit lengthz .* no command of anlit's: give one such as"),
     ("study --config study.yaml --jobs 0", r"--jobs 0 must be at least 1"),
-    ("study --config study.yaml --gpus x", r"--gpus x is no list of GPUs: give their numbers, such as 0,1"),
     ("study --config study.yaml --output /proc/study", r"--output /proc/study cannot be made .* writable folder"),
     ("study --config study.yaml --output nowhere --report_only", r"finds no folder nowhere: give --output"),
     # preparing data
