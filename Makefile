@@ -16,10 +16,15 @@ BESIDE  := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 EXTRAS  ?=
 VARIANT ?= cuda
 IMAGE   ?= anlit
+MINUTES ?= 9
+STATE   ?= runs/gpu-state
+OUTPUT  ?= runs/gpu
+WHEELS  ?= build/gpu-wheels
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 ENGINE  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format study sweep install extras image image-check slurm-check clean
+.PHONY: help demo test test-slow check format study sweep install extras image image-check slurm-check gpu gpu-wheels clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -63,6 +68,17 @@ image-check:  ## Really build the CPU image, train and validate in it (root, bui
 
 slurm-check: $(VENV)/.installed  ## Really train, pre-empt and resume under Slurm on loopback (root, slurmd, slurmctld)
 	@ANLIT="$(BIN)/anlit" docker/slurm/check.sh
+
+gpu: $(STATE)/.wheels  ## The first hour on a GPU, MINUTES=9 of it; call it again until it is done (docs/benchmarks.md)
+	PYTHONPATH="$(CURDIR):$(abspath $(STATE))/site" $(GPU_PYTHON) -m anlit benchmark gpu --minutes $(MINUTES) --state $(STATE) --output $(OUTPUT) $(GPU_FLAGS)
+
+$(STATE)/.wheels: $(wildcard $(WHEELS)*/*.whl)
+	@mkdir -p $(STATE)
+	$(if $^,$(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(STATE)/site $^)
+	@touch $@
+
+gpu-wheels:  ## Collect what a GPU machine without a network lacks, into WHEELS (MORE=flash4|float8: of those)
+	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" MORE="$(MORE)" WITHOUT="$(WITHOUT)" sh docker/gpu_wheels.sh
 
 install: $(VENV)/.installed  ## Only make the virtual environment
 

@@ -14,8 +14,8 @@ _HOME = {
     "NeedleInHaystack": "anlit.evaluation.needle.data",
     "load_checkpoint": "anlit.checkpoints.loading",
 }
-_ROOMS = ("anlit.attention.mechanisms", "anlit.data.corpora", "anlit.layers.positions", "anlit.optim.optimizers")
-"""Each public class that one of these defines is `anlit.<Name>`."""
+_ROOMS = ("anlit.attention.mechanisms", "anlit.layers.positions", "anlit.optim.optimizers", "anlit.data.corpora")
+"""Each public class that one of these defines is `anlit.<Name>`; a room that needs more packages comes later."""
 
 
 def _classes(room: str) -> dict[str, type]:

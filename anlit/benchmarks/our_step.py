@@ -41,6 +41,7 @@ class OurStep:
         mechanism: The attention mechanism.
         documents: Pack documents into the batch and mask them; else each row is one document.
         group: Query heads that share a key head.
+        backend: Attention's.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class OurStep:
         mechanism: Mechanism | None = None,
         documents: bool = False,
         group: int = 1,
+        backend: str = "auto",
     ) -> None:
         torch.manual_seed(0)
         with warnings.catch_warnings():
@@ -65,6 +67,7 @@ class OurStep:
                 d_model=size.d_model,
                 attention=mechanism or Plain(),
                 document_masking=documents,
+                backend=backend,
                 runtime=runtime,
             )
         self.trainer = trainer_of(self.model, device, size.dtype)

@@ -26,7 +26,7 @@ class Process:
 
     Args:
         module: One of our modules; with `python`, a module of `anlit.benchmarks.peers`, such as `training_step`.
-        python: The Python of another environment, which can import that folder only (default: this Python).
+        python: Its Python; that of another environment can import that folder only (default: this Python).
 
     Raises:
         ProcessError: It cannot be started.
@@ -36,7 +36,8 @@ class Process:
         command = [sys.executable, "-m", module]
         if python is not None:
             start = START.format(folder=str(Path(__file__).parent), module=f"peers.{module}")
-            command = [python, "-I", "-c", start]
+            isolated = ["-I"] if python != sys.executable else []  # this Python may have its packages by PYTHONPATH
+            command = [python, *isolated, "-c", start]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         pipe = subprocess.PIPE

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from anlit.attention.backends import BACKENDS
 from anlit.benchmarks.attention.kernels import MECHANISMS
 from anlit.benchmarks.cases import (
     Case,
@@ -74,6 +75,7 @@ class Plan:
         peers_compiled: How the peers are run: no, blocks, whole.
         mechanisms: The attention mechanisms of our models.
         groups: Numbers of query heads that share a key head, in our models.
+        backends: The back ends of attention in our models.
         rounds: The number of rounds.
         repeats: Steps in a turn.
     """
@@ -85,6 +87,7 @@ class Plan:
     peers_compiled: tuple[str, ...] = COMPILED
     mechanisms: tuple[str, ...] = ("plain",)
     groups: tuple[int, ...] = (1,)
+    backends: tuple[str, ...] = ("auto",)
     rounds: int = 15
     repeats: int = 1
 
@@ -137,16 +140,17 @@ def cases(plan: Plan, device: torch.device, documents: bool, python: str | None)
     float8 and a peer that is compiled as a whole are compared with GPT+ with compiled blocks.
     """
 
-    def case(model: str, compiled: str, mechanism: str = "plain", group: int = 1) -> Case:
-        name = [NAMES.get(model, model), *([] if mechanism == "plain" else [mechanism])]
+    def case(model: str, compiled: str, mechanism: str = "plain", backend: str = "auto", group: int = 1) -> Case:
+        usual = ("plain", "auto")
+        name = [NAMES.get(model, model), *(part for part in (mechanism, backend) if part not in usual)]
         name += [] if group == 1 else [f"groups of {group}"]
         build = partial(_build, plan, device, documents, python)
-        facts = {"model": model, "mechanism": mechanism, "compiled": compiled, "group": group}
+        facts = {"model": model, "mechanism": mechanism, "backend": backend, "compiled": compiled, "group": group}
         base = f"{NAMES[BASE]} {HOW['no' if compiled == 'no' else 'blocks']}"
         return Case(" ".join((*name, HOW[compiled])), build, facts, base)
 
-    ours = [case(model, how, mechanism, group) for how in plan.compiled for mechanism in plan.mechanisms
-            for group in plan.groups for model in plan.models]  # fmt: skip
+    ours = [case(model, how, mechanism, backend, group) for how in plan.compiled for mechanism in plan.mechanisms
+            for backend in plan.backends for group in plan.groups for model in plan.models]  # fmt: skip
     return ours + [case(peer, how) for peer in plan.peers for how in plan.peers_compiled]
 
 
@@ -163,8 +167,8 @@ def _build(plan: Plan, device: torch.device, documents: bool, python: str | None
         step = PeerProcess(python_of_peer(model, python), model, size, device, compiled)
     else:
         runtime = Runtime(compile=compiled != "no", float8="tensorwise" if compiled == "float8" else None)
-        mechanism = MECHANISMS[row["mechanism"]]
-        step = TimedStep(OurStep(model, size, device, runtime, mechanism, documents, row["group"]), device)
+        mechanism, backend, group = MECHANISMS[row["mechanism"]], row["backend"], row["group"]
+        step = TimedStep(OurStep(model, size, device, runtime, mechanism, documents, group, backend), device)
     try:
         row |= {**step.facts, "losses": [step.loss() for _ in range(CHECKED_STEPS)]}
         if reason := reason_against(row, rows, size):
@@ -238,7 +242,8 @@ def changed_plan(plan: Plan, given: argparse.Namespace) -> Plan:
         UserError: A name is not known.
     """
     allowed: dict[str, Collection[str]] = {
-        "models": MODELS, "compiled": OURS_COMPILED, "mechanisms": MECHANISMS, "peers": ("none", *PEERS),
+        "models": MODELS, "compiled": OURS_COMPILED, "mechanisms": MECHANISMS, "backends": ("auto", *BACKENDS),
+        "peers": ("none", *PEERS),
     }  # fmt: skip
     changes: dict[str, Any] = {"size": changed_size(plan.size, given), "rounds": given.rounds or plan.rounds}
     for key, known in allowed.items():
@@ -266,6 +271,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--models", type=names, metavar="A,…", help=f"of {', '.join(MODELS)}")
     add("--mechanisms", type=names, metavar="A,…", help=f"of {', '.join(MECHANISMS)}")
     add("--groups", type=numbers, metavar="N,…", help="query heads that share a key head in our models (1)")
+    add("--backends", type=names, metavar="A,…", help=f"of auto, {', '.join(BACKENDS)}, for our attention (auto)")
     add("--compiled", type=names, metavar="A,…", help="of no, blocks, float8, for our models")
     add("--peers", type=names, metavar="A,…", help=f"of {', '.join(PEERS)}, or none (default: the installed ones)")
     add("--peer_python", metavar="PATH", help="Python of an environment with the other peers")

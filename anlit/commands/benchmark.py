@@ -18,6 +18,7 @@ BENCHMARKS = {
         "anlit.benchmarks.data.benchmark",
         "preparing text and streaming batches",
     ),
+    "gpu": ("anlit.benchmarks.gpu.benchmark", "the first hour on a GPU: kernels checked, then everything timed"),
 }
 
 

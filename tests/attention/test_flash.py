@@ -9,7 +9,9 @@ from anlit.attention.backends import eager, flash
 from anlit.attention.backends.flash import flash_attention
 from anlit.attention.documents import Documents
 from anlit.data.batch import batch_from_blocks
+from tests.attention import perfect
 from tests.attention.flash_libraries import Calls, pretend_package, pretend_pytorch
+from tests.attention.kernels import check_mechanism
 from tests.models.tiny import random_tokens, tiny
 
 MECHANISMS = {
@@ -27,26 +29,18 @@ IDS = torch.tensor([[0] * 4 + [1] + [2] * 8, [0] * 13, [0] * 12 + [1]])  # docum
 PACKED = torch.tensor([0, 4, 5, 13, 26, 38, 39], dtype=torch.int32)
 
 
-def run(
-    attend, mechanism, packed: bool, dtype=torch.float64, device="cpu", width=16, n_kv_heads=2
-) -> dict[str, Tensor]:
-    mechanism = mechanism.for_layer(2, width, 0).to(device, dtype)
+def run(attend, mechanism, packed: bool, n_kv_heads: int = 2) -> dict[str, Tensor]:
+    mechanism = mechanism.for_layer(2, 16, 0).double()
     generator = torch.Generator().manual_seed(0)
-    tensors = torch.randn(4, len(IDS), 2, LENGTH, width, generator=generator, dtype=torch.float64).to(device, dtype)
-    q, k, v, probe = tensors
+    q, k, v, probe = torch.randn(4, len(IDS), 2, LENGTH, 16, generator=generator, dtype=torch.float64)
     k, v = k[:, :n_kv_heads].clone(), v[:, :n_kv_heads].clone()
     for x in (q, k, v):
         x.requires_grad_()
-    ids = IDS.to(device) if packed else None
-    documents = Documents(ids, LENGTH, torch.device(device), PACKED.to(device), 13)
+    documents = Documents(IDS if packed else None, LENGTH, torch.device("cpu"), PACKED, 13)
     out = attend(q, k, v, mechanism, documents, 0.0)
     (out * probe).sum().backward()
     learned = {name: parameter.grad for name, parameter in mechanism.named_parameters()}
     return {"out": out.detach(), "q": q.grad, "k": k.grad, "v": v.grad, **learned}
-
-
-def error(one: Tensor, other: Tensor) -> float:
-    return ((one.double() - other.double()).norm() / other.double().norm()).item()
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2])
@@ -122,16 +116,39 @@ def test_a_batch_tells_where_documents_begin_without_asking_the_device(monkeypat
     assert without.logits_of(batch).isfinite().all()
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
-@pytest.mark.parametrize("width", [32, 64, 80, 96, 128, 256])
-@pytest.mark.parametrize("packed", [False, True], ids=["dense", "documents"])
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_on_cuda_it_is_eager_in_float64(name, packed, width, dtype, tolerance) -> None:
+kinds = pytest.mark.parametrize("kind", ["dense", "documents"])
+names = pytest.mark.parametrize("name", MECHANISMS)
+dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+def check_on_cuda(name: str, kind: str, width: int, dtype: torch.dtype) -> None:
     reason = flash.reason_against(MECHANISMS[name], torch.empty(1, 2, 1, width, dtype=dtype, device="cuda"))
     if reason is not None:
         pytest.skip(reason)
-    found = run(flash.attend, MECHANISMS[name], packed, dtype, "cuda", width)
-    expected = run(eager.attend, MECHANISMS[name], packed, torch.float64, "cuda", width)
-    for key, value in found.items():
-        assert error(value, expected[key]) < tolerance, key
+    check_mechanism(flash, MECHANISMS[name], kind, shape(name, kind, width), dtype, "cuda")
+
+
+def shape(name: str, kind: str, width: int) -> tuple[int, ...]:
+    return 2, 2, 150 + sum(map(ord, name + kind)) % 100, width
+
+
+@pytest.mark.gpu
+@dtypes
+@kinds
+@names
+def test_every_mechanism_on_the_gpu(name, kind, dtype) -> None:
+    check_on_cuda(name, kind, 64, dtype)
+
+
+@pytest.mark.gpu
+@dtypes
+@kinds
+@pytest.mark.parametrize("width", [32, 80, 96, 128, 256])
+def test_every_width_on_the_gpu(width, kind, dtype) -> None:
+    check_on_cuda("log n", kind, width, dtype)
+
+
+@kinds
+@names
+def test_a_perfect_kernel_passes_the_tests_on_the_gpu(name, kind) -> None:
+    check_mechanism(perfect, MECHANISMS[name], kind, shape(name, kind, 64), torch.bfloat16)

@@ -11,7 +11,7 @@ from anlit.attention.backends import BACKENDS
 from anlit.benchmarks.attention import auto
 from anlit.benchmarks.attention.kernels import COMPARED, MECHANISMS
 from anlit.benchmarks.attention.measure import group_of
-from anlit.benchmarks.attention.shapes import PRESETS, Entrant, entrants
+from anlit.benchmarks.attention.shapes import LAYOUTS, PRESETS, Entrant, entrants
 from anlit.benchmarks.cases import (
     beside,
     measure,
@@ -22,7 +22,16 @@ from anlit.benchmarks.cases import (
     quartiles_of,
     tables,
 )
-from anlit.benchmarks.options import add_device_options, add_loop_options, device_of, numbers, parser_of, preset_of
+from anlit.benchmarks.options import (
+    add_device_options,
+    add_loop_options,
+    check_names,
+    device_of,
+    names,
+    numbers,
+    parser_of,
+    preset_of,
+)
 from anlit.benchmarks.rates import matrix_peak, prepare_compiler
 from anlit.benchmarks.record import Record
 from anlit.errors import UserError
@@ -32,10 +41,12 @@ from anlit.models.runtime import flush_denormals
 def main(argv: list[str]) -> int:
     """`anlit benchmark attention`; returns the exit status and raises UserError for the user's mistakes."""
     given = _parser().parse_args(argv)
+    check_names("layouts", given.layouts, LAYOUTS)
     changes = {
         "widths": given.widths,
         "lengths": given.lengths,
         "rounds": given.rounds,
+        "layouts": given.layouts,
         "entrants": given.entrants and checked_entrants(given.entrants),
     }
     if given.auto:
@@ -92,5 +103,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--auto", action="store_true", help="what backend auto takes, beside what is fastest, for five mechanisms")
     add("--widths", type=numbers, metavar="D,…", help="head widths")
     add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
+    add("--layouts", type=names, metavar="A,…", help=f"of {', '.join(LAYOUTS)} (both)")
     add_loop_options(parser)
     return parser

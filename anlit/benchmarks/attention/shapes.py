@@ -10,6 +10,8 @@ from anlit.attention.documents import Documents
 MEAN_DOCUMENT = 1 / 8
 """Mean length of a document, in T: lengths are drawn from an exponential distribution, some of a few tokens."""
 
+LAYOUTS = ("dense", "documents")
+"""Each row one document, or many in each."""
 Entrant = tuple[str, str]
 """A mechanism and the kernel that computes it."""
 
@@ -41,6 +43,7 @@ class Plan:
         d_model: H·D.
         dtype: Of q, k, v.
         rounds: How often the entrants take turns.
+        layouts: Of `LAYOUTS`.
     """
 
     entrants: tuple[Entrant, ...]
@@ -50,14 +53,15 @@ class Plan:
     d_model: int
     dtype: torch.dtype
     rounds: int
+    layouts: tuple[str, ...] = LAYOUTS
 
     def shapes(self) -> list[Shape]:
         """The shapes from the shortest to the longest, so that a time limit leaves out the longest."""
         return [
-            Shape(width, length, documents, max(1, self.d_model // width), max(1, self.tokens // length))
+            Shape(width, length, layout == "documents", max(1, self.d_model // width), max(1, self.tokens // length))
             for length in self.lengths
             for width in self.widths
-            for documents in (False, True)
+            for layout in self.layouts
         ]
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from anlit.benchmarks.cases import Case, Group, Ready, Row, measure, notes, timed
-from anlit.benchmarks.growth.plot import plot
 from anlit.benchmarks.options import (
     add_device_options,
     add_loop_options,
@@ -28,6 +27,7 @@ from anlit.benchmarks.options import (
 )
 from anlit.benchmarks.our_step import MODELS, OurStep
 from anlit.benchmarks.peers.training_step import TimedStep
+from anlit.benchmarks.process import is_installed
 from anlit.benchmarks.rates import prepare_compiler
 from anlit.benchmarks.record import Record, Table
 from anlit.benchmarks.size import Size, add_size_options, changed_size
@@ -131,8 +131,14 @@ def main(argv: list[str]) -> int:
     measure(groups, record, given.rounds, given.minutes)
     found = fits(record.values["groups"])
     record.keep(fits=found)
-    plot(found, record.path("png"))
-    record.finish([table(found)], notes(record))
+    remarks = notes(record)
+    if is_installed("matplotlib"):
+        from anlit.benchmarks.growth.plot import plot  # a bare GPU machine need not have matplotlib
+
+        plot(found, record.path("png"))
+    else:
+        remarks.append("There is no picture, because matplotlib is not installed.")
+    record.finish([table(found)], remarks)
     return 0
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 from anlit.lightning_internals import logged_metrics
 from anlit.models.trainer_steps import is_logged
@@ -58,6 +57,8 @@ class MetricsOnResume(L.Callback):
                 if any(row["step"] == str(step - 1) and row.get("train/loss") for row in kept):
                     row_of_checkpoint = None
             elif isinstance(logger, TensorBoardLogger) and step:
+                from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # only who logs to it needs it
+
                 writer = logger.experiment.file_writer  # as SummaryWriter does for its purge_step
                 writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
         if row_of_checkpoint:

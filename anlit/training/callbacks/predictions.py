@@ -1,8 +1,10 @@
 """`anlit predict` into a file: the validation split's log-likelihoods, in the columns of `anlit score`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
@@ -10,8 +12,10 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 
 from anlit.data.batch import TokenAt, document_ids
 from anlit.errors import UserError
-from anlit.reporting.token_table import Scores, TokenTable
 from anlit.targets import IGNORED
+
+if TYPE_CHECKING:
+    from anlit.reporting.token_table import TokenTable
 
 
 class Predictions(BasePredictionWriter):
@@ -32,6 +36,8 @@ class Predictions(BasePredictionWriter):
         self._documents = 0
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        from anlit.reporting.token_table import TokenTable  # pyarrow takes time, and training does without it
+
         data = _data(trainer)
         rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
         path = self.run_dir / f"predictions{rank}.parquet"
@@ -56,6 +62,8 @@ class Predictions(BasePredictionWriter):
         self, tokens: np.ndarray, targets: np.ndarray, log_likelihood: np.ndarray, separator: int, at: TokenAt
     ) -> None:
         """Add the targets of one sequence, document by document; each array is (T,)."""
+        from anlit.reporting.token_table import Scores
+
         assert self._table is not None
         last = targets[-1:] if targets[-1] != IGNORED else tokens[-1:]
         sequence = np.concatenate((tokens, last))
