@@ -9,14 +9,14 @@ PYTHON=${PYTHON:-python3} WHEELS=${WHEELS:-build/gpu-wheels} MORE=${MORE:-} WITH
 cd "$(dirname "$0")/.."
 
 platforms=
-for glibc in 2_34 2_31 2_28 2_27 2_26 2_24 2_17; do platforms="$platforms --platform manylinux_${glibc}_x86_64"; done
+for glibc in 2_34 2_31 2_28 2_27 2_26 2_24 2_17 2_12; do platforms="$platforms --platform manylinux_${glibc}_x86_64"; done
 platforms="$platforms --platform manylinux2014_x86_64 --platform manylinux1_x86_64"
 
 needed="jsonargparse>=4.53 docstring-parser typeshed-client importlib-resources scipy>=1.15
     tokenizers>=0.22 safetensors>=0.5 huggingface_hub>=2.4 httpx2>=2,<3 httpcore2 h11 anyio truststore idna
     rich>=14 markdown-it-py>=4 mdurl pygments filelock>=3.16
     pytest>=8 pluggy iniconfig pytest-xdist>=3.6 execnet
-    transformers>=5.0 regex litgpt==0.5.13" # the program; its tests; the peers whose steps are timed beside ours
+    transformers>=5.0 regex litgpt==0.5.13 psutil" # the program; its tests; the peers whose steps are timed beside ours
 
 collect() {  # each package by name, without what it needs: torch must stay what the machine has
     folder=$1; shift

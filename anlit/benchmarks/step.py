@@ -243,7 +243,7 @@ def changed_plan(plan: Plan, given: argparse.Namespace) -> Plan:
     """
     allowed: dict[str, Collection[str]] = {
         "models": MODELS, "compiled": OURS_COMPILED, "mechanisms": MECHANISMS, "backends": ("auto", *BACKENDS),
-        "peers": ("none", *PEERS),
+        "peers": ("none", *PEERS), "peers_compiled": COMPILED,
     }  # fmt: skip
     changes: dict[str, Any] = {"size": changed_size(plan.size, given), "rounds": given.rounds or plan.rounds}
     for key, known in allowed.items():
@@ -274,6 +274,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--backends", type=names, metavar="A,…", help=f"of auto, {', '.join(BACKENDS)}, for our attention (auto)")
     add("--compiled", type=names, metavar="A,…", help="of no, blocks, float8, for our models")
     add("--peers", type=names, metavar="A,…", help=f"of {', '.join(PEERS)}, or none (default: the installed ones)")
+    add("--peers_compiled", type=names, metavar="A,…", help=f"of {', '.join(COMPILED)}, for the peers")
     add("--peer_python", metavar="PATH", help="Python of an environment with the other peers")
     add("--documents", action="store_true", help="pack documents into our batches and mask them")
     add_size_options(parser)

@@ -103,6 +103,11 @@ def test_what_is_wrong_fails_or_cannot_is_told_and_not_timed(tmp_path: Path, mon
     assert "it fails: out of memory" in capsys.readouterr().out
 
 
+def test_queries_that_see_one_key_have_no_gradient_and_are_right(tmp_path: Path) -> None:
+    record = run(tmp_path, "--entrants", "plain,eager plain,sdpa", "--lengths", "1", "--layouts", "dense")
+    assert [row["reason"] for row in rows(record, 0).values()] == [None, None]
+
+
 def test_the_time_limit_names_what_it_left_out(tmp_path: Path) -> None:
     record = run(tmp_path, "--minutes", "0")
     assert record["groups"] == []

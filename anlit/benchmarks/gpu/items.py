@@ -7,7 +7,7 @@ from anlit.benchmarks.gpu.runner import Item
 GPU = "anlit.benchmarks.gpu"
 TOY_STEP = (
     *("--preset", "cpu", "--compiled", "no", "--rounds", "2", "--d_model", "32", "--n_layers", "1", "--n_heads", "2"),
-    *("--vocab_size", "64", "--length", "32", "--batch", "2"),
+    *("--vocab_size", "64", "--length", "32", "--batch", "2", "--peers_compiled", "no"),
 )
 TOY_ATTENTION = ("--preset", "cpu", "--widths", "16", "--lengths", "64", "--rounds", "2")
 TOY_GROWTH = (
@@ -52,7 +52,8 @@ ITEMS = (
         "libraries",
         "flash attention's libraries, and compiled and uncompiled models on CUDA",
         5,
-        _tests("tests/attention/test_flash.py", "tests/models/test_cuda.py", "-n", "6"),
+        _tests("tests/attention/test_flash.py", "tests/models/test_cuda.py", "tests/layers/test_cross_entropy.py", "-n",
+               "6"),
         ("-n", "1"),
         ("tests", "xdist"),
     ),
@@ -81,7 +82,7 @@ ITEMS = (
     Item("profile", "where a 0.5B step of anGPT spends its time", 3, _module(f"{GPU}.profile"), ("--preset", "cpu")),
     _step("1b", "1B steps: share of the peak", 6, "--preset", "h200-1b", "--models", "GPT,anGPT", *OURS),
     Item("loss", "memory and time of projection and cross-entropy", 2, _benchmark("loss"),
-         ("--device", "cpu", "--rounds", "1", *TOY_STEP[6:])),
+         ("--device", "cpu", "--rounds", "1", *TOY_STEP[6:-2])),
     Item("growth", "time and memory over T", 8.5, _benchmark("growth", "--grow", "T"), TOY_GROWTH),
     _step("float8", "0.5B steps in float8", 5, "--models", "GPT,anGPT", "--compiled", "blocks,float8", *OURS,
           needs=("torchao",)),
