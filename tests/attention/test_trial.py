@@ -28,6 +28,7 @@ from anlit.attention.choice.trial import Outcome, Request
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.models.kernel_choice import choose_at_first_batch, take_saved, wanted
+from tests.attention import perfect
 from tests.models.tiny import random_tokens, tiny
 
 CPU = torch.device("cpu")
@@ -134,11 +135,12 @@ def test_a_gradient_that_is_wrong_is_found() -> None:
     assert str(proof.wrong(errors, torch.float32)).endswith("of q")
 
 
-def test_a_window_of_one_key_is_no_division_by_zero() -> None:
+@pytest.mark.parametrize(("backend", "dtype"), [(blockwise, torch.float32), (perfect, torch.bfloat16)])
+def test_a_window_of_one_key_is_no_division_by_zero(backend, dtype) -> None:
     mechanism = SlidingWindow(1, LogN()).for_layer(2, 8, 0)
-    given = Inputs(mechanism, random_documents(2, 48, None, CPU), 2, 2, 2, 8, torch.float32)
-    errors = proof.errors(given.both(blockwise.attend), proof.reference(given), given.probe)
-    assert proof.wrong(errors, torch.float32) is None
+    given = Inputs(mechanism, random_documents(2, 48, None, CPU), 2, 2, 2, 8, dtype)
+    errors = proof.errors(given.both(backend.attend), proof.reference(given), given.probe)
+    assert proof.wrong(errors, dtype) is None
 
 
 def test_a_back_end_that_hangs_ends_with_its_process(pretended) -> None:

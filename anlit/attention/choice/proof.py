@@ -14,8 +14,11 @@ BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5, torch.
 LEARNED_BOUNDS = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4, torch.float64: 1e-10}
 """The same of what is learned: a sum over all pairs, of which most cancels."""
 SMALLEST = 1e-3
-"""Of ‖gradient of the output‖: a reference below it counts as this large. With a window of one key, those of q and k
-are 0; over 65,536 keys they are about 4 times this."""
+"""Of ‖gradient of the output‖: a reference below it counts as this large. Over 65,536 keys those of q and k are about
+4 times this."""
+NOTHING = 1e-9
+"""Of ‖gradient of v‖: a reference below it is 0, as are those of q and k where every query sees one key. A perfect
+kernel has the difference of two rounded numbers there, so the error is relative to the gradient of v."""
 
 
 def reference(given: Inputs) -> tuple[Tensor, ...]:
@@ -33,10 +36,11 @@ def errors(found: Sequence[Tensor], expected: Sequence[Tensor], probe: Tensor) -
     """
     names = ["out", "q", "k", "v", *(f"learned {n}" for n in range(len(found) - 4))]
     least = SMALLEST * probe.norm(dtype=expected[0].dtype)
-    pairs = zip(found, expected, strict=True)
-    values = [
-        ((one.to(other.dtype) - other).norm() / torch.maximum(other.norm(), least)).item() for one, other in pairs
-    ]
+    of_v = expected[names.index("v")].norm()
+    norms = [other.norm() for other in expected]
+    sizes = [torch.where(norm > NOTHING * of_v, torch.maximum(norm, least), of_v) for norm in norms]
+    triples = zip(found, expected, sizes, strict=True)
+    values = [((one.to(other.dtype) - other).norm() / size).item() for one, other, size in triples]
     return {name: value if math.isfinite(value) else math.inf for name, value in zip(names, values, strict=True)}
 
 

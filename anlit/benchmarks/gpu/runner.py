@@ -172,7 +172,8 @@ class Runner:
 
     def _environment(self) -> dict[str, str]:
         caches = self.state / "caches"
-        folders = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda"}
+        folders = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda",
+                   "XDG_CACHE_HOME": "other"}  # fmt: skip
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         ours = {name: str(caches / folder) for name, folder in folders.items()}
         return {**os.environ, **ours, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", MARK: str(self.state)}
