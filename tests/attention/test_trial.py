@@ -136,8 +136,9 @@ def test_a_gradient_that_is_wrong_is_found() -> None:
 
 
 @pytest.mark.parametrize(("backend", "dtype"), [(blockwise, torch.float32), (perfect, torch.bfloat16)])
-def test_a_window_of_one_key_is_no_division_by_zero(backend, dtype) -> None:
-    mechanism = SlidingWindow(1, LogN()).for_layer(2, 8, 0)
+@pytest.mark.parametrize("inner", [Plain(), LogN()], ids=["plain", "log n"])
+def test_a_window_of_one_key_is_no_division_by_zero(backend, dtype, inner) -> None:
+    mechanism = SlidingWindow(1, inner).for_layer(2, 8, 0)
     given = Inputs(mechanism, random_documents(2, 48, None, CPU), 2, 2, 2, 8, dtype)
     errors = proof.errors(given.both(backend.attend), proof.reference(given), given.probe)
     assert proof.wrong(errors, dtype) is None
