@@ -28,7 +28,6 @@ from anlit.attention.choice.trial import Outcome, Request
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.models.kernel_choice import choose_at_first_batch, take_saved, wanted
-from tests.attention import perfect
 from tests.models.tiny import random_tokens, tiny
 
 CPU = torch.device("cpu")
@@ -135,13 +134,20 @@ def test_a_gradient_that_is_wrong_is_found() -> None:
     assert str(proof.wrong(errors, torch.float32)).endswith("of q")
 
 
-@pytest.mark.parametrize(("backend", "dtype"), [(blockwise, torch.float32), (perfect, torch.bfloat16)])
-@pytest.mark.parametrize("inner", [Plain(), LogN()], ids=["plain", "log n"])
-def test_a_window_of_one_key_is_no_division_by_zero(backend, dtype, inner) -> None:
-    mechanism = SlidingWindow(1, inner).for_layer(2, 8, 0)
-    given = Inputs(mechanism, random_documents(2, 48, None, CPU), 2, 2, 2, 8, dtype)
-    errors = proof.errors(given.both(backend.attend), proof.reference(given), given.probe)
-    assert proof.wrong(errors, dtype) is None
+def test_a_window_of_one_key_is_no_division_by_zero() -> None:
+    mechanism = SlidingWindow(1, LogN()).for_layer(2, 8, 0)
+    given = Inputs(mechanism, random_documents(2, 48, None, CPU), 2, 2, 2, 8, torch.float32)
+    errors = proof.errors(given.both(blockwise.attend), proof.reference(given), given.probe)
+    assert proof.wrong(errors, torch.float32) is None
+
+
+def test_where_there_is_no_gradient_its_rounding_is_beside_that_of_v() -> None:
+    given = Inputs(SlidingWindow(1).for_layer(2, 8, 0), random_documents(2, 48, None, CPU), 2, 2, 2, 8, torch.float32)
+    expected = proof.reference(given)
+    for rounding, is_wrong in ((1e-7, False), (1e-4, True)):
+        out, q, *others = given.both(eager.attend)
+        errors = proof.errors((out, q + rounding, *others), expected, given.probe)
+        assert (proof.wrong(errors, torch.float32) is not None) == is_wrong
 
 
 def test_a_back_end_that_hangs_ends_with_its_process(pretended) -> None:
