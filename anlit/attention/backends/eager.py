@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from anlit.attention.coefficient import learned_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
@@ -62,6 +63,17 @@ def distance_tables(mechanism: Mechanism, length: int, like: Tensor) -> tuple[Te
     wide = torch.promote_types(like.dtype, torch.float32)
     distances = torch.arange(length, device=like.device, dtype=wide)
     return mechanism.distance_gain(distances), mechanism.distance_bias(distances)
+
+
+def tables_are_learned(mechanism: Mechanism) -> bool:
+    """Whether a(t) or m(t) has a gradient, because of the mechanism's parameters or of what it shares."""
+    learned = next((p for part in learned_coefficients(mechanism) for p in part.parameters()), None)
+    learned = learned if learned is not None else next(mechanism.parameters(), None)
+    if learned is None:
+        return False
+    distances = torch.arange(2.0, device=learned.device)
+    tables = mechanism.distance_gain(distances), mechanism.distance_bias(distances)
+    return any(table is not None and table.requires_grad for table in tables)
 
 
 def with_gain(q: Tensor, mechanism: Mechanism, documents: Documents) -> Tensor:

@@ -24,8 +24,9 @@ from anlit.attention.mechanisms.sliding_window import SlidingWindow
 
 GROUPED = True
 WIDEST_HEAD = 256
-HAS_PACKAGE = importlib.util.find_spec("flash_attn") is not None
-"""Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
+HAS_PACKAGE = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
+"""Checked once at import, because torch 2.11 cannot compile a function that looks it up. With flash-attn-4 alone there
+is a folder of this name too, but no file of its own in it, and so no origin."""
 ALL = -1  # how the libraries write a window without an end
 
 _aten: Any = torch.ops.aten
@@ -35,7 +36,7 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
     """Why this back end cannot compute `mechanism` for queries like `q`, None if it can."""
     if mechanism.scales_with_distance:
         return "its gain a(t) changes logits by distance, which flash attention cannot"
-    inner = _without_window(mechanism)
+    inner = without_window(mechanism)
     if type(inner).distance_bias is not Mechanism.distance_bias:
         if type(inner).distance_bias is not ALiBi.distance_bias:
             return "of all biases m(t), flash attention can only compute ALiBi's"
@@ -85,7 +86,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     return out.unflatten(0, (rows, -1)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
-def _without_window(mechanism: Mechanism) -> Mechanism:
+def without_window(mechanism: Mechanism) -> Mechanism:
+    """The mechanism inside of a sliding window, or itself."""
     return mechanism.mechanism if isinstance(mechanism, SlidingWindow) else mechanism
 
 
@@ -119,7 +121,7 @@ def flash_attention(
         by_package: Whether flash-attn computes it, or PyTorch.
     """
     q = q.contiguous()  # the output has the memory layout of q
-    cu_seqlens, longest = _sequences(bounds, counts)
+    cu_seqlens, longest = document_bounds(bounds, counts)
     window_sizes = {"window_size_left": window, "window_size_right": 0}
     if by_package:
         from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
@@ -163,7 +165,7 @@ def flash_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v from that of the output, (N, H, D)."""
     gradient, q = gradient.contiguous(), q.contiguous()
-    cu_seqlens, longest = _sequences(bounds, counts)
+    cu_seqlens, longest = document_bounds(bounds, counts)
     window_sizes = {"window_size_left": window, "window_size_right": 0}
     if not by_package:
         unused = torch.empty(0, device=q.device)
@@ -201,7 +203,7 @@ def flash_attention_backward(
     return dq, dk, dv
 
 
-def _sequences(bounds: Tensor, counts: Tensor) -> tuple[Tensor, int]:
+def document_bounds(bounds: Tensor, counts: Tensor) -> tuple[Tensor, int]:
     """`cu_seqlens` without padding, and the length of the longest document."""
     n_documents, longest = counts.tolist()
     return bounds[: n_documents + 1], longest

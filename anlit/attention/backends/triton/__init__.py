@@ -24,6 +24,7 @@ from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
 
+GROUPED = True
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
 """Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
 WIDEST = 256

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anlit.attention.backends.eager import distance_tables
+from anlit.attention.backends.eager import distance_tables, tables_are_learned
 from anlit.attention.backends.triton.blocks import PADDING
 from anlit.attention.coefficient import Coefficient, learned_coefficients
 from anlit.attention.mechanism import Mechanism
@@ -14,19 +14,9 @@ from anlit.attention.mechanism import Mechanism
 
 def reason_against_learned(mechanism: Mechanism) -> str | None:
     """Why the kernels cannot give the gradients of what a(t) and m(t) learn, None if they can."""
-    if next(mechanism.parameters(), None) is None and not learned_coefficients(mechanism):
-        return None
-    if not _is_learned(mechanism) or _coefficient_of(mechanism) is not None:
+    if not tables_are_learned(mechanism) or _coefficient_of(mechanism) is not None:
         return None
     return "its a(t) or m(t) is learned, and not by one Coefficient alone"
-
-
-def _is_learned(mechanism: Mechanism) -> bool:
-    """Whether a(t) or m(t) has a gradient."""
-    device = next((p.device for part in learned_coefficients(mechanism) for p in part.parameters()), None)
-    distances = torch.arange(2.0, device=device or next(mechanism.parameters()).device)
-    tables = mechanism.distance_gain(distances), mechanism.distance_bias(distances)
-    return any(table is not None and table.requires_grad for table in tables)
 
 
 def _coefficient_of(mechanism: Mechanism) -> Coefficient | None:
@@ -34,7 +24,7 @@ def _coefficient_of(mechanism: Mechanism) -> Coefficient | None:
     for coefficient in learned_coefficients(mechanism):
         assert coefficient.value is not None
         with coefficient.replaced_by(coefficient.value.detach()):
-            if not _is_learned(mechanism):
+            if not tables_are_learned(mechanism):
                 return coefficient
     return None
 
