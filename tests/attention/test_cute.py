@@ -21,9 +21,10 @@ num_threads num_splits pack_gqa _arch score_mod mask_mod block_sparse_tensors re
 q_descale k_descale v_descale gather_kv_indices scheduler_metadata seqlen_k_per_split disable_scheduler_metadata
 gather_bwd_recompute_p"""
 BACKWARD = """q k v out dout lse softmax_scale causal softcap window_size_left window_size_right m_block_size
-n_block_size num_threads pack_gqa num_stages_Q num_stages_dO SdP_swapAB dKV_swapAB dQ_swapAB AtomLayoutMSdP AtomLayoutNdKV
-AtomLayoutMdQ V_in_regs cu_seqlens_q cu_seqlens_k seqused_q seqused_k max_seqlen_q max_seqlen_k deterministic dq dk dv
-score_mod score_mod_bwd mask_mod aux_tensors aux_scalars block_sparse_tensors dlse learnable_sink"""
+n_block_size num_threads pack_gqa num_stages_Q num_stages_dO SdP_swapAB dKV_swapAB dQ_swapAB AtomLayoutMSdP
+AtomLayoutNdKV AtomLayoutMdQ V_in_regs cu_seqlens_q cu_seqlens_k seqused_q seqused_k max_seqlen_q max_seqlen_k
+deterministic dq dk dv score_mod score_mod_bwd mask_mod aux_tensors aux_scalars block_sparse_tensors dlse
+learnable_sink"""
 """The parameters of `_flash_attn_fwd` and `_flash_attn_bwd` of flash-attn-4 4.0.0b36, in order."""
 
 
