@@ -175,7 +175,7 @@ def test_what_is_wrong_or_fails_is_told_and_not_timed(tmp_path: Path, monkeypatc
 def test_losses_that_tell_of_errors() -> None:
     size = PRESETS["cpu"].size
     row: dict[str, Any] = {"model": "GPT", "mechanism": "plain", "label": "GPT+ eager", "reason": None}
-    row |= {"compiled": "no"}
+    row |= {"compiled": "no", "group": 1}
     good = row | {"losses": [8.31, 8.3, 8.2]}
     assert reason_against(good, [good], size) is None
     assert reason_against(row | {"losses": [8.31, float("nan"), 8.2]}, [good], size) is not None
