@@ -32,6 +32,8 @@ def attention_label(spec: Any) -> str:
         return attention_label(settings.get("layers") or [])
     if name == "SlidingWindow":
         return f"{attention_label(settings.get('mechanism'))} in a window of {settings.get('width', '?')}"
+    if name == "WarmStart":
+        return attention_label(settings.get("mechanism"))
     return _SPELLED.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
 
 

@@ -1,18 +1,32 @@
-"""Start a run from the weights of another one, without its optimizer, step or position in the data."""
+"""Start a run from the weights of another one, without its optimizer, step or position in the data.
 
+The attention mechanism may be another one. Its own weights then keep their initial values.
+"""
+
+import logging
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from anlit.checkpoints.checkpoint_io import is_sharded
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, is_exported
 from anlit.checkpoints.loading import read_model
+from anlit.configuration import attention_label, class_name, init_args
 from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
+from anlit.settings import as_plain
+
+OF_MECHANISMS = (".attention.mechanism.", ".shared_coefficients.")
+"""In the names of mechanisms' own weights."""
+
+_log = logging.getLogger(__name__)
 
 
 def load_initial_weights(model: LanguageModel, path: str) -> None:
     """Copy the weights of a checkpoint into `model`, which must be of the same architecture and shape.
+
+    If the attention mechanism differs, a line in the log names both.
 
     Args:
         model: The model, not yet sharded or compiled.
@@ -36,6 +50,14 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
             "or choose another checkpoint"
         )
     saved_weights, weights = content["state_dict"], model.state_dict()
+    then, now = (settings.get("attention") for settings in (content["hyper_parameters"], as_plain(dict(model.hparams))))
+    if _mechanisms(then) != _mechanisms(now):
+        _log.info(
+            f"attention is {attention_label(then)} in initial_weights={path} and {attention_label(now)} in the model: "
+            "what the mechanism itself learns starts from its initial values"
+        )
+        saved_weights = {name: value for name, value in saved_weights.items() if not _is_of_mechanism(name)}
+        saved_weights |= {name: value for name, value in weights.items() if _is_of_mechanism(name)}
     names = [*weights, *(name for name in saved_weights if name not in weights)]
     for name in names:
         saved_shape, shape = _shape(saved_weights.get(name)), _shape(weights.get(name))
@@ -51,6 +73,19 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
         )
     model.load_state_dict(saved_weights)
     model.family = content["anlit"].get("family")
+
+
+def _mechanisms(plain: Any) -> list[str]:
+    """The classes in the settings of an attention mechanism, outer ones first."""
+    if isinstance(plain, list):
+        return [name for part in plain for name in _mechanisms(part)]
+    if not isinstance(plain, dict):
+        return []
+    return [class_name(plain) or "Plain", *_mechanisms(list(init_args(plain).values()))]
+
+
+def _is_of_mechanism(name: str) -> bool:
+    return any(part in name for part in OF_MECHANISMS)
 
 
 def _shape(tensor: Tensor | None) -> str:

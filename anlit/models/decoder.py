@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from anlit.attention.cache import KeyValueCache
 from anlit.attention.coefficient import Coefficient, shared_coefficients
 from anlit.attention.documents import Documents
+from anlit.attention.mechanisms.warm_start import WarmStart
 from anlit.attention.output import GateMap
 from anlit.attention.qk_clip import QKClip
 from anlit.layers.cross_entropy import linear_cross_entropy
@@ -134,7 +135,7 @@ class Decoder(nn.Module):
             if name != "W_g":
                 fill(weight, partial(self.draw, name))
         for module in self.modules():
-            if isinstance(module, RMSNorm | ScalingVector | Coefficient | GateMap | QKClip):
+            if isinstance(module, RMSNorm | ScalingVector | Coefficient | GateMap | QKClip | WarmStart):
                 module.reset_parameters()
 
     def draw_missing(self, device: torch.device) -> None:

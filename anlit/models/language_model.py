@@ -15,6 +15,7 @@ from torchmetrics import MeanMetric
 
 import anlit
 from anlit.attention.choice.choices import Choices
+from anlit.attention.mechanisms.warm_start import grow
 from anlit.errors import UserError
 from anlit.layers.sharded import full_tensor
 from anlit.lightning_internals import completes_step, is_made_by_cli, trainer_of
@@ -139,6 +140,9 @@ class LanguageModel(L.LightningModule):
         self.log("train/loss", loss)  # with `sync_dist` or `prog_bar` every step would wait for the device
         self._loss = loss
         return objective
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        grow(self.model, self.trainer.global_step + 1)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Show the loss in the progress bar at steps that wait for the device anyway."""

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from anlit import GPT, AnGPT
+from anlit import GPT, AnGPT, LogN, ScaleInvariant, SqrtLogN, WarmStart
+from anlit.attention.mechanisms.warm_start import grow
 from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.errors import UserError
-from tests.models.tiny import fit, tiny
+from tests.models.tiny import fit, random_tokens, tiny
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,39 @@ def test_another_model_is_refused(checkpoint: Path, model, message: str) -> None
     with pytest.raises(UserError, match=message):
         load_initial_weights(other, str(checkpoint))
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+
+
+def test_the_attention_may_change_and_starts_as_plain_attention(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warm start computes what the checkpoint's model computes, and ends as the new mechanism."""
+    plain, tokens = tiny(GPT), random_tokens(2, 16)
+    load_initial_weights(plain, str(checkpoint))
+    assert not caplog.records, "the same mechanism needs no line"
+    for mechanism in (ScaleInvariant(tau=2.0, learned="per_layer"), LogN(), SqrtLogN(learned="globally")):
+        changed, direct = tiny(GPT, attention=WarmStart(mechanism, steps=4)), tiny(GPT, attention=mechanism)
+        with caplog.at_level("INFO"):
+            for model in (changed, direct):
+                load_initial_weights(model, str(checkpoint))
+        assert "attention is plain in" in caplog.text
+        assert torch.allclose(changed(tokens), plain(tokens), atol=1e-6), "but for the rounding of another back end"
+        assert not torch.allclose(direct(tokens), plain(tokens))
+        grow(changed, 4)
+        assert torch.allclose(changed(tokens), direct(tokens), atol=1e-5)
+
+
+def test_what_the_same_mechanism_learned_is_taken_and_what_another_one_learned_is_not(tmp_path: Path) -> None:
+    learned = tiny(GPT, attention=LogN())
+    with torch.no_grad():
+        learned.model.blocks[1].attention.mechanism.strength.value.fill_(7.0)
+    fit(learned, 1)
+    learned.trainer.save_checkpoint(tmp_path / "best.ckpt")
+    same, other = tiny(GPT, attention=LogN(s=0.9)), tiny(GPT, attention=SqrtLogN(r=0.9, learned="per_head"))
+    for model in (same, other):
+        load_initial_weights(model, str(tmp_path / "best.ckpt"))
+    values = [model.model.blocks[1].attention.mechanism.strength.value for model in (learned, same, other)]
+    assert torch.equal(values[0], values[1])
+    assert values[2].tolist() == pytest.approx([0.9, 0.9])
 
 
 def test_files_that_are_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:

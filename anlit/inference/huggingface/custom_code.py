@@ -14,6 +14,7 @@ from anlit.attention import mechanisms as kinds
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.log_bias import LogBias
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
+from anlit.attention.mechanisms.warm_start import WarmStart
 from anlit.checkpoints.loading import Checkpoint
 from anlit.errors import UserError
 from anlit.layers.norms import RMSNorm, UnitNorm
@@ -101,6 +102,8 @@ def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
     """A layer's mechanism as plain values; a coefficient per head or one for all is a list of numbers."""
     if isinstance(mechanism, SlidingWindow):
         return {**_mechanism(mechanism.mechanism), "window": mechanism.window}
+    if isinstance(mechanism, WarmStart) and mechanism.share == 1:
+        return _mechanism(mechanism.mechanism)
     name = type(mechanism).__name__
     if name not in CONSTANTS or type(mechanism) is not getattr(kinds, name):
         raise _refusal(f"attention {name}")

@@ -1,0 +1,60 @@
+"""Another mechanism for a model that was trained with plain attention, brought in step by step."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from anlit.attention.mechanism import Mechanism
+
+
+class WarmStart(Mechanism):
+    """Plain attention that becomes `mechanism` over the first optimizer steps of a run.
+
+    With w from 0 to 1, logits are (1 + w(a − 1))·(1 + w(g − 1))·S + w·m, where a, g and m are those of `mechanism`. At
+    w = 0 a model computes what it computed with plain attention. w is saved with the weights.
+
+    Args:
+        mechanism: The mechanism at the end, without a window.
+        steps: The number of the optimizer step, from 1, that is the first with w = 1.
+    """
+
+    def __init__(self, mechanism: Mechanism, steps: int = 100) -> None:
+        super().__init__()
+        if steps < 1:
+            raise ValueError(f"WarmStart's steps must be at least 1, not {steps}")
+        if mechanism.window is not None:
+            raise ValueError("WarmStart's mechanism must have no window, because a window cannot grow step by step")
+        self.mechanism, self.steps = mechanism, steps
+        self.scales_with_distance = mechanism.scales_with_distance
+        self.register_buffer("share", torch.zeros(()))
+        self.share: Tensor
+
+    @property
+    def depends_on_distance(self) -> bool:
+        return self.mechanism.depends_on_distance
+
+    def reset_parameters(self) -> None:
+        self.share.zero_()
+
+    def gain(self, n: Tensor) -> Tensor | None:
+        return self._from(1, self.mechanism.gain(n))
+
+    def distance_gain(self, t: Tensor) -> Tensor | None:
+        return self._from(1, self.mechanism.distance_gain(t))
+
+    def distance_bias(self, t: Tensor) -> Tensor | None:
+        return self._from(0, self.mechanism.distance_bias(t))
+
+    def _from(self, start: float, end: Tensor | None) -> Tensor | None:
+        return None if end is None else start + self.share.to(end.dtype) * (end - start)
+
+
+def warm_starts(model: nn.Module) -> Iterator[WarmStart]:
+    return (module for module in model.modules() if isinstance(module, WarmStart))
+
+
+def grow(model: nn.Module, step: int) -> None:
+    """Set w for optimizer step number `step`, from 1."""
+    for part in warm_starts(model):
+        part.share.fill_(min(1.0, step / part.steps))
