@@ -1,0 +1,62 @@
+"""llama.cpp reads an exported GPT+ and decodes what `anlit generate` does.
+
+It needs the package llama-cpp-python, and in LLAMA_CPP the folder of llama.cpp's sources, whose script converts models.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anlit import GPT, Llama3RoPE, Plain, RoPE, YaRN
+from anlit.cli import main
+from tests.data.prepared import END
+from tests.docs.pages import ROOT, files
+from tests.inference.with_text import make_run_with_text
+
+llama_cpp = pytest.importorskip("llama_cpp")
+SOURCES = os.environ.get("LLAMA_CPP", "")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not SOURCES, reason="LLAMA_CPP names no folder")]
+
+PROMPTS, N_NEW, VOCABULARY = ("the cat", "and the dog sat"), 40, 296
+"""The vocabulary is that of the small tokenizer, because anlit leaves out tokens that no text has."""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"positions": RoPE(1.0), "n_kv_heads": 2, "d_head": 24, "tie_embeddings": True},
+        {"positions": YaRN(4.0, 32, fraction=1.0), "n_kv_heads": 1},
+        {"positions": Llama3RoPE(8.0, 32, fraction=1.0, base=5e5), "n_kv_heads": 2, "qk_norm": False},
+    ],
+    ids=["Qwen3", "YaRN", "Llama"],
+)
+def test_the_same_tokens(settings, tmp_path: Path, capsys) -> None:
+    size = {"n_layers": 3, "n_heads": 4, "d_model": 64, "d_ff": 160, "context_length": 128, "vocab_size": VOCABULARY}
+    run = make_run_with_text(tmp_path, GPT, attention=Plain(), init_std=0.2, **size, **settings)
+    assert main(["export", str(run), "--format", "huggingface", "--output", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    assert main(["generate", str(run), *PROMPTS, f"--max_tokens={N_NEW}", "--temperature=0", "--json"]) == 0
+    ours = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+
+    script = dict(files(ROOT / "docs" / "after-training.md"))["to_gguf.py"]
+    (tmp_path / "to_gguf.py").write_text(script)
+    path = os.pathsep.join([SOURCES, f"{SOURCES}/gguf-py", os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "to_gguf.py", "out", "--outtype", "f32", "--outfile", "model.gguf"]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=True)
+    float32 = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}  # half precision may break ties
+    theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), n_ctx=256, n_threads=1, verbose=False, **float32)
+    for text, one in zip(PROMPTS, ours, strict=True):
+        prompt = theirs.tokenize(text.encode(), add_bos=False)
+        assert prompt == one["prompt_tokens"]
+        theirs.reset()
+        tokens: list[int] = []
+        for token in theirs.generate(prompt, temp=0.0, repeat_penalty=1.0):
+            if token == END or len(tokens) == N_NEW:
+                break
+            tokens.append(token)
+        assert len(tokens) > 5
+        assert tokens == one["tokens"]
