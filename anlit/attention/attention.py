@@ -15,7 +15,7 @@ from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.qk_clip import QKClip
 
-Backend = Literal["auto", "eager", "sdpa", "blockwise", "flash", "cute", "flex", "triton"]
+Backend = Literal["auto", "eager", "sdpa", "blockwise", "flash", "cudnn", "cute", "flex", "triton"]
 
 
 class Attention(nn.Module):

@@ -1,5 +1,6 @@
 """FlashAttention-4: its functions of the scores against eager in float64, with a pretended library on the CPU."""
 
+import importlib
 import inspect
 import sys
 import types
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anlit import LogN, Plain, ScaleInvariant
-from anlit.attention.backends import cute
+from anlit.attention.backends import cute, flash
 from anlit.attention.documents import Documents
 from tests.attention.kernels import MECHANISMS, check, gradients, inputs
 from tests.attention.test_flash import IDS, LENGTH
@@ -209,6 +210,20 @@ def test_reasons(monkeypatch) -> None:
     assert cute.reason_against(MECHANISMS["log n"].for_layer(2, 8, 0)) is None  # g multiplies q
     assert "no dropout" in cute.reason_against(Plain(), None, 0.1)
     assert "on cpu" in cute.reason_against(Plain(), torch.zeros(1, 1, 4, 8))
+
+
+def test_the_package_is_told_from_flash_attn_2(tmp_path, monkeypatch) -> None:
+    """Both are folders flash_attn: of 2 a package, of 4 only cute inside of it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+    assert not cute._is_installed()
+    (tmp_path / "flash_attn" / "cute" / "interface.py").touch()
+    assert cute._is_installed()
+    assert not flash._has_package()
+    (tmp_path / "flash_attn" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    assert flash._has_package()
+    assert cute._is_installed()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from anlit.attention.backends import blockwise, cute, eager, flash, flex, sdpa, triton
+from anlit.attention.backends import blockwise, cudnn, cute, eager, flash, flex, sdpa, triton
 from anlit.attention.documents import Documents
 from anlit.attention.groups import repeat_heads
 from anlit.attention.mechanism import Mechanism
@@ -30,6 +30,7 @@ from anlit.reporting.once import say_once
 
 BACKENDS: dict[str, ModuleType] = {
     "flash": flash,
+    "cudnn": cudnn,
     "cute": cute,
     "triton": triton,
     "flex": flex,

@@ -2,7 +2,8 @@
 
 The package flash-attn computes it if it is installed, else PyTorch, which has the same kernels but no slopes. PyTorch
 is preferred after `torch.nn.attention.activate_flash_attention_impl("FA4")`, which needs the package flash-attn-4. g(n)
-multiplies q. For these kernels documents are sequences of varying length, so nothing is computed between documents.
+multiplies q. For these kernels documents are sequences of varying length, so nothing is computed between documents:
+PyTorch's operator for them is the one that `torch.nn.attention.varlen.varlen_attn` calls, in 2.11 as in 2.13.
 
 The calls for varying lengths are a custom operator, opaque to torch.compile, so compiled code does not depend on the
 number of documents or their length. N = B·T tokens; q is (N, H, D), k and v are (N, G, D).
@@ -24,9 +25,15 @@ from anlit.attention.mechanisms.sliding_window import SlidingWindow
 
 GROUPED = True
 WIDEST_HEAD = 256
-HAS_PACKAGE = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
-"""Checked once at import, because torch 2.11 cannot compile a function that looks it up. With flash-attn-4 alone there
-is a folder of this name too, but no file of its own in it, and so no origin."""
+
+
+def _has_package() -> bool:
+    """With flash-attn-4 alone there is a folder of this name too, but no file of its own in it, and so no origin."""
+    return getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
+
+
+HAS_PACKAGE = _has_package()
+"""Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
 ALL = -1  # how the libraries write a window without an end
 
 _aten: Any = torch.ops.aten
