@@ -1,4 +1,4 @@
-"""The section that shows why: norms, steps and rotations over training, beside the loss.
+"""The section `dynamics`: the loss, norms, steps and rotations over training.
 
 The values are those of `anlit.training.callbacks.TrainingDynamics`.
 """

@@ -74,7 +74,7 @@ def overview(study: Study, jobs: int) -> str:
     if rate is not None:
         lines.append(f"estimate: {total:.2f} h with --jobs {jobs}, each run at {rate:.3g} FLOP/s ({where})")
     else:
-        lines.append("estimate: none, for the study's YAML has no `pace: {flops_per_second: …}` for this budget")
+        lines.append("estimate: none, because the study's YAML has no `pace: {flops_per_second: …}` for this budget")
     return "\n".join(lines)
 
 

@@ -31,7 +31,7 @@ def scaling(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         try:
             fits[title] = fit(*_arrays(points), resamples=options.get("resamples", 100))
         except ValueError as error:
-            notes.append(f"- {title}: no law, for {error}.")
+            notes.append(f"- {title}: no law, because {error}.")
     parts = [
         "## Scaling",
         "L(N, D) = E + A/N^a + B/D^b over parameters N and training tokens D, fitted to every finished run as in "

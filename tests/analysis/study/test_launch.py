@@ -31,6 +31,11 @@ def assert_no_mishap(output: Path) -> None:
         assert began == sorted(began), f"{name} lost what it had trained"
 
 
+def is_half_trained(output: Path) -> bool:
+    """Whether a run has a checkpoint before its end, however busy the machine is."""
+    return any(path.read_text() not in ("", "10") for path in output.glob("*/checkpoint"))
+
+
 def finish(process: Process, code: int = 0) -> str:
     """What the study printed, after it has ended with the exit code."""
     assert process.wait() == code, process.log.read_text()
@@ -58,9 +63,11 @@ def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
     undisturbed = (folder / "out" / "report.md").read_text()
     os.rename(folder / "out", folder / "before")
     chance = random.Random(5)
-    for attempt in range(6):
+    for attempt in range(5):
         process = start("--jobs", "2", step=0.03)
-        if process.wait(chance.uniform(0.1, 0.7)) is None:
+        while process.wait(0.01) is None and not is_half_trained(folder / "out"):
+            pass
+        if process.wait(chance.uniform(0, 0.5) if attempt else 0) is None:
             process.kill(kind, group=kind == signal.SIGKILL and attempt % 2 == 0)
             process.wait()
     finish(start("--jobs", "2"))
