@@ -14,6 +14,7 @@ from anlit.reporting.files import write_json, write_text
 from anlit.reporting.intervals import Interval
 from anlit.reporting.page import html
 from anlit.reporting.table import NONE, markdown_table, terminal_table
+from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, minus, visible
 from anlit.runs.folders import Run
 from anlit.runs.groups import records
@@ -100,7 +101,7 @@ def findings(report: Report) -> str:
 
 def show(report: Report, console: Console | None = None) -> None:
     """Prints the main columns, the notes and the path of the plot."""
-    console = console or Console()
+    console = console or terminal()
     shown = [COLUMNS.index(name) for name in PRINTED]
     head = [name.replace(", ", ",\n").replace(" per ", "\nper ").replace(" loss", "\nloss") for name in PRINTED]
     rows = []

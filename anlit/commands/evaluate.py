@@ -27,16 +27,15 @@ def evaluate(checkpoints: list[str], output: str, settings: Settings, command: s
     Raises:
         UserError: lm_eval is not installed, or a checkpoint, its tokenizer, a task or a setting is wrong.
     """
-    from rich.console import Console
-
     from anlit.evaluation.harness import table
     from anlit.evaluation.harness.tasks import evaluate_all
     from anlit.reporting.files import output_folder, write_json, write_text, writing
+    from anlit.reporting.table import console
 
     folder = output_folder(output)
     metrics, record = evaluate_all(checkpoints, settings, command)
     head, body = table.rows(table.labels(record["checkpoints"]), metrics)
-    table.show(head, body, Console())
+    table.show(head, body, console())
     with writing(folder):
         write_json(folder / "evaluate.json", record)
         write_text(folder / "evaluate.md", table.markdown(head, body, record))

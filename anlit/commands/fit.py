@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from anlit.commands.support.parser import RunParser, origin, read_command
 from anlit.commands.support.quiet import quiet
 from anlit.commands.support.run_folder import hold, refuse_damaged_checkpoint, refuse_lost_checkpoint
 from anlit.commands.support.trained_model import checkpoint_to_evaluate
+from anlit.commands.support.wandb_run import finish_wandb_run, wandb_run
 from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
 from anlit.errors import RunError, UserError
@@ -103,11 +105,14 @@ class AnlitCLI(RunParser):
     def after_fit(self) -> None:
         if self.trainer.is_global_zero:
             self.held.close()
+            finish_wandb_run()
 
     def instantiate_classes(self) -> None:
         try:
             self._set_vocabulary_from_data()
-            LightningCLI.instantiate_classes(self)
+            config = self.config[self.subcommand]
+            with wandb_run(config, config.run_dir) if self.subcommand == "fit" else nullcontext():
+                LightningCLI.instantiate_classes(self)
         except ValueError as error:
             culprit = origin(error)
             if isinstance(culprit, TypeError):  # a mistake in the code, not in the configuration
@@ -180,11 +185,12 @@ def _progress(trainer: Any, callbacks: list[Any]) -> list[RunProgress]:
 
 
 def _loggers(configured: Any, run_dir: str) -> Any:
-    """CSV and TensorBoard in the run folder. Configured loggers replace TensorBoard; False turns all off."""
+    """CSV and TensorBoard in the run folder, beside what is configured; False turns all off."""
     if configured is False:
         return False
-    own = _as_list(configured) if configured not in (None, True) else [TensorBoardLogger(run_dir, "", "")]
-    return [CSVLogger(run_dir), *own]
+    own = [] if configured is True else _as_list(configured)
+    has_tensorboard = any(isinstance(one, TensorBoardLogger) for one in own)
+    return [CSVLogger(run_dir), *([] if has_tensorboard else [TensorBoardLogger(run_dir, "", "")]), *own]
 
 
 @rank_zero_only

@@ -23,14 +23,14 @@ def lengths(checkpoints: list[str], output: str, settings: Settings, command: st
     Raises:
         UserError: A checkpoint, the data or a setting is wrong.
     """
-    from rich.console import Console  # imported late, because torch and matplotlib take seconds
-
+    # imported late, because torch and matplotlib take seconds
     from anlit.evaluation.lengths import plot as lengths_plot
     from anlit.evaluation.lengths import tables
     from anlit.evaluation.lengths.checkpoints import measure_all
     from anlit.reporting.files import output_folder, write_json, write_text, writing
+    from anlit.reporting.table import console as terminal
 
-    folder, console = output_folder(output), Console()
+    folder, console = output_folder(output), terminal()
     results, record, notes = measure_all(checkpoints, settings, command)
     tables.show(results, console)
     for note in notes:

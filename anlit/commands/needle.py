@@ -23,14 +23,14 @@ def needle(checkpoints: list[str], output: str, settings: Settings, command: str
     Raises:
         UserError: A checkpoint, the data or a setting is wrong.
     """
-    from rich.console import Console  # imported late, because torch and matplotlib take seconds
-
+    # imported late, because torch and matplotlib take seconds
     from anlit.evaluation.needle import tables
     from anlit.evaluation.needle.checkpoints import score_all
     from anlit.evaluation.needle.plot import plot_heat_maps
     from anlit.reporting.files import output_folder, write_json, write_text, writing
+    from anlit.reporting.table import console as terminal
 
-    folder, console = output_folder(output), Console()
+    folder, console = output_folder(output), terminal()
     results, record = score_all(checkpoints, settings, command)
     tables.show(results, console)
     picture = folder / tables.PLOT

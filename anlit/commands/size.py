@@ -6,12 +6,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from anlit.commands.support.parser import RunParser, model_of, origin, read_command
 from anlit.errors import UserError
 from anlit.options import CommandParser
 from anlit.reporting.files import write_json
+from anlit.reporting.table import console
 from anlit.sizing.estimate import DENSE_BF16, Plan, estimate
 from anlit.sizing.report import show, show_table
 from anlit.sizing.table import sizing_table
@@ -37,19 +36,19 @@ def main(argv: list[str]) -> int:
         warnings.filterwarnings("ignore", noise)
     logging.getLogger("lightning").setLevel(logging.WARNING)
     _check(options)
-    console = Console()
+    screen = console()
     if options.table:
         if fit_arguments:
             raise UserError(
                 f"anlit size --table takes no {fit_arguments[0]}, its models are fixed: leave one of them out"
             )
         rows = sizing_table(options.gpu, options.mfu)
-        show_table(console, rows)
+        show_table(screen, rows)
         record: Any = [row.record() for row in rows]
     elif fit_arguments:
         cli = parse(["fit", *fit_arguments])
         result = estimate(cli.model, plan_of(options, cli.config["fit"]))
-        show(console, result)
+        show(screen, result)
         record = result.record()
     else:
         raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE, or --table")

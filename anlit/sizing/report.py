@@ -7,8 +7,7 @@ from anlit.sizing.estimate import DENSE_BF16, FRAGMENTATION, GPU_BYTES, Estimate
 from anlit.sizing.table import TOKENS_PER_PARAMETER, Row
 
 GB = 1e9
-HEADINGS = ("architecture", "size", "parameters", "GPUs", "strategy", "recompute", "batch", "GB per GPU", "tokens/s",
-            "days", "")  # fmt: skip
+HEADINGS = ("model", "size", "weights", "GPUs", "strategy", "recom-\npute", "batch", "GB per GPU", "tokens/s", "days")
 
 
 def show(console: Console, result: Estimate) -> None:
@@ -51,9 +50,9 @@ def show_table(console: Console, rows: list[Row]) -> None:
     plan = rows[0].estimate.plan
     title = (
         f"{plan.gpu} {GPU_BYTES[plan.gpu] / GB:.0f} GB, bf16-mixed, T {plan.length}, MFU {plan.mfu:.0%}, "
-        f"{TOKENS_PER_PARAMETER} tokens per parameter; the largest micro-batch that fits"
+        f"{TOKENS_PER_PARAMETER} tokens per parameter; the largest micro-batch that fits, else 1"
     )
-    console.print(terminal_table(title, HEADINGS, map(_cells, rows), left=(0, 1, 4)))
+    console.print(terminal_table(title, HEADINGS, map(_cells, rows), left=(0, 1, 4), names=4))
 
 
 def _cells(row: Row) -> list[str]:
@@ -67,7 +66,6 @@ def _cells(row: Row) -> list[str]:
         "no" if plan.checkpoint_every is None else "all",
         str(plan.batch_size),
         f"{(result.peak + result.allowance) / GB:.1f}",
-        f"{result.tokens_per_second:,.0f}" if result.fits else NONE,
+        f"{result.tokens_per_second:,.0f}" if result.fits else "no fit",
         f"{result.days:.2g}" if result.fits and result.days is not None else NONE,
-        "" if result.fits else "does not fit",
     ]

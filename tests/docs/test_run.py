@@ -20,6 +20,7 @@ NOT_RUN = {
     "explore": "serves a page until it is stopped",
     "needle": "takes minutes; tests/evaluation/test_needle.py runs it",
     "runs/mine": "1,000 steps",
+    "logger/wandb.yaml": "needs wandb; tests/integration/test_wandb.py runs it",
     "runs/lr-range": "trains on the whole standard library",
     "runs/angpt-needle": "300 steps; tests/integration/test_fine_tuning.py runs it",
     "--slurm=--gpus-per-node=1 --ntasks-per-node=1": "needs Slurm",

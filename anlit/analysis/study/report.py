@@ -44,7 +44,7 @@ def show(outcome: Outcome, console: Console | None = None) -> None:
         rows.append([point.arm.title, setting, str(len(point.losses)), loss,
                      *([speeds.get(point.arm.name, NONE)] if speeds else [])])  # fmt: skip
     if rows:
-        console.print(terminal_table(outcome.study.title, head, rows, left=(0, 1)))
+        console.print(terminal_table(outcome.study.title, head, rows, left=(0, 1), names=2))
     for name, found in edges.items():
         for edge in found:
             console.print(visible(f"note: {name}: {edge}: a wider grid might find a better one"), markup=False)

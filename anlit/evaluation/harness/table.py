@@ -34,7 +34,7 @@ def _cell(metric: Metric | None) -> str:
 
 def show(head: list[str], body: list[list[str]], console: Console) -> None:
     """Print the table."""
-    console.print(terminal_table("Downstream tasks", head, body, left=(0, 1)))
+    console.print(terminal_table("Downstream tasks", head, body, left=(0, 1), names=2))
 
 
 def markdown(head: list[str], body: list[list[str]], record: dict[str, Any]) -> str:

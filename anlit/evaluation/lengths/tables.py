@@ -99,7 +99,8 @@ def show(results: Results, console: Console) -> None:
             losses = [_mean([one.total.loss for one in of_seeds]) for of_seeds in seeds]
             lines.append([arm.label, "yes" if masked else "no", *losses])
     head = ["configuration", "documents\nmasked", *(f"{length:,}" for length in results.lengths)]
-    console.print(terminal_table(f"Loss in nats per token, by length, on {results.tokens:,} tokens", head, lines))
+    title = f"Loss in nats per token, by length, on {results.tokens:,} tokens"
+    console.print(terminal_table(title, head, lines, names=2))
 
 
 def markdown(results: Results, record: dict[str, Any], notes: Sequence[str]) -> str:

@@ -115,7 +115,9 @@ def show(results: Results, console: Console) -> None:
         cells = [f"{a}\n{b}".replace(" [", "\n[") for a, b in zip(accuracy[2:], nats[2:], strict=True)]
         rows.append([*accuracy[:2], *cells])
     head = ["configuration", "seeds", *(f"{results.name(length)}\ntokens" for length in results.lengths)]
-    console.print(terminal_table("Exact match, its 95 % interval, and nats per token of the answer", head, rows))
+    console.print(
+        terminal_table("Exact match, its 95 % interval, and nats per token of the answer", head, rows, names=2)
+    )
 
 
 def _rows(results: Results, cell: Callable[[ArmScores, int], str]) -> list[list[str]]:

@@ -1,0 +1,62 @@
+"""Weights & Biases: the run folder keeps the id of its run there, so that a continued training continues that run."""
+
+import importlib.util
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from anlit.configuration import class_name
+from anlit.errors import UserError
+from anlit.reporting.files import write_text
+
+RUN_ID = "wandb-run-id"
+"""The file of the run folder."""
+
+
+@contextmanager
+def wandb_run(config: Any, run_dir: str) -> Iterator[None]:
+    """Let WandbLoggers of the configuration that are made inside write into the run folder, under the run's own id.
+
+    Afterwards the configuration is as before: a run that is started from this one's config.yaml gets an id of its own.
+
+    Raises:
+        UserError: wandb is not installed.
+    """
+    loggers = config.get("trainer.logger")
+    loggers = [one for one in (loggers if isinstance(loggers, list) else [loggers]) if _is_wandb(one)]
+    if loggers and importlib.util.find_spec("wandb") is None:
+        raise UserError("trainer.logger=WandbLogger needs wandb: run `make extras EXTRAS=wandb`")
+    before = [(one, name, one.init_args.get(name)) for one in loggers for name in ("id", "save_dir")]
+    for one in loggers:
+        one.init_args["id"] = one.init_args.get("id") or _id_of(run_dir)
+        one.init_args["save_dir"] = run_dir
+    try:
+        yield
+    finally:
+        for one, name, value in before:
+            one.init_args[name] = value
+
+
+def finish_wandb_run() -> None:
+    """Write what is left of this process's run at Weights & Biases, if it has one."""
+    if (wandb := sys.modules.get("wandb")) is not None:
+        wandb.finish()
+
+
+def _is_wandb(logger: Any) -> bool:
+    return hasattr(logger, "init_args") and class_name(logger.class_path) == "WandbLogger"
+
+
+def _id_of(run_dir: str) -> str | None:
+    """The id in the run folder, a new one where there is none; None on ranks that log nothing."""
+    if rank_zero_only.rank != 0:
+        return None
+    file = Path(run_dir) / RUN_ID
+    if not file.is_file():
+        write_text(file, secrets.token_hex(4) + "\n")
+    return file.read_text().strip()

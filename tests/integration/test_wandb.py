@@ -1,0 +1,42 @@
+"""Weights & Biases, offline: a continued run continues the same run there, and TensorBoard goes on beside it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from anlit.cli import main
+from anlit.commands.support.wandb_run import RUN_ID
+from tests.integration.conftest import fit_arguments, run
+
+FRAGMENT = "--config=logger/wandb.yaml"
+
+
+@pytest.mark.slow
+def test_a_continued_run_has_one_id(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed: make extras EXTRAS=wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    folder = tmp_path / "run"
+    for steps, more in ((2, []), (4, ["--ckpt_path=last"])):
+        arguments = fit_arguments(shards, folder, FRAGMENT, f"--trainer.max_steps={steps}", *more)
+        assert run(arguments) == 0
+    name = (folder / RUN_ID).read_text().strip()
+    parts = list((folder / "wandb").glob("offline-run-*"))
+    assert len(parts) == 2
+    assert all(part.name.endswith(f"-{name}") for part in parts)
+    assert b"train/loss" in b"".join(file.read_bytes() for file in (folder / "wandb").rglob("*.wandb"))
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 2
+    assert (folder / "metrics.csv").is_file()
+
+    saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]["init_args"]
+    assert saved["id"] is None
+    assert saved["save_dir"] == "."
+
+
+def test_without_wandb_the_message_says_how_to_install_it(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(fit_arguments(shards, tmp_path / "run", FRAGMENT)) == 2
+    assert "needs wandb: run `make extras EXTRAS=wandb`" in capsys.readouterr().err
