@@ -45,6 +45,7 @@ def usage() -> str:
         f"usage: anlit COMMAND [OPTIONS]\n\ncommands:\n{commands}\n\n"
         "anlit COMMAND --help lists the options of one command; anlit fit --print_config prints the resolved YAML;\n"
         "anlit fit --model.help AnGPT and --data.help PythonSources explain one class's settings.\n"
+        "anlit --print_completion bash prints the completion of commands and files for a shell (bash, zsh, tcsh).\n"
         "Every command takes --import MODULE, for a model, a mechanism or data of your own that a checkpoint names.\n"
     )
 
@@ -74,6 +75,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments[0] in ("-V", "--version"):
         print(f"anlit {anlit.__version__}")
         return 0
+    if arguments[0] == "--print_completion":
+        return _print_completion(arguments[1:])
     if arguments[0] not in COMMANDS:
         return _fail(f"unknown command '{arguments[0]}': choose one of {', '.join(COMMANDS)}")
     try:
@@ -86,6 +89,16 @@ def main(argv: list[str] | None = None) -> int:
         if not _is_stdout_closed():
             raise
         return 1
+
+
+def _print_completion(arguments: list[str]) -> int:
+    from anlit.commands.support.completion import completion  # rarely needed
+
+    try:
+        print(completion(" ".join(arguments) or "bash", COMMANDS))
+    except UserError as error:
+        return _fail(str(error))
+    return 0
 
 
 def _import_modules(arguments: list[str]) -> list[str]:

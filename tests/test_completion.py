@@ -1,0 +1,42 @@
+"""The completion script is one that the shell takes, and it completes commands."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from anlit.cli import COMMANDS, main
+
+COMPLETE = """
+source {script}
+COMP_WORDS=({words}); COMP_CWORD={at}; _shtab_anlit; echo "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("shtab", reason="shtab is not installed: make extras EXTRAS=completion")
+    file = tmp_path_factory.mktemp("completion") / "anlit.bash"
+    with pytest.MonkeyPatch.context() as patch, file.open("w") as out:
+        patch.setattr("sys.stdout", out)
+        assert main(["--print_completion", "bash"]) == 0
+    return file
+
+
+def completed(script: Path, *words: str) -> list[str]:
+    quoted = " ".join(f'"{word}"' for word in words)
+    program = COMPLETE.format(script=script, words=quoted, at=len(words) - 1)
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_bash_takes_the_script_and_completes_commands(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    assert set(completed(script, "anlit", "")) >= set(COMMANDS)
+    assert completed(script, "anlit", "di") == ["diagnose"]
+    assert "attention" in completed(script, "anlit", "benchmark", "a")
+
+
+def test_an_unknown_shell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--print_completion", "fish"]) == 2
+    assert "--print_completion fish is not known: choose one of bash, zsh, tcsh" in capsys.readouterr().err
