@@ -97,8 +97,9 @@ def blockwise_attention_backward(
     def compute(share: Share, part: Tensor) -> tuple[Tensor | None, Tensor | None]:
         share_a, share_m = (None if table is None else share.of_table(table) for table in (a, m))
         inputs = share.of(upstream), share.of(q), share.of_keys(k), share.of_keys(v)
-        more = share_a, share_m, share.of_starts(starts), window, part, of_tables
-        return _backward_share(*inputs, *more, share.of(dq), share.of_keys(dk), share.of_keys(dv))
+        gradients_of = share.of(dq), share.of_keys(dk), share.of_keys(dv)
+        tables = share_a, share_m, share.of_starts(starts)
+        return _backward_share(*inputs, *tables, window, part, of_tables, *gradients_of)
 
     with torch.autocast(q.device.type, enabled=False):
         found = workers.run([partial(compute, *shared) for shared in parts])
