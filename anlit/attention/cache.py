@@ -146,7 +146,9 @@ class Continuation(Documents):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation) -> Tensor:
-    """softmax(a·g·S + m) v of new queries over cached keys, 512 queries at a time; of one query by a fused kernel.
+    """softmax(a·g·S + m) v of new queries over cached keys, 512 queries at a time.
+
+    A fused kernel computes one query, if the mechanism has no a(t) and the kernel needs no copy of the keys.
 
     Args:
         q: (B, H, Q, D).
@@ -160,7 +162,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Con
     length, n_keys = q.shape[-2], k.shape[-2]
     a, m = distance_tables(mechanism, n_keys, q)
     if length == 1 and a is None:
-        return sdpa.fused(with_gain(q, mechanism, documents), k, v, _mask_of_one(documents, n_keys, m, q.dtype))
+        mask = _mask_of_one(documents, n_keys, m, q.dtype)
+        if k.shape[1] == q.shape[1] or sdpa.reads_groups(q, mask):
+            return sdpa.fused(with_gain(q, mechanism, documents), k, v, mask)
     q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)
     keys = torch.arange(n_keys, device=q.device)
     parts = []

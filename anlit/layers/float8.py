@@ -75,6 +75,7 @@ def use_float8(module: nn.Module, recipe: Recipe, device_type: str) -> None:
             if linear.in_features % MULTIPLE or linear.out_features % MULTIPLE:
                 raise UserError(
                     f"runtime.float8 needs matrices whose sides are multiples of {MULTIPLE}, and {name} is "
-                    f"{linear.out_features} × {linear.in_features}: choose another d_model or d_ff, or leave float8 out"
+                    f"{linear.out_features} × {linear.in_features}: choose another d_model, d_ff or d_head, "
+                    "or leave float8 out"
                 )
             linear.product = product

@@ -120,7 +120,7 @@ class RoPE(Positions):
         if round(width) < 2 or round(width) % 2 or not math.isclose(width, round(width)):
             raise ValueError(
                 f"positions.fraction={self.fraction:g} of d_head={d_head} rotates {width:g} dimensions, but the "
-                "rotary width must be an even number of at least 2: choose another fraction, d_model or n_heads"
+                "rotary width must be an even number of at least 2: choose another fraction or d_head"
             )
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
@@ -155,7 +155,7 @@ class DynamicNTK(RoPE):
         if round(self.fraction * d_head) < 4:
             raise ValueError(
                 f"DynamicNTK with positions.fraction={self.fraction:g} of d_head={d_head} rotates one pair of "
-                "dimensions, but needs two: choose a larger fraction or d_model, or fewer n_heads"
+                "dimensions, but needs two: choose a larger fraction or d_head"
             )
 
     def for_context(self, context_length: int) -> Positions:
@@ -293,7 +293,7 @@ class PRoPE(Positions):
     def check(self, d_head: int) -> None:
         if d_head % 4 or d_head < 8:
             raise ValueError(
-                f"PRoPE needs a head width (d_model/n_heads) that is a multiple of 4 and at least 8, not {d_head}"
+                f"PRoPE needs a d_head (default d_model/n_heads) that is a multiple of 4 and at least 8, not {d_head}"
             )
 
     def frequencies(self, d_head: int, length: int) -> Tensor:

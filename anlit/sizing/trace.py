@@ -200,6 +200,6 @@ def _fused(
     if is_sdpa and masked:
         heads = bias.shape[0] if bias is not None and bias.dim() == 2 else 1
         mask = q.new_empty(rows, heads, length, length)
-    if is_sdpa and (masked or q.element_size() > 2):  # see `sdpa.fused`
+    if is_sdpa and (masked or q.element_size() > 2):  # see `sdpa.reads_groups`
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     return _FusedAttention.apply(q, k, v, mask)  # type: ignore[no-any-return,no-untyped-call]

@@ -155,10 +155,13 @@ def test_the_number_of_threads_stays() -> None:
 @packings
 @pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
 @pytest.mark.parametrize("n_shares", [1, 2])
-def test_it_is_an_operator_of_torch(n_shares, room, packed, monkeypatch) -> None:
+@pytest.mark.parametrize("n_kv_heads", [1, HEADS])
+@pytest.mark.covering(2)
+def test_it_is_an_operator_of_torch(n_kv_heads, n_shares, room, packed, monkeypatch) -> None:
     """Its fake kernels, its schema and its autograd formula are what torch.compile relies on."""
     monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
     q, k, v, _ = inputs(70, torch.float64)
+    k, v = k[:, :n_kv_heads].clone(), v[:, :n_kv_heads].clone()
     a, m = torch.rand(2, HEADS, 70, dtype=torch.float64)
     bounds = documents(70, packed).bounds
     starts = None if bounds is None else bounds[0]

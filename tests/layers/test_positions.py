@@ -276,7 +276,7 @@ def test_rotate_takes_any_leading_shape() -> None:
 
 
 def test_an_odd_rotary_width_is_refused_with_the_keys_to_change() -> None:
-    message = r"positions\.fraction=0\.5 of d_head=6 rotates 3 dimensions.*even.*fraction, d_model or n_heads"
+    message = r"positions\.fraction=0\.5 of d_head=6 rotates 3 dimensions.*even.*fraction or d_head"
     with pytest.raises(ValueError, match=message):
         RoPE(fraction=0.5).check(6)
     with pytest.raises(UserError, match=message):

@@ -85,6 +85,7 @@ KINDS: dict[str, tuple[Mechanism, dict[str, object]]] = {
     "alibi": (ALiBi(), {"positions": RoPE(1.0)}),
     "window": (SlidingWindow(5), {}),
     "not masked": (Plain(), {"document_masking": False}),
+    "shared keys": (LogN(), {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}),
 }
 
 

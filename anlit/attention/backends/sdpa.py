@@ -99,14 +99,18 @@ def _call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float) 
 def fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, is_causal: bool = False
 ) -> Tensor:
-    """PyTorch's kernel for q (B, H, T, D), k and v (B, G, K, D).
-
-    On CUDA only flash attention takes grouped keys on every GPU: without a mask, in 16 bits. Elsewhere PyTorch would
-    make all T × K logits, so keys and values are copied for every head.
-    """
-    if q.is_cuda and (mask is not None or q.element_size() > 2):
+    """PyTorch's kernel for q (B, H, T, D), k and v (B, G, K, D), which are copied for every head if it needs that."""
+    if not reads_groups(q, mask):
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     is_grouped = k.shape[1] != q.shape[1]
     return scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=is_grouped
     )
+
+
+def reads_groups(q: Tensor, mask: Tensor | None) -> bool:
+    """Whether a fused kernel takes keys that heads share. Without one PyTorch makes all T × K logits.
+
+    On CUDA only flash attention does on every GPU: without a mask, in 16 bits.
+    """
+    return not q.is_cuda or (mask is None and q.element_size() == 2)
