@@ -86,6 +86,6 @@ def test_statistics_of_shared_keys_are_those_of_copies() -> None:
 
 
 @each_number
-def test_products_of_groups_copy_no_key(n_kv_heads) -> None:
+def test_products_of_groups(n_kv_heads) -> None:
     x, y = torch.randn(2, H, 3, 5), torch.randn(2, n_kv_heads, 5, 7)
     torch.testing.assert_close(grouped_product(x, y), x @ repeat_heads(y, H))
