@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,18 @@ class Text:
     def prompt(self, text: str, checkpoint: Checkpoint) -> list[int]:
         """The tokens of a document that begins with `text`, after a separator if the model saw one in training.
 
+        A model that was imported and not trained here saw the tokens that its tokenizer puts in front of a text.
+
         Raises:
             UserError: The text is empty.
         """
         tokens = self.encode(text)
         if not tokens:
             raise UserError("the prompt is empty: give at least one token of text to continue")
+        if checkpoint.family is not None and checkpoint.trained_on is None:
+            whole = self.tokenizer.encode(text, add_special_tokens=True)
+            n_special = sum(1 for _ in takewhile(bool, whole.special_tokens_mask))
+            return [*whole.ids[:n_special], *tokens]
         is_seen = self.token_at == "start" or not checkpoint.model.model.document_masking
         return [self.end_of_document, *tokens] if is_seen and self.end_of_document is not None else tokens
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from anlit import GPT, RoPE
 from anlit.checkpoints.initial_weights import load_initial_weights
@@ -109,6 +110,22 @@ def test_what_was_exported_comes_back(settings, tmp_path: Path) -> None:
     weights = back.model.model.state_dict()
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.model.state_dict().items())
     torch.testing.assert_close(back.model(TOKENS), model(TOKENS), rtol=0, atol=0)
+
+
+def test_a_prompt_begins_as_the_tokenizer_says(tmp_path: Path, capsys) -> None:
+    """A Llama has never read a text without its `<s>`."""
+    published("Llama-2-7b", tmp_path / "theirs", vocab_size=300)
+    tokenizer = train_bpe(["abc"], 260)
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    begin, end = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", begin), ("</s>", end)])
+    (tmp_path / "theirs" / "tokenizer.json").write_text(tokenizer.to_str())
+    ours = import_model(tmp_path / "theirs", tmp_path / "ours")
+    capsys.readouterr()
+    assert main(["generate", str(ours), "abcba", "--max_tokens=1", "--json"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
+    prompt = [begin, *tokenizer.encode("abcba", add_special_tokens=False).ids]
+    assert json.loads(line)["prompt_tokens"] == prompt
 
 
 def test_an_imported_model_trains_on_and_keeps_its_tokenizer(tmp_path: Path) -> None:
