@@ -9,6 +9,7 @@ only multiplies these gradients by the upstream gradient.
 Letters: N tokens, d width, V vocabulary.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -24,6 +25,8 @@ CHUNK_NUMBERS = {"cpu": 2**20}
 """Logits in a chunk, by type of device. On CPU they fit into its caches."""
 CHUNK_NUMBERS_OTHERWISE = 2**27
 """Logits in a chunk on other devices."""
+TILE = 256
+"""Tokens of which chunks on other devices are multiples."""
 
 
 def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -91,7 +94,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total, penalty = x.new_zeros((), dtype=wide), x.new_zeros((), dtype=wide)
         dx = torch.empty_like(x) if wants_gradients else None
         dweight = torch.zeros_like(weight, dtype=wide) if wants_gradients else None
-        size = chunk_size(x.device.type, *weight.shape)
+        size = chunk_size(x.device.type, *weight.shape, x.shape[0])
         for first in range(0, x.shape[0], size):
             rows, row_targets = x[first : first + size].to(dtype), targets[first : first + size]
             losses, squares, gradient = chunk(rows @ narrow.mT, row_targets, n_counted, z_loss, wants_gradients)
@@ -133,8 +136,12 @@ def _chunk(
     if not wants_gradients:
         return losses, squares, None
     weights = counted.to(wide) / n_counted
-    gradient = probabilities.mul_(weights * (1 + 2 * z_loss * log_z) if z_loss else weights)
-    gradient.scatter_add_(1, at_target, -weights)
+    factors = weights * (1 + 2 * z_loss * log_z) if z_loss else weights
+    if torch.compiler.is_compiling():  # a scatter would write all of it to memory in float32 first
+        is_target = torch.arange(logits.shape[1], device=logits.device) == at_target
+        gradient = probabilities * factors - torch.where(is_target, weights, 0)
+    else:
+        gradient = probabilities.mul_(factors).scatter_add_(1, at_target, -weights)
     return losses, squares, gradient.to(logits.dtype)
 
 
@@ -147,10 +154,21 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a b, the sum over chunks in the precision of `total`."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
+    elif total.device.type == "cuda":  # elsewhere torch has no such product; here it saves a pass over `total`
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
         total += a @ b
 
 
-def chunk_size(device_type: str, vocab_size: int, width: int) -> int:
-    """Tokens whose logits are held at a time. At least d, or adding to W's gradient would cost more than the logits."""
-    return max(width, CHUNK_NUMBERS.get(device_type, CHUNK_NUMBERS_OTHERWISE) // vocab_size)
+def chunk_size(device_type: str, vocab_size: int, width: int, n_tokens: int) -> int:
+    """Tokens whose logits are held at a time. At least d, or adding to W's gradient would cost more than the logits.
+
+    On a GPU chunks are of equal size if they can be, and multiples of `TILE`: a rest would be another compilation, and
+    leave most of the device idle.
+    """
+    most = max(width, CHUNK_NUMBERS.get(device_type, CHUNK_NUMBERS_OTHERWISE) // vocab_size)
+    if device_type == "cpu":
+        return most
+    fewest = math.ceil(n_tokens / most)
+    equal = (n_tokens // n for n in range(fewest, 2 * fewest) if n_tokens % (n * TILE) == 0)
+    return next(equal, math.ceil(n_tokens / fewest / TILE) * TILE)

@@ -5,12 +5,14 @@ constants that hold on average over the sphere (the `nu_*` functions). The first
 """
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from anlit.layers.cpu_gradients import Normalise, is_trained_eagerly_on_cpu
+from anlit.layers.sharded import local_part
 
 Norms = Literal["bounded", "strict"]
 """The constraint on a weight's vectors after an optimizer step: norm at most 1 (anGPT) or exactly 1 (nGPT)."""
@@ -113,13 +115,35 @@ def nu_residual(alpha: Tensor) -> Tensor:
     return torch.rsqrt(alpha.square() + (1 - alpha).square())
 
 
-@torch.no_grad()
-def set_unit_norm(weight: Tensor, dim: int) -> None:
-    """Divide `weight` in place so that every vector along `dim` has norm 1 (nGPT's constraint)."""
-    weight.div_(torch.linalg.vector_norm(weight, dim=dim, keepdim=True).clamp_min(1e-30))
+LEAST = {"bounded": 1.0, "strict": 1e-30}
+"""The smallest norm that a vector is divided by."""
 
 
 @torch.no_grad()
-def bound_norm(weight: Tensor, dim: int) -> None:
-    """Replace in place every vector w along `dim` by w / max(1, ‖w‖) (anGPT's parameter bound)."""
-    weight.div_(torch.linalg.vector_norm(weight, dim=dim, keepdim=True).clamp_min(1.0))
+def restore_norms(constraints: Iterable[tuple[Tensor, int, Norms]]) -> None:
+    """Divide every vector w of the weights in place: by ‖w‖ (`strict`), or by max(1, ‖w‖) (`bounded`).
+
+    Where ranks hold parts of a vector, the sums of its squares are added up, for all weights in one collective
+    operation.
+
+    Args:
+        constraints: A weight, which may be sharded, the axis along which its vectors lie, and their constraint.
+    """
+    split: list[tuple[Tensor, int, float]] = []
+    group = None
+    for weight, dim, norms in constraints:
+        part, among = local_part(weight, dim)
+        if among is None:
+            part.div_(torch.linalg.vector_norm(part, dim=dim, keepdim=True).clamp_min(LEAST[norms]))
+        else:
+            split.append((part, dim, LEAST[norms]))
+            group = among
+    if group is None:
+        return
+    squares = torch.cat([part.square().sum(dim) for part, dim, _ in split])
+    pending = distributed.all_reduce(squares, group=group, async_op=True)  # on a GPU the host does not wait
+    assert pending is not None
+    pending.wait()
+    lengths = [part.shape[1 - dim] for part, dim, _ in split]
+    for (part, dim, least), square in zip(split, squares.split(lengths), strict=True):
+        part.div_(square.sqrt().clamp_min(least).unsqueeze(dim))

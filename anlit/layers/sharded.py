@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 
@@ -17,6 +18,18 @@ def replicated_like(tensor: Tensor, like: Tensor) -> Tensor:
 def full_tensor(tensor: Tensor) -> Tensor:
     """Gather a tensor that may be sharded on every rank; all ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_part(weight: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
+    """What this rank holds of a weight, in the same memory, and the ranks that share its vectors along `dim`.
+
+    Returns:
+        The part; the group of ranks, or None if each vector is on one rank.
+    """
+    if not isinstance(weight, DTensor):
+        return weight, None
+    found = [axis for axis, placement in enumerate(weight.placements) if placement.is_shard(dim)]
+    return weight.to_local(), weight.device_mesh.get_group(found[0]) if found else None
 
 
 @torch.no_grad()

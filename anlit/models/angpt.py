@@ -30,12 +30,11 @@ from anlit.layers.norms import (
     Norms,
     RMSNorm,
     UnitNorm,
-    bound_norm,
     nu_activation,
     nu_concatenated_heads,
     nu_linear,
     nu_residual,
-    set_unit_norm,
+    restore_norms,
 )
 from anlit.layers.positions import Rotation, rotate
 from anlit.layers.swiglu import swiglu
@@ -167,10 +166,8 @@ class AnGPTDecoder(Decoder):
         draw_unit_vectors(weight, dim=1)
 
     def restore_norms(self) -> None:
-        for name, weight in self.matrices():
-            # The gates W_g start at 0, so they cannot have norm 1.
-            restore = set_unit_norm if self.norms == "strict" and name != "W_g" else bound_norm
-            restore(weight, dim=1)
+        # The gates W_g start at 0, so they cannot have norm 1.
+        restore_norms((weight, 1, "bounded" if name == "W_g" else self.norms) for name, weight in self.matrices())
 
     def row_norms(self) -> Iterator[Tensor]:
         return (torch.linalg.vector_norm(parameter.detach(), dim=1) for parameter in self.constrained())

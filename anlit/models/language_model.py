@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torchmetrics import MeanMetric
 
 import anlit
@@ -196,8 +197,12 @@ class LanguageModel(L.LightningModule):
         """Clip as the Trainer's settings say, and log the global norm before clipping."""
         self.step_loss.scale_gradients(self.model.parameters())
         by_value = gradient_clip_algorithm == "value"
-        largest = math.inf if by_value or not gradient_clip_val else gradient_clip_val
-        norm = full_tensor(torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest))
+        parameters = list(self.model.parameters())
+        if by_value or not gradient_clip_val:  # clipping to infinity would multiply every gradient by 1
+            norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        else:
+            norm = clip_grad_norm_(parameters, gradient_clip_val)
+        norm = full_tensor(norm)
         if by_value:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         self.log("train/grad_norm", norm)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from anlit.attention.documents import Documents
 from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, fused_linear
-from anlit.layers.norms import Norms, RMSNorm, UnitNorm, bound_norm, set_unit_norm, unit
+from anlit.layers.norms import Norms, RMSNorm, UnitNorm, restore_norms, unit
 from anlit.layers.positions import Rotation, rotate
 from anlit.layers.swiglu import swiglu
 from anlit.models.config import NormalisedConfig
@@ -144,12 +144,10 @@ class NGPTDecoder(Decoder):
         draw_unit_vectors(weight, embedding_axis(name))
 
     def restore_norms(self) -> None:
-        restore = bound_norm if self.norms == "bounded" else set_unit_norm
-        for parameter, dim in self.constrained():
-            restore(parameter, dim)
-        for name, weight in self.matrices():
-            if name == "W_g":
-                bound_norm(weight, dim=1)
+        gates: list[tuple[nn.Parameter, int, Norms]] = [
+            (weight, 1, "bounded") for name, weight in self.matrices() if name == "W_g"
+        ]
+        restore_norms([*((weight, dim, self.norms) for weight, dim in self.constrained()), *gates])
 
     def row_norms(self) -> Iterator[Tensor]:
         return (torch.linalg.vector_norm(parameter.detach(), dim=dim) for parameter, dim in self.constrained())

@@ -1,10 +1,13 @@
 """The loss without all logits is the loss from the logits: value, gradients, ignored targets, precision, memory."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anlit.layers import cross_entropy
 from anlit.layers.cross_entropy import linear_cross_entropy, next_token_loss
@@ -88,9 +91,76 @@ def test_autocast_computes_products_in_its_precision_and_the_rest_in_float32() -
 
 def test_chunks_hold_a_bounded_number_of_logits() -> None:
     for vocab_size, width, expected in ((1024, 64, 1024), (4096, 64, 256), (50_304, 768, 768)):
-        assert cross_entropy.chunk_size("cpu", vocab_size, width) == expected
-    assert cross_entropy.chunk_size("cuda", 50_304, 768) * 50_304 < 2**27
-    assert cross_entropy.chunk_size("cuda", 1024, 64) == 2**17
+        assert cross_entropy.chunk_size("cpu", vocab_size, width, 16_384) == expected
+    assert cross_entropy.chunk_size("cuda", 1024, 64, 2**20) == 2**17
+
+
+@pytest.mark.parametrize(("n_tokens", "expected"), [(16_384, 2048), (2048, 2048), (65_536, 2048), (12_288, 2048)])
+def test_on_a_gpu_chunks_are_equal(n_tokens: int, expected: int) -> None:
+    """Where the number of tokens allows it; else they are multiples of 256, with a rest."""
+    assert cross_entropy.chunk_size("cuda", 50_304, 768, n_tokens) == expected
+    for tokens in (n_tokens - 1, n_tokens + 1000):
+        size = cross_entropy.chunk_size("cuda", 50_304, 768, tokens)
+        assert size % 256 == 0
+        assert size < 2**27 / 50_304 + 256
+
+
+def test_compiled_it_scatters_nothing_into_the_gradient_of_all_logits() -> None:
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph.code)
+        return graph.forward
+
+    logits, targets = (
+        torch.randn(5, V, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([3, IGNORED, 0, 36, 1]),
+    )
+    arguments = (logits, targets, torch.tensor(4), 0.1, True)
+    torch._dynamo.reset()
+    compiled = torch.compile(cross_entropy._chunk, backend=keep, fullgraph=True)(*arguments)
+    assert "scatter" not in graphs[0]
+    torch.testing.assert_close(compiled, cross_entropy._chunk(*arguments), rtol=0, atol=0)
+
+
+class Asked(TorchDispatchMode):
+    """Notes what is asked for and computes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return kwargs["out"]
+
+
+def test_the_sum_over_chunks_in_float32_is_one_operation_on_a_gpu() -> None:
+    with FakeTensorMode():
+        total = torch.empty(V, D, device="cuda")
+        narrow = [torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in ((V, 5), (5, D))]
+        with Asked() as asked:
+            cross_entropy._add_product(total, *narrow)
+    assert asked.seen == [torch.ops.aten.addmm.dtype_out]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_it_is_the_loss_of_the_logits(compiled, monkeypatch) -> None:
+    monkeypatch.setattr(cross_entropy, "chunk_size", lambda *_: 256)
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*shape, generator=generator) for shape in [(3, 200, 64), (1000, 64)])
+    targets = torch.randint(1000, (3, 200), generator=generator)
+    exact = [x.double().requires_grad_(), weight.double().requires_grad_()]
+    expected, _ = next_token_loss(exact[0] @ exact[1].mT, targets)
+    expected.backward()
+    ours = [x.cuda().requires_grad_(), weight.cuda().requires_grad_()]
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss, objective = linear_cross_entropy(*ours, targets.cuda(), compiled=compiled)
+    objective.backward()
+    torch.testing.assert_close(loss.cpu().double(), expected.detach(), rtol=2e-3, atol=0)
+    for mine, its in zip(ours, exact, strict=True):
+        assert (mine.grad.cpu().double() - its.grad).norm() < 1e-2 * its.grad.norm()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

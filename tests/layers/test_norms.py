@@ -140,8 +140,7 @@ def test_constraints_act_along_the_given_axis(dim) -> None:
     weight = torch.diag(torch.tensor([0.5, 2.0, 3.0])) + 0.1
     along = weight.norm(dim=dim, keepdim=True)
     fixed, bounded = weight.clone(), weight.clone()
-    norms.set_unit_norm(fixed, dim)
-    norms.bound_norm(bounded, dim)
+    norms.restore_norms([(fixed, dim, "strict"), (bounded, dim, "bounded")])
     torch.testing.assert_close(fixed, weight / along)
     torch.testing.assert_close(bounded, weight / along.clamp_min(1))
     assert bounded.norm(dim=dim)[0] < 0.7

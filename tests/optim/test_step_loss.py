@@ -80,3 +80,11 @@ def test_the_guard_judges_the_loss_of_the_step() -> None:
     for guard, batch_size in zip(guards, (SEQUENCES, 1), strict=True):
         train(ARCHITECTURES[0], batch_size, False, callbacks=[guard])
     assert list(guards[0].losses.values) == pytest.approx(list(guards[1].losses.values), rel=1e-6)
+
+
+@pytest.mark.parametrize("setting", [{"gradient_clip_val": None}, {"gradient_clip_algorithm": "value"}])
+def test_without_a_norm_to_clip_to_gradients_are_only_measured(setting: dict[str, Any], monkeypatch) -> None:
+    monkeypatch.setattr("anlit.models.language_model.clip_grad_norm_", None)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", None)
+    _, logged = train(ARCHITECTURES[0], SEQUENCES, False, **setting)
+    assert all(norm > 0.01 for _, norm in logged.values)

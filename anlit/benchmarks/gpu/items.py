@@ -65,7 +65,7 @@ ITEMS = (
         (),
         ("compute-sanitizer",),
     ),
-    Item("ragged", "our kernels at ragged shapes", 2, _module(f"{GPU}.ragged"), ("--device", "cpu")),
+    Item("ragged", "our kernels at ragged shapes", 4, _module(f"{GPU}.ragged"), ("--device", "cpu")),
     Item("flex", "FlexAttention beside eager attention in float64", 4, _tests("tests/attention/test_flex.py"), (),
          ("tests", "pytest")),
     _attention("4k", "kernels at T 4096, dense", 4, "--widths", "64", "--lengths", "4096", "--layouts", "dense"),

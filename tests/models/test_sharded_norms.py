@@ -1,0 +1,66 @@
+"""Norms of sharded weights (FSDP2): as those of whole ones, by one meeting of the ranks."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed, multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+from anlit import GPT, NGPT, AnGPT
+from anlit.models.decoder import Decoder
+from tests.models.tiny import tiny
+
+PROCESSES = 2
+
+
+def sharded(decoder: Decoder, processes: int) -> Decoder:
+    mesh = init_device_mesh("cpu", (processes,))
+    for block in decoder.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(decoder, mesh=mesh)
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(("architecture", "expected"), [(GPT, 0), (AnGPT, 0), (NGPT, 1)])
+@pytest.mark.parametrize("n_layers", [1, 3])
+def test_ranks_meet_once_however_many_weights_there_are(architecture, expected, n_layers) -> None:
+    """The vectors of nGPT's W_o and W_d lie across ranks, all others on one rank each."""
+    decoder = sharded(tiny(architecture, n_layers=n_layers).model, 1)
+    with CommDebugMode() as meetings:
+        decoder.restore_norms()
+    assert meetings.get_total_counts() == expected
+
+
+def one_process(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = distributed.FileStore(f"{folder}/store", PROCESSES)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
+    for architecture in (AnGPT, NGPT):
+        for norms in ("strict", "bounded"):
+            whole = tiny(architecture, norms=norms, attention_gate="per_head").model
+            with torch.no_grad():
+                for number, weight in enumerate(whole.parameters()):
+                    weight.mul_(1.3 if number % 2 else 0.7).add_(0.01)
+            parts = sharded(copy.deepcopy(whole), PROCESSES)
+            whole.restore_norms()
+            parts.restore_norms()
+            for (name, part), expected in zip(parts.named_parameters(), whole.parameters(), strict=True):
+                torch.testing.assert_close(part.full_tensor(), expected, rtol=1e-6, atol=1e-7, msg=name)
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_norms_are_those_of_the_whole_weights(tmp_path: Path) -> None:
+    multiprocessing.spawn(one_process, (str(tmp_path),), nprocs=PROCESSES)
