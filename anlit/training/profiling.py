@@ -23,7 +23,8 @@ class TraceProfiler(PyTorchProfiler):
         wait: Steps before tracing starts, for compilation and first allocations.
         warmup: Steps that are traced and discarded, because the first ones include the start of the tracer.
         active: Steps to keep.
-        settings: Of PyTorchProfiler, such as `record_shapes`, `profile_memory`, `with_stack` and `dirpath`.
+        settings: Of PyTorchProfiler, such as `record_shapes` and `dirpath`; in YAML `dict_kwargs` takes those of
+            torch.profiler.profile, such as `with_stack`.
     """
 
     def __init__(self, wait: int = 5, warmup: int = 2, active: int = 3, **settings: Any) -> None:
@@ -32,8 +33,8 @@ class TraceProfiler(PyTorchProfiler):
                 f"TraceProfiler has wait={wait}, warmup={warmup}, active={active}: active must be at least 1, "
                 "and none negative"
             )
-        settings["schedule"] = torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1)
-        super().__init__(filename="profile", on_trace_ready=self._write_trace, **settings)
+        schedule = torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1)
+        super().__init__(filename="profile", schedule=schedule, on_trace_ready=self._write_trace, **settings)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         in_run = log_dir and stage == "fit"  # other commands have no run folder
