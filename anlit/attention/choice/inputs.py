@@ -97,9 +97,10 @@ def random_documents(rows: int, length: int, mean: float | None, device: torch.d
 
 
 def own_copy(mechanism: Mechanism) -> Mechanism:
-    """A copy on the CPU with initial values, which shares no coefficient with a model and is never sharded."""
+    """A copy on the CPU with initial values and without hooks; it shares no coefficient and is never sharded."""
     kept: dict[int, Any] = {}
     for module in mechanism.modules():
+        kept |= {id(hooks): type(hooks)() for hooks in (module._forward_hooks, module._forward_pre_hooks)}
         for parameter in (module.coefficient if isinstance(module, Reference) else module).parameters():
             kept[id(parameter)] = nn.Parameter(torch.zeros(parameter.shape))
     copied = copy.deepcopy(mechanism, kept)
