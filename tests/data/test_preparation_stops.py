@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from anlit.data.preparation import runner as run_module
+from anlit.data.preparation.catalogue import CORPORA
 from anlit.data.preparation.encode import Job, encode_task
 from anlit.data.preparation.plan import Task
 from anlit.data.preparation.recipe import Recipe
@@ -114,7 +115,7 @@ def test_control_c(recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: 
     """A terminal sends SIGINT to the command and to its workers alike."""
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "encode_task", encode_slowly)
-        patch.setattr("anlit.commands.prepare.CORPORA", {"OpenWebText": lambda options: recipe})
+        patch.setitem(CORPORA, "OpenWebText", lambda options: recipe)
         arguments = ["prepare", "OpenWebText", "--output", str(tmp_path / "out"), "--workers", "2"]
         process = start_command(arguments, tmp_path / "output")
         wait_for((tmp_path / "reached").exists)
