@@ -80,6 +80,14 @@ def test_a_source_file_that_changes_while_it_is_read(own_hub: Recipe, finished: 
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
+def test_chunks_of_a_task_that_was_given_up_do_not_stay(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+    """Its source file had more documents then."""
+    interrupted(tmp_path / "out", recipe, tasks=1)
+    (tmp_path / "out" / "train" / "chunk-000000-00001-007.bin").write_bytes(b"of documents that are gone")
+    make(tmp_path / "out", recipe)
+    assert hashes(tmp_path / "out") == hashes(finished)
+
+
 def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     for number, text in enumerate(list(documents(60, seed=3))[10:]):
