@@ -179,6 +179,27 @@ def test_what_gpt_cannot_be_is_refused(changes, complaint, tmp_path: Path, capsy
     assert not (tmp_path / "gpt").exists()
 
 
+def test_values_of_no_such_type_are_refused(tmp_path: Path, capsys) -> None:
+    """In one sentence, whatever a config.json from anywhere has."""
+    published("SmolLM3-3B", tmp_path / "theirs")
+    whole = (tmp_path / "theirs" / "config.json").read_text()
+    accepted = []
+    for number, changes in enumerate((
+        {"rope_scaling": [1]}, {"rope_parameters": "x"}, {"rope_scaling": {"rope_type": {"a": 1}}}, {"rope_theta": "x"},
+        {"rope_scaling": {"rope_type": "linear", "factor": "x"}}, {"partial_rotary_factor": {"a": 1}},
+        {"layer_types": 3}, {"no_rope_layers": 1}, {"no_rope_layers": None, "no_rope_layer_interval": 0},
+        {"head_dim": 10**12}, {"head_dim": 10**30}, {"head_dim": -4}, {"num_key_value_heads": "x"},
+        {"sliding_window": 0}, {"num_key_value_heads": 0}, {"tie_word_embeddings": 3}, {"model_type": {}},
+        {"hidden_act": []}, {"hidden_size": 10**30}, {"max_window_layers": "x"},
+    )):  # fmt: skip
+        (tmp_path / "theirs" / "config.json").write_text(json.dumps({**json.loads(whole), **changes}))
+        capsys.readouterr()
+        status = main(["import", str(tmp_path / "theirs"), "--output", str(tmp_path / f"gpt-{number}")])
+        if status != 2 or len(capsys.readouterr().err.strip().splitlines()) != 1:
+            accepted.append(changes)
+    assert not accepted
+
+
 def test_damaged_folders_are_refused(tmp_path: Path, capsys) -> None:
     whole, copy = tmp_path / "qwen3", tmp_path / "copy"
     published("Qwen3-0.6B", whole)

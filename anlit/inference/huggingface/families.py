@@ -21,6 +21,10 @@ SETTINGS = {
 OPTIONAL = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 """What transformers takes if a key of `SETTINGS` is missing; a family may have other values. The rest must be there."""
 
+CONTAINERS = {"rope_parameters": dict, "rope_scaling": dict, "layer_types": list, "no_rope_layers": list}
+NUMBERS = {"sliding_window": 1, "no_rope_layer_interval": 1, "max_window_layers": 0, "first_k_dense_replace": 0}
+"""Other keys that import reads, where they are there and not null: their type, or the least whole number."""
+
 MUST_BE: dict[str, tuple[Any, str]] = {
     "hidden_act": ("silu", "the MLP of GPT+ is a SwiGLU"),
     "attention_bias": (False, "GPT+ has no biases"),

@@ -5,7 +5,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anlit.errors import UserError
-from anlit.inference.huggingface.families import FAMILIES, MUST_BE, OPTIONAL, ROPE, SETTINGS, UNFIT, Family, our_names
+from anlit.inference.huggingface.families import (
+    CONTAINERS,
+    FAMILIES,
+    MUST_BE,
+    NUMBERS,
+    OPTIONAL,
+    ROPE,
+    SETTINGS,
+    UNFIT,
+    Family,
+    our_names,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,28 +75,37 @@ def import_huggingface(source: str, output: str, context_length: int | None = No
 
 def refuse(record: dict[str, Any], folder: Path) -> None:
     """Raise UserError with all reasons why GPT+ cannot be the model of this config.json."""
+    from anlit.settings import shown
+
     kind = record.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         names = ", ".join(one.name for one in FAMILIES.values())
         why = f" ({UNFIT[kind]})" if isinstance(kind, str) and kind in UNFIT else ""
         raise UserError(
-            f"{folder / CONFIG} has model_type={kind!r}, which GPT+ cannot be{why}: choose a checkpoint of {names}"
+            f"{folder / CONFIG} has model_type={shown(kind)}, which GPT+ cannot be{why}: choose a checkpoint of {names}"
         )
     needed = [key for key in SETTINGS if key not in OPTIONAL]
     if missing := [key for key in needed if type(record.get(key)) is not int or record[key] < 1]:
         raise UserError(f"{folder / CONFIG} has no {', '.join(missing)}: download it again")
+    given = {key: value for key, value in record.items() if value is not None}
+    wrong = [key for key, kind in CONTAINERS.items() if not isinstance(given.get(key, kind()), kind)]
+    wrong += [
+        key for key, least in NUMBERS.items() if type(given.get(key, least)) is not int or given.get(key, least) < least
+    ]
+    if wrong:
+        raise UserError(f"{folder / CONFIG} has {wrong[0]}={shown(record[wrong[0]])}: download it again")
     values = [(key, record.get(key, only), only, why) for key, (only, why) in MUST_BE.items()]
-    found = [f"{key}={value!r} ({why})" for key, value, only, why in values if value != only]
+    found = [f"{key}={shown(value)} ({why})" for key, value, only, why in values if value != only]
     rope = _rope(record, family)
     if rope["rope_type"] not in ROPE:
-        found.append(f"rope_type={rope['rope_type']!r} (GPT+ has {', '.join(ROPE)})")
+        found.append(f"rope_type={shown(rope['rope_type'])} (GPT+ has {', '.join(ROPE)})")
     elif strange := rope.keys() - ROPE[rope["rope_type"]][1].keys() - NOT_OF_THE_SHAPE:
         found.append(f"rope_parameters.{min(strange)} (the positions of GPT+ have no such setting)")
     if rope["partial_rotary_factor"] != 1 and not family.partial:
-        found.append(f"partial_rotary_factor={rope['partial_rotary_factor']!r} ({family.architecture} ignores it)")
-    if family.more and record.get("first_k_dense_replace", 1) < record["num_hidden_layers"]:
-        found.append(f"first_k_dense_replace={record.get('first_k_dense_replace', 1)} (the other layers have experts)")
+        found.append(f"partial_rotary_factor={shown(rope['partial_rotary_factor'])} ({family.architecture} ignores it)")
+    if family.more and (dense := given.get("first_k_dense_replace", 1)) < record["num_hidden_layers"]:
+        found.append(f"first_k_dense_replace={dense} (the other layers have experts)")
     if found:
         raise UserError(
             f"GPT+ cannot be the model in {folder}, whose {CONFIG} has {', '.join(found)}: choose another checkpoint"
@@ -124,7 +144,7 @@ def _rope(record: dict[str, Any], family: Family) -> dict[str, Any]:
     """The keys of the rotary positions that have a value; transformers 4 had them elsewhere."""
     read = record.get("rope_parameters") or record.get("rope_scaling") or {}
     rope = {key: value for key, value in read.items() if value is not None}
-    rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
+    rope["rope_type"] = str(rope.get("rope_type") or rope.get("type") or "default")
     for key, default in (("rope_theta", 10_000.0), ("partial_rotary_factor", 1.0)):
         rope.setdefault(key, record.get(key) or family.defaults.get(key, default))
     return rope
@@ -173,8 +193,9 @@ def _model(settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict
     try:
         with torch.device("meta"):
             model = build(GPT, settings, f"{folder / CONFIG}: model")
-    except ValueError as error:
-        raise UserError(f"GPT+ cannot be the model in {folder} ({error}): choose another checkpoint") from error
+    except (ValueError, RuntimeError, OverflowError, TypeError) as error:  # the last three for sizes that nothing has
+        reason = str(error).splitlines()[0]
+        raise UserError(f"GPT+ cannot be the model in {folder} ({reason}): choose another checkpoint") from error
     return as_plain(dict(model.hparams)), model.model.state_dict()
 
 
