@@ -58,7 +58,7 @@ def test_every_width_fits_and_keeps_its_bounds(width, capability) -> None:
 def test_every_form_fits_and_hardly_spills(form, capability) -> None:
     for kernel, taken in compiled(capability, 64, form, "bfloat16").items():
         assert_fits(taken, capability)
-        assert taken["stack"] <= 168, kernel
+        assert taken["stack"] <= 200, kernel
 
 
 @capabilities

@@ -9,8 +9,9 @@ Its kernels let a function change each score S, in the forward pass and, by its 
 Tables are float32 by distance, (H or 1, T + PADDING). Learned ones are refused: the kernels give no gradient for them.
 Documents are sequences of varying length. The kernels are compiled on first use, for each form, width and precision.
 
-No GPU has run this. It was written for flash-attn-4 4.0.0b36, whose functions below its public ones it calls: they take
-and give log-sum-exps, so that attention is one operator that torch.compile does not look into.
+No GPU has run this. It was written for flash-attn-4 4.0.0b36, which compiles both directions of it for Hopper without a
+GPU. It calls the functions below the public ones: they take and give log-sum-exps, so that attention is one operator
+that torch.compile does not look into.
 """
 
 import hashlib

@@ -60,7 +60,7 @@ def tables_of(mechanism: Mechanism, like: Tensor) -> Tables:
         return pack(gains if a is not None and a.requires_grad else None, biases, width)
 
     value = coefficient.value.detach()
-    _, tangents = torch.func.jvp(packed, (value,), (torch.ones_like(value),))
+    tangents = torch.func.jvp(packed, (value,), (torch.ones_like(value),))[1]
     return Tables(tables.detach(), coefficient.value, tangents.contiguous())
 
 
