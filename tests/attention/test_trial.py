@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 LONG_RUN = 10_000.0  # passes
 PRETENDED = {
     "wrong": "return 1.001 * eager.attend(*arguments)",
-    "slow": "time.sleep(0.05); return eager.attend(*arguments)",
+    "slow": "for _ in range(30): out = eager.attend(*arguments)\n    return out",
     "raising": "raise RuntimeError('no kernel image is available\\nfor this device')",
     "hanging": "time.sleep(1000)",
     "dying": "os.abort()",
@@ -99,6 +99,30 @@ def test_heads_that_share_keys_are_tried_as_such() -> None:
     outcome = trial.run(Request(one.kind, one.mechanism, CPU, 2, 3), one.able(CPU))
     assert outcome.left_out == {}
     assert outcome.seconds.keys() == {"blockwise", "eager"}
+
+
+@pytest.mark.slow
+def test_a_compiled_kind_is_timed_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[bool] = []
+    compile_ = torch.compile
+
+    def without_code(function, dynamic, fullgraph):
+        compiled.append(fullgraph)
+        return compile_(function, dynamic=dynamic, fullgraph=fullgraph, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", without_code)
+    one = a_wanted(SlidingWindow(8, ALiBi()), compiled=True)
+    outcome = trial.run(Request(one.kind, one.mechanism, CPU, 2, 3), one.able(CPU))
+    assert outcome.left_out == {}
+    assert outcome.seconds.keys() == {"sdpa", "blockwise", "eager"}
+    assert compiled == [True] * 3
+
+    def breaks(*arguments):
+        torch._dynamo.graph_break()
+        return eager.attend(*arguments)
+
+    outcome = trial.run(Request(one.kind, one.mechanism, CPU, 2, 3), {"breaks": SimpleNamespace(attend=breaks)})
+    assert outcome.left_out["breaks"].startswith("it fails: ")
 
 
 def test_dropout_draws_nothing_from_the_run() -> None:
@@ -236,6 +260,14 @@ def test_a_trial_is_at_most_a_fiftieth_of_the_passes_of_a_run() -> None:
             passes = choosing.PASSES * n_backends * (rounds + 1) if rounds else 0
             assert passes <= 0.02 * n_passes
     assert a_wanted(n_passes=1600).rounds(3) >= 3  # a demo arm: 400 steps, 4 layers
+
+
+def test_a_mask_of_all_pairs_that_may_exhaust_the_memory_is_not_tried(monkeypatch) -> None:
+    monkeypatch.setattr(choosing.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**21}.__getitem__)  # 8 GiB
+    for mechanism, length, tried in ((ALiBi(), 4096, True), (ALiBi(), 16384, False), (LogN(), 16384, True)):
+        able = a_wanted(mechanism, length=length).able(CPU)
+        assert ("sdpa" in able) is tried
+        assert {"blockwise", "eager"} <= able.keys()
 
 
 def test_what_the_checkpoint_names_goes_before_the_cache_on_a_device_of_the_same_kind(monkeypatch) -> None:

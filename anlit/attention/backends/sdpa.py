@@ -22,6 +22,14 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
     return None
 
 
+def mask_bytes(mechanism: Mechanism, q: Tensor) -> int:
+    """Bytes of the mask of all pairs that `attend` makes for one long document like q, (B, H, T, D), on a CPU."""
+    if not mechanism.depends_on_distance:
+        return 0
+    by_head = type(mechanism).distance_bias is not Mechanism.distance_bias
+    return (q.shape[1] if by_head else 1) * q.shape[2] ** 2 * q.element_size()
+
+
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
     """Make the mask that the layers share, if `attend` will need it."""
     if documents.are_masked and documents.device.type != "cpu":

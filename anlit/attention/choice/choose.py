@@ -1,11 +1,13 @@
 """The choice for each kind of attention in a run: that of its checkpoint, of this machine's cache, or of a trial."""
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from anlit.attention import backends
 from anlit.attention.choice import trial
@@ -21,6 +23,9 @@ SHARE = 0.02
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 6
 PASSES = 2
 """Passes of a layer in a round, of which the first prepares what the others share."""
+
+MASKS_AT_ONCE = 4
+"""Copies of a mask of all pairs that are there together, with the distances that they are made of and the gradient."""
 
 _log = logging.getLogger("anlit.attention")
 
@@ -45,12 +50,21 @@ class Wanted:
             name: backend
             for name, backend in backends.BACKENDS.items()
             if backend.reason_against(self.mechanism, q, self.kind.dropout) is None
+            and not _may_exhaust_memory(backend, self.mechanism, q)
         }
 
     def rounds(self, n_backends: int) -> int:
         """Rounds of a trial that the run repays; 0 if they are too few to tell the back ends apart."""
         rounds = int(SHARE * self.n_passes / (PASSES * n_backends)) - 1 if self.n_passes < 1e9 else MOST_ROUNDS
         return 0 if rounds < FEWEST_ROUNDS else min(rounds, MOST_ROUNDS)
+
+
+def _may_exhaust_memory(backend: ModuleType, mechanism: Mechanism, q: Tensor) -> bool:
+    """Whether a trial on the CPU might end the whole run; a GPU that is full only says so."""
+    mask_bytes = getattr(backend, "mask_bytes", None)
+    if q.device.type != "cpu" or mask_bytes is None:
+        return False
+    return MASKS_AT_ONCE * mask_bytes(mechanism, q) > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
 
 
 def choose(wanted: Sequence[Wanted], device: torch.device, known: Choices | None = None) -> Choices:
