@@ -184,7 +184,7 @@ def test_a_back_end_that_hangs_ends_with_its_process(pretended) -> None:
 @pytest.mark.slow
 def test_the_others_are_tried_without_those_that_hang_or_die(pretended) -> None:
     tried = {"hanging": pretended["hanging"], "dying": pretended["dying"], "wrong": pretended["wrong"], "eager": eager}
-    with TrialProcess(silence=5.0) as running:
+    with TrialProcess(silence=20.0) as running:
         outcome = running.run(request_of(ScaleInvariant(learned="per_head")), tried)
         again = running.run(request_of(), {"eager": eager, "sdpa": sdpa})
     assert outcome.seconds.keys() == {"eager"}

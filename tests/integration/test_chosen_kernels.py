@@ -13,6 +13,7 @@ from anlit.attention.choice import choose, trial
 from anlit.attention.choice.trial import Outcome, Request
 from anlit.cli import main
 from tests.integration.conftest import assert_same_training_state, fit_arguments, last_checkpoint, run
+from tests.integration.ranks import DDP, FSDP, run_ranks
 
 QUIET = ("--trainer.max_steps=6", "--checkpoint_every_n_steps=3", "--trainer.val_check_interval=3")
 
@@ -76,6 +77,20 @@ def test_a_resumed_run_and_a_loaded_model_go_on_with_what_the_checkpoint_names(
     fit(shards, tmp_path / "cut", "--ckpt_path=last")
     assert chosen(tmp_path / "cut") == ["eager"]
     assert_same_training_state(last_checkpoint(tmp_path / "whole"), last_checkpoint(tmp_path / "cut"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_sharded_and_replicated_coefficients_are_tried_on_the_first_rank(
+    shards: Path, tmp_path: Path, strategy: list[str]
+) -> None:
+    learned = ("--model.attention=ScaleInvariant", "--model.attention.learned=globally")
+    arguments = fit_arguments(shards, tmp_path / "run", *QUIET, *learned, *strategy)
+    assert run_ranks(arguments, 2) == [0, 0]
+    (kind,) = json.loads((tmp_path / "run" / "run.json").read_text())["attention"]["kinds"]
+    assert kind["mechanism"] == "ScaleInvariant(decay globally)"
+    assert kind["seconds"].keys() == {"blockwise", "eager"}
+    assert kind["left_out"] == {}
 
 
 def test_the_choice_is_one_line(shards: Path, tmp_path: Path, monkeypatch, caplog) -> None:
