@@ -130,8 +130,8 @@ class Turn:
             prepare(self.backend, self.inputs.mechanism, documents, kind.rows)
             self._both()
 
-        self.begin = min(self.begin, self._timed(first, 1))
-        self.others = min(self.others, self._timed(self._both, self.repeats))
+        self.begin = min(self.begin, seconds_of_calls(first, documents.device))
+        self.others = min(self.others, seconds_of_calls(self._both, documents.device, self.repeats))
         if self.request.device.type == "cuda":
             self.repeats = min(MOST_REPEATS, max(1, math.ceil(AT_LEAST_SECONDS / max(self.others, 1e-9))))
 
@@ -144,20 +144,22 @@ class Turn:
     def _both(self) -> None:
         self.inputs.both(self.attend, self.request.kind.dropout)
 
-    def _timed(self, call: Callable[[], None], repeats: int) -> float:
-        """Mean seconds of a call; on one thread those of the processor, in which other programs have no part."""
-        alone = self.request.device.type == "cpu" and torch.get_num_threads() == 1
-        clock = time.process_time if alone else time.perf_counter
-        self._wait()
-        begin = clock()
-        for _ in range(repeats):
-            call()
-        self._wait()
-        return (clock() - begin) / repeats
 
-    def _wait(self) -> None:
-        if self.request.device.type == "cuda":
-            torch.cuda.synchronize(self.request.device)
+def seconds_of_calls(call: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+    """Mean seconds of a call; on one CPU thread those of the processor, in which other programs have no part."""
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
+    _wait(device)
+    begin = clock()
+    for _ in range(repeats):
+        call()
+    _wait(device)
+    return (clock() - begin) / repeats
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _take_turns(request: Request, backends: Mapping[str, ModuleType], found: Outcome, say: Say) -> None:

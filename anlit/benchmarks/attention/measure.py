@@ -1,6 +1,7 @@
 """One entrant of `anlit benchmark attention`: its inputs, whether its numbers are right, and its turn."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from anlit.attention.backends import BACKENDS
 from anlit.attention.choice import proof
 from anlit.attention.choice.inputs import Inputs, prepare
+from anlit.attention.choice.trial import seconds_of_calls
 from anlit.attention.mechanism import Mechanism
 from anlit.benchmarks.attention.kernels import MECHANISMS, attend_by, reason_against
 from anlit.benchmarks.attention.shapes import Plan, Shape, documents_of
@@ -63,12 +65,17 @@ def _build(
     forward = 4.0 * shape.width * shape.heads * _pairs(shape, given.mechanism)
     flops = {"forward": forward, "both": (1 + BACKWARD) * forward}
     calls = {"forward": forward_only, "both": both}
-    repeats = {kind: max(1, math.ceil(AT_LEAST_SECONDS / seconds_of(call, device))) for kind, call in calls.items()}
+    repeats = {kind: max(1, math.ceil(AT_LEAST_SECONDS / _seconds(call, device))) for kind, call in calls.items()}
     return Ready(
-        lambda: {kind: seconds_of(call, device, repeats[kind]) for kind, call in calls.items()},
+        lambda: {kind: _seconds(call, device, repeats[kind]) for kind, call in calls.items()},
         {"error": errors, "flops": flops},
         lambda: peak_bytes(both, (), device),
     )
+
+
+def _seconds(call: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+    """A GPU's own clock measures what runs on it."""
+    return (seconds_of if device.type == "cuda" else seconds_of_calls)(call, device, repeats)
 
 
 def _pairs(shape: Shape, mechanism: Mechanism) -> int:
