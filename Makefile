@@ -13,6 +13,9 @@ TORCH_BUILD ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 JOBS    ?= 2
 BESIDE  := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 
+# numpy 2.4 and newer break the interpreter of triton 3.6.
+TORCH211 := tests/accelerator tests/models/test_compiled.py tests/attention
+
 EXTRAS  ?=
 VARIANT ?= cuda
 IMAGE   ?= anlit
@@ -24,7 +27,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 ENGINE  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format study sweep install extras image image-check slurm-check gpu gpu-wheels clean
+.PHONY: help demo test test-slow test-torch211 check format study sweep install extras image image-check slurm-check gpu gpu-wheels clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -43,6 +46,11 @@ test: $(VENV)/.installed-dev  ## Fast tests (7 minutes on 2 cores; JOBS=4 on mor
 
 test-slow: $(VENV)/.installed-dev  ## Also the long ones: real runs, killed and resumed
 	$(BIN)/python -m pytest -m "slow or not slow" $(BESIDE)
+
+test-torch211:  ## Compilation and attention with torch 2.11 and triton 3.6, as many GPU machines have them
+	PYTHON="$(PYTHON)" VENV="$(VENV)-torch211" TORCH=2.11.0 TORCH_BUILD="$(TORCH_BUILD)" sh docker/install.sh test
+	$(VENV)-torch211/bin/python -m pip install --quiet --no-deps "triton==3.6.*" "numpy==2.3.*"
+	OMP_NUM_THREADS=1 nice $(VENV)-torch211/bin/python -m pytest $(BESIDE) $(TORCH211)
 
 check: $(VENV)/.installed-dev  ## Lint, format, types and the order of imports
 	$(BIN)/ruff check .

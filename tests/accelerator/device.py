@@ -9,6 +9,7 @@ removed.
 from collections.abc import Callable
 
 import torch
+from torch.nn.attention import flex_attention
 from torch.utils import backend_registration
 
 from anlit.attention.backends import BACKENDS
@@ -26,9 +27,10 @@ def register() -> torch.device:
             return [torch.bfloat16, torch.float16]
 
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=DeviceModule())
-    for name in ("flash", "triton"):
+    for name in ("flash", "cudnn", "triton", "flex"):
         of_any_device = BACKENDS[name].reason_against
         BACKENDS[name].reason_against = _without_queries(of_any_device)  # type: ignore[attr-defined]
+    flex_attention._validate_device = lambda *tensors: None  # type: ignore[attr-defined]
     return torch.device(NAME, 0)
 
 

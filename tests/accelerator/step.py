@@ -20,6 +20,15 @@ from tests.accelerator.device import NAME, on_device, register
 from tests.models.tiny import ARCHITECTURES, tiny
 
 BATCH, LENGTH, VOCAB = 4, 64, 512
+COMPILED = (
+    ("flash", Plain(), True),
+    ("cudnn", Plain(), False),
+    ("sdpa", Plain(), True),
+    ("triton", ScaleInvariant(), True),
+    ("flex", ScaleInvariant(), True),
+    ("eager", ScaleInvariant(), True),
+)
+"""Back ends, what they compute, and whether in packed documents. `cute` needs its package: tests/attention/test_cute."""
 
 
 def cases() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:
@@ -46,10 +55,12 @@ def cases() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:
             "Muon": {"optimizer": MuonAdamW},
             "dropout": {"dropout": 0.1, "backend": "eager"},
             "recomputed": {"runtime": Runtime(recompute_every=1)},
-            "compiled over Triton": {"runtime": compiled, "attention": ScaleInvariant(), "backend": "triton"},
         }  # fmt: skip
         for name, changes in settings.items():
             yield f"{architecture.__name__}, packed, {name}", partial(step, architecture, True, **changes)
+        for backend, mechanism, documents in COMPILED:
+            changes = {"runtime": compiled, "attention": mechanism, "backend": backend}
+            yield f"{architecture.__name__}, compiled over {backend}", partial(step, architecture, documents, **changes)
 
 
 def step(architecture: Any, documents: bool, mode: FakeTensorMode, **changes: Any) -> None:

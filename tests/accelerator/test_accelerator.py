@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -30,7 +31,7 @@ parts = pytest.mark.parametrize("found", ["third", pytest.param("all", marks=pyt
 
 @parts
 def test_every_setting_is_tried(found: dict[str, str | None]) -> None:
-    assert len({name.partition(", ")[2] for name in found if ", " in name}) == 23
+    assert len({name.partition(", ")[2] for name in found if ", " in name}) == 28
 
 
 @parts
@@ -44,7 +45,7 @@ def test_a_step_mixes_no_devices_and_waits_for_nothing(architecture: str, found:
 @parts
 def test_it_would_be_seen(found: dict[str, str | None]) -> None:
     assert "DataDependentOutputException" in (found["waiting"] or "")
-    assert "same device" in (found["mixing"] or "")
+    assert re.search("same device|two different devices", found["mixing"] or "")  # torch 2.13, 2.11
 
 
 @pytest.fixture(scope="module")

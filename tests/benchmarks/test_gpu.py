@@ -228,5 +228,5 @@ def test_the_real_list_at_toy_sizes(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path / "output")) <= 8
     for name, result in written(tmp_path).items():
         if result["status"] == "done" and not any("pytest" in part for part in result["arguments"]):
-            assert result["tables"], f"{name} wrote no table"
-            assert "Not timed" not in result["tables"], f"{name}: {result['tables']}"
+            assert "\n| " in result["tables"], f"{name} wrote no table"
+    assert "| Qwen3" in written(tmp_path)["step-peers"]["tables"]

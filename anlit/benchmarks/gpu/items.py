@@ -43,7 +43,7 @@ def _step(name: str, what: str, minutes: float, *options: str, needs: tuple[str,
 
 
 OURS = ("--peers", "none")
-SCALE_INVARIANT = ("--models", "anGPT", "--mechanisms", "scale-invariant", "--backends", "eager,triton,flex", *OURS)
+SCALE_INVARIANT = ("--models", "anGPT", "--mechanisms", "scale-invariant", "--backends", "eager,triton,flex,cute", *OURS)
 
 ITEMS = (
     Item("device", "the device and its peaks", 1.5, _module(f"{GPU}.device")),
@@ -75,6 +75,7 @@ ITEMS = (
                "--layouts", "documents"),
     _attention("64k", "kernels at T 65,536, dense", 6, "--widths", "64,128", "--lengths", "65536", "--layouts",
                "dense", "--rounds", "4"),
+    _attention("auto", "what auto takes beside what is fastest", 8, "--auto", "--lengths", "4096"),
     _step("models", "0.5B steps of GPT+, nGPT, anGPT, compiled", 6, *OURS),
     _step("scale-invariant", "0.5B steps of scale-invariant anGPT by back end", 6, *SCALE_INVARIANT),
     _step("documents", "the same with packed documents", 6, *SCALE_INVARIANT, "--documents"),

@@ -35,7 +35,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     rows = with_gain(q, mechanism, documents)
     starts = documents.bounds[0] if documents.bounds is not None else None
     need_gradients = [x for x in (rows, k, v, a, m) if x is not None and x.requires_grad]
-    keeps = torch.is_grad_enabled() and bool(need_gradients)
+    keeps = torch.is_grad_enabled() and len(need_gradients) > 0  # torch 2.11 cannot compile bool of a list
     wide = torch.promote_types(q.dtype, torch.float32)
     inputs = (x.to(wide) for x in (rows, k, v))
     n_pairs = q.shape[0] * q.shape[1] * q.shape[2] ** 2
