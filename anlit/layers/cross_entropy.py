@@ -94,7 +94,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total, penalty = x.new_zeros((), dtype=wide), x.new_zeros((), dtype=wide)
         dx = torch.empty_like(x) if wants_gradients else None
         dweight = torch.zeros_like(weight, dtype=wide) if wants_gradients else None
-        size = chunk_size(x.device.type, *weight.shape, x.shape[0])
+        vocab_size, width = weight.shape
+        size = chunk_size(x.device.type, vocab_size, width, x.shape[0])
         for first in range(0, x.shape[0], size):
             rows, row_targets = x[first : first + size].to(dtype), targets[first : first + size]
             losses, squares, gradient = chunk(rows @ narrow.mT, row_targets, n_counted, z_loss, wants_gradients)

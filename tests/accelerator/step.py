@@ -28,7 +28,7 @@ COMPILED = (
     ("flex", ScaleInvariant(), True),
     ("eager", ScaleInvariant(), True),
 )
-"""Back ends, what they compute, and whether in packed documents. `cute` needs its package: tests/attention/test_cute."""
+"""Back ends, what they compute, and whether in packed documents; of `cute`, which needs its package, see test_cute."""
 
 
 def cases() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:

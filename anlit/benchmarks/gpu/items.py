@@ -43,7 +43,8 @@ def _step(name: str, what: str, minutes: float, *options: str, needs: tuple[str,
 
 
 OURS = ("--peers", "none")
-SCALE_INVARIANT = ("--models", "anGPT", "--mechanisms", "scale-invariant", "--backends", "eager,triton,flex,cute", *OURS)
+BACKENDS = ("--backends", "eager,triton,flex,cute")
+SCALE_INVARIANT = ("--models", "anGPT", "--mechanisms", "scale-invariant", *BACKENDS, *OURS)
 
 ITEMS = (
     Item("device", "the device and its peaks", 1.5, _module(f"{GPU}.device")),

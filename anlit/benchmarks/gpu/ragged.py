@@ -45,8 +45,8 @@ def main(argv: list[str]) -> int:
         if device.type == "cpu":
             length, width = min(length, TOY_LENGTH), TOY_WIDTH
         shape = Shape(width, length, documents, 2, 2)
-        given, other = (inputs_of(mechanism, shape, device, dtype) for _ in range(2))
-        errors = proof.errors(given.both(triton.attend), proof.reference(other), given.probe)
+        ours, others = (inputs_of(mechanism, shape, device, dtype) for _ in range(2))
+        errors = proof.errors(ours.both(triton.attend), proof.reference(others), ours.probe)
         reason = proof.wrong(errors, dtype)
         wrong += reason is not None
         record.values["cases"].append({"label": f"{mechanism}, {shape.label}", "error": errors, "reason": reason})
