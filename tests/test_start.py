@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 HEAVY = (
     "scipy.signal",
     "scipy.integrate",
@@ -36,15 +34,28 @@ def test_the_parser_imports_no_library_that_it_does_not_use() -> None:
     assert [name for name in HEAVY if name in found] == []
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *("prepare --help", "study --help", "compare --help", "generate --help", "score --help", "export --help"),
-        *("import --help", "explore --help", "evaluate --help", "lengths --help", "needle --help", "benchmark --help"),
-    ],
-)
-def test_the_help_of_a_tool_needs_no_torch(words: str) -> None:
-    assert "torch" not in imported(words)
+WITHOUT_TORCH = """
+import contextlib, io, sys
+from anlit.cli import main
+for words in sys.argv[1].split(", "):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            main(words.split())
+        except SystemExit:
+            pass
+    assert "torch" not in sys.modules, words
+"""
+
+
+def test_help_and_wrong_options_of_a_tool_need_no_torch() -> None:
+    tools = ("prepare", "study", "compare", "generate", "score", "export", "import", "explore", "evaluate", "lengths",
+             "needle", "diagnose", "size", "benchmark")  # fmt: skip
+    wrong = ("generate nowhere hello", "score nowhere a.txt --output b", "lengths nowhere --output b", "size --gpus 0",
+             "needle nowhere --output b", "evaluate nowhere --tasks a --output b", "diagnose nowhere --output b",
+             "export nowhere --output b", "explore nowhere", "size", "study --config nowhere.yaml",
+             "compare nowhere --output b", "prepare Nonesuch")  # fmt: skip
+    words = ", ".join([*(f"{tool} --help" for tool in tools), *wrong])
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, words], check=True)
 
 
 def test_torchmetrics_is_whole_for_whoever_asks() -> None:

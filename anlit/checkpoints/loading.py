@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anlit.checkpoints.checkpoint_io import is_sharded, read_checkpoint
 from anlit.checkpoints.exported import is_exported
+from anlit.checkpoints.location import require_path
 from anlit.checkpoints.rebuild import rebuild, settings_of
 from anlit.configuration import ARCHITECTURES, CONFIG, attention_label
 from anlit.errors import UserError
@@ -130,8 +131,7 @@ def find_file(path: str) -> Path:
     location = Path(path)
     if location.is_file() or is_sharded(location) or is_exported(location):
         return location
-    if not location.exists():
-        raise UserError(f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt")
+    require_path(path)
     for name in NAMES:
         if (file := location / FOLDER / name).is_file() or is_sharded(file):
             return file

@@ -3,11 +3,9 @@
 import argparse
 import shlex
 
-from anlit.checkpoints.loading import load_checkpoint
+from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
-from anlit.evaluation.data import data_of
-from anlit.evaluation.diagnose.measure import LENGTHS, TOKENS, diagnose
-from anlit.evaluation.record import header
+from anlit.evaluation.diagnose.settings import LENGTHS, NORMAL_LENGTHS, NORMAL_SEEDS, TOKENS
 from anlit.evaluation.sequence_lengths import parse_lengths
 from anlit.options import CommandParser
 from anlit.reporting.files import output_folder
@@ -27,32 +25,39 @@ def main(argv: list[str]) -> int:
     lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(LENGTHS)
     if arguments.tokens < 1:
         raise UserError(f"--tokens must be at least 1, not {arguments.tokens}")
+    require_path(arguments.checkpoint)
     folder = output_folder(arguments.output)
+
+    from anlit.checkpoints.loading import load_checkpoint  # torch and matplotlib take seconds
+    from anlit.evaluation.data import data_of
+    from anlit.evaluation.diagnose.measure import diagnose
+    from anlit.evaluation.diagnose.tables import publish
+    from anlit.evaluation.record import header
+
     checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
     data = data_of(checkpoint, arguments.data)
     record = header(command, [checkpoint], data)
     masked = None if arguments.masking is None else arguments.masking == "on"
     record |= diagnose(checkpoint, data, lengths, arguments.tokens, masked)
-
-    from anlit.evaluation.diagnose.tables import publish  # matplotlib takes a second: errors do not wait for it
-
     publish(folder, checkpoint.label, record)
     return 0
 
 
 def _of_normal_scores(arguments: argparse.Namespace, command: str) -> int:
-    from anlit.evaluation.diagnose import gaussian
-
-    lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(gaussian.LENGTHS)
-    if max(lengths) < gaussian.LENGTHS[0]:
+    lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(NORMAL_LENGTHS)
+    if max(lengths) < NORMAL_LENGTHS[0]:
         raise UserError(
             f"--lengths {arguments.lengths} with --gaussian is too short for a range of distances: add one of "
-            f"{gaussian.LENGTHS[0]} or more"
+            f"{NORMAL_LENGTHS[0]} or more"
         )
     if arguments.draws < 2:
         raise UserError(f"--draws must be at least 2, not {arguments.draws}")
-    if not 0 <= arguments.seed < gaussian.SEEDS:
+    if not 0 <= arguments.seed < NORMAL_SEEDS:
         raise UserError(f"--seed must be at least 0 and below 2^63, not {arguments.seed}")
+
+    from anlit.evaluation.diagnose import gaussian  # torch and matplotlib take seconds
+    from anlit.evaluation.record import header
+
     mechanisms = gaussian.named((arguments.mechanisms or gaussian.MECHANISMS).split(","))
     folder = output_folder(arguments.output)
     record = header(command, []) | {"draws": arguments.draws, "seed": arguments.seed}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from anlit.checkpoints.location import require_path
 from anlit.options import CommandParser
 from anlit.shipped import configuration_file
 
@@ -68,6 +69,8 @@ def main(argv: list[str]) -> int:
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     arguments = parser.parse_args(argv)
+    for checkpoint in arguments.checkpoints:
+        require_path(checkpoint)
 
     from anlit.evaluation.harness.tasks import Settings  # torch takes seconds: --help and wrong options do not wait
 

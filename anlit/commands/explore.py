@@ -2,6 +2,7 @@
 
 import logging
 
+from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.options import CommandParser
 
@@ -24,6 +25,8 @@ def main(argv: list[str]) -> int:
     add("--most_tokens", type=int, default=4096, metavar="N", help="prompt and continuation together (default: 4096)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     arguments = parser.parse_args(argv)
+    for checkpoint in arguments.checkpoints:
+        require_path(checkpoint)
     if arguments.most_tokens < 1:
         raise UserError(f"--most_tokens must be at least 1, not {arguments.most_tokens}")
     logging.basicConfig(format="%(message)s")

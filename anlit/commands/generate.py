@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.options import CommandParser
 
@@ -122,6 +123,7 @@ def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[
     """
     if arguments.max_tokens < 1 or arguments.samples < 1 or arguments.batch_size < 1:
         raise UserError("--max_tokens, --samples and --batch_size must be at least 1")
+    require_path(arguments.checkpoint)
     prompts = read_prompts(arguments.prompt, arguments.prompts, stdin)
 
     from anlit.checkpoints.loading import load_checkpoint  # after the checks: torch takes seconds

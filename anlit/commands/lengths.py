@@ -3,6 +3,7 @@
 import shlex
 from typing import Any
 
+from anlit.checkpoints.location import require_path
 from anlit.evaluation.lengths.settings import BATCH_TOKENS, MOST_TOKENS, Settings, parse_masking
 from anlit.evaluation.sequence_lengths import parse_lengths
 from anlit.options import CommandParser
@@ -68,6 +69,8 @@ def main(argv: list[str]) -> int:
     add("--masking", default="on,off", help="document masking: on, off or both (default: on,off)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     arguments = parser.parse_args(argv)
+    for checkpoint in arguments.checkpoints:
+        require_path(checkpoint)
     settings = Settings(
         lengths=parse_lengths(arguments.lengths) if arguments.lengths is not None else None,
         tokens=arguments.tokens,

@@ -3,6 +3,7 @@
 import shlex
 from typing import Any
 
+from anlit.checkpoints.location import require_path
 from anlit.evaluation.needle.settings import Settings
 from anlit.evaluation.sequence_lengths import parse_lengths
 from anlit.options import CommandParser
@@ -63,6 +64,8 @@ def main(argv: list[str]) -> int:
     add("--seed", type=int, default=0, help="seed of the samples (default: 0)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     arguments = parser.parse_args(argv)
+    for checkpoint in arguments.checkpoints:
+        require_path(checkpoint)
     settings = Settings(
         lengths=parse_lengths(arguments.lengths) if arguments.lengths is not None else None,
         n_depths=arguments.depths,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.options import CommandParser
 
@@ -66,6 +67,7 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
     Raises:
         UserError: A file, the checkpoint, its tokenizer or a setting is wrong.
     """
+    require_path(arguments.checkpoint)
     import numpy as np  # torch is imported after this check, because that takes seconds
 
     for name in arguments.files:

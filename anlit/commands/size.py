@@ -6,23 +6,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from anlit.commands.support.parser import RunParser, model_of, origin, read_command
 from anlit.errors import UserError
 from anlit.options import CommandParser
 from anlit.reporting.files import write_json
 from anlit.reporting.table import console
-from anlit.sizing.estimate import DENSE_BF16, Plan, estimate
-from anlit.sizing.report import show, show_table
-from anlit.sizing.table import sizing_table
-
-CHECKPOINTING = {"none": None, "full": 1}
-
-
-class SizingParser(RunParser):
-    """Parses what `anlit fit` parses and makes the model only, on the meta device."""
-
-    def instantiate_classes(self) -> None:
-        self.model = model_of(self.parser_of("fit"), self.config["fit"])
+from anlit.sizing.gpus import DENSE_BF16
 
 
 def main(argv: list[str]) -> int:
@@ -35,23 +23,23 @@ def main(argv: list[str]) -> int:
     ):
         warnings.filterwarnings("ignore", noise)
     logging.getLogger("lightning").setLevel(logging.WARNING)
-    _check(options)
+    _check(options, fit_arguments)
+
+    from anlit.commands.support.sizing import parse, plan_of  # torch takes seconds: wrong options do not wait for it
+    from anlit.sizing.estimate import estimate
+    from anlit.sizing.report import show, show_table
+    from anlit.sizing.table import sizing_table
+
     screen = console()
     if options.table:
-        if fit_arguments:
-            raise UserError(
-                f"anlit size --table takes no {fit_arguments[0]}, its models are fixed: leave one of them out"
-            )
         rows = sizing_table(options.gpu, options.mfu)
         show_table(screen, rows)
         record: Any = [row.record() for row in rows]
-    elif fit_arguments:
+    else:
         cli = parse(["fit", *fit_arguments])
         result = estimate(cli.model, plan_of(options, cli.config["fit"]))
         show(screen, result)
         record = result.record()
-    else:
-        raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE, or --table")
     if options.json is not None:
         try:
             options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -81,80 +69,17 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace, fit_arguments: list[str]) -> None:
     """Raises:
-    UserError: An option is out of range.
+    UserError: An option is out of range, missing or too much.
     """
+    if options.table and fit_arguments:
+        raise UserError(f"anlit size --table takes no {fit_arguments[0]}, its models are fixed: leave one of them out")
+    if not options.table and not fit_arguments:
+        raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE, or --table")
     for name in ("gpus", "batch_size", "tokens"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} {value:g} must be at least 1")
     if not 0 < options.mfu <= 1:
         raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
-
-
-def parse(arguments: list[str]) -> SizingParser:
-    """The configuration as `anlit fit` reads it, and its model.
-
-    Raises:
-        UserError: The configuration is wrong.
-    """
-    try:
-        return read_command(SizingParser, arguments)
-    except ValueError as error:
-        raise UserError(str(origin(error))) from error
-
-
-def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
-    """The plan from the command's options, and from the configuration for options that are left out.
-
-    Raises:
-        UserError: An option is out of range.
-    """
-    trainer, model = settings.trainer, settings.model.init_args
-    data = settings.data.init_args if "init_args" in settings.data else settings.data
-    devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1
-    gpus = options.gpus or devices * trainer.num_nodes
-    name = str(trainer.strategy.get("class_path", "")) if not isinstance(trainer.strategy, str) else trainer.strategy
-    sharded = "fsdp" in name.lower() or "modelparallel" in name.lower() or "shard" in name.lower()
-    strategy: Any = options.strategy or ("1gpu" if gpus == 1 else "fsdp" if sharded else "ddp")
-    batch_size = options.batch_size or data.get("batch_size") or 8
-    accumulate = trainer.accumulate_grad_batches
-    if strategy == "1gpu" and gpus > 1:
-        raise UserError(f"--strategy 1gpu is for one GPU, not {gpus}: choose ddp or fsdp, or set --gpus 1")
-    tokens = options.tokens
-    if tokens is None and trainer.max_steps > 0:
-        tokens = float(trainer.max_steps) * batch_size * accumulate * gpus * model.context_length
-    return Plan(
-        gpus=gpus,
-        strategy=strategy,
-        precision=options.precision or _precision(trainer.precision),
-        gather=options.gather_dtype or _gather_dtype(trainer.strategy),
-        checkpoint_every=_checkpointing(options.activation_checkpointing, model),
-        batch_size=batch_size,
-        length=model.context_length,
-        accumulate=accumulate,
-        gpu=options.gpu,
-        mfu=options.mfu,
-        tokens=tokens,
-    )
-
-
-def _precision(precision: Any) -> Any:
-    known = {"bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed", "bf16-true": "bf16-true"}
-    return known.get(str(precision), "32-true")
-
-
-def _gather_dtype(strategy: Any) -> Any:
-    return "float32" if isinstance(strategy, str) else strategy.get("init_args.gather_dtype") or "float32"
-
-
-def _checkpointing(text: str | None, model: Any) -> int | None:
-    if text is None:
-        return model.get("runtime.recompute_every") or None
-    if text in CHECKPOINTING:
-        return CHECKPOINTING[text]
-    number = text.removeprefix("every-")
-    if number.isdecimal() and int(number) > 0:
-        return int(number)
-    raise UserError(f"--activation_checkpointing {text} is unknown: choose none, full or every-2, every-3 …")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.cells import cell_len
@@ -54,24 +54,36 @@ def terminal_table(
     return TerminalTable(title, list(head), [list(row) for row in rows], left, names)
 
 
+class Form(NamedTuple):
+    """How much room a table takes."""
+
+    is_narrow: bool
+    """The headings of numbers are broken between words."""
+    is_tight: bool
+    """There are no vertical rules."""
+
+
+FORMS = (Form(False, False), Form(True, False), Form(True, True))
+
+
 class TerminalTable:
-    """The first of these forms that fits: ruled, without vertical rules, split by columns, a block for each row."""
+    """The first of these that fits: a table in one of `FORMS`, several with some columns each, a block for each row."""
 
     def __init__(self, title: str, head: list[str], rows: list[list[str]], left: Collection[int], names: int) -> None:
         self.title, self.head, self.rows, self.left, self.names = title, head, rows, left, names
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
         every = list(range(len(self.head)))
-        for is_tight in (False, True):
-            if self._fits(every, is_tight, console, options):
-                yield self._table(every, is_tight, self.title)
+        for form in FORMS:
+            if self._fits(every, form, console, options):
+                yield self._table(every, form, self.title)
                 return
         title = self.title
         for columns in self._parts(console, options):
-            if not self._fits(columns, True, console, options):
+            if not self._fits(columns, FORMS[-1], console, options):
                 yield from self._blocks(title)
                 return
-            yield self._table(columns, True, title)
+            yield self._table(columns, FORMS[-1], title)
             title = ""
 
     def _parts(self, console: Console, options: ConsoleOptions) -> list[list[int]]:
@@ -80,22 +92,23 @@ class TerminalTable:
         parts = [names]
         for column in range(self.names, len(self.head)):
             longer = [*parts[-1], column]
-            if parts[-1] != names and not self._fits(longer, True, console, options):
+            if parts[-1] != names and not self._fits(longer, FORMS[-1], console, options):
                 longer = [*names, column]
                 parts.append(longer)
             parts[-1] = longer
-        if any(not self._fits(part, True, console, options) for part in parts):
+        if any(not self._fits(part, FORMS[-1], console, options) for part in parts):
             return [list(range(len(self.head)))]  # too wide in any form of a table
         return parts
 
-    def _fits(self, columns: list[int], is_tight: bool, console: Console, options: ConsoleOptions) -> bool:
-        table = self._table(columns, is_tight, "")
-        return Measurement.get(console, options.update(max_width=UNLIMITED), table).minimum <= options.max_width
+    def _fits(self, columns: list[int], form: Form, console: Console, options: ConsoleOptions) -> bool:
+        table = self._table(columns, form, "")
+        least = Measurement.get(console, options.update(max_width=UNLIMITED), table).minimum
+        return least + form.is_tight <= options.max_width  # rich counts a table without edges one too narrow
 
-    def _table(self, columns: list[int], is_tight: bool, title: str) -> Table:
+    def _table(self, columns: list[int], form: Form, title: str) -> Table:
         tight: Any = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
         table = Table(
-            title=Text(visible(title)) if title else None, title_justify="left", **(tight if is_tight else {})
+            title=Text(visible(title)) if title else None, title_justify="left", **(tight if form.is_tight else {})
         )
         for column in columns:
             lines = [line for row in self.rows for line in visible(row[column], keep="\n").split("\n")]
@@ -103,8 +116,10 @@ class TerminalTable:
             if column in self.left:
                 most = max(map(cell_len, [*self.head[column].split("\n"), *lines]))
                 table.add_column(Text(self.head[column]), min_width=min(LEAST, most), overflow="fold")
-            else:
-                table.add_column(Text(self.head[column]), justify="right", min_width=width, overflow="fold")
+            else:  # a fixed width, because rich narrows others below their smallest
+                heading_parts = self.head[column].split() if form.is_narrow else self.head[column].split("\n")
+                width = max([width, *map(cell_len, heading_parts)])
+                table.add_column(Text(self.head[column]), justify="right", width=width, overflow="fold")
         for row in self.rows:
             table.add_row(*(Text(visible(row[column], keep="\n")) for column in columns))
         return table

@@ -8,14 +8,12 @@ import torch
 from anlit.models.flops import flops_per_token
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
+from anlit.sizing.gpus import DENSE_BF16, GPU_BYTES
 from anlit.sizing.trace import Setting, step_memory
 
 Strategy = Literal["1gpu", "ddp", "fsdp"]
 Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
 
-DENSE_BF16 = {"A100": 312e12, "H100": 989e12, "H200": 989e12}
-"""FLOP/s without sparsity, from NVIDIA's data sheets (SXM)."""
-GPU_BYTES = {"A100": 80e9, "H100": 80e9, "H200": 141e9}
 FRAGMENTATION = 0.05
 """Allowance for memory that the allocator reserves but does not use; small, because all blocks have equal shapes."""
 CONTEXT_BYTES = 1.5e9

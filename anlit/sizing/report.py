@@ -3,7 +3,8 @@
 from rich.console import Console
 
 from anlit.reporting.table import NONE, terminal_table
-from anlit.sizing.estimate import DENSE_BF16, FRAGMENTATION, GPU_BYTES, Estimate
+from anlit.sizing.estimate import FRAGMENTATION, Estimate
+from anlit.sizing.gpus import DENSE_BF16, GPU_BYTES
 from anlit.sizing.table import TOKENS_PER_PARAMETER, Row
 
 GB = 1e9

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from anlit.models import GPT, AnGPT
-from anlit.sizing.estimate import GPU_BYTES, Estimate, Plan, Strategy, estimate
+from anlit.sizing.estimate import Estimate, Plan, Strategy, estimate
+from anlit.sizing.gpus import GPU_BYTES
 
 SHAPES: dict[str, dict[str, int]] = {
     "0.25B": {"n_layers": 18, "d_model": 768, "n_heads": 12},

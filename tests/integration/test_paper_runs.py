@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from anlit.commands.size import parse
+from anlit.commands.support.sizing import parse
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import MuonAdamW, parameter_groups
 

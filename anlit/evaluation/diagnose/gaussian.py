@@ -24,10 +24,8 @@ from anlit.reporting.files import jsonable, write_json, write_text, writing
 from anlit.reporting.table import markdown_table
 
 MECHANISMS = "Plain,LogN,SqrtLogN,ScaleInvariant"
-LENGTHS = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 # Scores drawn at once: 16 MiB in float32, and a few copies exist.
 SCORES = 1 << 22
-SEEDS = 1 << 63
 D_HEAD = 64
 """[SI]'s head width; BetaScaling's exponent depends on it."""
 COLUMNS = {

@@ -19,8 +19,6 @@ from anlit.errors import UserError
 from anlit.evaluation.data import available_targets, spread
 from anlit.targets import IGNORED
 
-LENGTHS = (256, 1024, 4096)
-TOKENS = 16_384
 # Tokens in a batch: enough short sequences for efficient matrix products.
 BATCH_TOKENS = 4096
 
