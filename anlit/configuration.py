@@ -14,7 +14,8 @@ ARCHITECTURES = {
     "FoldedNGPT": "nGPT (folded)",
     "FoldedAnGPT": "anGPT (folded)",
 }
-_SPELLED = {"ALiBi": "alibi", "LogN": "log-n"}
+_SPELLED = ("ALiBi", "LogN", "SqrtLogN")
+"""Mechanisms whose names are written as their classes; of others the words are, in lower case."""
 
 
 def class_name(spec: Any) -> str:
@@ -24,7 +25,7 @@ def class_name(spec: Any) -> str:
 
 
 def attention_label(spec: Any) -> str:
-    """`scale-invariant` for ScaleInvariant, `plain` for null; the layers of a pattern are joined by +."""
+    """`scale-invariant` for ScaleInvariant, `LogN` for LogN, `plain` for null; a pattern's layers are joined by +."""
     if isinstance(spec, list):
         return " + ".join(dict.fromkeys(attention_label(part) for part in spec)) or "plain"
     name, settings = class_name(spec), init_args(spec)
@@ -34,7 +35,9 @@ def attention_label(spec: Any) -> str:
         return f"{attention_label(settings.get('mechanism'))} in a window of {settings.get('width', '?')}"
     if name == "WarmStart":
         return attention_label(settings.get("mechanism"))
-    return _SPELLED.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
+    if spelled := {one.lower(): one for one in _SPELLED}.get(name.lower().replace("_", "")):  # also of alibi.yaml
+        return spelled
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
 
 
 def mapping(value: Any) -> dict[str, Any]:

@@ -82,8 +82,8 @@ def test_run_folders_are_found_below_a_parent_and_each_once(make_run, tmp_path):
     [
         (None, "plain"),
         ({"class_path": "anlit.attention.mechanisms.Plain"}, "plain"),
-        ("ALiBi", "alibi"),
-        ({"class_path": "LogN", "init_args": {}}, "log-n"),
+        ("ALiBi", "ALiBi"),
+        ({"class_path": "LogN", "init_args": {}}, "LogN"),
         ([SCALE_INVARIANT, None, SCALE_INVARIANT], "scale-invariant + plain"),
         (
             {
@@ -95,7 +95,7 @@ def test_run_folders_are_found_below_a_parent_and_each_once(make_run, tmp_path):
                     ]
                 },
             },
-            "scale-invariant in a window of 8 + sqrt-log-n",
+            "scale-invariant in a window of 8 + SqrtLogN",
         ),
     ],
 )

@@ -93,7 +93,7 @@ def test_accuracy_is_that_of_a_direct_count_whatever_the_batch(run: Path, questi
         assert one == found[0]
     report = (tmp_path / "64" / "evaluate.md").read_text()
     assert f"| cats_and_dogs | acc | {expected['acc']:.4f} ± " in report
-    assert "anGPT, sqrt-log-n" in report
+    assert "anGPT, SqrtLogN" in report
 
 
 def test_whole_texts_and_generations(run: Path) -> None:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 from matplotlib import pyplot as plt
 
+from anlit.configuration import attention_label
 from anlit.reporting.figure import ARCHITECTURES, MECHANISMS, looks, save, style
 
 
 def test_an_architecture_has_its_colour_in_every_figure() -> None:
-    few, many = ["anGPT, plain", "GPT+, plain"], ["GPT+", "nGPT, scale-invariant", "anGPT, plain", "anGPT, log-n, lr=1"]
+    few, many = ["anGPT, plain", "GPT+, plain"], ["GPT+", "nGPT, scale-invariant", "anGPT, plain", "anGPT, LogN, lr=1"]
     for labels in (few, many):
         for label, look in looks(labels).items():
             name = label.split(",")[0]
@@ -43,3 +44,13 @@ def test_a_figure_is_written_for_pages_and_for_papers(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
     assert not plt.get_fignums()
+
+
+def test_a_mechanism_has_its_name_and_look_however_it_is_written() -> None:
+    for label, name in (("GPT+, ALiBi", "ALiBi"), ("√(2 log n), RoPE", "SqrtLogN"), ("log bias, RoPE", "log-bias")):
+        found = looks([label, "plain", "scale-invariant"])[label]
+        assert (found.colour, found.marker) == MECHANISMS[name]
+    names = ["ALiBi", "alibi", "log_n", "LogN", "sqrt_log_n", "ScaleInvariant"]
+    assert [attention_label(name) for name in names] == [
+        "ALiBi", "ALiBi", "LogN", "LogN", "SqrtLogN", "scale-invariant",
+    ]  # fmt: skip
