@@ -47,7 +47,7 @@ def test_a_figure_is_written_for_pages_and_for_papers(tmp_path: Path) -> None:
 
 
 def test_a_mechanism_has_its_name_and_look_however_it_is_written() -> None:
-    for label, name in (("GPT+, ALiBi", "ALiBi"), ("√(2 log n), RoPE", "SqrtLogN"), ("log bias, RoPE", "log-bias")):
+    for label, name in (("ALiBi, RoPE", "ALiBi"), ("√(2 log n), RoPE", "SqrtLogN"), ("log bias, RoPE", "log-bias")):
         found = looks([label, "plain", "scale-invariant"])[label]
         assert (found.colour, found.marker) == MECHANISMS[name]
     names = ["ALiBi", "alibi", "log_n", "LogN", "sqrt_log_n", "ScaleInvariant"]
