@@ -65,7 +65,7 @@ def test_a_resumed_run_and_a_loaded_model_go_on_with_what_the_checkpoint_names(
 ) -> None:
     won_by(monkeypatch, "eager")
     fit(shards, tmp_path / "whole")
-    stop = ("--trainer.callbacks+=tests.integration.signals.SignalAt", "--trainer.callbacks.batch=3")
+    stop = ("--trainer.callbacks+=tests.integration.callbacks.SignalAt", "--trainer.callbacks.batch=3")
     fit(shards, tmp_path / "cut", *stop, code=1)
     assert chosen(tmp_path / "cut") == ["eager"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
