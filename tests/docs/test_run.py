@@ -1,6 +1,8 @@
 """The documentation's commands that take seconds do what they say, in a fresh folder, in the order of the pages."""
 
 import json
+import os
+import shlex
 import shutil
 import sysconfig
 from pathlib import Path
@@ -8,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from anlit.cli import main
+from anlit.reporting.table import markdown_table
+from anlit.reporting.text import code as shown
 from tests.docs.pages import ROOT, commands, files
 
 pytestmark = pytest.mark.slow
@@ -27,6 +31,16 @@ NOT_RUN = {
     "study/convergence.yaml": "54 runs",
     "study/ablation.yaml": "60 runs",
 }
+TABLE_PAGE = """# The commands of the documentation
+
+Each `anlit` command of the pages was run in an empty folder, in the order of the pages, as
+
+```bash
+DOCS_TABLE=docs/results/commands.md python -m pytest -m slow tests/docs/test_run.py
+```
+
+does. Those that take long or need something from elsewhere are not run.
+"""
 EXPORTED = "exported/angpt"
 FOLDED = "exported/angpt-folded"
 
@@ -49,22 +63,38 @@ def is_run(words: list[str]) -> bool:
     return "--dry_run" in words or not set(words) & set(NOT_RUN)
 
 
-def run(words: list[str]) -> None:
-    """`anlit` with these arguments; printing help or the configuration ends with exit code 0 too."""
+def exit_code(words: list[str]) -> int | str:
+    """Of `anlit` with these arguments; printing help or the configuration ends with 0 too."""
     try:
-        code = main(words)
+        return main(words)
     except SystemExit as end:
-        code = end.code or 0
+        return end.code or 0
+
+
+def run(words: list[str]) -> None:
+    code = exit_code(words)
     assert code == 0, f"anlit {' '.join(words)} ends with {code}"
+
+
+def row_of(page: Path, words: list[str]) -> list[str]:
+    """Page, command, and pass, fail with the exit code, or why it is not run."""
+    if is_run(words):
+        code = exit_code(words)
+        outcome = "pass" if code == 0 else f"FAIL ({code})"
+    else:
+        outcome = "not run: " + "; ".join(NOT_RUN[word] for word in words if word in NOT_RUN)
+    return [page.name, shown(shlex.join(["anlit", *words])), outcome]
 
 
 def test_commands_run_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    for page in PAGES:
-        for words in commands(page):
-            if is_run(words):
-                run(words)
+    rows = [row_of(page, words) for page in PAGES for words in commands(page)]
+    table = markdown_table(["page", "command", "outcome"], rows, range(3))
+    print(table)
+    if file := os.environ.get("DOCS_TABLE"):
+        Path(file).write_text(f"{TABLE_PAGE}\n{table}\n")
+    assert [row for row in rows if row[2].startswith("FAIL")] == []
     for left in (
         "runs/comparison/report.html", "runs/power-bias/run.json", "runs/own-configuration/run.json",
         "runs/profile/profile",
