@@ -92,16 +92,14 @@ def test_the_gpu_gives_the_same_bits_twice() -> None:
 
 
 @pytest.mark.parametrize("name", ["straight", "alibi"])
-@pytest.mark.parametrize("kind", ["dense", "documents"])
-@pytest.mark.covering(1)
-def test_far_tiles_are_the_reference(name, kind, monkeypatch) -> None:
+def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
     """With tables that are straight, and limits with which tiles of 16 × 16 are far after one block, in float32."""
     for setting, value in {"FIRST": 16, "SHORTEST": 0, "LARGEST_RISE": 1e3}.items():
         monkeypatch.setattr(lines, setting, value)
     monkeypatch.setitem(lines.TOLERANCES, torch.float32, 1e-3)
     taken = []
     monkeypatch.setattr(backend, "lines_of", lambda *given: taken.append(lines.lines_of(*given)) or taken[-1])
-    check(backend, name, kind, (1, 2, 53, 16), torch.float32)
+    check(backend, name, "dense", (1, 2, 53, 16), torch.float32)
     [(_, far)] = taken
     assert far.tolist() == [16, 16]
 
