@@ -74,7 +74,7 @@ def test_float16_fits_and_keeps_the_bounds_of_bfloat16(width, capability) -> Non
 def test_float32_fits(capability) -> None:
     for kernel, taken in compiled(capability, 64, "packed", "float32").items():
         assert taken["shared"] <= SHARED[capability], kernel
-        assert taken["stack"] <= 256, kernel
+        assert taken["stack"] <= 368, kernel
 
 
 @functools.cache
