@@ -131,7 +131,7 @@ def loops_with_products(code: str) -> list[int]:
             target = re.search(r"BRA.*?(\.L_x_\d+)", instructions[-1])
             if target and target.group(1) in labels:
                 body = instructions[labels[target.group(1)] :]
-                if sum("MMA" in one for one in body) > 1:
+                if sum(re.search(r"\bHG?MMA\b", one) is not None for one in body) > 1:
                     found.append(len(body))
     return found
 
