@@ -66,13 +66,11 @@ def _draw_ranges(ax: Axes, results: Results, training_lengths: list[int]) -> Non
             _line(ax, np.array([_middle(seeds[0][k]) for k in shown]), points, drawn[arm.label], masked)
             errors = [Summary(tuple(ranges[k].estimate.standard_error for ranges in seeds)).mean for k in shown]
             largest = max([largest, *(error for error in errors if error is not None and math.isfinite(error))])
-    ax.text(0.99, 0.99, f"standard errors ≤ {largest:.2g}", transform=ax.transAxes, ha="right", va="top",
-            color="0.35", fontsize=8.5)  # fmt: skip
     edges = sorted({edge for part in bounds.values() for edge in (part.first, part.end)})
     every = math.ceil(len(edges) / 7)
     ticks = [edge for edge in edges[::-1][::every] if edge > 0]
     ax.set_xticks(np.log2(ticks), [f"{edge:,}" for edge in ticks])
-    ax.set_title("by position", loc="left")
+    ax.set_title(f"by position (standard errors ≤ {largest:.2g})", loc="left")
     ax.set_xlabel(f"earlier tokens that the model sees (sequences of {results.lengths[-1]:,})")
     for length in training_lengths:
         if edges[0] < length < edges[-1]:
