@@ -54,7 +54,7 @@ def _is_wandb(logger: Any) -> bool:
 
 def _id_of(run_dir: str) -> str | None:
     """The id in the run folder, a new one where there is none; None on ranks that log nothing."""
-    if rank_zero_only.rank != 0:
+    if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
         return None
     file = Path(run_dir) / RUN_ID
     if not file.is_file():
