@@ -37,8 +37,8 @@ SHIPPED: dict[str, Mechanism] = {
     "window": SlidingWindow(3),
     "window, scale-invariant": SlidingWindow(4, ScaleInvariant(tau=2.0)),
     "window, log n": SlidingWindow(3, LogN()),
-    "warm start, scale-invariant": WarmStart(ScaleInvariant(tau=2.0)),
-    "warm start, log n": WarmStart(LogN(learned="never")),
+    "warm start, scale-invariant": WarmStart(ScaleInvariant(tau=2.0), steps=8),
+    "warm start, log n": WarmStart(LogN(learned="never"), steps=8),
     "pattern": AttentionPattern([SlidingWindow(2, ALiBi()), SqrtLogN(r=1.2, learned="per_head")]),
 }
 LEARNED = {name: mechanism for name, mechanism in SHIPPED.items() if list(mechanism.parameters())}

@@ -134,7 +134,7 @@ def test_a_tokenizer_that_loses_letters_is_refused(tmp_path: Path, tiny_shards: 
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "tokenizer.json"))
     stores = Haystack.of(TokenShards(tiny_shards), "val").stores
-    with pytest.raises(UserError, match=r"does not give 'The special magic Aarhus number is 1000000\.' back"):
+    with pytest.raises(UserError, match=r"does not reproduce 'The special magic Aarhus number is 1000000\.'"):
         Haystack(stores, load_tokenizer(tmp_path / "tokenizer.json"), 0, "mine")
     with pytest.raises(UserError, match=r"has no tokenizer\.json"):
         Haystack.of(TokenShards(prepared), "val")

@@ -175,6 +175,17 @@ def log_bias(tau: float, other: Logit = plain) -> Logit:
     return logit
 
 
+def warm_start(share: float, other: Logit) -> Logit:
+    """Between plain attention and a mechanism of which only one of a and g differs from 1."""
+
+    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
+        bias = other(torch.zeros_like(score), t, n, head, block)
+        factor = other(torch.ones_like(score), t, n, head, block) - bias
+        return (1 - share) * score + share * (factor * score + bias)
+
+    return logit
+
+
 def alibi(n_heads: int) -> Logit:
     def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
         return score - t / 256 ** ((head + 1) / n_heads)

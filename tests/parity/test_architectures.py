@@ -12,6 +12,7 @@ import torch
 from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PositionsPattern, PRoPE, RoPE, attention
 from anlit.attention.backends import sdpa
 from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms.warm_start import grow
 from tests.attention.examples import SHIPPED, LogNWithSlopes
 from tests.models.tiny import SIZE, jolt, random_tokens, tiny
 from tests.parity import naive
@@ -47,6 +48,8 @@ FORMULAS: dict[str, Formula | Callable[[int, int], Formula]] = {
     "log bias": naive.log_bias(2.0),
     "log bias, r global": naive.log_bias(2.0, naive.sqrt_log_n(shared=True)),
     "alibi": lambda n_heads, d_head: naive.alibi(n_heads),
+    "warm start, scale-invariant": naive.warm_start(3 / 8, naive.scale_invariant(2.0)),
+    "warm start, log n": naive.warm_start(3 / 8, naive.log_n(s=0.4)),
     "window": [(naive.plain, 3)],
     "window, scale-invariant": [(naive.scale_invariant(2.0), 4)],
     "window, log n": [(naive.log_n(), 3)],
@@ -70,7 +73,9 @@ def settings_of(architecture) -> dict:
 
 def build(architecture, mechanism: str, positions: str, backend: str, **changes) -> torch.nn.Module:
     changes |= {"attention": MECHANISMS[mechanism], "positions": POSITIONS[positions][0], "backend": backend}
-    return jolt(tiny(architecture, **changes, **settings_of(architecture)).double()).model
+    model = jolt(tiny(architecture, **changes, **settings_of(architecture)).double()).model
+    grow(model, 3)  # of the 8 steps of a warm start
+    return model
 
 
 def computed(model: torch.nn.Module) -> Result:

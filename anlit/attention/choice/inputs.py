@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from anlit.attention.coefficient import Reference
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms.warm_start import warm_starts
 
 Attend = Callable[[Tensor, Tensor, Tensor, Mechanism, Documents, float], Tensor]
 
@@ -100,7 +101,7 @@ def own_copy(mechanism: Mechanism) -> Mechanism:
     """A copy on the CPU with initial values and without hooks; it shares no coefficient and is never sharded."""
     kept: dict[int, Any] = {}
     for module in mechanism.modules():
-        kept |= {id(hooks): type(hooks)() for hooks in (module._forward_hooks, module._forward_pre_hooks)}
+        kept |= {id(hooks): type(hooks)() for name, hooks in vars(module).items() if name.endswith("_hooks")}
         for parameter in (module.coefficient if isinstance(module, Reference) else module).parameters():
             kept[id(parameter)] = nn.Parameter(torch.zeros(parameter.shape))
     copied = copy.deepcopy(mechanism, kept)
@@ -112,4 +113,6 @@ def own_copy(mechanism: Mechanism) -> Mechanism:
         reset = getattr(module, "reset_parameters", None)
         if reset is not None:
             reset()
+    for part in warm_starts(copied):
+        part.share.fill_(0.5)  # at 0 every mechanism is plain attention
     return copied.requires_grad_()

@@ -102,8 +102,8 @@ def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
     """A layer's mechanism as plain values; a coefficient per head or one for all is a list of numbers."""
     if isinstance(mechanism, SlidingWindow):
         return {**_mechanism(mechanism.mechanism), "window": mechanism.window}
-    if isinstance(mechanism, WarmStart) and mechanism.share == 1:
-        return _mechanism(mechanism.mechanism)
+    if isinstance(mechanism, WarmStart):
+        return {**_mechanism(mechanism.mechanism), "share": float(mechanism.share)}
     name = type(mechanism).__name__
     if name not in CONSTANTS or type(mechanism) is not getattr(kinds, name):
         raise _refusal(f"attention {name}")

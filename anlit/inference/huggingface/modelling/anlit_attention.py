@@ -94,14 +94,19 @@ def distance_bias(mechanism: dict[str, Any], t: Tensor, n_heads: int) -> Tensor 
     return None
 
 
+def _shared(start: float, end: Tensor | None, share: float) -> Tensor | None:
+    return end if end is None or share == 1 else start + share * (end - start)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: dict[str, Any], tokens: TokenPositions) -> Tensor:
     """softmax(a·g·S + m) v: q (B, H, T, D), k and v (B, G, S, D), each shared by H/G heads → (B, H, T, D)."""
     n_heads, d_head = q.shape[1], q.shape[-1]
     k, v = (x.repeat_interleave(n_heads // x.shape[1], dim=1) for x in (k, v))
-    window = mechanism.get("window")
-    g = gain(mechanism, tokens.n_visible(window), d_head)
+    window, share = mechanism.get("window"), mechanism.get("share", 1.0)  # the share of a mechanism in a warm start
+    g = _shared(1, gain(mechanism, tokens.n_visible(window), d_head), share)
     q = q if g is None else q * g[..., None].to(q.dtype)
-    a, m = distance_gain(mechanism, tokens.distance), distance_bias(mechanism, tokens.distance, n_heads)
+    a = _shared(1, distance_gain(mechanism, tokens.distance), share)
+    m = _shared(0, distance_bias(mechanism, tokens.distance, n_heads), share)
     bias = torch.where(tokens.seen(window), torch.zeros((), device=q.device) if m is None else m, float("-inf"))
     if a is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
