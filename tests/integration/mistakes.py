@@ -88,7 +88,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("score run texts/0.txt --output s.parquet --stride 100", r"--stride 100 must be between 1 and the window's 16"),
     ("score run bad.jsonl --output s.parquet", r"bad\.jsonl, line 1: the line is not JSON .* leave it out"),
     ("export run --output run", r"--output run is not an empty folder: choose a new name"),
-    ("import exported --output new", r"anlit import reads Qwen3"),
+    ("import exported --output new", r"choose a checkpoint of Qwen3"),
     ("compare exported --output new", r"holds no run folder.* give the run_dir of a training"),
     ("compare run --output new --baseline nonesuch", r"give a run folder or one of the labels 'anGPT, plain'"),
     ("lengths run --output new --lengths 16,", r"--lengths '16,' .* write it as 256,1024,4096"),
