@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from anlit.checkpoints.location import require_path
+from anlit.commands.support.checkpoints import add_checkpoint_options, parse_with_checkpoints
 from anlit.options import CommandParser
 from anlit.shipped import configuration_file
 
@@ -58,8 +58,7 @@ def main(argv: list[str]) -> int:
         "anlit evaluate runs/gpt runs/angpt --tasks evaluation/six_tasks.yaml --output reports/tasks",
     )
     add = parser.add_argument
-    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="run folder, .ckpt file or exported folder")
-    add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
+    add_checkpoint_options(parser)
     add("--tasks", required=True, metavar="NAME,…", help="tasks or groups of lm_eval, or YAML files that define one")
     add("--include_path", action="append", default=[], metavar="DIR", help="task files of your own; can be repeated")
     add("--shots", type=int, metavar="N", help="examples before each question (default: the task's number)")
@@ -67,10 +66,7 @@ def main(argv: list[str]) -> int:
     add("--batch_size", type=int, default=32, metavar="N", help="sequences in a batch (default: 32)")
     add("--length", type=int, metavar="N", help="the most tokens that the model reads (default: its training length)")
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    arguments = parser.parse_args(argv)
-    for checkpoint in arguments.checkpoints:
-        require_path(checkpoint)
+    arguments = parse_with_checkpoints(parser, argv)
 
     from anlit.evaluation.harness.tasks import Settings  # torch takes seconds: --help and wrong options do not wait
 

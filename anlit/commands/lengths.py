@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from anlit.checkpoints.location import require_path
+from anlit.commands.support.checkpoints import add_checkpoint_options, add_length_options, parse_with_checkpoints
 from anlit.evaluation.lengths.settings import BATCH_TOKENS, MOST_TOKENS, Settings, parse_masking
 from anlit.evaluation.sequence_lengths import parse_lengths
 from anlit.options import CommandParser
@@ -55,10 +55,8 @@ def main(argv: list[str]) -> int:
         "anlit lengths runs/gpt runs/angpt --output reports/lengths",
     )
     add = parser.add_argument
-    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="run folder (its best checkpoint), or a .ckpt file")
-    add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
-    add("--data", metavar="PATH", help="prepared folder (default: the runs' own)")
-    add("--lengths", metavar="N,…", help="tokens per sequence (default: 1, 4 and 16 times the training length)")
+    add_checkpoint_options(parser)
+    add_length_options(parser, "sequence", "prepared folder")
     many = (
         "validate on N tokens, spread over the split and rounded down to a multiple of every length "
         f"(default: all, ≤ {MOST_TOKENS:,})"
@@ -67,10 +65,7 @@ def main(argv: list[str]) -> int:
     batch = f"tokens per batch, which has at least one sequence (default: {BATCH_TOKENS:,})"
     add("--batch_tokens", type=int, default=BATCH_TOKENS, metavar="N", help=batch)
     add("--masking", default="on,off", help="document masking: on, off or both (default: on,off)")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    arguments = parser.parse_args(argv)
-    for checkpoint in arguments.checkpoints:
-        require_path(checkpoint)
+    arguments = parse_with_checkpoints(parser, argv)
     settings = Settings(
         lengths=parse_lengths(arguments.lengths) if arguments.lengths is not None else None,
         tokens=arguments.tokens,

@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from anlit.checkpoints.location import require_path
+from anlit.commands.support.checkpoints import add_checkpoint_options, add_length_options, parse_with_checkpoints
 from anlit.evaluation.needle.settings import Settings
 from anlit.evaluation.sequence_lengths import parse_lengths
 from anlit.options import CommandParser
@@ -55,17 +55,12 @@ def main(argv: list[str]) -> int:
         "anlit needle runs/gpt-needle runs/angpt-needle --output reports/needle",
     )
     add = parser.add_argument
-    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="run folder (its best checkpoint), or a .ckpt file")
-    add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
-    add("--data", metavar="PATH", help="prepared folder of the haystacks (default: the runs' own)")
-    add("--lengths", metavar="N,…", help="tokens per sample (default: 1, 4 and 16 times the training length)")
+    add_checkpoint_options(parser)
+    add_length_options(parser, "sample", "prepared folder of the haystacks")
     add("--depths", type=int, default=11, metavar="N", help="number of depths, evenly from 0 to 100 %% (default: 11)")
     add("--samples", type=int, default=20, metavar="N", help="samples at each depth and length (default: 20)")
     add("--seed", type=int, default=0, help="seed of the samples (default: 0)")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    arguments = parser.parse_args(argv)
-    for checkpoint in arguments.checkpoints:
-        require_path(checkpoint)
+    arguments = parse_with_checkpoints(parser, argv)
     settings = Settings(
         lengths=parse_lengths(arguments.lengths) if arguments.lengths is not None else None,
         n_depths=arguments.depths,

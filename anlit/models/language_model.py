@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric
 
 import anlit
 from anlit.attention.choice.choices import Choices
-from anlit.attention.mechanisms.warm_start import grow
+from anlit.attention.mechanisms.warm_start import grow, warm_starts
 from anlit.errors import UserError
 from anlit.layers.sharded import full_tensor
 from anlit.lightning_internals import completes_step, is_made_by_cli, trainer_of
@@ -125,6 +125,7 @@ class LanguageModel(L.LightningModule):
         """Assume that batches of an unknown data module may count different numbers of tokens."""
         counts_vary = not getattr(self._data(), "counts_every_target", False)
         self.step_loss = StepLoss(counts_vary, self.context_length)
+        self._warm_starts = warm_starts(self.model)
         if self.is_continued:
             scheduler: Any = self.lr_schedulers()
             take_group_settings(self.trainer.optimizers[0], scheduler, self._configured_groups)
@@ -143,7 +144,7 @@ class LanguageModel(L.LightningModule):
         return objective
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        grow(self.model, self.trainer.global_step + 1)
+        grow(self._warm_starts, self.trainer.global_step + 1)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Show the loss in the progress bar at steps that wait for the device anyway."""

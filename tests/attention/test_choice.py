@@ -9,6 +9,8 @@ from torch import Tensor
 from anlit import GPT, ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
 from anlit.attention import backends
 from anlit.attention.backends import BACKENDS, BY_DISTANCE, HARMLESS, check, choose, flash, flex, likely, sdpa
+from anlit.attention.choice.inputs import own_copy
+from anlit.attention.choice.kind import form_of
 from anlit.errors import UserError
 from tests.attention.examples import SHIPPED
 from tests.models.tiny import random_tokens, tiny
@@ -158,3 +160,24 @@ def test_sizing_asks_for_what_is_taken_without_a_trial_on_a_device_that_is_not_h
     assert likely("auto", ScaleInvariant(), "cuda") == "eager"
     assert likely("auto", ScaleInvariant(), "cpu") == "blockwise"
     assert likely("eager", Plain(), "cuda") == "eager"
+
+
+def test_the_form_of_a_mechanism_tells_its_window_and_what_is_learned() -> None:
+    forms = {
+        form_of(mechanism.for_layer(2, 8, 0))
+        for learned in ("never", "globally", "per_layer", "per_head")
+        for mechanism in (ScaleInvariant(learned=learned), SlidingWindow(9, ScaleInvariant(learned=learned)))
+    }
+    assert len(forms) == 8
+    assert form_of(ScaleInvariant(tau=3.0)) == form_of(ScaleInvariant(tau=4.0)) == "ScaleInvariant"
+    assert form_of(SlidingWindow(9, ALiBi())) == "SlidingWindow(window 9, ALiBi)"
+
+
+def test_a_copy_shares_no_coefficient_with_the_model() -> None:
+    template = ScaleInvariant(learned="globally", c=1.5)
+    layer = template.for_layer(2, 8, 0)
+    copied = own_copy(layer)
+    (coefficient,) = copied.parameters()
+    assert coefficient.item() == 1.5
+    assert coefficient is not next(template.parameters())
+    assert form_of(copied) == form_of(layer)

@@ -383,24 +383,3 @@ def test_a_loaded_model_runs_on_what_its_checkpoint_names_where_that_can_compute
     named = tiny(GPT, backend="sdpa")
     take_saved(named.model, Choices(device_label(CPU), made).as_plain(), CPU)
     assert names(named) == ["sdpa"] * 2
-
-
-def test_the_form_of_a_mechanism_tells_its_window_and_what_is_learned() -> None:
-    forms = {
-        form_of(mechanism.for_layer(2, 8, 0))
-        for learned in ("never", "globally", "per_layer", "per_head")
-        for mechanism in (ScaleInvariant(learned=learned), SlidingWindow(9, ScaleInvariant(learned=learned)))
-    }
-    assert len(forms) == 8
-    assert form_of(ScaleInvariant(tau=3.0)) == form_of(ScaleInvariant(tau=4.0)) == "ScaleInvariant"
-    assert form_of(SlidingWindow(9, ALiBi())) == "SlidingWindow(window 9, ALiBi)"
-
-
-def test_a_copy_shares_no_coefficient_with_the_model() -> None:
-    template = ScaleInvariant(learned="globally", c=1.5)
-    layer = template.for_layer(2, 8, 0)
-    copied = own_copy(layer)
-    (coefficient,) = copied.parameters()
-    assert coefficient.item() == 1.5
-    assert coefficient is not next(template.parameters())
-    assert form_of(copied) == form_of(layer)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anlit import GPT, AnGPT, LogN, ScaleInvariant, SqrtLogN, WarmStart
-from anlit.attention.mechanisms.warm_start import grow
+from anlit.attention.mechanisms.warm_start import grow, warm_starts
 from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.errors import UserError
 from tests.models.tiny import fit, random_tokens, tiny
@@ -60,7 +60,7 @@ def test_the_attention_may_change_and_starts_as_plain_attention(
         assert "attention is plain in" in caplog.text
         assert torch.allclose(changed(tokens), plain(tokens), atol=1e-6), "but for the rounding of another back end"
         assert not torch.allclose(direct(tokens), plain(tokens))
-        grow(changed, 4)
+        grow(warm_starts(changed), 4)
         assert torch.allclose(changed(tokens), direct(tokens), atol=1e-5)
 
 

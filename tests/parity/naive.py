@@ -46,7 +46,6 @@ class Settings:
     qk_norm_gain: bool | None = None
     qk_norm_eps: float | None = None
     v_norm: bool = False
-    """Number of visible keys → factor of the heads' averages."""
     attention_norm: bool = False
     gated: bool = False
     post_norm: bool = False
@@ -108,95 +107,6 @@ def rotate(x: Tensor, position: int, frequencies: Sequence[float]) -> Tensor:
         turned[i] = cos * x[i] - sin * x[i + half]
         turned[i + half] = sin * x[i] + cos * x[i + half]
     return torch.stack(turned)
-
-
-# Mechanisms.
-
-
-def plain(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-    return score
-
-
-def scale_invariant(tau: float) -> Logit:
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        m = -2 * math.log(1 + t / tau)
-        a = math.sqrt(1 - m)
-        return a * score + m
-
-    return logit
-
-
-def scale_invariant_general(tau: float) -> Logit:
-    """The bias falls at a learned rate."""
-
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        distance = math.log(1 + t / tau)
-        return math.sqrt(1 + 2 * distance) * score - block.learned("decay", head) * distance
-
-    return logit
-
-
-def log_n(b: float = 1.0, c: float = 0.0, s: float | None = None) -> Logit:
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        strength = block.learned("strength", head) if s is None else s
-        return strength * math.log(b * n + c) * score
-
-    return logit
-
-
-def sqrt_log_n(a: float = 0.0, b: float = 0.1, c: float = 1.9, r: float | None = None, shared: bool = False) -> Logit:
-    """The strength is r, or learned: by all layers together if shared."""
-
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        learned = block.learned_globally if shared else lambda: block.learned("strength", head)
-        strength = learned() if r is None else r
-        return strength * (a + (2 * math.log(b * n + c)) ** 0.5) * score
-
-    return logit
-
-
-def expected_maximum(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-    euler = 0.57721566490153286
-    root = math.sqrt(2 * math.log(n + 2))
-    return (root - (math.log(math.log(n + 2)) + math.log(4 * math.pi) - 2 * euler) / (2 * root)) * score
-
-
-def beta(d_head: int) -> Logit:
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        return block.learned("strength", head) * math.exp(2 * math.log(n) / (d_head - 1)) * score
-
-    return logit
-
-
-def log_bias(tau: float, other: Logit = plain) -> Logit:
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        return other(score, t, n, head, block) - math.log((tau + t) / tau)
-
-    return logit
-
-
-def warm_start(share: float, other: Logit) -> Logit:
-    """Between plain attention and a mechanism of which only one of a and g differs from 1."""
-
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        bias = other(torch.zeros_like(score), t, n, head, block)
-        factor = other(torch.ones_like(score), t, n, head, block) - bias
-        return (1 - share) * score + share * (factor * score + bias)
-
-    return logit
-
-
-def alibi(n_heads: int) -> Logit:
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        return score - t / 256 ** ((head + 1) / n_heads)
-
-    return logit
-
-
-def log_n_with_slopes(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-    """Strength and slope are parameters of the mechanism itself."""
-    strength, slope = block["attention.mechanism.strength"][head], block["attention.mechanism.slope"][head]
-    return strength * math.log(n) * score - slope * t
 
 
 # Parts.

@@ -12,10 +12,10 @@ import torch
 from anlit import GPT, NGPT, AnGPT, DynamicNTK, NoPE, PositionsPattern, PRoPE, RoPE, attention
 from anlit.attention.backends import sdpa
 from anlit.attention.mechanism import Mechanism
-from anlit.attention.mechanisms.warm_start import grow
+from anlit.attention.mechanisms.warm_start import grow, warm_starts
 from tests.attention.examples import SHIPPED, LogNWithSlopes
 from tests.models.tiny import SIZE, jolt, random_tokens, tiny
-from tests.parity import naive
+from tests.parity import formulas, naive
 
 ORACLE = {GPT: naive.gpt, NGPT: naive.ngpt, AnGPT: naive.angpt}
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
@@ -33,28 +33,28 @@ POSITIONS = {
 Formula = naive.Logit | list[tuple[naive.Logit, int | None]]
 """Of every layer, or of each layer of a pattern with its window."""
 FORMULAS: dict[str, Formula | Callable[[int, int], Formula]] = {
-    "plain": naive.plain,
-    "scale-invariant": naive.scale_invariant(3.0),
-    "scale-invariant, c per layer": naive.scale_invariant_general(3.0),
-    "log n": naive.log_n(),
-    "log n, fixed": naive.log_n(s=0.7),
-    "log n, shifted": naive.log_n(b=0.3, c=1.5),
-    "sqrt log n": naive.sqrt_log_n(a=0.2, r=1.5),
-    "sqrt log n, r global": naive.sqrt_log_n(shared=True),
-    "sqrt log n, r per layer": naive.sqrt_log_n(b=0.5, c=1.0),
-    "sqrt log n, r per head": naive.sqrt_log_n(),
-    "expected maximum": naive.expected_maximum,
-    "beta": lambda n_heads, d_head: naive.beta(d_head),
-    "log bias": naive.log_bias(2.0),
-    "log bias, r global": naive.log_bias(2.0, naive.sqrt_log_n(shared=True)),
-    "alibi": lambda n_heads, d_head: naive.alibi(n_heads),
-    "warm start, scale-invariant": naive.warm_start(3 / 8, naive.scale_invariant(2.0)),
-    "warm start, log n": naive.warm_start(3 / 8, naive.log_n(s=0.4)),
-    "window": [(naive.plain, 3)],
-    "window, scale-invariant": [(naive.scale_invariant(2.0), 4)],
-    "window, log n": [(naive.log_n(), 3)],
-    "pattern": lambda n_heads, d_head: [(naive.alibi(n_heads), 2), (naive.sqrt_log_n(), None)],
-    "of one's own": naive.log_n_with_slopes,
+    "plain": formulas.plain,
+    "scale-invariant": formulas.scale_invariant(3.0),
+    "scale-invariant, c per layer": formulas.scale_invariant_general(3.0),
+    "log n": formulas.log_n(),
+    "log n, fixed": formulas.log_n(s=0.7),
+    "log n, shifted": formulas.log_n(b=0.3, c=1.5),
+    "sqrt log n": formulas.sqrt_log_n(a=0.2, r=1.5),
+    "sqrt log n, r global": formulas.sqrt_log_n(shared=True),
+    "sqrt log n, r per layer": formulas.sqrt_log_n(b=0.5, c=1.0),
+    "sqrt log n, r per head": formulas.sqrt_log_n(),
+    "expected maximum": formulas.expected_maximum,
+    "beta": lambda n_heads, d_head: formulas.beta(d_head),
+    "log bias": formulas.log_bias(2.0),
+    "log bias, r global": formulas.log_bias(2.0, formulas.sqrt_log_n(shared=True)),
+    "alibi": lambda n_heads, d_head: formulas.alibi(n_heads),
+    "warm start, scale-invariant": formulas.warm_start(3 / 8, formulas.scale_invariant(2.0)),
+    "warm start, log n": formulas.warm_start(3 / 8, formulas.log_n(s=0.4)),
+    "window": [(formulas.plain, 3)],
+    "window, scale-invariant": [(formulas.scale_invariant(2.0), 4)],
+    "window, log n": [(formulas.log_n(), 3)],
+    "pattern": lambda n_heads, d_head: [(formulas.alibi(n_heads), 2), (formulas.sqrt_log_n(), None)],
+    "of one's own": formulas.log_n_with_slopes,
 }
 DEPEND_ON_HEADS = ("beta", "alibi", "pattern")
 """Their formulas are made for a number of heads and their width."""
@@ -74,7 +74,7 @@ def settings_of(architecture) -> dict:
 def build(architecture, mechanism: str, positions: str, backend: str, **changes) -> torch.nn.Module:
     changes |= {"attention": MECHANISMS[mechanism], "positions": POSITIONS[positions][0], "backend": backend}
     model = jolt(tiny(architecture, **changes, **settings_of(architecture)).double()).model
-    grow(model, 3)  # of the 8 steps of a warm start
+    grow(warm_starts(model), 3)  # of the 8 steps of a warm start
     return model
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from anlit.attention.backends.eager import distance_tables, tables_are_learned, with_gain
-from anlit.attention.backends.flash import document_bounds, without_window
+from anlit.attention.backends.flash import document_bounds, like_gradients, like_output, without_window
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.scale_invariant import ScaleInvariant
@@ -234,15 +234,8 @@ def _per_head(tables: list[Tensor]) -> bool:
     return any(len(table) > 1 for table in tables)
 
 
-@cute_attention.register_fake
-def _(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    N, H, _ = q.shape
-    return q.new_empty(q.shape), q.new_empty((H, N), dtype=torch.float32)
-
-
-@cute_attention_backward.register_fake
-def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+cute_attention.register_fake(like_output)
+cute_attention_backward.register_fake(like_gradients)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -216,15 +216,18 @@ def document_bounds(bounds: Tensor, counts: Tensor) -> tuple[Tensor, int]:
     return bounds[: n_documents + 1], longest
 
 
-@flash_attention.register_fake
-def _(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    N, H, _ = q.shape
-    return q.new_empty(q.shape), q.new_empty((H, N), dtype=torch.float32)
+def like_output(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Empty results of attention of packed documents: (N, H, D), and the log-sum-exp (H, N) float32."""
+    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
-@flash_attention_backward.register_fake
-def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def like_gradients(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty gradients of q, k and v."""
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+flash_attention.register_fake(like_output)
+flash_attention_backward.register_fake(like_gradients)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -1,6 +1,6 @@
 """Another mechanism for a model that was trained with plain attention, brought in step by step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -50,11 +50,11 @@ class WarmStart(Mechanism):
         return None if end is None else start + self.share.to(end.dtype) * (end - start)
 
 
-def warm_starts(model: nn.Module) -> Iterator[WarmStart]:
-    return (module for module in model.modules() if isinstance(module, WarmStart))
+def warm_starts(model: nn.Module) -> list[WarmStart]:
+    return [module for module in model.modules() if isinstance(module, WarmStart)]
 
 
-def grow(model: nn.Module, step: int) -> None:
+def grow(parts: Iterable[WarmStart], step: int) -> None:
     """Set w for optimizer step number `step`, from 1."""
-    for part in warm_starts(model):
+    for part in parts:
         part.share.fill_(min(1.0, step / part.steps))
