@@ -26,8 +26,10 @@ def test_the_fragment_fills_the_section_of_a_report(shards: Path, tmp_path: Path
         study=SimpleNamespace(arms=[SimpleNamespace(title="anGPT")]), measured=lambda arm: (run,), output=tmp_path
     )
     text = "\n".join(dynamics(outcome, {}))
-    last = f"{found['rotation/W_q'][1][-1]:.4g}"
-    assert f"| rotation of W_q's rows per step (radians) | {last} |" in text
+    mean = f"{sum(found['rotation/W_q'][1]) / 2:.4g}"
+    assert f"| rotation of W_q's rows per step (radians) | {mean} |" in text
+    last = f"{found['hidden/last/norm'][1][-1]:.4g}"
+    assert f"| ‖h‖ after the last block | {last} |" in text
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
     outcome.measured = lambda arm: ()
     assert "trainer/dynamics.yaml" in dynamics(outcome, {})[1]

@@ -48,12 +48,12 @@ def dynamics(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     lines = {title: mean_over_seeds(seeds) for title, seeds in found.items()}
     draw(lines, outcome.output / "dynamics.png")
     shown = [name for name in PANELS if any(name in one for one in lines.values())]
-    rows = [[PANELS[name], *(_last(one.get(name)) for one in lines.values())] for name in shown]
+    rows = [[PANELS[name], *(_cell(name, one.get(name)) for one in lines.values())] for name in shown]
     return [
         "## Training dynamics",
         "Means over the measured seeds. A rotation is the mean angle by which one optimizer step turned a row.",
         "![training dynamics](dynamics.png)",
-        markdown_table(["at the end of training", *lines], rows),
+        markdown_table(["at the end of training; rotations: mean over training", *lines], rows),
     ]
 
 
@@ -110,5 +110,8 @@ def draw(lines: dict[str, dict[str, Series]], path: Path) -> None:
         save(figure, path)
 
 
-def _last(found: Series | None) -> str:
-    return NONE if found is None else f"{found[1][-1]:.4g}"
+def _cell(name: str, found: Series | None) -> str:
+    """The last value; of a rotation the mean, because it ends with the learning rate."""
+    if found is None:
+        return NONE
+    return f"{found[1].mean() if name.startswith('rotation/') else found[1][-1]:.4g}"
