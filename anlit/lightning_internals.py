@@ -17,7 +17,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
@@ -151,11 +150,6 @@ def experiment_of(logger: CSVLogger, make: Callable[[], ExperimentWriter]) -> Ex
     if experiment is None:
         logger._experiment = experiment = make()
     return experiment
-
-
-def is_profiling_training(profiler: PyTorchProfiler) -> bool:
-    """Whether what the profiler has recorded is training, not validation."""
-    return profiler._schedule is None or profiler._schedule.is_training
 
 
 def configure_model(trainer: L.Trainer, module: L.LightningModule) -> None:

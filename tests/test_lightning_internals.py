@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer import call
 
@@ -31,7 +30,7 @@ def owners(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     loop = trainer.fit_loop
     writer = ExperimentWriter(log_dir=str(tmp_path_factory.mktemp("log")))
     things = [trainer, loop, loop.epoch_loop, trainer.strategy, L.LightningModule(), ModelCheckpoint(), writer, call]
-    return [*things, CSVLogger("."), PyTorchProfiler(), ModelParallelStrategy(), LightningCLI]
+    return [*things, CSVLogger("."), ModelParallelStrategy(), LightningCLI]
 
 
 def test_every_private_member_that_is_used_exists(owners: list[Any]) -> None:

@@ -30,7 +30,6 @@ from anlit.lightning_internals import CommandLine
 from anlit.models.runtime import flush_denormals
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
-from anlit.training.callbacks.hyperparameters import HyperParameters
 from anlit.training.callbacks.loss_guard import LossGuard
 from anlit.training.callbacks.metrics_on_resume import MetricsOnResume
 from anlit.training.callbacks.norms import NormMonitor
@@ -165,7 +164,6 @@ class AnlitCLI(RunParser):
                 RandomState(),
                 MetricsOnResume(),
                 RunRecord(run_dir),
-                HyperParameters(),
                 BestCheckpoint(run_dir),
                 LastCheckpoint(run_dir, every),
                 WholeSteps(),

@@ -27,7 +27,6 @@ NOT_RUN = {
     "needle": "takes minutes; tests/evaluation/test_needle.py runs it",
     "runs/mine": "1,000 steps",
     "logger/wandb.yaml": "needs wandb; tests/integration/test_wandb.py runs it",
-    "runs/lr-range": "trains on the whole standard library",
     "runs/angpt-needle": "300 steps; tests/integration/test_fine_tuning.py runs it",
     "--slurm=--gpus-per-node=1 --ntasks-per-node=1": "needs Slurm",
     "study/convergence.yaml": "54 runs",
@@ -100,7 +99,7 @@ def test_commands_run_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [row for row in rows if row[2].startswith("FAIL")] == []
     for left in (
         "runs/comparison/report.html", "runs/power-bias/run.json", "runs/own-configuration/run.json",
-        "runs/profile/profile",
+        "runs/profile/fit-profile.txt",
         "reports/lengths/lengths.md", "reports/diagnose", "reports/gaussian", "reports/scores.parquet",
         "exported/angpt/model.safetensors", "exported/angpt-hf/config.json",
     ):  # fmt: skip

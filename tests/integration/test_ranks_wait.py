@@ -43,7 +43,7 @@ def test_ranks_wait_for_each_other_only_where_they_log(
     strategy: list[str], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def watched(arguments: list[str]) -> int:
-        monkeypatch.setattr("anlit.commands.fit.HyperParameters", lambda: Meetings(tmp_path))
+        monkeypatch.setattr("anlit.commands.fit.MetricsOnResume", lambda: Meetings(tmp_path))
         return main(arguments)
 
     monkeypatch.setattr(ranks, "main", watched)

@@ -1,29 +1,23 @@
-"""A profiler that leaves a trace in the run folder."""
+"""The profiler of trainer/profile.yaml, which is Lightning's."""
 
 import json
 from pathlib import Path
 
-import pytest
+import yaml
+from lightning.pytorch.profilers import PyTorchProfiler
 
 from anlit import GPT
-from anlit.errors import UserError
+from anlit.shipped import FOLDER
 from anlit.training.loggers import CSVLogger
-from anlit.training.profiling import TraceProfiler
 from tests.models.tiny import fit, tiny
 
 
-def test_a_trace_of_the_active_steps_and_a_table(tmp_path: Path) -> None:
-    profiler = TraceProfiler(wait=2, warmup=1, active=2)
-    fit(tiny(GPT), max_steps=7, logger=CSVLogger(str(tmp_path)), profiler=profiler)
-    events = json.loads((tmp_path / "profile" / "training-rank0.pt.trace.json").read_text())["traceEvents"]
-    names = [event.get("name") for event in events]
-    assert [name for name in names if str(name).startswith("ProfilerStep#")] == ["ProfilerStep#3", "ProfilerStep#4"]
-    assert sum(str(name).startswith("Optimizer.step") for name in names) == 2
+def test_a_trace_of_three_steps_and_a_table(tmp_path: Path) -> None:
+    settings = yaml.safe_load((FOLDER / "trainer" / "profile.yaml").read_text())["trainer"]
+    profiler = PyTorchProfiler(**settings["profiler"]["init_args"])
+    fit(tiny(GPT), max_steps=settings["max_steps"], logger=CSVLogger(str(tmp_path)), profiler=profiler)
+    (trace,) = tmp_path.glob("*.pt.trace.json")
+    names = [event.get("name") for event in json.loads(trace.read_text())["traceEvents"]]
+    assert [name for name in names if str(name).startswith("ProfilerStep#")] == [f"ProfilerStep#{n}" for n in (2, 3, 4)]
     assert "aten::addmm" in names or "aten::mm" in names
-    table = (tmp_path / "profile" / "fit-profile.txt").read_text()
-    assert "Optimizer.step#AdamW.step" in table
-
-
-def test_a_schedule_without_steps_is_refused() -> None:
-    with pytest.raises(UserError, match="active=0"):
-        TraceProfiler(active=0)
+    assert "Optimizer.step#AdamW.step" in (tmp_path / "fit-profile.txt").read_text()
