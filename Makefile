@@ -65,8 +65,8 @@ format: $(VENV)/.installed-dev  ## Format and sort imports
 study: $(VENV)/.installed  ## GPT+, nGPT, anGPT tuned alike, three seeds each, with a report (an hour and a half on 2 cores; BUDGET=1gpu)
 	$(BIN)/anlit study --config study/convergence.yaml --budget $(BUDGET) $(if $(filter cpu,$(BUDGET)),--jobs 2 --threads 1)
 
-sweep: $(VENV)/.installed  ## Repeat the tuning behind the demo (about two hours on 2 cores)
-	$(BIN)/anlit study --config study/demo.yaml --output runs/sweep --jobs 2 --threads 1
+sweep: $(VENV)/.installed  ## The tuning behind the demo, and its arms on three seeds (an hour on 2 cores)
+	$(BIN)/anlit study --config study/demo.yaml --jobs 2 --threads 1
 
 image:  ## Container image, tagged by version (VARIANT=cuda|cpu; docker/README.md)
 	@VARIANT="$(VARIANT)" IMAGE="$(IMAGE)" ENGINE="$(ENGINE)" sh docker/build_image.sh $(IMAGE_FLAGS)
