@@ -15,7 +15,7 @@ import anlit
 
 PACKAGES = (
     "anlit", "torch", "lightning", "litdata", "jsonargparse", "torchmetrics", "tokenizers", "numpy", "scipy", "pyarrow",
-    "zstandard", "flash-attn", "triton",
+    "zstandard", "flash-attn", "flash-attn-4", "nvidia-cutlass-dsl", "triton",
 )  # fmt: skip
 """Packages that influence a result or its speed."""
 

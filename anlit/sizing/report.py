@@ -40,10 +40,7 @@ def show(console: Console, result: Estimate) -> None:
         time.append([f"days for {plan.tokens:.3g} tokens", f"{result.days:.3g}"])
     title = f"at {plan.mfu:.0%} of {DENSE_BF16[plan.gpu] / 1e12:.0f} TFLOP/s (dense bf16)"
     console.print(terminal_table(title, ["time", ""], time))
-    console.print(
-        "FLOPs are for sequences of one document. Activations are those of uncompiled blocks. They include a T × T "
-        "mask on the sdpa back end with document masking or a bias by distance."
-    )
+    console.print("FLOPs are for sequences of one document. Activations are those of uncompiled blocks.")
 
 
 def show_table(console: Console, rows: list[Row]) -> None:

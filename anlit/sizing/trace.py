@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from anlit.attention import backends
+from anlit.attention.backends.eager import QUERIES_PER_BLOCK
 from anlit.attention.documents import Documents
 from anlit.attention.groups import repeat_heads
 from anlit.attention.mechanism import Mechanism
@@ -154,19 +155,24 @@ def watch_blocks(decoder: nn.Module, memory: LiveMemory, checkpoint_every: int |
 class _FusedAttention(torch.autograd.Function):
     """Uses the memory of a fused kernel, but computes nothing.
 
-    q and the output are (B, H, T, D), k and v (B, G or H, T, D), and there are B·H·T numbers in float32.
+    q and the output are (B, H, T, D), k and v (B, G or H, T, D), and there are B·H·T numbers in float32. The mask has
+    the shape `mask_shape`, if any. It is kept if it is for all queries, else it is made again for each block of them.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask_shape: tuple[int, ...] | None) -> Tensor:
         B, H, T, D = q.shape
+        mask = None if mask_shape is None else q.new_empty(mask_shape)
         out = v.new_empty(B, T, H, D).transpose(1, 2)  # the layout in which kernels write
-        ctx.save_for_backward(q, k, v, out, q.new_empty(B, H, T, dtype=torch.float32), mask)
+        kept = mask if mask is not None and mask.shape[-2] == T else None
+        ctx.save_for_backward(q, k, v, out, q.new_empty(B, H, T, dtype=torch.float32), kept)
+        ctx.again = mask_shape if kept is None else None
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, *_ = ctx.saved_tensors
+        _mask = None if ctx.again is None else q.new_empty(ctx.again)
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None
 
 
@@ -188,18 +194,18 @@ def _prepare_nothing(documents: Documents, h: Tensor) -> None:
 def _fused(
     mechanism: Mechanism, rows: int, is_sdpa: bool, q: Tensor, k: Tensor, v: Tensor, documents: Documents
 ) -> Tensor:
-    """For sdpa, m and documents are a mask (B, H or 1, T, T), which every layer makes again."""
+    """For sdpa, m, a window and documents are a mask (B, H or 1, 512, T), which every layer makes for each block."""
     length = q.shape[-2]
     gain = mechanism.gain(documents.n_visible(torch.float32, mechanism.window)[:, None])
     q = q if gain is None else q * gain[..., None].to(q.dtype)
     if torch.is_autocast_enabled("cpu"):
         q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
-    mask = None
+    mask_shape = None
     bias = mechanism.distance_bias(torch.arange(length, dtype=torch.float32))
     masked = documents.are_masked or bias is not None or mechanism.window is not None
     if is_sdpa and masked:
         heads = bias.shape[0] if bias is not None and bias.dim() == 2 else 1
-        mask = q.new_empty(rows, heads, length, length)
+        mask_shape = (rows, heads, min(length, QUERIES_PER_BLOCK), length)
     if is_sdpa and (masked or q.element_size() > 2):  # see `sdpa.reads_groups`
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    return _FusedAttention.apply(q, k, v, mask)  # type: ignore[no-any-return,no-untyped-call]
+    return _FusedAttention.apply(q, k, v, mask_shape)  # type: ignore[no-any-return,no-untyped-call]

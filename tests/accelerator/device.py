@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import flex_attention
 from torch.utils import backend_registration
 
-from anlit.attention.backends import BACKENDS
+from anlit.attention.backends import BACKENDS, cute
 
 NAME = "imaginary"
 CAN_REGISTER = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
@@ -27,7 +27,8 @@ def register() -> torch.device:
             return [torch.bfloat16, torch.float16]
 
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=DeviceModule())
-    for name in ("flash", "cudnn", "triton", "flex"):
+    cute.IS_INSTALLED = True  # of its operators, too, only the shapes run
+    for name in ("flash", "cudnn", "cute", "triton", "flex"):
         of_any_device = BACKENDS[name].reason_against
         BACKENDS[name].reason_against = _without_queries(of_any_device)  # type: ignore[attr-defined]
     flex_attention._validate_device = lambda *tensors: None  # type: ignore[attr-defined]

@@ -12,23 +12,30 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anlit import ALiBi, DynamicNTK, LogN, MuonAdamW, NoPE, Plain, PositionsPattern, RoPE, ScaleInvariant, SlidingWindow
+from anlit.attention.backends import sdpa
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
 from anlit.models.runtime import Runtime
 from anlit.optim.optimizers import parameter_groups
 from tests.accelerator.device import NAME, on_device, register
 from tests.models.tiny import ARCHITECTURES, tiny
 
 BATCH, LENGTH, VOCAB = 4, 64, 512
+LONG = 1100
+"""Tokens of some blocks of queries, the last of them not full."""
 COMPILED = (
     ("flash", Plain(), True),
     ("cudnn", Plain(), False),
     ("sdpa", Plain(), True),
+    ("cute", ScaleInvariant(), True),
     ("triton", ScaleInvariant(), True),
     ("flex", ScaleInvariant(), True),
     ("eager", ScaleInvariant(), True),
 )
-"""Back ends, what they compute, and whether in packed documents; of `cute`, which needs its package, see test_cute."""
+"""Back ends, what they compute, and whether in packed documents."""
 
 
 def cases() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:
@@ -36,8 +43,8 @@ def cases() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:
         for documents in (False, True):
             packed = "packed" if documents else "one document"
             for mechanism, backends in (
-                (Plain(), ("eager", "sdpa", "flash", "triton")),
-                (ScaleInvariant(), ("eager", "triton")),
+                (Plain(), ("eager", "sdpa", "flash", "cute", "triton", *(() if documents else ("cudnn",)))),
+                (ScaleInvariant(), ("eager", "cute", "triton")),
             ):
                 for backend in backends:
                     name = f"{architecture.__name__}, {packed}, {type(mechanism).__name__} by {backend}"
@@ -100,6 +107,40 @@ def mixing(mode: FakeTensorMode) -> None:
         torch.ones(2, device=NAME) + torch.ones(2)
 
 
+TO_BE_SEEN = {"waiting": waiting, "mixing": mixing}
+
+
+class AllPairs(TorchDispatchMode):
+    """Refuses a tensor of all pairs of `LONG` tokens."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                assert sum(size >= LONG for size in tensor.shape) < 2, f"{func} makes {tuple(tensor.shape)}"
+        return found
+
+
+def long(mechanism: Mechanism, documents: bool, mode: FakeTensorMode) -> None:
+    """PyTorch's attention of a long sequence in float32, forward and backward."""
+    mechanism = mechanism.for_layer(4, 16, 0)
+    with mode, AllPairs():
+        q, k, v = (torch.empty(2, heads, LONG, 16, device=NAME, requires_grad=True) for heads in (4, 2, 2))
+        ids = torch.empty(2, LONG, dtype=torch.int64, device=NAME) if documents else None
+        packed = Documents(ids, LONG, q.device, torch.empty(9, dtype=torch.int32), LONG // 2)
+        sdpa.prepare(mechanism, packed, 2)
+        sdpa.attend(q, k, v, mechanism, packed, 0.0).sum().backward()
+
+
+LONG_ATTENTION = {
+    "long, packed": partial(long, Plain(), True),
+    "long, packed, a window": partial(long, SlidingWindow(100), True),
+    "long, a window": partial(long, SlidingWindow(100), False),
+    "long, packed, a bias": partial(long, ALiBi(), True),
+    "long, a bias": partial(long, ALiBi(), False),
+}
+
+
 def third() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:
     """Each setting with one architecture."""
     every = list(cases())
@@ -116,7 +157,7 @@ def main(part: str) -> None:
     torch.compile = lambda function, dynamic: compile_(function, dynamic=dynamic, backend="aot_eager", fullgraph=True)  # type: ignore
     found: dict[str, str | None] = {}
     mode = FakeTensorMode()
-    for name, run in [*{"all": cases, "third": third}[part](), ("waiting", waiting), ("mixing", mixing)]:
+    for name, run in [*{"all": cases, "third": third}[part](), *LONG_ATTENTION.items(), *TO_BE_SEEN.items()]:
         try:
             run(mode=mode)
             found[name] = None

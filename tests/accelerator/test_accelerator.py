@@ -31,7 +31,8 @@ parts = pytest.mark.parametrize("found", ["third", pytest.param("all", marks=pyt
 
 @parts
 def test_every_setting_is_tried(found: dict[str, str | None]) -> None:
-    assert len({name.partition(", ")[2] for name in found if ", " in name}) == 28
+    settings = {name.partition(", ")[2] for name in found if name.startswith(tuple(NAMES))}
+    assert len(settings) == 34
 
 
 @parts
@@ -40,6 +41,13 @@ def test_a_step_mixes_no_devices_and_waits_for_nothing(architecture: str, found:
     own = {name: error for name, error in found.items() if name.startswith(f"{architecture},")}
     assert len(own) >= 7
     assert not any(own.values()), "\n".join(f"{name}: {error}" for name, error in own.items() if error)
+
+
+@parts
+def test_attention_by_pytorch_makes_no_mask_of_all_pairs(found: dict[str, str | None]) -> None:
+    long = {name: error for name, error in found.items() if name.startswith("long")}
+    assert len(long) == 5
+    assert not any(long.values()), "\n".join(f"{name}: {error}" for name, error in long.items() if error)
 
 
 @parts

@@ -175,14 +175,17 @@ def test_logits_are_those_that_attention_takes_the_softmax_of() -> None:
         torch.testing.assert_close(logits.softmax(-1) @ v[..., :11, :], expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("shortest", [1, 1000], ids=["one by one", "by a mask"])
+@pytest.mark.parametrize(
+    ("shortest", "queries"), [(1, 512), (1000, 512), (1000, 16)], ids=["one by one", "by a mask", "by masks of blocks"]
+)
 @packings
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("name", WITHOUT_DISTANCE_GAIN)
-def test_sdpa_is_eager(name, dtype, tolerance, packed, shortest, monkeypatch) -> None:
-    monkeypatch.setattr(sdpa, "SHORTEST_MEAN", shortest)
+def test_sdpa_is_eager(name, dtype, tolerance, packed, shortest, queries, monkeypatch) -> None:
     mechanism = MECHANISMS[name].for_layer(HEADS, WIDTH, 0).to(dtype)
     expected = run(eager.attend, mechanism, 33, packed, dtype)
+    monkeypatch.setattr(sdpa, "SHORTEST_MEAN", shortest)
+    monkeypatch.setattr(eager, "QUERIES_PER_BLOCK", queries)
     compare(run(sdpa.attend, mechanism, 33, packed, dtype), expected, tolerance)
 
 

@@ -4,8 +4,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 import anlit
+from anlit.attention.choice.cache import Cache
 from anlit.reporting.provenance import git_state, versions
 
 
@@ -33,3 +35,17 @@ def test_commit_and_changes_of_the_package(tmp_path: Path, monkeypatch: pytest.M
 def test_versions_leave_out_what_is_not_installed() -> None:
     assert {"python", "torch", "lightning", "litdata"} <= versions().keys()
     assert all(versions().values())
+
+
+def test_the_kernels_packages_are_named_and_choices_made_with_others_are_not_taken(tmp_path: Path, monkeypatch) -> None:
+    """The distribution flash-attn-4 holds flash_attn.cute, whose kernels nvidia-cutlass-dsl compiles."""
+    before = Cache(torch.device("cpu")).path
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, version in (("flash-attn-4", "4.0.0b36"), ("nvidia-cutlass-dsl", "4.4.2")):
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        assert versions()[name] == version
+        after = Cache(torch.device("cpu")).path
+        assert after != before
+        before = after

@@ -42,7 +42,8 @@ BACKENDS: dict[str, ModuleType] = {
 HARMLESS = ("sdpa", "blockwise", "eager")
 """Made of PyTorch's own operations, which neither hang nor write where they may not."""
 BY_DISTANCE = ("blockwise", "sdpa", "eager")
-"""Without a trial: sdpa needs a T × T mask for a mechanism that changes logits by distance or has a window."""
+"""Without a trial, on a CPU: there sdpa needs a T × T mask for one document and a mechanism that changes logits by
+distance or has a window."""
 
 _log = logging.getLogger("anlit.attention")
 

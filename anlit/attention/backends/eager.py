@@ -1,5 +1,7 @@
 """The readable back end: the general form written out. Exact, differentiable, any mechanism, any device."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -25,27 +27,40 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     Queries are taken in blocks of 512. If there are several, the backward pass recomputes each block's logits, so
     memory grows with 512·T and not with T². Keys before a block's window are not read.
     """
-    length = q.shape[-2]
-    a, m = distance_tables(mechanism, length, q)
+    a, m = distance_tables(mechanism, q.shape[-2], q)
     q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)
 
     def block(first: int, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None) -> Tensor:
-        end = first + q.shape[-2]
-        begin = 0 if mechanism.window is None else max(0, first - mechanism.window + 1)
+        end, begin = first + q.shape[-2], first_key(first, mechanism.window)
         logits = _logits(q, k, a, m, documents, mechanism.window, first, begin)
         weights = logits.softmax(-1).to(v.dtype)
         weights = torch.nn.functional.dropout(weights, dropout) if dropout else weights
         return grouped_product(weights, v[..., begin:end, :])
 
-    if length <= QUERIES_PER_BLOCK:
-        return block(0, q, k, v, a, m)
+    return by_blocks(block, q, k, v, a, m)
+
+
+def by_blocks(block: Callable[..., Tensor], q: Tensor, *shared: Tensor | None) -> Tensor:
+    """`block(first, rows, *shared)` for all rows of q (B, H, T, D), 512 queries at a time: (B, H, T, D).
+
+    If there are several blocks, the backward pass computes each again, so what a block makes is not kept.
+    """
+    if q.shape[-2] <= QUERIES_PER_BLOCK:
+        return block(0, q, *shared)
     return torch.cat(
         [
-            checkpoint(block, first, rows, k, v, a, m, use_reentrant=False)
-            for first, rows in zip(range(0, length, QUERIES_PER_BLOCK), q.split(QUERIES_PER_BLOCK, -2), strict=True)
+            checkpoint(block, first, rows, *shared, use_reentrant=False)
+            for first, rows in zip(
+                range(0, q.shape[-2], QUERIES_PER_BLOCK), q.split(QUERIES_PER_BLOCK, -2), strict=True
+            )
         ],
         dim=-2,
     )
+
+
+def first_key(first: int, window: int | None) -> int:
+    """The first key that some query from `first` on sees, whatever its document."""
+    return 0 if window is None else max(0, first - window + 1)
 
 
 def logits(q: Tensor, k: Tensor, mechanism: Mechanism, documents: Documents, first: int, end: int) -> Tensor:
@@ -95,15 +110,33 @@ def _logits(
 ) -> Tensor:
     """L of queries q, the first of which has index `first`, over the keys from `begin` to the last query's own."""
     end = first + q.shape[-2]
-    is_all = first == begin == 0 and end == documents.length
-    visible = documents.mask(window) if is_all else documents.visible(first, end, window, begin)
-    index = _distances(first, end, begin, q.device)
+    index = distances(first, end, begin, q.device)
     scores = grouped_product(q, k[..., begin:end, :].mT).to(torch.promote_types(q.dtype, torch.float32))
-    bias = torch.where(visible, scores.new_zeros(()) if m is None else m[..., index], float("-inf"))
+    bias = masked_bias(m, index, documents, window, first, begin, scores.dtype)
     return scores + bias if a is None else torch.addcmul(bias, scores, a[..., index])
 
 
-def _distances(first: int, end: int, begin: int, device: torch.device) -> Tensor:
+def distances(first: int, end: int, begin: int, device: torch.device) -> Tensor:
     """i − j for queries [first, end) and keys [begin, end), 0 where the key is ahead, int64."""
     queries = torch.arange(first, end, device=device)
     return (queries[:, None] - torch.arange(begin, end, device=device)).clamp_min(0)
+
+
+def masked_bias(
+    m: Tensor | None,
+    index: Tensor,
+    documents: Documents,
+    window: int | None,
+    first: int,
+    begin: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """m of queries from `first` over keys from `begin`, −∞ where a key is not visible: (B or 1, H or 1, queries, keys).
+
+    `index` are their `distances`, (queries, keys).
+    """
+    end = first + len(index)
+    is_all = first == begin == 0 and end == documents.length
+    visible = documents.mask(window) if is_all else documents.visible(first, end, window, begin)
+    values = torch.zeros((), device=index.device) if m is None else m[..., index]
+    return torch.where(visible, values.to(dtype), float("-inf"))

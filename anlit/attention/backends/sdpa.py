@@ -4,7 +4,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from anlit.attention.backends.eager import distance_tables, with_gain
+from anlit.attention.backends.eager import (
+    QUERIES_PER_BLOCK,
+    by_blocks,
+    distance_tables,
+    distances,
+    first_key,
+    masked_bias,
+    with_gain,
+)
 from anlit.attention.documents import Documents
 from anlit.attention.groups import repeat_heads
 from anlit.attention.mechanism import Mechanism
@@ -31,30 +39,49 @@ def mask_bytes(mechanism: Mechanism, q: Tensor) -> int:
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Make the mask that the layers share, if `attend` will need it."""
-    if documents.are_masked and documents.device.type != "cpu":
+    """Make the mask that the layers share, if it is one block of `attend`'s."""
+    if documents.are_masked and documents.device.type != "cpu" and documents.length <= QUERIES_PER_BLOCK:
         documents.mask(mechanism.window)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
     """softmax(g·S + m) v for q (B, H, T, D), k and v (B, G, T, D).
 
-    g multiplies q; m and the window go into an additive mask.
+    g multiplies q; m, the window and documents go into an additive mask. It is made for 512 queries at a time, so there
+    is no T × T mask: but for one document on a CPU, where a single call is faster.
 
-    On CPU, packed documents are computed one by one, without a T × T mask. On other devices they are masked, because
-    reading their lengths would wait for the device.
+    On a CPU, long packed documents are computed one by one. On other devices keys of earlier documents are computed and
+    masked, because reading the lengths would wait for the device; `flash` and `triton` skip them.
     """
-    length = q.shape[-2]
+    length, window = q.shape[-2], mechanism.window
     q = with_gain(q, mechanism, documents)
     _, m = distance_tables(mechanism, length, q)
-    if not documents.are_masked or not _one_by_one(documents):
-        return _attend_masked(q, k, v, m, mechanism.window, documents, dropout)
+    on_cpu = q.device.type == "cpu"
+    if documents.are_masked:
+        if on_cpu and _are_long(documents):
+            return _one_by_one(q, k, v, m, window, documents, dropout)
+    elif on_cpu or (m is None and window is None):
+        return _call(q, k, v, _bias(m, window, length, q), dropout)
+
+    def block(first: int, q: Tensor, k: Tensor, v: Tensor, m: Tensor | None) -> Tensor:
+        end, begin = first + q.shape[-2], first_key(first, window)
+        index = distances(first, end, begin, q.device)
+        mask = masked_bias(m, index, documents, window, first, begin, q.dtype)
+        return fused(q, k[..., begin:end, :], v[..., begin:end, :], mask, dropout)
+
+    return by_blocks(block, q, k, v, m)
+
+
+def _one_by_one(
+    q: Tensor, k: Tensor, v: Tensor, m: Tensor | None, window: int | None, documents: Documents, dropout: float
+) -> Tensor:
+    """Attention of each document by itself."""
     lengths = documents.cu_seqlens.diff().tolist()
-    bias = _bias(m, mechanism.window, max(lengths), q)
+    bias = _bias(m, window, max(lengths), q)
     each = zip(*(_by_document(x, lengths) for x in (q, k, v)), strict=True)
     parts = [_call(q, k, v, bias, dropout) for q, k, v in each]
     attended = torch.cat([part[0].transpose(0, 1) for part in parts])
-    return attended.unflatten(0, (-1, length)).transpose(1, 2)
+    return attended.unflatten(0, (-1, documents.length)).transpose(1, 2)
 
 
 def _by_document(x: Tensor, lengths: list[int]) -> list[Tensor]:
@@ -62,29 +89,11 @@ def _by_document(x: Tensor, lengths: list[int]) -> list[Tensor]:
     return [part.transpose(0, 1)[None] for part in x.transpose(1, 2).flatten(0, 1).split(lengths)]
 
 
-def _one_by_one(documents: Documents) -> bool:
-    if documents.device.type != "cpu" or torch.compiler.is_compiling():
+def _are_long(documents: Documents) -> bool:
+    """Whether a call for each document is faster; compiled code would be made again for each batch."""
+    if torch.compiler.is_compiling():
         return False
     return documents.cu_seqlens[-1].item() >= SHORTEST_MEAN * (len(documents.cu_seqlens) - 1)
-
-
-def _attend_masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    m: Tensor | None,
-    window: int | None,
-    documents: Documents,
-    dropout: float,
-) -> Tensor:
-    """All sequences in one call, with documents as a mask."""
-    if not documents.are_masked:
-        return _call(q, k, v, _bias(m, window, q.shape[-2], q), dropout)
-    mask = documents.mask(window)
-    if m is not None:
-        index = torch.arange(q.shape[-2], device=q.device)
-        mask = torch.where(mask, m[..., (index[:, None] - index).clamp_min(0)], float("-inf")).to(q.dtype)
-    return fused(q, k, v, mask, dropout)
 
 
 def _bias(m: Tensor | None, window: int | None, length: int, like: Tensor) -> Tensor | None:

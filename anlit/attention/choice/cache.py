@@ -25,7 +25,7 @@ from anlit.reporting.files import write_json
 from anlit.reporting.once import say_once
 from anlit.reporting.provenance import versions
 
-PACKAGES = ("anlit", "torch", "triton", "flash-attn", "flash-attn-4")
+PACKAGES = ("anlit", "torch", "triton", "flash-attn", "flash-attn-4", "nvidia-cutlass-dsl")
 PATIENCE = 310.0
 """Seconds that a run waits for the trials of another one: as long as they may take."""
 
