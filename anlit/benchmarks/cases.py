@@ -24,7 +24,7 @@ Column = Callable[[Row], str]
 BUILDING = 0.7
 """The share of a group's time in which its cases are built and checked; the rest is for the rounds."""
 FAILURES = (RuntimeError, ImportError, AssertionError, ValueError, TypeError, AttributeError)
-"""Exceptions of kernels, compilers, peers and their processes. A UserError is a ValueError."""
+"""Exceptions of kernels, compilers and peers. A UserError is a ValueError."""
 
 
 class NotTimedError(Exception):
@@ -39,13 +39,11 @@ class Ready:
         turn: Runs it once, and returns seconds by kind.
         facts: Facts for its row that were found while building it.
         peak: Returns its peak memory in bytes; None if the system does not tell.
-        close: Frees its memory.
     """
 
     turn: Callable[[], Mapping[str, float]]
     facts: Mapping[str, Any] = field(default_factory=dict)
     peak: Callable[[], int | None] = lambda: None
-    close: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,6 @@ def _measure_group(group: Group, record: Record, rounds: int, deadline: float) -
               after_round=after_round)  # fmt: skip
     for number, ready in running.items():
         rows[number]["peak_bytes"] = ready.peak()
-        ready.close()
     put_beside(rows, [case.base for case in group.cases])
     record.keep()
 
@@ -156,13 +153,17 @@ def put_beside(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
         }
 
 
-def tables(record: Record, columns: Mapping[str, Column]) -> list[Table]:
-    """A table for each group, a row for each case that was timed."""
+def publish(record: Record, columns: Mapping[str, Column]) -> None:
+    """Finish the record with a table for each group, a row for each case that was timed."""
     head = ("", *columns)
-    return [
-        Table(group["title"], head, [[row["label"], *(cell(row) for cell in columns.values())] for row in timed(group)])
-        for group in record.values["groups"]
-    ]
+    record.finish(
+        (
+            Table(group["title"], head, [[row["label"], *(cell(row) for cell in columns.values())]
+                                         for row in timed(group)])
+            for group in record.values["groups"]
+        ),
+        notes(record),
+    )  # fmt: skip
 
 
 def timed(group: Mapping[str, Any]) -> list[Row]:
@@ -177,10 +178,9 @@ def notes(record: Record) -> list[str]:
         for row in group["rows"]
         if row["reason"] is not None
     ]
-    left_out = record.values["left_out"]
-    return (
-        [*lines, f"Left out after {record.values['minutes']:g} minutes: {'; '.join(left_out)}."] if left_out else lines
-    )
+    if left_out := record.values["left_out"]:
+        lines.append(f"Left out after {record.values['minutes']:g} minutes: {'; '.join(left_out)}.")
+    return lines
 
 
 def milliseconds(kind: str) -> Column:

@@ -22,18 +22,17 @@ from anlit.benchmarks.cases import (
     measure,
     megabytes,
     milliseconds,
-    notes,
-    tables,
+    publish,
 )
-from anlit.benchmarks.options import add_device_options, add_loop_options, device_of, parser_of
-from anlit.benchmarks.peers.clock import peak_bytes, seconds_of
+from anlit.benchmarks.clock import peak_bytes, seconds_of
+from anlit.benchmarks.options import add_loop_options, device_of, parser_of
 from anlit.benchmarks.record import Record
 from anlit.benchmarks.size import Size, add_size_options, changed_size
 from anlit.layers.cross_entropy import linear_cross_entropy
-from anlit.options import CommandParser
 from anlit.reporting.table import NONE
 
 SIZE = Size(768, 1, 12, 50_304, 2048, 8, torch.float32)
+ROUNDS = 3
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """The largest relative error of a gradient, compared with that of the full logits."""
 
@@ -100,7 +99,10 @@ class Problem:
 
 def main(argv: list[str]) -> int:
     """`anlit benchmark loss`; returns the exit status and raises UserError for the user's mistakes."""
-    given = _parser().parse_args(argv)
+    parser = parser_of("loss", __doc__, "--threads 2 (12 GB of memory)")
+    add_size_options(parser)
+    add_loop_options(parser)
+    given = parser.parse_args(argv)
     device = device_of(given)
     if device.type == "cuda" and not given.dtype:
         given.dtype = "bfloat16"
@@ -109,7 +111,7 @@ def main(argv: list[str]) -> int:
     dtype = size.as_json()["dtype"]
     title = f"{size.batch} × {size.length} tokens, d {size.d_model}, V {size.vocab_size}, {dtype}"
     build = Problem(size, device).build
-    measure([Group(title, [Case(way, build) for way in WAYS])], record, given.rounds, given.minutes)
+    measure([Group(title, [Case(way, build) for way in WAYS])], record, given.rounds or ROUNDS, given.minutes)
     columns = {
         "MB": megabytes,
         "ms": milliseconds("step"),
@@ -117,13 +119,5 @@ def main(argv: list[str]) -> int:
         "loss": lambda row: f"{row['loss']:.5f}",
         "gradients' error": lambda row: f"{row['error']:.1e}" if "error" in row else NONE,
     }
-    record.finish(tables(record, columns), notes(record))
+    publish(record, columns)
     return 0
-
-
-def _parser() -> CommandParser:
-    parser = parser_of("loss", __doc__, "--threads 2 (12 GB of memory)")
-    add_device_options(parser)
-    add_size_options(parser)
-    add_loop_options(parser, 3)
-    return parser

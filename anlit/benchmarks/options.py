@@ -11,55 +11,40 @@ import torch
 from anlit.errors import UserError
 from anlit.options import CommandParser
 
-OUTPUT = "runs/benchmark"
-MINUTES = 7.5
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-
-def parser_of(name: str, description: str | None, example: str) -> CommandParser:
-    """A parser with --output, and with the texts of --help."""
+def parser_of(name: str, description: str | None, example: str, presets: Collection[str] = ()) -> CommandParser:
+    """A parser with --output, --device, --threads and, if there are presets, --preset, and with the texts of --help."""
     parser = CommandParser(
         prog=f"anlit benchmark {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"Example: anlit benchmark {name} {example}",
     )
-    parser.add_argument("--output", default=OUTPUT, help="folder for what it writes (%(default)s)")
+    add = parser.add_argument
+    add("--output", default="runs/benchmark", help="folder for what it writes (%(default)s)")
+    if presets:
+        here = "h200" if torch.cuda.is_available() else "cpu"
+        add("--preset", choices=list(presets), default=here, help="what to measure (%(default)s)")
+    add("--device", help="a torch device (a GPU where there is one)")
+    add("--threads", type=int, help="processor threads (torch's own number)")
     return parser
 
 
-def add_device_options(parser: argparse.ArgumentParser, presets: Collection[str] = ()) -> None:
-    """--device, --threads, and --preset where there are presets."""
-    if presets:
-        parser.add_argument("--preset", choices=list(presets), help="what to measure (h200 on a GPU, else cpu)")
-    parser.add_argument("--device", help="a torch device (a GPU where there is one)")
-    parser.add_argument("--threads", type=int, help="processor threads of each program (torch's own number)")
-
-
-def add_loop_options(parser: argparse.ArgumentParser, rounds: int | None = None, minutes: float = MINUTES) -> None:
-    """--rounds, with the preset's or this default, and --minutes."""
-    shown = "the preset's" if rounds is None else rounds
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"number of rounds ({shown})")
-    parser.add_argument(
-        "--minutes", type=float, default=minutes, help="start nothing new after this time (%(default)s)"
-    )
-
-
-def preset_of(given: argparse.Namespace) -> str:
-    """The given preset, else the one for this machine."""
-    return given.preset or ("h200" if torch.cuda.is_available() else "cpu")
+def add_loop_options(parser: argparse.ArgumentParser) -> None:
+    """--rounds and --minutes."""
+    parser.add_argument("--rounds", type=int, help="number of rounds")
+    parser.add_argument("--minutes", type=float, default=7.5, help="start nothing new after this time (%(default)s)")
 
 
 def device_of(given: argparse.Namespace) -> torch.device:
-    """The given device, else that of the given preset, else a GPU if there is one. It also sets the number of threads.
+    """The given device, else that of the preset, else a GPU if there is one. It also sets the number of threads.
 
     Raises:
         UserError: This machine does not have it.
     """
-    preset = getattr(given, "preset", None)
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(given.device or {None: default, "cpu": "cpu"}.get(preset, "cuda"))
-    if device.type == "cuda" and not torch.cuda.is_available():
+    preset, here = getattr(given, "preset", None), torch.cuda.is_available()
+    device = torch.device(given.device or ("cuda" if (here if preset is None else preset != "cpu") else "cpu"))
+    if device.type == "cuda" and not here:
         what = f"--device {given.device}" if given.device else f"--preset {preset}"
         raise UserError(f"{what} needs a CUDA device, and there is none: choose the CPU")
     if given.threads:

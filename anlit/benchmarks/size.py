@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anlit.benchmarks.options import DTYPES
-from anlit.benchmarks.peers.training_step import random_blocks
-
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MEAN_DOCUMENT = 1 / 4
 """Mean length of a packed document, as a share of T."""
 NUMBERS = ("d_model", "n_layers", "n_heads", "vocab_size", "length", "batch")
@@ -48,6 +46,10 @@ class Size:
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "dtype": str(self.dtype).removeprefix("torch.")}
 
+    def at_length(self, length: int) -> "Size":
+        """Sequences of another length, as many as hold the tokens of this batch, or one."""
+        return replace(self, length=length, batch=max(1, self.tokens // length))
+
 
 def add_size_options(parser: argparse.ArgumentParser) -> None:
     """--d_model and so on, --dtype."""
@@ -67,7 +69,7 @@ def changed_size(size: Size, given: argparse.Namespace) -> Size:
 def blocks_of(size: Size, documents: bool) -> tuple[np.ndarray, int]:
     """Random tokens (B, T + 1) and the id that ends a document, which occurs only with `documents`."""
     end = size.vocab_size - 1
-    blocks = random_blocks(size.batch, size.length, size.vocab_size)
+    blocks = np.random.default_rng(0).integers(0, end, (size.batch, size.length + 1))
     if documents:
         blocks[np.random.default_rng(1).random(blocks.shape) < 1 / (MEAN_DOCUMENT * size.length)] = end
     return blocks, end

@@ -1,9 +1,10 @@
 """`anlit benchmark step`: training steps of our models and of other libraries.
 
 Each variant is built, checked (finite losses, the same eager and compiled; a peer has as many parameters and FLOPs) and
-warmed up. Then all take turns in this one run, and ratios are paired by round. Our step is Lightning's, with optimizer,
-clipping and restoration of norms, without loader, callbacks and logging. A peer's step is the plain loop: autocast,
-cross-entropy, clipping to 1.0, fused AdamW. Each row is one document, as for the peers, unless --documents is given.
+warmed up. Then all take turns, and ratios are paired by round. Our step is Lightning's, with optimizer, clipping and
+restoration of norms, without loader, callbacks and logging. A peer's step is the plain loop: autocast, cross-entropy,
+clipping to 1.0, fused AdamW. Each row is one document, as for the peers, unless --documents is given. With --lengths
+the sequences of a batch get longer and fewer, so that only attention grows.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -27,26 +29,14 @@ from anlit.benchmarks.cases import (
     measure,
     megabytes,
     milliseconds,
-    notes,
     of_peak,
+    publish,
     quartiles_of,
-    tables,
 )
-from anlit.benchmarks.options import (
-    add_device_options,
-    add_loop_options,
-    check_names,
-    device_of,
-    names,
-    numbers,
-    parser_of,
-    preset_of,
-    say,
-)
+from anlit.benchmarks.clock import matrix_peak, peak_bytes, prepare_compiler, seconds_of
+from anlit.benchmarks.options import add_loop_options, check_names, device_of, names, numbers, parser_of
 from anlit.benchmarks.our_step import MODELS, OurStep
-from anlit.benchmarks.peers.training_step import COMPILED, PEERS, TimedStep
-from anlit.benchmarks.process import Process, is_installed, python_of_peer
-from anlit.benchmarks.rates import matrix_peak, prepare_compiler
+from anlit.benchmarks.peers import COMPILED, PEERS, PeerStep
 from anlit.benchmarks.record import Record
 from anlit.benchmarks.size import Size, add_size_options, changed_size
 from anlit.errors import UserError
@@ -58,7 +48,7 @@ NAMES = {"GPT": "GPT+", "transformers": "Qwen3"}
 """Names of models in tables, if they differ."""
 HOW = {"no": "eager", "blocks": "compiled", "whole": "compiled whole", "float8": "compiled, float8"}
 OURS_COMPILED = ("no", "blocks", "float8")
-CHECKED_STEPS = 3
+CHECKED_STEPS, WARM_UP = 3, 2
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 1e-2}
 """The largest relative difference between the first losses of one architecture, eager or compiled."""
 FLOAT8_TOLERANCE = 0.02
@@ -76,6 +66,7 @@ class Plan:
         mechanisms: The attention mechanisms of our models.
         groups: Numbers of query heads that share a key head, in our models.
         backends: The back ends of attention in our models.
+        lengths: Lengths of sequences, a table each; none for the size's own.
         rounds: The number of rounds.
         repeats: Steps in a turn.
     """
@@ -88,6 +79,7 @@ class Plan:
     mechanisms: tuple[str, ...] = ("plain",)
     groups: tuple[int, ...] = (1,)
     backends: tuple[str, ...] = ("auto",)
+    lengths: tuple[int, ...] = ()
     rounds: int = 15
     repeats: int = 1
 
@@ -106,35 +98,7 @@ PRESETS = {
 }
 
 
-class PeerProcess:
-    """A peer in a separate process, as its user would run it. Our process allocates memory in another way.
-
-    Raises:
-        ProcessError: It could not be built, or the process ended.
-    """
-
-    def __init__(self, python: str, peer: str, size: Size, device: torch.device, compiled: str) -> None:
-        self._process = Process("training_step", python)
-        threads = torch.get_num_threads()
-        self.facts: dict[str, Any] = self._process.ask(
-            "build", peer=peer, size=size.as_json(), device=str(device), compiled=compiled, threads=threads
-        )
-
-    def loss(self) -> float:
-        return float(self._process.ask("loss"))
-
-    def seconds(self, repeats: int = 1) -> float:
-        return float(self._process.ask("seconds", repeats=repeats))
-
-    def peak(self) -> int | None:
-        found: int | None = self._process.ask("peak")
-        return found
-
-    def close(self) -> None:
-        self._process.close()
-
-
-def cases(plan: Plan, device: torch.device, documents: bool, python: str | None) -> list[Case]:
+def group_of(plan: Plan, size: Size, device: torch.device, documents: bool, title: str) -> Group:
     """Our variants, eager ones first, then the peers'. Each is compared with GPT+ in the same mode.
 
     float8 and a peer that is compiled as a whole are compared with GPT+ with compiled blocks.
@@ -144,41 +108,41 @@ def cases(plan: Plan, device: torch.device, documents: bool, python: str | None)
         usual = ("plain", "auto")
         name = [NAMES.get(model, model), *(part for part in (mechanism, backend) if part not in usual)]
         name += [] if group == 1 else [f"groups of {group}"]
-        build = partial(_build, plan, device, documents, python)
+        build = partial(_build, size, device, documents, plan.repeats)
         facts = {"model": model, "mechanism": mechanism, "backend": backend, "compiled": compiled, "group": group}
         base = f"{NAMES[BASE]} {HOW['no' if compiled == 'no' else 'blocks']}"
         return Case(" ".join((*name, HOW[compiled])), build, facts, base)
 
     ours = [case(model, how, mechanism, backend, group) for how in plan.compiled for mechanism in plan.mechanisms
             for backend in plan.backends for group in plan.groups for model in plan.models]  # fmt: skip
-    return ours + [case(peer, how) for peer in plan.peers for how in plan.peers_compiled]
+    return Group(title, ours + [case(peer, how) for peer in plan.peers for how in plan.peers_compiled])
 
 
-def _build(plan: Plan, device: torch.device, documents: bool, python: str | None, rows: list[Row]) -> Ready:
-    """The variant of the last row after its first steps. A peer runs in this Python if it is installed here.
+def _build(size: Size, device: torch.device, documents: bool, repeats: int, rows: list[Row]) -> Ready:
+    """The variant of the last row after its first steps.
 
     Raises:
         NotTimedError: It computes something else.
     """
-    row, size = rows[-1], plan.size
+    row = rows[-1]
     model, compiled = row["model"], row["compiled"]
-    step: TimedStep | PeerProcess
+    step: OurStep | PeerStep
     if model in PEERS:
-        step = PeerProcess(python_of_peer(model, python), model, size, device, compiled)
+        step = PeerStep(model, size, device, compiled)
     else:
         runtime = Runtime(compile=compiled != "no", float8="tensorwise" if compiled == "float8" else None)
-        mechanism, backend, group = MECHANISMS[row["mechanism"]], row["backend"], row["group"]
-        step = TimedStep(OurStep(model, size, device, runtime, mechanism, documents, group, backend), device)
-    try:
-        row |= {**step.facts, "losses": [step.loss() for _ in range(CHECKED_STEPS)]}
-        if reason := reason_against(row, rows, size):
-            raise NotTimedError(reason)
-        step.seconds(2)
-    except Exception:
-        step.close()
-        raise
-    facts = {"flops": {"train": step.facts["flops_per_token"] * size.tokens}}
-    return Ready(lambda: {"train": step.seconds(plan.repeats)}, facts, step.peak, step.close)
+        mechanism = MECHANISMS[row["mechanism"]]
+        step = OurStep(model, size, device, runtime, mechanism, documents, row["group"], row["backend"])
+    row |= {"parameters": step.parameters(), "flops_per_token": step.flops_per_token()}
+    row["losses"] = [step.train().item() for _ in range(CHECKED_STEPS)]
+    if reason := reason_against(row, rows, size):
+        raise NotTimedError(reason)
+    seconds_of(step.train, device, WARM_UP)
+    return Ready(
+        lambda: {"train": seconds_of(step.train, device, repeats)},
+        {"flops": {"train": row["flops_per_token"] * size.tokens}},
+        lambda: peak_bytes(step.train, step.tensors(), device),
+    )
 
 
 def reason_against(row: Row, rows: list[Row], size: Size) -> str | None:
@@ -216,57 +180,49 @@ def other_work(row: Row, ours: Row) -> str | None:
 def main(argv: list[str]) -> int:
     """`anlit benchmark step`; returns the exit status and raises UserError for the user's mistakes."""
     given = _parser().parse_args(argv)
-    name = preset_of(given)
-    plan = changed_plan(PRESETS[name], given)
-    for peer in plan.peers:
-        python_of_peer(peer, given.peer_python)
+    plan = changed_plan(PRESETS[given.preset], given)
     device = device_of(given)
     settings = {**vars(plan), "size": plan.size.as_json(), "documents": given.documents}
-    record = Record("step", argv, given.output, device, f"step-{name}", settings=settings)
+    record = Record("step", argv, given.output, device, f"step-{given.preset}", settings=settings)
     prepare_compiler()
     peak = matrix_peak(device, plan.size.dtype)
     record.keep(peak_flops_per_second=peak)
-    title = f"{plan.size.title}; peak {peak / 1e12:.3g} TFLOP/s"
-    group = Group(title, cases(plan, device, given.documents, given.peer_python))
-    measure([group], record, plan.rounds, given.minutes)
-    columns = {"step, ms": milliseconds("train"), "quartiles": quartiles_of("train"), "MFU": of_peak("train", peak),
-               "÷ GPT+ (95 %)": beside("train"), "MB": megabytes}  # fmt: skip
-    record.finish(tables(record, columns), notes(record))
+    sizes = [plan.size.at_length(length) for length in plan.lengths] or [plan.size]
+    measure(
+        (group_of(plan, size, device, given.documents, f"{size.title}; peak {peak / 1e12:.3g} TFLOP/s")
+         for size in sizes),
+        record, plan.rounds, given.minutes,
+    )  # fmt: skip
+    publish(record, {"step, ms": milliseconds("train"), "quartiles": quartiles_of("train"),
+                     "MFU": of_peak("train", peak), "÷ GPT+ (95 %)": beside("train"), "MB": megabytes})  # fmt: skip
     return 0
 
 
 def changed_plan(plan: Plan, given: argparse.Namespace) -> Plan:
-    """The preset with the given options in place of its own.
+    """The preset with the given options in place of its own. Without --peers it has those that are installed.
 
     Raises:
-        UserError: A name is not known.
+        UserError: A name is not known, a peer is not installed, or the heads cannot be shared so.
     """
     allowed: dict[str, Collection[str]] = {
         "models": MODELS, "compiled": OURS_COMPILED, "mechanisms": MECHANISMS, "backends": ("auto", *BACKENDS),
         "peers": ("none", *PEERS), "peers_compiled": COMPILED,
     }  # fmt: skip
-    changes: dict[str, Any] = {"size": changed_size(plan.size, given), "rounds": given.rounds or plan.rounds}
     for key, known in allowed.items():
-        values = getattr(given, key)
-        check_names(key, values, known)
-        if values:
-            changes[key] = values
-    if given.groups:
-        if any(group < 1 or changes["size"].n_heads % group for group in given.groups):
-            raise UserError(f"--groups must be divisors of the {changes['size'].n_heads} heads")
-        changes["groups"] = given.groups
-    if given.peers is None:
-        changes["peers"] = tuple(peer for peer in plan.peers if is_installed(peer) or given.peer_python)
-        for peer in set(plan.peers) - set(changes["peers"]):
-            say(f"{peer} is left out: install it, or give --peer_python, the Python of an environment that has it")
-    elif given.peers == ("none",):
-        changes["peers"] = ()
+        check_names(key, getattr(given, key), known)
+    keys = (*allowed, "groups", "lengths", "rounds")
+    changes: dict[str, Any] = {key: value for key in keys if (value := getattr(given, key))}
+    changes["size"] = changed_size(plan.size, given)
+    changes["peers"] = tuple(peer for peer in given.peers or plan.peers if peer != "none" and find_spec(peer))
+    if missing := set(given.peers or ()) - {"none", *changes["peers"]}:
+        raise UserError(f"--peers {missing.pop()} is not installed: install it, or leave it out")
+    if any(group < 1 or changes["size"].n_heads % group for group in given.groups or ()):
+        raise UserError(f"--groups must be divisors of the {changes['size'].n_heads} heads")
     return replace(plan, **changes)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("step", __doc__, "--preset cpu --peer_python ~/litgpt/bin/python")
-    add_device_options(parser, PRESETS)
+    parser = parser_of("step", __doc__, "--preset cpu --models GPT,anGPT", PRESETS)
     add = parser.add_argument
     add("--models", type=names, metavar="A,…", help=f"of {', '.join(MODELS)}")
     add("--mechanisms", type=names, metavar="A,…", help=f"of {', '.join(MECHANISMS)}")
@@ -275,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--compiled", type=names, metavar="A,…", help="of no, blocks, float8, for our models")
     add("--peers", type=names, metavar="A,…", help=f"of {', '.join(PEERS)}, or none (default: the installed ones)")
     add("--peers_compiled", type=names, metavar="A,…", help=f"of {', '.join(COMPILED)}, for the peers")
-    add("--peer_python", metavar="PATH", help="Python of an environment with the other peers")
+    add("--lengths", type=numbers, metavar="T,…", help="several lengths, with as many tokens in a batch")
     add("--documents", action="store_true", help="pack documents into our batches and mask them")
     add_size_options(parser)
     add_loop_options(parser)

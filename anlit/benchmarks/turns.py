@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from anlit.benchmarks.peers.clock import seconds_of
+from anlit.benchmarks.clock import seconds_of
 from anlit.reporting.intervals import Interval, median_with_interval
 
 Name = TypeVar("Name", bound=Hashable)

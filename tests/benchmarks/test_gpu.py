@@ -24,7 +24,6 @@ time.sleep(float(sys.argv[2]))
 folder = pathlib.Path(sys.argv[1])
 (folder / "a.json").write_text(json.dumps({"found": 7}))
 (folder / "a.md").write_text("# title\\n\\n## Table\\n\\n| a |\\n")
-(folder / "a.png").write_bytes(b"picture")
 """
 
 
@@ -65,7 +64,7 @@ def test_what_items_find_is_written_and_a_failure_stops_nothing(tmp_path: Path) 
     assert "a reason" in text
     assert "no-such-program is not here" in text
     assert "a reason" in (tmp_path / "output" / "log.txt").read_text()
-    assert sorted(file.name for file in (tmp_path / "output").iterdir()) == ["a.png", "gpu.json", "gpu.md", "log.txt"]
+    assert sorted(file.name for file in (tmp_path / "output").iterdir()) == ["gpu.json", "gpu.md", "log.txt"]
 
 
 def test_the_next_call_skips_what_is_finished_until_it_is_asked_for(tmp_path: Path) -> None:
@@ -225,7 +224,6 @@ def test_the_real_list_at_toy_sizes(tmp_path: Path) -> None:
     text = (tmp_path / "output" / "log.txt").read_text()
     assert set(statuses(tmp_path).values()) <= {"done", "left out"}, text
     assert set(statuses(tmp_path).values()) <= set(FINAL)
-    assert len(os.listdir(tmp_path / "output")) <= 8
     for name, result in written(tmp_path).items():
         if result["status"] == "done" and not any("pytest" in part for part in result["arguments"]):
             assert "\n| " in result["tables"], f"{name} wrote no table"

@@ -1,8 +1,8 @@
 """`anlit benchmark step` at tiny sizes: that it measures what `fit` runs, refuses what is wrong, and counts rightly."""
 
 import json
-import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,9 @@ from torch.utils.data import DataLoader
 from anlit.benchmarks import step
 from anlit.benchmarks.cases import of_peak, put_beside
 from anlit.benchmarks.our_step import MODELS, OurStep
-from anlit.benchmarks.peers.training_step import PeerStep, TimedStep
-from anlit.benchmarks.process import ProcessError
+from anlit.benchmarks.peers import PeerStep
 from anlit.benchmarks.record import Record
-from anlit.benchmarks.size import Size
-from anlit.benchmarks.step import PRESETS, PeerProcess, cases, other_work, reason_against
+from anlit.benchmarks.step import PRESETS, group_of, other_work, reason_against
 from anlit.benchmarks.turns import quartiles
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
@@ -58,13 +56,6 @@ def test_our_step_is_the_one_that_fit_runs(architecture: str, monkeypatch) -> No
         assert norms.max() <= 1 + 1e-5
 
 
-class PeerHere(TimedStep):
-    """A peer without a process of its own, whose imports take seconds."""
-
-    def __init__(self, python: str, peer: str, size: Size, device: torch.device, compiled: str) -> None:
-        super().__init__(PeerStep(peer, size.as_json(), device, compiled), device)
-
-
 def rows_of(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     (group,) = record["groups"]
     return {row["label"]: row for row in group["rows"]}
@@ -72,7 +63,6 @@ def rows_of(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_a_run_and_what_it_writes(tmp_path: Path, monkeypatch, capsys) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr(step, "PeerProcess", PeerHere)
     monkeypatch.setattr(step, "PRESETS", {"cpu": replace(PRESETS["cpu"], peers_compiled=("no",))})
     record = run(tmp_path, "--peers", "transformers", "--compiled", "no")
     rows = rows_of(record)
@@ -108,6 +98,17 @@ def test_a_run_that_is_killed_leaves_the_rounds_that_it_did(tmp_path: Path, monk
     assert len(rows_of(record)["GPT+ eager"]["seconds"]["train"]["values"]) == 2
 
 
+def test_longer_sequences_of_as_many_tokens(tmp_path: Path) -> None:
+    options = ["--peers", "none", "--compiled", "no", "--models", "GPT", "--lengths", "4,16,32"]
+    groups = run(tmp_path, *options)["groups"]
+    assert [group["title"].partition(", V")[0] for group in groups] == [
+        "d 16, L 2, T 4, B 4", "d 16, L 2, T 16, B 1", "d 16, L 2, T 32, B 1",
+    ]  # fmt: skip
+    rows = [row for group in groups for row in group["rows"]]
+    assert all(row["reason"] is None and row["seconds"]["train"]["median"] > 0 for row in rows)
+    assert rows[0]["flops"]["train"] < rows[1]["flops"]["train"]
+
+
 def test_documents_and_mechanisms(tmp_path: Path) -> None:
     options = ["--peers", "none", "--compiled", "no", "--models", "anGPT", "--documents"]
     rows = rows_of(run(tmp_path, *options, "--mechanisms", "plain,scale-invariant"))
@@ -119,9 +120,11 @@ def test_documents_and_mechanisms(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compiled", ["no", "blocks", "whole"])
 def test_a_peer_learns_and_does_our_work(compiled: str) -> None:
     pytest.importorskip("transformers")
-    peer = TimedStep(PeerStep("transformers", TINY.as_json(), CPU, compiled), CPU)
-    assert other_work(peer.facts, TimedStep(OurStep("GPT", TINY, CPU), CPU).facts) is None
-    losses = [peer.loss() for _ in range(10)]
+    peer = PeerStep("transformers", TINY, CPU, compiled)
+    facts = [{"parameters": one.parameters(), "flops_per_token": one.flops_per_token()}
+             for one in (peer, OurStep("GPT", TINY, CPU))]  # fmt: skip
+    assert other_work(*facts) is None
+    losses = [peer.train().item() for _ in range(10)]
     assert losses[0] == pytest.approx(4.16, abs=0.2)
     assert losses[-1] < losses[0] - 0.05
 
@@ -131,23 +134,6 @@ def test_other_work_is_told() -> None:
     assert other_work({"parameters": 1_001_000, "flops_per_token": 6e6}, ours) is None
     assert "parameters" in str(other_work({"parameters": 1_010_000, "flops_per_token": 6e6}, ours))
     assert "flops_per_token" in str(other_work({"parameters": 1_000_000, "flops_per_token": 6.1e6}, ours))
-
-
-@pytest.mark.slow
-def test_a_peer_in_a_process_of_its_own() -> None:
-    pytest.importorskip("transformers")
-    entrant = PeerProcess(sys.executable, "transformers", TINY, CPU, "no")
-    here = PeerStep("transformers", TINY.as_json(), CPU, "no")
-    assert entrant.facts["flops_per_token"] == here.flops_per_token()
-    assert entrant.facts["versions"].keys() == {"transformers", "torch"}
-    for _ in range(2):
-        assert entrant.loss() == pytest.approx(here.train().item(), rel=1e-5)
-    assert entrant.seconds(2) > 0
-    with pytest.raises(ProcessError, match="ZeroDivisionError"):
-        entrant.seconds(0)
-    with pytest.raises(ProcessError, match="ended"):
-        entrant.loss()
-    entrant.close()
 
 
 def test_what_is_wrong_or_fails_is_told_and_not_timed(tmp_path: Path, monkeypatch) -> None:
@@ -191,10 +177,10 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
     for options, sentence in (
         (["--models", "GTP"], "--models GTP is not known: choose from GPT"),
         (["--peers", "nanogpt"], "--peers nanogpt is not known"),
-        (["--peers", "litgpt", "--peer_python", "/no/python"], "cannot import litgpt"),
+        (["--peers", "litgpt"], "--peers litgpt is not installed: install it, or leave it out"),
         (["--device", "cuda"], "needs a CUDA device"),
     ):
-        if torch.cuda.is_available() and "cuda" in options:
+        if (torch.cuda.is_available() and "cuda" in options) or (find_spec("litgpt") and "litgpt" in options):
             continue
         with pytest.raises(UserError, match=sentence):
             run(tmp_path, *options)
@@ -202,7 +188,7 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
 
 def test_peers_are_clipped_and_free_their_gradients() -> None:
     pytest.importorskip("transformers")
-    step = PeerStep("transformers", TINY.as_json(), CPU, "no")
+    step = PeerStep("transformers", TINY, CPU, "no")
     norms = []
     step.optimizer.register_step_pre_hook(
         lambda *_: norms.append(torch.stack([p.grad.norm() for p in step.model.parameters()]).norm().item())
@@ -215,7 +201,7 @@ def test_peers_are_clipped_and_free_their_gradients() -> None:
 
 def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
     plan = replace(PRESETS["cpu"], models=("GPT", "anGPT"), peers=("litgpt",), compiled=("no", "blocks", "float8"))
-    bases = {case.label: case.base for case in cases(plan, CPU, False, None)}
+    bases = {case.label: case.base for case in group_of(plan, plan.size, CPU, False, "").cases}
     times = {
         "GPT+ eager": [1.0, 2.0, 4.0],
         "anGPT eager": [1.02, 2.04, 4.08],

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from anlit.benchmarks.peers.clock import peak_bytes
+from anlit.benchmarks.clock import peak_bytes
 from anlit.benchmarks.turns import alternate, paired_ratio, quartiles, timed
 from anlit.reporting.intervals import Interval, median_with_interval, product
 

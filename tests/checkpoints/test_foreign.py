@@ -95,7 +95,6 @@ def commands(path: Path, run: Path, out: Path) -> dict[str, Callable[[], int]]:
         "diagnose": lambda: main(["diagnose", str(path), *data, "--lengths", "16", "--tokens", "64"]),
         "needle": lambda: main(["needle", str(path), *data, "--lengths", "64", "--samples", "1"]),
         "explore": lambda: _explore(path),
-        "evaluate": lambda: main(["evaluate", str(path), "--tasks", "any", "--output", str(out)]),
         "validate": lambda: main(["validate", f"--config={config}", f"--ckpt_path={path}"]),
         "fit --initial_weights": lambda: main([*fit, f"--initial_weights={path}"]),
         "fit --ckpt_path": lambda: main([*fit, f"--ckpt_path={path}"]),
@@ -111,21 +110,10 @@ def _explore(path: Path) -> int:
     return 0
 
 
-READS_THE_MODEL = ("generate", "export", "score", "lengths", "diagnose", "needle", "explore", "evaluate")
+READS_THE_MODEL = ("generate", "export", "score", "lengths", "diagnose", "needle", "explore")
 READS_WEIGHTS = ("validate", "fit --initial_weights", "fit --ckpt_path")
 
 
-@pytest.fixture
-def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`anlit evaluate` without lm_eval: it loads the model and is asked nothing."""
-    from anlit.evaluation.harness import tasks as harness
-
-    monkeypatch.setattr(harness, "task_manager", lambda settings: None)
-    monkeypatch.setattr(harness, "version", lambda package: "none")
-    monkeypatch.setattr(harness, "evaluate", lambda *arguments: {"results": {}})
-
-
-@pytest.mark.usefixtures("no_tasks")
 @pytest.mark.parametrize("form", FORMS)
 def test_no_command_calls_what_a_checkpoint_names(form: str, run: Path, tmp_path: Path, capsys) -> None:
     marker = tmp_path / "marker"
@@ -138,7 +126,6 @@ def test_no_command_calls_what_a_checkpoint_names(form: str, run: Path, tmp_path
         assert name == "explore" or "names 'os.system', which is no Mechanism of anlit" in shown, shown
 
 
-@pytest.mark.usefixtures("no_tasks")
 @pytest.mark.parametrize("name", [*READS_THE_MODEL, *READS_WEIGHTS])
 def test_no_command_makes_the_optimizer_that_a_checkpoint_names(name: str, run: Path, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
@@ -157,7 +144,6 @@ class RunsCode:
         return os.mkdir, (str(self.marker),)
 
 
-@pytest.mark.usefixtures("no_tasks")
 @pytest.mark.parametrize("name", [*READS_THE_MODEL, *READS_WEIGHTS])
 def test_no_command_unpickles_objects(name: str, run: Path, tmp_path: Path) -> None:
     marker = tmp_path / "marker"

@@ -16,7 +16,7 @@ NOT_OURS = {".venv", "runs", "data", "build", "dist"}
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _OWN_PATH = re.compile(r"(?:anlit|configs|docs|tests|docker)/[\w./-]*")
-_SHIPPED = re.compile(r"(?:model|attention|block|optimizer|runtime|trainer|experiment|study|evaluation)/[\w/]+\.yaml")
+_SHIPPED = re.compile(r"(?:model|attention|block|optimizer|runtime|trainer|experiment|study)/[\w/]+\.yaml")
 
 
 def anchors(page: Path) -> set[str]:

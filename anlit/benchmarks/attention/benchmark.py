@@ -12,27 +12,9 @@ from anlit.benchmarks.attention import auto
 from anlit.benchmarks.attention.kernels import COMPARED, MECHANISMS
 from anlit.benchmarks.attention.measure import group_of
 from anlit.benchmarks.attention.shapes import LAYOUTS, PRESETS, Entrant, entrants
-from anlit.benchmarks.cases import (
-    beside,
-    measure,
-    megabytes,
-    milliseconds,
-    notes,
-    of_peak,
-    quartiles_of,
-    tables,
-)
-from anlit.benchmarks.options import (
-    add_device_options,
-    add_loop_options,
-    check_names,
-    device_of,
-    names,
-    numbers,
-    parser_of,
-    preset_of,
-)
-from anlit.benchmarks.rates import matrix_peak, prepare_compiler
+from anlit.benchmarks.cases import beside, measure, megabytes, milliseconds, notes, of_peak, publish, quartiles_of
+from anlit.benchmarks.clock import matrix_peak, prepare_compiler
+from anlit.benchmarks.options import add_loop_options, check_names, device_of, names, numbers, parser_of
 from anlit.benchmarks.record import Record
 from anlit.errors import UserError
 from anlit.models.runtime import flush_denormals
@@ -42,23 +24,18 @@ def main(argv: list[str]) -> int:
     """`anlit benchmark attention`; returns the exit status and raises UserError for the user's mistakes."""
     given = _parser().parse_args(argv)
     check_names("layouts", given.layouts, LAYOUTS)
-    changes = {
-        "widths": given.widths,
-        "lengths": given.lengths,
-        "rounds": given.rounds,
-        "layouts": given.layouts,
-        "entrants": given.entrants and checked_entrants(given.entrants),
-    }
+    changes = {key: value for key in ("widths", "lengths", "rounds", "layouts") if (value := getattr(given, key))}
+    if given.entrants:
+        changes["entrants"] = checked_entrants(given.entrants)
     if given.auto:
-        changes["lengths"] = given.lengths or auto.LENGTHS
-    plan = replace(PRESETS[preset_of(given)], **{name: value for name, value in changes.items() if value})
+        changes.setdefault("lengths", auto.LENGTHS)
+    plan = replace(PRESETS[given.preset], **changes)
     device = device_of(given)
     if device.type == "cpu":
         flush_denormals()  # as a run does
     prepare_compiler()
-    stem = "auto" if given.auto else ""
     settings = {**vars(plan), "dtype": str(plan.dtype)}
-    record = Record("attention", argv, given.output, device, stem, settings=settings)
+    record = Record("attention", argv, given.output, device, "auto" if given.auto else "", settings=settings)
     if given.auto:
         measure(auto.cells(plan, device), record, plan.rounds, given.minutes)
         table, sentence = auto.table(record.values["groups"])
@@ -76,7 +53,7 @@ def main(argv: list[str]) -> int:
         "MB": megabytes,
         "error": lambda row: f"{max(row['error'].values()):.0e}",
     }
-    record.finish(tables(record, columns), notes(record))
+    publish(record, columns)
     return 0
 
 
@@ -96,8 +73,7 @@ def checked_entrants(text: str) -> tuple[Entrant, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     example = "--entrants 'plain,sdpa scale-invariant,eager' --widths 64 --lengths 1024"
-    parser = parser_of("attention", __doc__, example)
-    add_device_options(parser, PRESETS)
+    parser = parser_of("attention", __doc__, example, PRESETS)
     add = parser.add_argument
     add("--entrants", metavar="LIST", help="mechanism,kernel pairs between spaces, in place of the preset's")
     add("--auto", action="store_true", help="what backend auto takes, beside what is fastest, for five mechanisms")

@@ -15,7 +15,7 @@ from anlit.attention.mechanism import Mechanism
 from anlit.benchmarks.attention.kernels import MECHANISMS, attend_by, reason_against
 from anlit.benchmarks.attention.shapes import Plan, Shape, documents_of
 from anlit.benchmarks.cases import Case, Group, NotTimedError, Ready, Row
-from anlit.benchmarks.peers.clock import peak_bytes, seconds_of
+from anlit.benchmarks.clock import peak_bytes, seconds_of
 
 AT_LEAST_SECONDS = 0.02
 """A trial repeats the call until it has about this long; shorter ones would measure the clock."""

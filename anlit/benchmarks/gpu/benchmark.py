@@ -1,6 +1,6 @@
 """`anlit benchmark gpu`: the first hour on a GPU. Call it again until it is done.
 
-It checks the kernels, then times attention, training steps, peers and growth, in the order of their worth. Each item is
+It checks the kernels, then times attention, training steps and peers, in the order of their worth. Each item is
 a process with its own time limit. Finished items are skipped in the next call, a failure is recorded and the next item
 runs, and all results are written after each item.
 
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--minutes", type=float, default=9.0, help="how long this call may take (%(default)s)")
     add("--state", default="runs/gpu-state", help="folder kept between calls: progress and caches (%(default)s)")
-    add("--output", default="runs/gpu", help="folder for at most eight files of results (%(default)s)")
+    add("--output", default="runs/gpu", help="folder for the results (%(default)s)")
     add("--again", nargs="+", default=[], metavar="ITEM", help="items, or a status such as failed, to run anew")
     add("--rehearse", action="store_true", help="toy sizes, on a CPU too")
     return parser

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from anlit.benchmarks.peers.clock import seconds_of
-from anlit.benchmarks.rates import TRIALS, matrix_peak
+from anlit.benchmarks.clock import TRIALS, matrix_peak, seconds_of
 from anlit.benchmarks.record import Record, Table
 
 ASKED = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,memory.total,temperature.gpu"

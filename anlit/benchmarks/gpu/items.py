@@ -10,10 +10,6 @@ TOY_STEP = (
     *("--vocab_size", "64", "--length", "32", "--batch", "2", "--peers_compiled", "no"),
 )
 TOY_ATTENTION = ("--preset", "cpu", "--widths", "16", "--lengths", "64", "--rounds", "2")
-TOY_GROWTH = (
-    *("--preset", "cpu", "--values", "16,32,64,128", "--rounds", "2", "--d_model", "16", "--n_layers", "1"),
-    *("--n_heads", "2", "--vocab_size", "64", "--length", "64", "--batch", "2"),
-)
 
 
 def _module(name: str, *options: str) -> tuple[str, ...]:
@@ -38,8 +34,10 @@ def _attention(name: str, what: str, minutes: float, *options: str) -> Item:
     return Item(f"attention-{name}", what, minutes, _benchmark("attention", *options), TOY_ATTENTION)
 
 
-def _step(name: str, what: str, minutes: float, *options: str, needs: tuple[str, ...] = ()) -> Item:
-    return Item(f"step-{name}", what, minutes, _benchmark("step", *options), TOY_STEP, needs)
+def _step(
+    name: str, what: str, minutes: float, *options: str, needs: tuple[str, ...] = (), toy: tuple[str, ...] = TOY_STEP
+) -> Item:
+    return Item(f"step-{name}", what, minutes, _benchmark("step", *options), toy, needs)
 
 
 OURS = ("--peers", "none")
@@ -85,7 +83,8 @@ ITEMS = (
     _step("1b", "1B steps: share of the peak", 6, "--preset", "h200-1b", "--models", "GPT,anGPT", *OURS),
     Item("loss", "memory and time of projection and cross-entropy", 2, _benchmark("loss"),
          ("--device", "cpu", "--rounds", "1", *TOY_STEP[6:-2])),
-    Item("growth", "time and memory over T", 8.5, _benchmark("growth", "--grow", "T"), TOY_GROWTH),
+    _step("growth", "time and memory over T, the tokens of a batch constant", 8.5, "--preset", "h200-125m", "--batch",
+          "32", "--lengths", "512,1024,2048,4096,8192,16384,32768,65536", *OURS, toy=(*TOY_STEP, "--lengths", "16,32")),
     _step("float8", "0.5B steps in float8", 5, "--models", "GPT,anGPT", "--compiled", "blocks,float8", *OURS,
           needs=("torchao",)),
     _kernels("float16"),

@@ -10,9 +10,9 @@ import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from anlit.benchmarks.options import add_device_options, device_of, parser_of, preset_of
+from anlit.benchmarks.clock import seconds_of
+from anlit.benchmarks.options import device_of, parser_of
 from anlit.benchmarks.our_step import MODELS, OurStep
-from anlit.benchmarks.peers.clock import seconds_of
 from anlit.benchmarks.record import Record, Table
 from anlit.benchmarks.step import PRESETS
 from anlit.models.runtime import Runtime
@@ -21,12 +21,11 @@ WARM_UP, STEPS, SHOWN = 5, 3, 40
 
 
 def main(argv: list[str]) -> int:
-    parser = parser_of("profile", __doc__, "--preset h200")
-    add_device_options(parser, PRESETS)
+    parser = parser_of("profile", __doc__, "--preset h200", PRESETS)
     parser.add_argument("--model", choices=list(MODELS), default="anGPT")
     given = parser.parse_args(argv)
     device = device_of(given)
-    size = PRESETS[preset_of(given)].size
+    size = PRESETS[given.preset].size
     step = OurStep(given.model, size, device, Runtime(compile=device.type == "cuda"))
     for _ in range(WARM_UP):
         step.train()

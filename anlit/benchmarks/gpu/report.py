@@ -1,17 +1,15 @@
-"""What `anlit benchmark gpu` writes into its result folder, at most eight files: one JSON, one Markdown, one log."""
+"""What `anlit benchmark gpu` writes into its result folder: one JSON, one Markdown, one log."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anlit.reporting.files import replacing, write_json, write_text
+from anlit.reporting.files import write_json, write_text
 from anlit.reporting.table import NONE, markdown_table
 
 LOG_BYTES = 20_000
 """Of each item's output, from its end."""
 SAID_LINES = 30
-PICTURES = 4
 HEAD = ("item", "", "s", "")
 
 
@@ -28,10 +26,6 @@ def publish(content: Mapping[str, Any], folders: Path, output: Path) -> None:
     write_json(output / "gpu.json", content)
     write_text(output / "gpu.md", _markdown(content, said))
     write_text(output / "log.txt", "\n".join(f"==== {name}\n{text}" for name, text in said.items() if text))
-    pictures = [picture for name in items for picture in sorted((folders / name).glob("*.png"))]
-    for picture in pictures[:PICTURES]:
-        with replacing(output / picture.name) as temporary:
-            shutil.copyfile(picture, temporary)
 
 
 def _markdown(content: Mapping[str, Any], said: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 STATE/results.json says what became of each item. It is written before and after every item, so a call that is killed
 loses one attempt, and the next call goes on. STATE also holds the compilers' caches and each item's files. The result
-folder is written anew after each item, from STATE alone: gpu.json, gpu.md, log.txt and the items' pictures.
+folder is written anew after each item, from STATE alone: gpu.json, gpu.md and log.txt.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Time and memory of a call."""
+"""Time and memory of a call, the peak rate of a device, and the compiler's state at the start of a benchmark."""
 
 import ctypes
 import time
@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+PEAK_SIZE = {"cuda": 8192, "cpu": 1024}
+TRIALS = 10
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
@@ -53,3 +56,23 @@ def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.de
 def _status_bytes(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a product of square matrices, the best of ten."""
+    size = PEAK_SIZE[device.type]
+    one, other = torch.randn(2, size, size, device=device).to(dtype)
+    best = min(seconds_of(lambda: one @ other, device) for _ in range(TRIALS))
+    return float(2 * size**3 / best)
+
+
+def prepare_compiler() -> None:
+    """Raise the limits of compilations, once before a benchmark begins.
+
+    Blocks of several models share their code, and each model, shape and kind of pass is a separate compilation. Beyond
+    the limit code would run uncompiled and be timed, so it fails instead.
+    """
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 256
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    torch._dynamo.config.fail_on_recompile_limit_hit = True

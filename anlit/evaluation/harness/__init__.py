@@ -1,1 +1,0 @@
-"""`anlit evaluate`: downstream tasks of the lm-evaluation-harness on checkpoints of anlit."""
