@@ -4,7 +4,8 @@
 
 `anlit compare --measure_steps` and `anlit study` start it. It builds each run's model again from config.yaml, with the
 optimizer, precision, runtime settings, batch size and threads of the run, on random tokens. All models take steps in
-one process, round by round, so that other work of the machine slows all of them alike.
+one process, one after another and round by round, so that other work of the machine slows all of them alike. It goes on
+until every ratio of times is known to `PRECISION`, or for `SECONDS` for each model.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import argparse
 import math
 import shlex
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ import anlit.models  # noqa: F401  classes that a configuration may name
 from anlit.attention.choice.choices import Choices
 from anlit.benchmarks.our_step import take_step, trainer_of
 from anlit.benchmarks.size import Size, blocks_of
-from anlit.benchmarks.turns import alternate, timed
+from anlit.benchmarks.turns import alternate, paired_ratio, timed
 from anlit.checkpoints.loading import device_name, find_device
 from anlit.configuration import CONFIG, init_args, mapping
 from anlit.data.batch import Batch, batch_from_blocks
@@ -41,17 +44,22 @@ from anlit.runs.folders import Run, load_run
 from anlit.runs.groups import group_runs
 from anlit.settings import build, is_plain, subclass_named
 
-ROUNDS, WARMUP = 15, 2
-TURN_SECONDS = 0.2
+FEWEST, MOST, WARMUP = 15, 1000, 2
+"""Rounds that count, and those before them."""
+SECONDS = 30.0
+"""The longest that it may take, for each model."""
+PRECISION = 0.02
+"""The interval of a ratio of times may be this share wide to both sides."""
+TURN_SECONDS = 0.02
 """A turn has as many steps as take this time, so that the resolution of the clock does not matter."""
 
 
-def measure(runs: list[Run], rounds: int, device: torch.device) -> dict[str, Any]:
+def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[str, Any]:
     """Time steps of every run's configuration in turns.
 
     Args:
         runs: One of each configuration.
-        rounds: The number of turns of each.
+        rounds: The number of turns of each; None for as many as the precision takes.
         device: The device.
 
     Returns:
@@ -81,7 +89,18 @@ def measure(runs: list[Run], rounds: int, device: torch.device) -> dict[str, Any
         arms.append({
             "run": str(run.folder), "key": group.key, "tokens": batch.tokens.numel(), "steps": repeats,
         })  # fmt: skip
-    seconds = alternate(steps, rounds, WARMUP)
+
+    def precise(so_far: dict[int, list[float]]) -> bool:
+        if len(so_far[0]) < FEWEST:
+            return False
+        ratios = (paired_ratio(so_far[one], so_far[other]) for one, other in combinations(so_far, 2))
+        return all(max(ratio.high / ratio.median, ratio.median / ratio.low) <= 1 + PRECISION for ratio in ratios)
+
+    if rounds is None:
+        deadline = time.monotonic() + SECONDS * len(steps)
+        seconds = alternate(steps, MOST, WARMUP, deadline=deadline, after_round=precise)
+    else:
+        seconds = alternate(steps, rounds, WARMUP)
     for number, arm in enumerate(arms):
         arm["seconds_per_token"] = [value / arm["tokens"] for value in seconds[number]]
     return {"arms": arms, "threads": torch.get_num_threads()}
@@ -153,7 +172,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="anlit.benchmarks.runs", description="Steps of runs, taken in turns.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="one run folder of each configuration")
     parser.add_argument("--output", required=True, metavar="FILE")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
     given = parser.parse_args(argv)

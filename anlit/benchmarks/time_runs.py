@@ -1,5 +1,6 @@
 """Times the steps of runs in a separate process, for comparisons, which do not import torch."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,16 +10,19 @@ from anlit.configuration import IMPORTED
 from anlit.errors import UserError
 from anlit.runs.groups import Group
 
+QUIET_THREADS = {"OMP_WAIT_POLICY": "passive"}
+"""Threads that wait for each other sleep. Where the machine has other work, threads that spin make a step of two
+three times as long, and ratios of times uncertain by a fifth."""
 
-def time_steps(groups: list[Group], folder: Path, rounds: int | None = None) -> None:
+
+def time_steps(groups: list[Group], folder: Path) -> None:
     """Time steps of every group's configuration in turns and write `FILE` into `folder`.
 
     Raises:
         UserError: A configuration cannot be built; the message was printed.
     """
     runs = [str(group.counted[0].folder) for group in groups]
-    options = [] if rounds is None else ["--rounds", str(rounds)]
-    options += [f"--import={module}" for module in IMPORTED]
+    options = [f"--import={module}" for module in IMPORTED]
     command = [sys.executable, "-m", "anlit.benchmarks.runs", *runs, "--output", str(folder / FILE), *options]
-    if subprocess.run(command, check=False).returncode:
+    if subprocess.run(command, check=False, env={**QUIET_THREADS, **os.environ}).returncode:
         raise UserError("the steps of the runs could not be timed, see above: leave out --measure_steps")

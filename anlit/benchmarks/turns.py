@@ -20,16 +20,16 @@ def alternate(
     warmup: int = 0,
     *,
     deadline: float | None = None,
-    after_round: Callable[[dict[Name, list[Result]]], None] | None = None,
+    after_round: Callable[[dict[Name, list[Result]]], bool | None] | None = None,
 ) -> dict[Name, list[Result]]:
     """Call every entrant once in each round. Each round begins with another entrant.
 
     Args:
         entrants: Functions that measure, such as `timed(step)`, by name.
-        rounds: Rounds that count.
+        rounds: Rounds that count, at most.
         warmup: Rounds before them that do not count.
         deadline: After this `time.monotonic()` no round begins, except the first.
-        after_round: Gets all results so far after each round that counts, to store them.
+        after_round: Gets all results so far after each round that counts. If it returns True, no other round begins.
 
     Returns:
         The results of each entrant, round by round.
@@ -45,8 +45,8 @@ def alternate(
         first = turn % max(1, len(names))
         for name in (*names[first:], *names[:first]):
             results[name].append(entrants[name]())
-        if after_round is not None:
-            after_round(results)
+        if after_round is not None and after_round(results):
+            break
     return results
 
 

@@ -1,11 +1,14 @@
 """Steps of finished runs in turns: what is built, what is written, what the comparison makes of it."""
 
+import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from anlit.analysis.compare import compare
@@ -62,6 +65,24 @@ def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path) -> No
     assert raw["paired_steps"]["arms"][0]["run"] == folders[0]
 
 
+@pytest.mark.parametrize(("noise", "rounds"), [(0.0, runs.FEWEST), (0.1, 40)])
+def test_rounds_go_on_until_the_ratios_are_precise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float, rounds: int
+) -> None:
+    folders = [Path(make(tmp_path / model, model)) for model in ("GPT", "AnGPT")]
+    made: list[int] = []
+
+    def pretended(step: object, device: object, repeats: int = 1) -> Callable[[], float]:
+        made.append(1)
+        number, turns = len(made), itertools.count()
+        return lambda: 1.0 + (noise * (next(turns) % 3) if number == 4 else 0.0)
+
+    monkeypatch.setattr(runs, "timed", pretended)
+    monkeypatch.setattr(runs, "MOST", 40)
+    found = runs.measure([load_run(folder) for folder in folders], None, torch.device("cpu"))
+    assert [len(arm["seconds_per_token"]) for arm in found["arms"]] == [rounds, rounds]
+
+
 @pytest.mark.parametrize("named", ["os.system", "subprocess.Popen", "stranger.Layer", "anlit.cli.main"])
 @pytest.mark.parametrize("place", ["model", "optimizer", "lr", "attention", "layers"])
 @pytest.mark.covering(1)
@@ -104,12 +125,18 @@ def test_a_model_of_one_s_own_is_imported_by_the_process_that_is_started(
         runs.main([str(folder), *own])
 
     started: list[str] = []
+    environment: dict[str, str] = {}
+
+    def start(words: list[str], *, env: dict[str, str], **more: object) -> subprocess.CompletedProcess[str]:
+        started.extend(words)
+        environment.update(env)
+        return subprocess.CompletedProcess(words, 0)
+
     request.addfinalizer(IMPORTED.clear)
     with monkeypatch.context() as patched:
-        patched.setattr(
-            subprocess, "run", lambda words, **more: started.extend(words) or subprocess.CompletedProcess(words, 0)
-        )
+        patched.setattr(subprocess, "run", start)
         out = ["--baseline", str(folder), "--output", str(tmp_path / "out")]
         main(["compare", str(folder), *out, "--measure_steps", "--import", "ownmodel"])
     assert started[1:3] == ["-m", "anlit.benchmarks.runs"]
+    assert environment["OMP_WAIT_POLICY"] == "passive"
     assert runs.main([*started[3:], *own]) == 0

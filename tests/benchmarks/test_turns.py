@@ -37,6 +37,10 @@ def test_after_the_deadline_no_round_begins_but_the_first() -> None:
     assert alternate({}, 2) == {}
 
 
+def test_no_round_begins_after_what_is_enough() -> None:
+    assert alternate({"a": lambda: 1.0}, 5, after_round=lambda results: len(results["a"]) == 2) == {"a": [1.0, 1.0]}
+
+
 def test_seconds_are_those_of_one_call() -> None:
     calls: list[int] = []
     assert timed(lambda: calls.append(time.sleep(0.01) or 1), CPU, repeats=3)() >= 0.01
