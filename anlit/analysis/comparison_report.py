@@ -13,7 +13,7 @@ from anlit.analysis.speedup import Summary
 from anlit.reporting.files import write_json, write_text
 from anlit.reporting.intervals import Interval
 from anlit.reporting.page import html
-from anlit.reporting.table import NONE, markdown_table, terminal_table
+from anlit.reporting.table import NONE, TerminalTable, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, minus, visible
 from anlit.runs.folders import Run
@@ -109,7 +109,7 @@ def show(report: Report, console: Console | None = None) -> None:
         cells = _cells(result, report.claim_of(result))
         rows.append([_name(result, report), *(cells[i].replace(" (", "\n(") for i in shown)])
     title = f"Convergence against {report.baseline.label}"
-    console.print(terminal_table(title, ["configuration", *head], rows))
+    console.print(TerminalTable(title, ["configuration", *head], rows))
     for note in report.notes:
         console.print(visible(f"note: {note}"), markup=False, highlight=False)
     paths = visible(f"Plot: {report.plot}, page: {report.page}")

@@ -12,7 +12,7 @@ import torch
 from anlit.checkpoints.loading import device_name
 from anlit.reporting.files import output_folder, write_json, write_text
 from anlit.reporting.provenance import environment
-from anlit.reporting.table import console, markdown_table, terminal_table
+from anlit.reporting.table import TerminalTable, console, markdown_table
 
 BUSY_LOAD = 0.25
 """Above this load per core before a benchmark its rates are unreliable."""
@@ -81,7 +81,7 @@ class Record:
         write_text(self.path("md"), "\n\n".join([*lines, *notes]) + "\n")
         screen = console()
         for table in shown:
-            screen.print(terminal_table(table.title, table.head, table.rows, table.left))
+            screen.print(TerminalTable(table.title, table.head, table.rows, table.left))
         for note in (*notes, *self._busy()):
             screen.print(note, markup=False, highlight=False)
         screen.print(f"Written to {self._file}.json and .md.", markup=False, highlight=False, soft_wrap=True)

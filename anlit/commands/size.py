@@ -4,7 +4,6 @@ import argparse
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
 
 from anlit.errors import UserError
 from anlit.options import CommandParser
@@ -27,23 +26,15 @@ def main(argv: list[str]) -> int:
 
     from anlit.commands.support.sizing import parse, plan_of  # torch takes seconds: wrong options do not wait for it
     from anlit.sizing.estimate import estimate
-    from anlit.sizing.report import show, show_table
-    from anlit.sizing.table import sizing_table
+    from anlit.sizing.report import show
 
-    screen = console()
-    if options.table:
-        rows = sizing_table(options.gpu, options.mfu)
-        show_table(screen, rows)
-        record: Any = [row.record() for row in rows]
-    else:
-        cli = parse(["fit", *fit_arguments])
-        result = estimate(cli.model, plan_of(options, cli.config["fit"]))
-        show(screen, result)
-        record = result.record()
+    cli = parse(["fit", *fit_arguments])
+    result = estimate(cli.model, plan_of(options, cli.config["fit"]))
+    show(console(), result)
     if options.json is not None:
         try:
             options.json.parent.mkdir(parents=True, exist_ok=True)
-            write_json(options.json, record)
+            write_json(options.json, result.record())
         except OSError as error:
             raise UserError(f"--json {options.json} cannot be written ({error.strerror}): name another file") from error
     return 0
@@ -65,18 +56,15 @@ def _parser() -> CommandParser:
     parser.add_argument("--gpu", choices=sorted(DENSE_BF16), default="H100")
     parser.add_argument("--mfu", type=float, default=0.4, help="expected share of the dense bf16 peak")
     parser.add_argument("--json", type=Path, help="write the numbers to this file too")
-    parser.add_argument("--table", action="store_true", help="the table of sizes on 1, 4, 8 and 64 GPUs")
     return parser
 
 
 def _check(options: argparse.Namespace, fit_arguments: list[str]) -> None:
     """Raises:
-    UserError: An option is out of range, missing or too much.
+    UserError: An option is out of range or missing.
     """
-    if options.table and fit_arguments:
-        raise UserError(f"anlit size --table takes no {fit_arguments[0]}, its models are fixed: leave one of them out")
-    if not options.table and not fit_arguments:
-        raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE, or --table")
+    if not fit_arguments:
+        raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE")
     for name in ("gpus", "batch_size", "tokens"):
         value = getattr(options, name)
         if value is not None and value < 1:

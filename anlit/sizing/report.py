@@ -2,20 +2,18 @@
 
 from rich.console import Console
 
-from anlit.reporting.table import NONE, terminal_table
+from anlit.reporting.table import TerminalTable
 from anlit.sizing.estimate import FRAGMENTATION, Estimate
 from anlit.sizing.gpus import DENSE_BF16, GPU_BYTES
-from anlit.sizing.table import TOKENS_PER_PARAMETER, Row
 
 GB = 1e9
-HEADINGS = ("model", "size", "weights", "GPUs", "strategy", "recom-\npute", "batch", "GB per GPU", "tokens/s", "days")
 
 
 def show(console: Console, result: Estimate) -> None:
     """Print parameters, memory per GPU and time of one run."""
     plan = result.plan
     parameters = [[name, f"{number:,}"] for name, number in result.parameters.items()]
-    console.print(terminal_table("Model", ["parameters", "number"], parameters))
+    console.print(TerminalTable("Model", ["parameters", "number"], parameters))
     cache = f"{result.cache_bytes / 1e6:,.3g} MB"
     console.print(f"Keys and values of one sequence of {plan.length:,} tokens, to generate in bfloat16: {cache}.\n")
 
@@ -30,7 +28,7 @@ def show(console: Console, result: Estimate) -> None:
     }
     head = ["memory on one GPU at the peak of a step", "GB"]
     rows = [[name, f"{size / GB:.2f}"] for name, size in memory.items()]
-    console.print(terminal_table(f"{title}blocks recomputed: {recompute}", head, rows))
+    console.print(TerminalTable(f"{title}blocks recomputed: {recompute}", head, rows))
 
     time = [
         ["FLOPs per token, forward and backward", f"{result.flops_per_token:.3e}"],
@@ -39,31 +37,5 @@ def show(console: Console, result: Estimate) -> None:
     if plan.tokens is not None and result.days is not None:
         time.append([f"days for {plan.tokens:.3g} tokens", f"{result.days:.3g}"])
     title = f"at {plan.mfu:.0%} of {DENSE_BF16[plan.gpu] / 1e12:.0f} TFLOP/s (dense bf16)"
-    console.print(terminal_table(title, ["time", ""], time))
+    console.print(TerminalTable(title, ["time", ""], time))
     console.print("FLOPs are for sequences of one document. Activations are those of uncompiled blocks.")
-
-
-def show_table(console: Console, rows: list[Row]) -> None:
-    """Print all sizes, and mark those that do not fit."""
-    plan = rows[0].estimate.plan
-    title = (
-        f"{plan.gpu} {GPU_BYTES[plan.gpu] / GB:.0f} GB, bf16-mixed, T {plan.length}, MFU {plan.mfu:.0%}, "
-        f"{TOKENS_PER_PARAMETER} tokens per parameter; the largest micro-batch that fits, else 1"
-    )
-    console.print(terminal_table(title, HEADINGS, map(_cells, rows), left=(0, 1, 4), names=4))
-
-
-def _cells(row: Row) -> list[str]:
-    result, plan = row.estimate, row.estimate.plan
-    return [
-        row.architecture,
-        row.size,
-        f"{result.parameters['total'] / 1e6:,.0f}M",
-        str(plan.gpus),
-        plan.strategy,
-        "no" if plan.checkpoint_every is None else "all",
-        str(plan.batch_size),
-        f"{(result.peak + result.allowance) / GB:.1f}",
-        f"{result.tokens_per_second:,.0f}" if result.fits else "no fit",
-        f"{result.days:.2g}" if result.fits and result.days is not None else NONE,
-    ]

@@ -1,6 +1,5 @@
 """The documentation's commands that take seconds do what they say, in a fresh folder, in the order of the pages."""
 
-import json
 import os
 import shlex
 import shutil
@@ -123,18 +122,3 @@ def test_table_of_what_takes_exported_folders_is_right(
     run([*start, "--initial_weights", EXPORTED, "--run_dir", "runs/again"])
     capsys.readouterr()
     assert main([*start, "--initial_weights", FOLDED, "--run_dir", "runs/folded"]) == 2
-
-
-def test_sizes_are_what_the_command_prints(tmp_path: Path) -> None:
-    assert main(["size", "--table", "--json", str(tmp_path / "sizes.json")]) == 0
-    rows = []
-    for row in json.loads((tmp_path / "sizes.json").read_text()):
-        plan, fits = row["plan"], row["fits"]
-        gigabytes = f"{(row['peak'] + row['allowance']) / 1e9:.1f}" if fits else "does not fit"
-        rows.append(
-            f"| {row['architecture']} | {row['size']} | {row['parameters']['total'] / 1e6:,.0f}M | {plan['gpus']} | "
-            f"{plan['strategy']} | {plan['batch_size'] if fits else '–'} | {gigabytes} | "
-            f"{format(row['days'], '.2g') if fits else '–'} |"
-        )
-    page = (ROOT / "docs" / "results" / "speed.md").read_text(encoding="utf-8")
-    assert [row for row in rows if row not in page] == []

@@ -55,8 +55,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("size --config tiny.yaml --tokens -5", r"--tokens -5 must be at least 1"),
     ("size --config tiny.yaml --model.n_layers 0", r"model\.n_layers=0 is out of range"),
     ("size --config tiny.yaml --json /proc/size.json", r"--json /proc/size\.json cannot be written .* another file"),
-    ("size --table --mfu 0", r"--mfu 0 must be a share of the peak"),
-    ("size --table --config tiny.yaml", r"--table takes no --config, its models are fixed: leave one of them out"),
+    ("size --config tiny.yaml --mfu 0", r"--mfu 0 must be a share of the peak"),
     # studies
     ("study --config tiny.yaml --dry_run", r"has the unknown key 'data': the known ones are after, arms"),
     ("study --config seeded.yaml --dry_run", r"sets seed_everything, which its seeds set too: leave it out"),
@@ -104,7 +103,7 @@ MISTAKES: list[tuple[str, str]] = [
 FAST = {
     "fit", f"{FIT} --seed_everything -1", f"{FIT} --trainer.devices x", f"{FIT} --data.path beyond",
     f"{FIT} --model.optimizer.lr high", "study --config seeded.yaml --dry_run", "study --config study.yaml --jobs 0",
-    "size --table --mfu 0", "prepare PythonSources --tokenizer gpt2", "score run texts/0.txt --output texts",
+    "size --config tiny.yaml --mfu 0", "prepare PythonSources --tokenizer gpt2", "score run texts/0.txt --output texts",
     "diagnose --gaussian --output new --lengths 2",
 }  # fmt: skip
 """Those that every change is tested with; all were tracebacks, or accepted."""

@@ -15,7 +15,6 @@ __all__ = ["folder", "start"]
 COLUMNS = 80
 COMMANDS = {
     "size": ["--config", "run/config.yaml"],
-    "size --table": [],
     "compare": ["run", "--baseline", "run", "--output", "out"],
     "lengths": ["run", "--lengths", "8,16,32,64,128,256", "--output", "out"],
     "diagnose": ["run", "--lengths", "16", "--tokens", "64", "--output", "out"],
@@ -80,8 +79,7 @@ def test_every_cell_is_whole(
         for table in tables:
             assert any(all(word in line for word in table.rows[0][0].split()) for line in lines)
     else:
-        assert max(len(line) for line in lines if line[:1] in "┏┃┡│├└" or "─" in line) <= COLUMNS
-        assert command != "size --table" or sum("tokens/s" in line for line in lines) == 1
+        assert all(len(line) <= COLUMNS for line in lines if "─" in line)
 
 
 @pytest.mark.slow

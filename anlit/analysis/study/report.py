@@ -13,7 +13,7 @@ from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.sections import comparison_of, render, winners
 from anlit.reporting.files import write_json, write_text
 from anlit.reporting.page import html
-from anlit.reporting.table import NONE, markdown_table, terminal_table
+from anlit.reporting.table import NONE, TerminalTable, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, visible
 from anlit.runs.folders import Run
@@ -44,7 +44,7 @@ def show(outcome: Outcome, console: Console | None = None) -> None:
         rows.append([point.arm.title, setting, str(len(point.losses)), loss,
                      *([speeds.get(point.arm.name, NONE)] if speeds else [])])  # fmt: skip
     if rows:
-        console.print(terminal_table(outcome.study.title, head, rows, left=(0, 1), names=2))
+        console.print(TerminalTable(outcome.study.title, head, rows, left=(0, 1)))
     for name, found in edges.items():
         for edge in found:
             console.print(visible(f"note: {name}: {edge}: a wider grid might find a better one"), markup=False)

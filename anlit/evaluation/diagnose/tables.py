@@ -10,7 +10,7 @@ import numpy as np
 from anlit.evaluation.diagnose.plot import draw, last_bin, reliable
 from anlit.evaluation.record import provenance
 from anlit.reporting.files import jsonable, write_json, write_text, writing
-from anlit.reporting.table import NONE, console, markdown_table, terminal_table
+from anlit.reporting.table import NONE, TerminalTable, console, markdown_table
 from anlit.reporting.text import literal
 
 COLUMNS = {
@@ -99,5 +99,5 @@ def cell(heads: np.ndarray, digits: int) -> str:
 def print_report(title: str, head: list[str], body: list[list[str]], folder: Path) -> None:
     """Print a table, with a line for each word of its head, and where the report is."""
     screen = console()
-    screen.print(terminal_table(title, [name.replace(" ", "\n") for name in head], body))
+    screen.print(TerminalTable(title, [name.replace(" ", "\n") for name in head], body))
     screen.print(f"Report: {folder / 'report.md'}", markup=False, highlight=False, soft_wrap=True)

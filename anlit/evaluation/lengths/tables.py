@@ -12,7 +12,7 @@ from anlit.evaluation.arms import Arm
 from anlit.evaluation.lengths.measure import Measurement
 from anlit.evaluation.lengths.tally import Estimate
 from anlit.evaluation.record import provenance
-from anlit.reporting.table import NONE, markdown_table, terminal_table
+from anlit.reporting.table import NONE, TerminalTable, markdown_table
 from anlit.reporting.text import literal
 
 PLOT = "lengths.png"
@@ -100,7 +100,7 @@ def show(results: Results, console: Console) -> None:
             lines.append([arm.label, "yes" if masked else "no", *losses])
     head = ["configuration", "documents\nmasked", *(f"{length:,}" for length in results.lengths)]
     title = f"Loss in nats per token, by length, on {results.tokens:,} tokens"
-    console.print(terminal_table(title, head, lines, names=2))
+    console.print(TerminalTable(title, head, lines))
 
 
 def markdown(results: Results, record: dict[str, Any], notes: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from anlit.evaluation.needle.score import Scores
 from anlit.evaluation.record import provenance
-from anlit.reporting.table import markdown_table, terminal_table
+from anlit.reporting.table import TerminalTable, markdown_table
 from anlit.reporting.text import literal, minus
 
 Z = 1.959964
@@ -115,9 +115,7 @@ def show(results: Results, console: Console) -> None:
         cells = [f"{a}\n{b}".replace(" [", "\n[") for a, b in zip(accuracy[2:], nats[2:], strict=True)]
         rows.append([*accuracy[:2], *cells])
     head = ["configuration", "seeds", *(f"{results.name(length)}\ntokens" for length in results.lengths)]
-    console.print(
-        terminal_table("Exact match, its 95 % interval, and nats per token of the answer", head, rows, names=2)
-    )
+    console.print(TerminalTable("Exact match, its 95 % interval, and nats per token of the answer", head, rows))
 
 
 def _rows(results: Results, cell: Callable[[ArmScores, int], str]) -> list[list[str]]:
