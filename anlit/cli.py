@@ -27,7 +27,6 @@ COMMANDS = {
     "score": "log-likelihoods of texts, per token: anlit score RUN FILE… --output scores.parquet",
     "export": "a model out of its run, for anlit or transformers: anlit export RUN --output DIR",
     "import": "a Qwen3 of transformers as GPT+: anlit import FOLDER --output DIR",
-    "explore": "a page to look at models, prompts and attention: anlit explore RUN…",
     "lengths": "loss at 1, 4 and 16 times the training length: anlit lengths RUN… --output DIR",
     "needle": "needle in a haystack, depth × length: anlit needle RUN… --output DIR",
     "diagnose": "attention statistics by layer, head and context length: anlit diagnose RUN --output DIR",

@@ -48,11 +48,11 @@ for words in sys.argv[1].split(", "):
 
 
 def test_help_and_wrong_options_of_a_tool_need_no_torch() -> None:
-    tools = ("prepare", "study", "compare", "generate", "score", "export", "import", "explore", "lengths",
+    tools = ("prepare", "study", "compare", "generate", "score", "export", "import", "lengths",
              "needle", "diagnose", "size", "benchmark")  # fmt: skip
     wrong = ("generate nowhere hello", "score nowhere a.txt --output b", "lengths nowhere --output b", "size --gpus 0",
              "needle nowhere --output b", "diagnose nowhere --output b",
-             "export nowhere --output b", "explore nowhere", "size", "study --config nowhere.yaml",
+             "export nowhere --output b", "size", "study --config nowhere.yaml",
              "compare nowhere --output b", "prepare Nonesuch")  # fmt: skip
     words = ", ".join([*(f"{tool} --help" for tool in tools), *wrong])
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH, words], check=True)

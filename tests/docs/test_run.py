@@ -21,7 +21,6 @@ NOT_RUN = {
     "import": "needs a Qwen3 from the hub",
     "imported/qwen3": "needs a Qwen3 from the hub; tests/integration/test_imported_runs.py runs it",
     "imported/qwen3/tokenizer.json": "needs a Qwen3 from the hub",
-    "explore": "serves a page until it is stopped",
     "needle": "takes minutes; tests/evaluation/test_needle.py runs it",
     "runs/mine": "1,000 steps",
     "logger/wandb.yaml": "needs wandb; tests/integration/test_wandb.py runs it",

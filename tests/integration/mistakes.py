@@ -95,7 +95,6 @@ MISTAKES: list[tuple[str, str]] = [
     ("needle run --output new --seed -1", r"--seed is -1: set it to 0 or more"),
     ("diagnose --output new", r"needs a run folder or a \.ckpt file, or --gaussian"),
     ("diagnose --gaussian --output new --lengths 2", r"--lengths 2 .* add one of 10 or more"),
-    ("explore --runs nowhere", r"name checkpoints, or give a folder of run folders with --runs"),
     ("benchmark attention --lengths x", r"--lengths x is of the wrong type: give integers such as 1,2"),
 ]
 """What is typed after `anlit`, in the folder of tests/integration/test_mistakes.py; a regular expression."""

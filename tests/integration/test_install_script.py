@@ -39,18 +39,18 @@ def install(tmp_path: Path, *packages: str) -> tuple[subprocess.CompletedProcess
     report = {"install": [{"metadata": dict(zip(("name", "version"), p.split("=="), strict=True))} for p in packages]}
     given = {"PYTHON": sys.executable, "VENV": str(tmp_path / "venv"), "PIP_LOG": str(log)}
     done = subprocess.run(
-        ["sh", str(ROOT / "docker" / "install.sh"), "explore"],
+        ["sh", str(ROOT / "docker" / "install.sh"), "eval"],
         env=os.environ | given | {"PIP_REPORT": json.dumps(report)}, capture_output=True, text=True,
     )  # fmt: skip
     return done, [json.loads(line) for line in log.read_text().splitlines()]
 
 
 def test_all_but_torchvision_is_installed(tmp_path: Path) -> None:
-    done, asked = install(tmp_path, "gradio==6.31.0", "torchvision==0.28.0", "litdata==0.2.76", "anlit==0.1.0")
+    done, asked = install(tmp_path, "sacrebleu==2.5.1", "torchvision==0.28.0", "litdata==0.2.76", "anlit==0.1.0")
     assert done.returncode == 0, done.stderr
     assert not any("torchvision" in str(call) or "uninstall" in str(call) for call in asked)
     first, last = asked
-    assert first[-1] == ["gradio==6.31.0", "litdata==0.2.76"]
+    assert first[-1] == ["sacrebleu==2.5.1", "litdata==0.2.76"]
     assert "--no-deps" in first
     assert last[-3:] == ["--no-deps", "-e", "."]
 

@@ -119,22 +119,6 @@ def heads_figure(found: dict[str, Any]) -> Figure:
     return figure
 
 
-def head_maps(values: dict[str, np.ndarray], statistic: str) -> Figure:
-    """One statistic of several models on one scale, a panel each; values are (layers, heads) by the models' names."""
-    widths = [1.2 + 0.5 * array.shape[1] for array in values.values()]
-    height = 1.6 + 0.34 * max(len(array) for array in values.values())
-    top = max(float(np.nanmax(array)) for array in values.values())
-    with style(), plt.rc_context(SMALL):
-        figure = Figure(figsize=(max(5.0, sum(widths) + 1), height), layout="constrained")
-        axes = figure.subplots(1, len(values), squeeze=False, width_ratios=widths)[0]
-        for ax, (name, array) in zip(axes, values.items(), strict=True):
-            image = _head_map(ax, array, top or 1.0)
-            ax.set_title(name, loc="left", fontsize=8)
-            ax.set_xlabel("head")
-        figure.colorbar(image, ax=list(axes), label=TITLES[statistic])
-    return figure
-
-
 def _head_map(ax: Axes, values: np.ndarray, top: float) -> AxesImage:
     """A heat map of layers (rows) and heads (columns), colours from 0 to `top`, with numbers if there is space."""
     image = ax.imshow(values, cmap=MAP, vmin=0, vmax=top, aspect="auto")
