@@ -18,7 +18,6 @@ COMMANDS = {
     "fit": "train a model: anlit fit --config experiment/demo/gpt.yaml",
     "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt",
     "test": "the same on the test split",
-    "predict": "per-token log-likelihoods of the validation split, into RUN_DIR/predictions.parquet",
     "study": "arms tuned, trained on several seeds, reported: anlit study --config study/convergence.yaml",
     "benchmark": "speed: anlit benchmark step, attention",
     "size": "memory, FLOPs and days before starting: anlit size --config FILE --gpus 8",
@@ -31,7 +30,7 @@ COMMANDS = {
     "needle": "needle in a haystack, depth × length: anlit needle RUN… --output DIR",
     "diagnose": "attention statistics by layer, head and context length: anlit diagnose RUN --output DIR",
 }
-LIGHTNING = ("fit", "validate", "test", "predict")
+LIGHTNING = ("fit", "validate", "test")
 """Subcommands of LightningCLI, in commands/fit.py; each other one has a file of its name."""
 
 

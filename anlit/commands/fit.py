@@ -1,4 +1,4 @@
-"""`anlit fit | validate | test | predict`: LightningCLI with anlit's run folder, callbacks and loggers."""
+"""`anlit fit | validate | test`: LightningCLI with anlit's run folder, callbacks and loggers."""
 
 import errno
 import logging
@@ -33,7 +33,6 @@ from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
 from anlit.training.callbacks.loss_guard import LossGuard
 from anlit.training.callbacks.metrics_on_resume import MetricsOnResume
 from anlit.training.callbacks.norms import NormMonitor
-from anlit.training.callbacks.predictions import Predictions
 from anlit.training.callbacks.progress import RunProgress
 from anlit.training.callbacks.random_state import RandomState
 from anlit.training.callbacks.run_record import RunRecord
@@ -64,8 +63,6 @@ class AnlitCLI(RunParser):
         run_dir_option = config.run_dir
         if config.run_dir is None:
             config.run_dir = f"runs/{config.model.class_path.rsplit('.', 1)[-1].lower()}-seed{config.seed_everything}"
-        if self.subcommand == "predict":
-            config.return_predictions = False  # they are written to a file and may not fit into memory
         if self.subcommand != "fit":
             files = [str(path) for path in config.config or []]
             config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, run_dir_option, files, str(self.subcommand))
@@ -139,10 +136,9 @@ class AnlitCLI(RunParser):
         trainer, run_dir = self.setting("trainer", default={}), self.setting("run_dir")
         if self.subcommand != "fit":
             self.save_config_callback = None  # it would write config.yaml into the working directory
-            predictions = [Predictions(run_dir)] if self.subcommand == "predict" else []
             own = _as_list(trainer.get("callbacks"))
             return super().instantiate_trainer(
-                callbacks=[*own, *predictions, *_progress(trainer, own)],
+                callbacks=[*own, *_progress(trainer, own)],
                 logger=trainer.get("logger") or False,
                 plugins=[*_as_list(trainer.get("plugins")), AtomicCheckpointIO()],  # reads sharded checkpoints too
                 **kwargs,

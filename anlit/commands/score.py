@@ -99,7 +99,7 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
     with TokenTable(Path(arguments.output), text.tokenizer, record) as table:
         for number, scores in enumerate(found):
             byte_ranges, source = offsets.pop(0)
-            table.add(number, scores, byte_ranges, source=source)
+            table.add(number, scores, byte_ranges, source)
             known = ~np.isnan(scores.log_likelihood)
             totals.documents += 1
             totals.tokens += len(byte_ranges)

@@ -176,10 +176,6 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
             raise UserError(f"{self.path} has no test split: use `anlit validate` for the loss on its validation split")
         return self._evaluation_loader("test")
 
-    def predict_dataloader(self) -> EvaluationLoader:
-        """What validation uses."""
-        return self.val_dataloader()
-
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Cut a training batch to the length that `context_schedule` gives for the current step."""
         if not self.context_schedule or self.trainer is None or not self.trainer.training:

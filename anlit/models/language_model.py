@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torchmetrics import MeanMetric
 
@@ -172,12 +171,6 @@ class LanguageModel(L.LightningModule):
         data = self._data()
         if data is not None and (bytes_per_token := data.bytes_per_token(split)) is not None:
             self.log(f"{split}/bits_per_byte", loss / math.log(2) / bytes_per_token)
-
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Log-likelihood in nats of every target, (B, T), with the tokens and targets; 0 where not counted."""
-        logits = self.logits_of(batch).float()
-        loss = cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none")
-        return {"tokens": batch.tokens, "targets": batch.targets, "log_likelihood": -loss}
 
     def configure_optimizers(self) -> Any:
         try:

@@ -9,7 +9,7 @@
 | byte_start, byte_end | int64, range of the characters that the token is part of, in the document's UTF-8 bytes |
 | n_context | int32, tokens of the document that the model saw before it |
 | log_likelihood | float32, nats; null if nothing was before the token |
-| rank | int32, 1 if no token was more probable; null if it is not known |
+| rank | int32, 1 if no token was more probable; null if nothing was before the token |
 """
 
 import json
@@ -63,14 +63,14 @@ class TokenTable:
 
     Args:
         path: The file; an existing one is replaced.
-        tokenizer: Decodes the tokens; with None `text` is null.
+        tokenizer: Decodes the tokens.
         record: Written as JSON into the file's metadata, under `anlit`.
 
     Raises:
         UserError: The file cannot be written.
     """
 
-    def __init__(self, path: Path, tokenizer: Tokenizer | None, record: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, tokenizer: Tokenizer, record: Mapping[str, Any]) -> None:
         self.path, self._partial = path, path.with_name(path.name + ".partial")
         self._tokenizer = tokenizer
         self._text_of = lru_cache(maxsize=None)(self._decode)
@@ -84,42 +84,34 @@ class TokenTable:
         except OSError as error:
             raise UserError(f"--output {path} cannot be written ({error.strerror or error}): name another") from error
 
-    def add(
-        self,
-        document: int,
-        scores: Scores,
-        offsets: np.ndarray | None,
-        positions: np.ndarray | None = None,
-        source: str | None = None,
-    ) -> None:
+    def add(self, document: int, scores: Scores, offsets: np.ndarray, source: str) -> None:
         """Add the tokens of one document.
 
         Args:
             document: Its number.
             scores: The scores of n tokens.
-            offsets: (n, 2) int64, their byte ranges; None for null in the table.
-            positions: (n,) int64, their positions in the document; None for 0 … n − 1.
+            offsets: (n, 2) int64, their byte ranges.
             source: The origin of its text: the file, and the record in it.
         """
         n = len(scores.tokens)
         missing = np.isnan(scores.log_likelihood)
         columns = [
             pa.array(np.full(n, document, np.int64)),
-            pa.array(np.arange(n, dtype=np.int64) if positions is None else positions),
+            pa.array(np.arange(n, dtype=np.int64)),
             pa.array(scores.tokens.astype(np.int32)),
             pa.array([self._text_of(token) for token in scores.tokens.tolist()], pa.string()),
-            *(pa.nulls(n, pa.int64()) if offsets is None else pa.array(offsets[:, side]) for side in (0, 1)),
+            *(pa.array(offsets[:, side]) for side in (0, 1)),
             pa.array(scores.n_context),
             pa.array(scores.log_likelihood, mask=missing),
             pa.array(scores.rank, mask=scores.rank == 0),
+            pa.array([source] * n, pa.string()),
         ]
-        columns.append(pa.array([source] * n, pa.string()))
         self._waiting.append(pa.Table.from_arrays(columns, schema=SCHEMA))
         if sum(map(len, self._waiting)) >= ROW_GROUP:
             self._write()
 
-    def _decode(self, token: int) -> str | None:
-        return self._tokenizer and self._tokenizer.decode([token], skip_special_tokens=False)
+    def _decode(self, token: int) -> str:
+        return self._tokenizer.decode([token], skip_special_tokens=False)
 
     def _write(self) -> None:
         if self._waiting:

@@ -250,7 +250,7 @@ def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/a.ckpt", "s3://bucket/a.ckpt", "registry:someone/model"])
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("command", ["fit", "validate", "test"])
 @pytest.mark.covering(1)
 def test_a_checkpoint_at_an_address_is_refused(command: str, address: str, run: Path, tmp_path: Path, capsys) -> None:
     own = [f"--run_dir={tmp_path / 'new'}"]

@@ -1,4 +1,4 @@
-"""The parser of `anlit fit | validate | test | predict`, for whoever reads a configuration: fit itself, size, study.
+"""The parser of `anlit fit | validate | test`, for whoever reads a configuration: fit itself, size, study.
 
 `RunParser` adds anlit's own settings to LightningCLI's. A subclass says what is made of the parsed configuration.
 """
@@ -51,7 +51,8 @@ class RunParser(CommandLine):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Without the option to unpickle checkpoints: they are always read with weights_only=True."""
-        return {name: skipped | {"weights_only"} for name, skipped in LightningCLI.subcommands().items()}
+        known = LightningCLI.subcommands()
+        return {name: known[name] | {"weights_only"} for name in ("fit", "validate", "test")}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         restrict_parser()

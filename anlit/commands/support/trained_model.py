@@ -1,4 +1,4 @@
-"""The checkpoint that `anlit validate`, `test` and `predict` evaluate; they never evaluate an untrained model."""
+"""The checkpoint that `anlit validate` and `test` evaluate; they never evaluate an untrained model."""
 
 from pathlib import Path
 

@@ -88,13 +88,6 @@ class RunProgress(ProgressBar):
     def on_test_batch_end(self, *arguments: Any, **_: Any) -> None:
         self._show_batch("test", *arguments[4:])
 
-    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._is_enabled:
-            self._open("prediction", 0, 0)
-
-    def on_predict_batch_end(self, *arguments: Any, **_: Any) -> None:
-        self._show_batch("prediction", *arguments[4:])
-
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._close()
 
@@ -132,7 +125,7 @@ class RunProgress(ProgressBar):
         if self._live is None:
             return
         self.has_dataloader_changed(dataloader_idx)  # sets the number of batches for the next line
-        name = {"validation": "val", "test": "test", "prediction": "predict"}[what]
+        name = {"validation": "val", "test": "test"}[what]
         total = getattr(self, f"total_{name}_batches_current_dataloader")
         known = total != float("inf")
         shown = f"{what} {batch_idx + 1}/{total:.0f}" if known else f"{what} {batch_idx + 1}"
