@@ -23,8 +23,8 @@ from anlit.commands.support.quiet import quiet
 from anlit.commands.support.run_folder import hold, refuse_damaged_checkpoint, refuse_lost_checkpoint
 from anlit.commands.support.trained_model import checkpoint_to_evaluate
 from anlit.commands.support.wandb_run import finish_wandb_run, wandb_run
-from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
+from anlit.data.module import TokenShards
 from anlit.errors import RunError, UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.runtime import flush_denormals

@@ -1,4 +1,4 @@
-"""Next-token cross-entropy: from logits, and from hidden states without ever holding all logits.
+"""Next-token cross-entropy from hidden states, without ever holding all logits.
 
 Logits are (tokens, V): at V = 50,304 and 16,384 tokens 3.3 GB in float32, more than all else in a small model, and
 the usual way holds several such tensors. `linear_cross_entropy` takes a chunk of tokens at a time through the
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import cross_entropy
 
 from anlit.targets import IGNORED
 
@@ -29,30 +28,12 @@ TILE = 256
 """Tokens of which chunks on other devices are multiples."""
 
 
-def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy in nats per counted token, and the same plus z_loss · mean(log Z)².
-
-    Args:
-        logits: (B, T, V).
-        targets: (B, T), −100 where a token does not count.
-        z_loss: Weight of the squared log-partition (arXiv 2204.02311).
-    """
-    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    counted = targets != IGNORED
-    n_counted = counted.sum().clamp_min(1)  # no target at all: a loss of 0, not NaN
-    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum") / n_counted
-    if not z_loss:
-        return loss, loss
-    squares = logits.logsumexp(-1).square()
-    return loss, loss + z_loss * torch.where(counted, squares, 0).sum() / n_counted
-
-
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0, compiled: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`next_token_loss` of the logits x·Wᵀ, a chunk of tokens at a time: the loss, which carries no gradient, and the
-    objective, which does.
+    """Mean cross-entropy of the logits x·Wᵀ in nats per counted token, a chunk of tokens at a time; 0 without any.
 
+    Returns the loss, which carries no gradient, and the objective, which does: the loss plus z_loss · mean(log Z)².
     Products are computed in autocast's precision where that is on, the rest in float32 at least. The forward pass
     computes the gradients and keeps them, N·d and V·d numbers. They can be used once and not differentiated again.
 
@@ -60,7 +41,7 @@ def linear_cross_entropy(
         x: Hidden states, (B, T, d).
         weight: W, (V, d).
         targets: (B, T), −100 where a token does not count.
-        z_loss: As in `next_token_loss`.
+        z_loss: Weight of the squared log-partition (arXiv 2204.02311).
         compiled: Whether to compile the work on a chunk's logits: three passes over them instead of a dozen.
     """
     dtype = x.dtype

@@ -22,13 +22,13 @@ def _at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def unit(x: Tensor, dim: int = -1) -> Tensor:
-    """x / ‖x‖₂ over `dim`; same shape and dtype as x. A zero vector stays zero."""
+def unit(x: Tensor) -> Tensor:
+    """x / ‖x‖₂ over the last axis; same shape and dtype as x. A zero vector stays zero."""
     wide = _at_least_float32(x)
-    if dim == -1 and is_trained_eagerly_on_cpu(x):
+    if is_trained_eagerly_on_cpu(x):
         return Normalise.apply(wide, None, 0.0, 1.0).to(x.dtype)
     tiny = torch.finfo(wide.dtype).tiny
-    return (wide / torch.linalg.vector_norm(wide, dim=dim, keepdim=True).clamp_min(tiny)).to(x.dtype)
+    return (wide / torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp_min(tiny)).to(x.dtype)
 
 
 def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:

@@ -7,6 +7,6 @@ from functools import cache
 
 
 @cache
-def say_once(logger: logging.Logger, message: str, level: int = logging.INFO) -> None:
+def say_once(logger: logging.Logger, message: str) -> None:
     """Log `message`, if `logger` has not had it before."""
-    logger.log(level, message)
+    logger.info(message)

@@ -77,7 +77,7 @@ def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_shards(tiny_text: Path) -> str:
     """Prepared folder of the small corpus: vocabulary 320, about 20,000 tokens."""
-    from anlit.data import TextFiles
+    from anlit import TextFiles
 
     path = str(tiny_text.parent / "shards")
     TextFiles(str(tiny_text), path, vocab_size=320, val_fraction=0.2).prepare_data()

@@ -86,10 +86,7 @@ def check(words: list[str], fit_parser: Any, monkeypatch: pytest.MonkeyPatch) ->
     command, *options = words
     assert command in COMMANDS, f"anlit has no command {command}"
     if command == "size":
-        own, options = sizing._parser().parse_known_args(options)
-        if own.table:
-            assert not options
-            return
+        _, options = sizing._parser().parse_known_args(options)
         command = "fit"
     if command not in LIGHTNING:
         with _stops_when_parsed(monkeypatch), pytest.raises(ParsedError):

@@ -61,7 +61,7 @@ def make_run(folder: Path, data: Path, architecture: Any, seed: int = 1, name: s
     config = {
         "seed_everything": seed,
         "model": {"class_path": kind, "init_args": {"context_length": LENGTH, "attention": MECHANISM, **settings}},
-        "data": {"class_path": "anlit.data.TokenShards", "init_args": {"path": str(data), "batch_size": 4}},
+        "data": {"class_path": "anlit.TokenShards", "init_args": {"path": str(data), "batch_size": 4}},
         "run_dir": str(folder),
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))

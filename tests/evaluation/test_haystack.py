@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from anlit.data import TokenShards
+from anlit import TokenShards
 from anlit.data.tokenizer import load_tokenizer
 from anlit.errors import UserError
 from anlit.evaluation.needle.cities import CITIES

@@ -13,10 +13,9 @@ import yaml
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from anlit import GPT, AnGPT
+from anlit import GPT, AnGPT, TokenShards
 from anlit.attention.documents import Documents
 from anlit.checkpoints.loading import Checkpoint, load_checkpoint
-from anlit.data import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.arms import group_by_seed
 from anlit.evaluation.data import available_targets, data_of
@@ -167,7 +166,7 @@ def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> 
     checkpoint = load_checkpoint(str(make_run(tmp_path / "mixed", data, GPT)), "cpu")
     assert checkpoint.config is not None
     paths = {"a": str(prepare(tmp_path / "a", n_val=101)), "b": str(prepare(tmp_path / "b", n_val=301))}
-    checkpoint.config["data"] = {"class_path": "anlit.data.Mixture", "init_args": {"paths": paths}}
+    checkpoint.config["data"] = {"class_path": "anlit.Mixture", "init_args": {"paths": paths}}
     found = measure(checkpoint, data_of(checkpoint), [16, 64], [True], 384, 256)
     assert [one.total.tokens for one in found] == [384, 384]
     assert [one.sequences for one in found] == [7 + 18, 2 + 5]

@@ -16,9 +16,8 @@ from scipy.stats import binomtest
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from anlit import GPT, AnGPT
+from anlit import GPT, AnGPT, TextFiles, TokenShards
 from anlit.commands.needle import main, needle
-from anlit.data import TextFiles, TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.needle import checkpoints as needle_checkpoints
 from anlit.evaluation.needle import score as scoring

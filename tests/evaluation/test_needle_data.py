@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from anlit.data import TokenShards
+from anlit import TokenShards
 from anlit.data.batch import Batch
 from anlit.errors import UserError
 from anlit.evaluation.needle.data import NeedleInHaystack

@@ -15,9 +15,9 @@ import lightning as L
 import pytest
 import torch
 
+from anlit import TextFiles
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.cli import main
-from anlit.data import TextFiles
 
 VOCABULARY = 320
 STEPS = 40  # of a run that is not told otherwise

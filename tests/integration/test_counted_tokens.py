@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from anlit.data import TextFiles
+from anlit import TextFiles
 from tests.integration.conftest import VOCABULARY, fit_arguments
 from tests.integration.ranks import DDP, FSDP, column, run_ranks
 from tests.integration.test_strategies import assert_same_training

@@ -24,7 +24,7 @@ def study(tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.chdir(tmp_path)
     for name in ("GPT", "AnGPT"):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"model": {"class_path": f"anlit.{name}"}}))
-    data = {"class_path": "anlit.data.TokenShards", "init_args": {"path": str(shards), "batch_size": 4}}
+    data = {"class_path": "anlit.TokenShards", "init_args": {"path": str(shards), "batch_size": 4}}
     trainer = QUIET | {"accelerator": "cpu", "max_steps": 40, "val_check_interval": 10, "limit_val_batches": 2}
     common = {"model": {"init_args": MODEL}, "data": data, "trainer": trainer, "checkpoint_every_n_steps": 5}
     (tmp_path / "common.yaml").write_text(yaml.safe_dump(common))

@@ -10,7 +10,7 @@ from anlit.cli import main
 
 COMMON = {
     "model": {"init_args": {"vocab_size": 64, "context_length": 16, "n_layers": 1, "n_heads": 2, "d_model": 32}},
-    "data": {"class_path": "anlit.data.TokenShards", "init_args": {"path": "nowhere"}},
+    "data": {"class_path": "anlit.TokenShards", "init_args": {"path": "nowhere"}},
 }
 RATE = "model.init_args.optimizer.init_args.lr"
 

@@ -10,8 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anlit.layers import cross_entropy
-from anlit.layers.cross_entropy import linear_cross_entropy, next_token_loss
+from anlit.layers.cross_entropy import linear_cross_entropy
 from anlit.targets import IGNORED
+from tests.layers.from_logits import next_token_loss
 from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
 V, D = 37, 6

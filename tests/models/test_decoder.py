@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anlit import GPT, NGPT, AnGPT, Plain, ScaleInvariant
 from anlit.errors import UserError
-from anlit.layers.cross_entropy import next_token_loss
 from anlit.layers.scaling import ScalingVector
+from tests.layers.from_logits import next_token_loss
 from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -8,10 +8,10 @@ import torch
 
 from anlit import AnGPT, PRoPE, RoPE, ScaleInvariant
 from anlit.checkpoints.loading import load_checkpoint
-from anlit.layers.cross_entropy import next_token_loss
 from anlit.models.language_model import LanguageModel
 from anlit.optim.schedule import Schedule
 from anlit.targets import IGNORED
+from tests.layers.from_logits import next_token_loss
 from tests.models.tiny import ARCHITECTURES, adamw, batches, fit, random_tokens, tiny
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anlit import GPT, RoPE
-from anlit.layers.cross_entropy import next_token_loss
+from tests.layers.from_logits import next_token_loss
 from tests.models.tiny import SIZE, jolt, random_tokens, tiny
 
 transformers = pytest.importorskip("transformers")

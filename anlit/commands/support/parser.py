@@ -24,8 +24,8 @@ import anlit.training.callbacks  # noqa: F401  short class names in YAML are tho
 from anlit.commands.support.allowed import refuse_functions, restrict_parser
 from anlit.commands.support.bounds import check_bounds
 from anlit.commands.support.messages import one_sentence
-from anlit.data import TokenShards
 from anlit.data.checks import padded_vocabulary
+from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.language_model import LanguageModel
