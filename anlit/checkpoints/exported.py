@@ -7,7 +7,6 @@ FOLDER/tokenizer.json       the tokenizer of its training data
 """
 
 import json
-import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import anlit
+from anlit.reporting.files import replacing, write_text
 
 WEIGHTS, SETTINGS, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
@@ -62,14 +62,11 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
 def write_folder(folder: Path, weights: dict[str, Tensor], record: dict[str, Any], tokenizer: bytes | None) -> None:
     """Write model.safetensors, tokenizer.json and, last, config.json; each is complete or absent."""
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{WEIGHTS}.partial"
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial, metadata={"format": "pt"})
-    os.replace(partial, folder / WEIGHTS)
+    with replacing(folder / WEIGHTS) as partial:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial, metadata={"format": "pt"})
     if tokenizer is not None:
         (folder / TOKENIZER).write_bytes(tokenizer)
-    partial = folder / f".{SETTINGS}.partial"
-    partial.write_text(json.dumps(record, indent=2) + "\n")
-    os.replace(partial, folder / SETTINGS)
+    write_text(folder / SETTINGS, json.dumps(record, indent=2) + "\n")
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:

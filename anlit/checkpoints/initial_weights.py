@@ -7,13 +7,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from anlit.checkpoints.checkpoint_io import is_sharded
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, is_exported
 from anlit.checkpoints.loading import read_model
 from anlit.configuration import attention_label, class_name, init_args
 from anlit.errors import UserError
+from anlit.models.continuing import refuse_other_shapes
 from anlit.models.language_model import LanguageModel
 from anlit.settings import as_plain
 
@@ -58,14 +57,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
         )
         saved_weights = {name: value for name, value in saved_weights.items() if not _is_of_mechanism(name)}
         saved_weights |= {name: value for name, value in weights.items() if _is_of_mechanism(name)}
-    names = [*weights, *(name for name in saved_weights if name not in weights)]
-    for name in names:
-        saved_shape, shape = _shape(saved_weights.get(name)), _shape(weights.get(name))
-        if saved_shape != shape:
-            raise UserError(
-                f"initial_weights={path} does not fit the model ({name} is {saved_shape} in it and {shape} in the "
-                "model): give the model's settings of the run that it comes from, with --config RUN/config.yaml"
-            )
+    refuse_other_shapes(saved_weights, weights, f"initial_weights={path}")
     embedding, head = (f"{PREFIX}{name}" for name in (EMBEDDING, HEAD))
     if model.model.tie_embeddings and not saved_weights[embedding].equal(saved_weights[head]):
         raise UserError(
@@ -86,7 +78,3 @@ def _mechanisms(plain: Any) -> list[str]:
 
 def _is_of_mechanism(name: str) -> bool:
     return any(part in name for part in OF_MECHANISMS)
-
-
-def _shape(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else "×".join(map(str, tensor.shape)) or "a number"

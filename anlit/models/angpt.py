@@ -114,7 +114,7 @@ class AnGPTBlock(nn.Module):
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
         self.output = config.attention_output(UnitNorm(), gate_factor=root_d)
         self.post_norm = UnitNorm() if config.post_norm else nn.Identity()
-        self.positions, self.attention = config.positions_of(layer), config.attention_of(layer)
+        self.positions, self.attention = config.positions.for_layer(layer), config.attention_of(layer)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:

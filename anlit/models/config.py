@@ -154,10 +154,8 @@ class DecoderConfig:
         try:
             self.positions.check(self.head_width)
             mechanism = self.attention.for_layer(self.n_heads, self.head_width, layer)
-            mechanism.n_heads, mechanism.d_head = (
-                self.n_heads,
-                self.head_width,
-            )  # a user's `for_layer` need not set them
+            # A user's `for_layer` need not set these.
+            mechanism.n_heads, mechanism.d_head = self.n_heads, self.head_width
             return Attention(mechanism, self.backend, self.dropout, self.qk_clip)
         except ValueError as error:
             raise UserError(f"model: {error}") from error
@@ -166,10 +164,6 @@ class DecoderConfig:
         """The input of W_o, with the gate and, if it is wanted, with `norm`."""
         used = norm if self.attention_norm else None
         return AttentionOutput(self.d_model, self.n_heads, self.head_width, self.attention_gate, gate_factor, used)
-
-    def positions_of(self, layer: int) -> Positions:
-        """The positions of layer number `layer`, from 0."""
-        return self.positions.for_layer(layer)
 
 
 @dataclass(frozen=True)

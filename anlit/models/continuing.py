@@ -79,19 +79,23 @@ def check_changes(found: list[Change], ckpt_path: Any, accept: bool) -> str | No
     return f"Continued with changed settings, the new ones are used: {_listed(found)}" if found else None
 
 
-def refuse_other_shapes(saved: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], ckpt_path: Any) -> None:
-    """Refuse a checkpoint whose weights do not have the names and shapes of the model's.
+def refuse_other_shapes(saved: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], source: str) -> None:
+    """Refuse weights that do not have the names and shapes of the model's.
+
+    Args:
+        saved: The weights of a checkpoint.
+        expected: The model's.
+        source: The setting that names the checkpoint, with its value.
 
     Raises:
         UserError: A weight is missing, unknown or of another shape.
     """
     for name in [*expected, *(name for name in saved if name not in expected)]:
-        saved_shape, shape = (tuple(tensor.shape) if tensor is not None else "missing"
-                       for tensor in (saved.get(name), expected.get(name)))  # fmt: skip
-        if saved_shape != shape:
+        then, now = (str(tuple(weights[name].shape)) if name in weights else "missing" for weights in (saved, expected))
+        if then != now:
             raise UserError(
-                f"ckpt_path={ckpt_path} does not fit the model ({name} is {saved_shape} in it and {shape} in the "
-                "model): give the settings of the run that it comes from, with --config RUN/config.yaml"
+                f"{source} does not fit the model ({name} is {then} in it and {now} in the model): give the settings "
+                "of the run that it comes from, with --config RUN/config.yaml"
             )
 
 

@@ -66,7 +66,7 @@ class GPTBlock(nn.Module):
         self.norm_v = RMSNorm(self.d_head, eps) if config.v_norm else nn.Identity()
         self.output = config.attention_output(RMSNorm(self.d_head, eps), gate_factor=1.0)
         self.post_norm_A, self.post_norm_M = (RMSNorm(d, eps) if config.post_norm else nn.Identity() for _ in range(2))
-        self.positions, self.attention = config.positions_of(layer), config.attention_of(layer)
+        self.positions, self.attention = config.positions.for_layer(layer), config.attention_of(layer)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:

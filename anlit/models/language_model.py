@@ -270,7 +270,7 @@ class LanguageModel(L.LightningModule):
         found = list(changes(then, now))
         line = check_changes(found, self.trainer.ckpt_path, self.accept_changes)
         if "state_dict" in checkpoint:
-            refuse_other_shapes(checkpoint["state_dict"], self.state_dict(), self.trainer.ckpt_path)
+            refuse_other_shapes(checkpoint["state_dict"], self.state_dict(), f"ckpt_path={self.trainer.ckpt_path}")
         if line and not self.is_continued:
             rank_zero_only(_log.info)(line)
         self.is_continued = True

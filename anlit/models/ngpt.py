@@ -83,7 +83,7 @@ class NGPTBlock(nn.Module):
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
         self.output = config.attention_output(UnitNorm(), gate_factor=root_d)
         self.s_u, self.s_v = (config.scaling(f, config.s_uv_init, config.s_uv_scale) for _ in range(2))
-        self.positions, self.attention = config.positions_of(layer), config.attention_of(layer)
+        self.positions, self.attention = config.positions.for_layer(layer), config.attention_of(layer)
         if config.qk_norm and self.positions.scale != 1:
             raise UserError(
                 f"model.positions {type(self.positions).__name__} with attention_factor={self.positions.scale:g} has "

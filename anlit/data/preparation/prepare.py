@@ -10,7 +10,6 @@ The same files and settings give the same bytes, whatever the machine, the worke
 """
 
 import errno
-import os
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from anlit.data.preparation.tokenizer import provide_tokenizer
 from anlit.data.preparation.workspace import LOCK, Workspace, say
 from anlit.data.storage.manifest import MANIFEST, WORK, read_manifest
 from anlit.errors import UserError
+from anlit.reporting.provenance import cores
 from anlit.reporting.text import visible
 
 
@@ -47,11 +47,6 @@ class RunOptions:
     """Compare the checksum of every chunk of a finished folder, not only its size."""
     command: str = ""
     """The command that makes the folder, for the manifest and the errors of those who read it."""
-
-    def n_workers(self) -> int:
-        if self.workers is not None:
-            return self.workers
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def prepare(path: str | Path, recipe: Recipe, options: RunOptions | None = None) -> dict[str, Any] | None:
@@ -127,7 +122,7 @@ def _begin(workspace: Workspace, recipe: Recipe, options: RunOptions) -> Runner 
                 workspace.forget_plan()
             raise
         say(f"Preparing {recipe.corpus}: {len(plan.files):,} files, {plan.size / 1e6:,.1f} MB.")
-        return Runner(job, plan, recipe, options.n_workers(), options.shard, options.shards)
+        return Runner(job, plan, recipe, options.workers or cores(), options.shard, options.shards)
 
 
 def _end(workspace: Workspace, recipe: Recipe, options: RunOptions, runner: Runner) -> dict[str, Any] | None:

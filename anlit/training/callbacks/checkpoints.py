@@ -74,20 +74,20 @@ class LastCheckpoint(ModelCheckpoint):
         if not stepped or validation_follows(trainer):
             return
         if self.interruption.agreed():
-            self._save(trainer)
+            save_checkpoint_now(self, trainer)
             self._stop(trainer)
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save after a validation, not before it: a resumed run would skip that validation."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._save(trainer)
+            save_checkpoint_now(self, trainer)
             if self.interruption.agreed():
                 self._stop(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if last_saved_step(self) != trainer.global_step:
-            self._save(trainer)
+            save_checkpoint_now(self, trainer)
         finish_writing(trainer)  # here an error still fails the run
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -96,9 +96,6 @@ class LastCheckpoint(ModelCheckpoint):
         self.interruption.restore()
         if not isinstance(exception, KeyboardInterrupt):  # for an interrupt Lightning ends them
             _end_launched_ranks(trainer)
-
-    def _save(self, trainer: L.Trainer) -> None:
-        save_checkpoint_now(self, trainer)
 
     def _stop(self, trainer: L.Trainer) -> None:
         """End the run when the checkpoint is complete."""
@@ -127,7 +124,6 @@ def _end_launched_ranks(trainer: L.Trainer) -> None:
 
 def finish_writing(trainer: L.Trainer) -> None:
     """Wait for checkpoints that are being written in the background."""
-    for part in (trainer.strategy, trainer.strategy.checkpoint_io):
-        wait = getattr(part, "wait_for_checkpoints", None)
-        if wait is not None:
-            wait()
+    wait = getattr(trainer.strategy, "wait_for_checkpoints", None)
+    if wait is not None:
+        wait()

@@ -64,26 +64,16 @@ class RunProgress(ProgressBar):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._paused_at = time.monotonic()
-        if self._is_enabled and trainer.state.fn != "fit":
-            self._open("validation", 0, 0)
 
     def on_validation_batch_end(self, *arguments: Any, **_: Any) -> None:
         self._show_batch("validation", *arguments[4:])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._paused += time.monotonic() - self._paused_at
-        if not self._is_enabled or trainer.sanity_checking:
-            return
-        if trainer.state.fn != "fit":
-            self._close()
-            return
-        self._numbers = numbers(trainer.progress_bar_metrics)
-        self._print_line()
-        self._show(self._step)
-
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._is_enabled:
-            self._open("test", 0, 0)
+        if self._is_enabled and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._numbers = numbers(trainer.progress_bar_metrics)
+            self._print_line()
+            self._show(self._step)
 
     def on_test_batch_end(self, *arguments: Any, **_: Any) -> None:
         self._show_batch("test", *arguments[4:])
@@ -122,17 +112,18 @@ class RunProgress(ProgressBar):
             )
 
     def _show_batch(self, what: str, batch_idx: int, dataloader_idx: int = 0) -> None:
-        if self._live is None:
+        if not self._is_enabled or not self._console.is_terminal:
             return
-        self.has_dataloader_changed(dataloader_idx)  # sets the number of batches for the next line
-        name = {"validation": "val", "test": "test"}[what]
-        total = getattr(self, f"total_{name}_batches_current_dataloader")
-        known = total != float("inf")
-        shown = f"{what} {batch_idx + 1}/{total:.0f}" if known else f"{what} {batch_idx + 1}"
+        self.has_dataloader_changed(dataloader_idx)  # sets the numbers of batches
+        validates = what == "validation"
+        total = self.total_val_batches_current_dataloader if validates else self.total_test_batches_current_dataloader
+        shown = f"{what} {batch_idx + 1}/{total:.0f}"
+        if self._live is None:
+            self._open(shown, 0, 0)
+        assert self._live is not None
         if self.trainer.state.fn == "fit":
             self._live.update(self._task, numbers=shown)
         else:
-            total = total if known else None
             self._live.update(self._task, description=shown, total=total, completed=batch_idx + 1)
 
     def _print_line(self) -> None:
