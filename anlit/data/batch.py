@@ -1,8 +1,8 @@
 """What the models are fed: tokens, their targets and the documents they belong to.
 
 Legend: B sequences in a micro-batch, T context length, N = B·T. Shards are read in blocks of T + 1 tokens, so that
-every position of a sequence has its next token as target. All of it is made on the host, so that nothing about
-packing has to be asked of the device, which would wait for it.
+every position of a sequence has its next token as target. A batch is made on the host, so that nobody has to ask the
+device about packing and wait for it.
 """
 
 from typing import Literal, NamedTuple
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     def cut(self, length: int) -> "Batch":
         """The same tokens as B·T/length sequences of `length`, which has to divide T.
 
-        A document that a cut falls into goes on as another one, without what stood before the cut.
+        The part of a document after a cut is a document of its own, which does not see the part before it.
         """
         assert self.tokens.shape[1] % length == 0, (self.tokens.shape, length)
         tokens, targets, ids = (tensor.reshape(-1, length) for tensor in self[:3])

@@ -14,10 +14,10 @@ from anlit.errors import UserError
 
 
 class _PreparedCorpus(TokenShards):
-    """A corpus that `anlit prepare` has made."""
+    """A corpus that was made by `anlit prepare`."""
 
     def prepare_data(self) -> None:
-        """Refuse a folder that is not there, or holds another corpus.
+        """Refuse a folder that does not exist or holds another corpus.
 
         Raises:
             UserError: as said; the sentence has the command that prepares it.

@@ -64,7 +64,7 @@ class Mixture(TokenShards):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data in a run's record: the whole, and the hash of each folder's content."""
+        """What identifies the data in a run's record: that of the mixture, and the hash of each folder's content."""
         parts = {name: part["content_sha256"] for name, part in self.manifest["parts"].items()}
         return {**super().fingerprint, "parts": parts}
 

@@ -19,11 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 class TokenShards(PreparedFolder, L.LightningDataModule):
-    """Batches from a folder of token shards that is already prepared.
+    """Batches from a prepared folder of token shards.
 
     A corpus is a subclass whose `prepare_data` makes the shards. A split is one long array of tokens, cut into blocks
-    of `context_length` targets. Every block comes once before any comes again; training leaves out only a rest at the
-    array's end that is too short for a block. `seed` alone decides the order, whatever the number of workers and
+    of `context_length` targets. Every block comes once before any comes again; training leaves out only the rest at
+    the array's end, which is too short for a block. `seed` alone decides the order, whatever the number of workers and
     devices. Every checkpoint has the place in that order.
 
     Args:

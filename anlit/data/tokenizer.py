@@ -107,7 +107,7 @@ def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
 def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:
     """How many times longer a text may become by what a tokenizer.json replaces in it, and in how many steps.
 
-    The library ends the whole process where it finds no memory, so this has to be known before.
+    The library ends the whole process if it runs out of memory, so this has to be known before.
     """
     growth, steps = 1.0, 0
     waiting: list[Any] = [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
@@ -173,6 +173,6 @@ def encode_documents(
     Yields:
         (n + 1,) of `dtype`, which holds all ids of the vocabulary.
     """
-    # "fast": without the characters that each token comes from, which nobody asks for here.
+    # "fast": without the positions of each token's characters, which are not needed here.
     for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
         yield np.array([*encoding.ids, end_of_document], dtype=dtype)

@@ -34,7 +34,7 @@ class BatchMaker:
 class Loader:
     """Batches of a stream. Worker processes read the blocks, and the process that uses the batches makes them.
 
-    It contains a DataLoader and is none itself: Lightning rebuilds every DataLoader, and would lose the place in it.
+    It wraps a DataLoader and is not one itself, because Lightning rebuilds every DataLoader and would lose its place.
     """
 
     def __init__(self, stream: BlockStream, make_batch: BatchMaker, num_workers: int = 0) -> None:
@@ -46,7 +46,7 @@ class Loader:
             batch_size=None,
             num_workers=self.num_workers,
             collate_fn=_as_they_are,
-            generator=torch.Generator(),  # it draws a number that would else be taken from the model's
+            generator=torch.Generator(),  # it draws a number, by default from the model's generator
         )
         for blocks in loader:
             if isinstance(blocks, UserError):
@@ -55,7 +55,7 @@ class Loader:
 
 
 def _as_they_are(blocks: Any) -> Any:
-    return blocks  # torch's own function would make tensors of the arrays, which cost more to send
+    return blocks  # torch's default makes tensors of the arrays, which cost more to send
 
 
 class EvaluationLoader(Loader):
@@ -73,14 +73,14 @@ class EvaluationLoader(Loader):
 class ResumableLoader(Loader):
     """Training batches whose place in the stream can be saved and restored.
 
-    The stream has no end and no epochs. An iteration gives about as many batches as the sources fill once, and the next
-    one goes on from there, with the workers that are already running; so nothing is left out at an epoch's end.
+    The stream has no end. An epoch has about as many batches as the sources fill once. The next epoch goes on where it
+    ended, with the same worker processes, so nothing is left out at an epoch's end.
 
     Args:
         stream: the stream.
         make_batch: what makes its blocks batches.
         num_workers: processes; the batches do not depend on it.
-        micro_batches: of an optimizer step; an epoch has whole steps only.
+        micro_batches: in an optimizer step; an epoch has whole steps only.
         identity: the settings that a place in the stream depends on, by name: texts, seed, …
     """
 

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from anlit.data.order.mixing import Order
 from anlit.data.storage.cache import ChunkCache
@@ -14,7 +14,7 @@ PREFETCH_THREADS = 4
 
 
 class Prefetcher:
-    """Threads that fetch the chunks which the order needs next.
+    """Threads that fetch the chunks that the order needs next.
 
     Args:
         order: gives (source, chunk) pairs for a draw.
@@ -25,35 +25,33 @@ class Prefetcher:
     def __init__(self, order: Order, sources: list[Source], caches: list[ChunkCache | None]) -> None:
         self.order, self.sources, self.caches = copy.deepcopy(order), sources, caches
         self._draw = 0
-        self._moved, self._stopped = threading.Event(), threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._stopped, self._order_lock = threading.Event(), threading.Lock()
+        self._is_running = False
 
     def at(self, draw: int) -> None:
-        """Tell how far the reader is."""
+        """Report that the reader has come to draw number `draw`; the first call starts the threads."""
         self._draw = draw
-        self._moved.set()
-        if not self._threads:
-            self._threads = [threading.Thread(target=self._run, daemon=True)]
-            self._threads[0].start()
+        if not self._is_running:
+            self._is_running = True
+            for number in range(PREFETCH_THREADS):
+                threading.Thread(target=self._run, args=(number,), daemon=True).start()
 
     def stop(self) -> None:
+        """End the threads; one that is fetching a chunk finishes it first."""
         self._stopped.set()
-        self._moved.set()
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
+        """Fetch every `PREFETCH_THREADS`-th chunk; what another thread is fetching is left to it."""
         while not self._stopped.is_set():
-            self._moved.wait()
-            self._moved.clear()
-            helpers = [threading.Thread(target=self._fetch, args=(part,), daemon=True) for part in self._parts()]
-            for helper in helpers:
-                helper.start()
-            for helper in helpers:
-                helper.join()
+            with self._order_lock:  # an order keeps its last permutation
+                wanted = list(self._wanted())
+            for cache, chunk in wanted[number::PREFETCH_THREADS]:
+                if self._stopped.is_set():
+                    return
+                # A failure here is the reader's to report, if it comes to need the chunk and fails as well.
+                with contextlib.suppress(UserError, OSError):
+                    cache.fetch(chunk, wait=False)
             self._stopped.wait(1)
-
-    def _parts(self) -> list[list[tuple[ChunkCache, Chunk]]]:
-        wanted = list(self._wanted())
-        return [part for first in range(PREFETCH_THREADS) if (part := wanted[first::PREFETCH_THREADS])]
 
     def _wanted(self) -> Iterator[tuple[ChunkCache, Chunk]]:
         """Chunks not there yet, soonest first, as far as half the cache holds them."""
@@ -67,11 +65,3 @@ class Prefetcher:
                 return
             if not cache.has(chunk):
                 yield cache, chunk
-
-    def _fetch(self, wanted: Iterable[tuple[ChunkCache, Chunk]]) -> None:
-        for cache, chunk in wanted:
-            if self._stopped.is_set():
-                return
-            # A failure here is the reader's to report, if it comes to need the chunk and fails as well.
-            with contextlib.suppress(UserError, OSError):
-                cache.fetch(chunk, wait=False)

@@ -1,4 +1,4 @@
-"""Streams of batches, which the loader's workers read from token stores: endless for training, finite else."""
+"""Streams of batches, read from token stores by a loader: endless for training, finite for evaluation."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -112,14 +112,14 @@ class TokenStream(BlockStream):
 class EvaluationStream(BlockStream):
     """Every token of some sources once, in their order; the last block of each is filled up with ignored targets.
 
-    All devices get the same number of batches. Rows past the end are left out, except that a batch has one at least,
-    wholly ignored, so that devices stay in step.
+    All devices get the same number of batches. Rows past the end are left out, but every batch has at least one row,
+    ignored if need be, so that devices stay in step.
 
     Args:
         stores: what to evaluate, one after the other.
         length: T.
         share: the rows that are this device's.
-        end_of_document: what the last block is filled up with.
+        end_of_document: the token that fills up the last block.
         n_targets: evaluate so many targets, the first ones; all if None.
         n_blocks: evaluate so many of their blocks, evenly spread; all if None, or if there are fewer.
     """

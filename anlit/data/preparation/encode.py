@@ -34,7 +34,7 @@ WRONG_FOR_A_FOLDER = re.compile(r"[^\w.-]|^\.")  # "." and ".." would lead elsew
 
 @dataclass(frozen=True)
 class Job:
-    """What all tasks of a preparation have in common; given to a worker once."""
+    """What all tasks of a preparation have in common."""
 
     workspace: Workspace
     columns: Columns
@@ -62,7 +62,7 @@ class _Streams:
         self._begun: dict[str, bytearray] = defaultdict(bytearray)
 
     def add(self, stream: str, tokens: np.ndarray, size: int, documents: int = 1) -> None:
-        """Documents of `size` bytes of text in all."""
+        """Add documents with `size` bytes of text in all."""
         for key, value in (("documents", documents), ("bytes", size), ("tokens", len(tokens))):
             self.counts[stream][key] += value
         begun = self._begun[stream]
@@ -153,7 +153,7 @@ def _encode_piece(job: Job, tokenizer: Tokenizer, piece: Piece, streams: _Stream
 
 
 class _Skipped:
-    """Counts and lists the documents of a piece that cannot be used, or refuses the first of them."""
+    """Counts and lists the documents of a piece that cannot be used, or raises for the first of them."""
 
     def __init__(self, job: Job, piece: Piece) -> None:
         self.job, self.piece = job, piece

@@ -41,7 +41,7 @@ REFUSED_LINK = (400, 401, 403)
 """What a store answers to a link whose signature has expired. The next attempt asks the hub for a fresh one."""
 FAILURES = (httpx2.RequestError, HfHubHTTPError, EntryNotFoundError, OfflineModeIsEnabled, TimeoutError,
             ValueError, KeyError, TypeError)  # fmt: skip
-"""The last three are what comes of an answer that is not the hub's."""
+"""The last three come from answers that are not the hub's, such as a proxy's page."""
 
 
 class HubFiles(Source):

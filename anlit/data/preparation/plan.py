@@ -143,7 +143,7 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def refuse_differences(target: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise UserError if the settings of what exists differ from those that are asked for."""
+    """Raise UserError if the settings of an existing folder differ from those that are asked for."""
     if differs := differences(then, now):
         what = f"with other settings or files ({', '.join(differs)}): remove the folder, or choose another (--output,"
         if not (target / MANIFEST).is_file():

@@ -145,7 +145,7 @@ def _end(workspace: Workspace, recipe: Recipe, options: RunOptions, runner: Runn
 
 
 def _job(workspace: Workspace, recipe: Recipe, plan: Plan, options: RunOptions) -> Job:
-    """What all tasks have in common; the tokenizer is had or trained here, once."""
+    """What all tasks have in common. The tokenizer is fetched, copied or trained here, once."""
     if recipe.tokenizer == NO_TOKENIZER:
         if not recipe.tokenized:
             raise UserError("--tokenizer none is for files that hold tokens already: choose gpt2, gpt-neox or a file.")

@@ -42,10 +42,10 @@ class Recipe:
     group_bytes: int = GROUP_BYTES
     """Source bytes of a group. A kill loses no group whose chunks are written."""
     origin: Mapping[str, Any] = field(default_factory=dict)
-    """More settings to be compared with those of an existing folder."""
+    """More settings that are compared with those of an existing folder."""
 
     def settings(self) -> dict[str, Any]:
-        """What an existing folder must have been made with, to be gone on with or used."""
+        """The settings that an existing folder must have been made with."""
         tokenizer = {"vocab_size": self.vocab_size} if self.tokenizer == BPE else {"tokenizer": self.tokenizer_name()}
         return {
             "corpus": self.corpus,
@@ -77,7 +77,7 @@ class Recipe:
         """The tokenizer.json of a tokenizer that exists already.
 
         Raises:
-            UserError: it cannot be had, or is not a tokenizer.
+            UserError: it cannot be fetched, or is not a tokenizer.
         """
         if self.tokenizer in HUB_TOKENIZERS:
             return Path(fetch_tokenizer(HUB_TOKENIZERS[self.tokenizer]))

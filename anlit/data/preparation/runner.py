@@ -33,7 +33,7 @@ class _Group:
 
 
 class Runner:
-    """Brings the groups of one shard to their end.
+    """Fetches and encodes the groups of one shard.
 
     Args:
         job: what the workers are told.
@@ -64,7 +64,7 @@ class Runner:
             try:
                 self._loop()
             except BaseException:
-                self.pool.shutdown(wait=True, cancel_futures=True)  # what is begun comes to its end and is kept
+                self.pool.shutdown(wait=True, cancel_futures=True)  # tasks that have begun are finished and kept
                 raise
 
     def _loop(self) -> None:
@@ -128,7 +128,7 @@ class Runner:
         return then
 
     def _finish(self, group: _Group) -> None:
-        """The group's chunks are in place: with its record what led to them can go."""
+        """Write the record of a group whose chunks are in place; remove its tasks' records and its fetched files."""
         write_group(self.job.workspace, group.number, len(group.tasks), group.source_sha256)
         self.under_way.remove(group.number)
         self.job.workspace.remove_task_files(group.number)

@@ -19,7 +19,7 @@ def provide_tokenizer(workspace: Workspace, recipe: Recipe, plan: Plan) -> None:
     """Train a BPE on the training part, or copy the one that exists, to .work/tokenizer.json; done once.
 
     Raises:
-        UserError: the one that exists cannot be had, or the vocabulary is too small for a trained one.
+        UserError: the one that exists cannot be fetched, or the vocabulary is too small for a trained one.
     """
     if workspace.tokenizer.is_file():
         return

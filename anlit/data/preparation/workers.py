@@ -33,9 +33,9 @@ class _InThisProcess(Executor):
 
 
 def _begin_worker(parent: int) -> None:
-    """A worker leaves Ctrl-C to its parent, and ends when its parent is gone, which no one else would tell it."""
-    # One thread each: the tokenizers library hangs in a forked process whose parent has used its threads, and
-    # else every worker starts as many as there are cores.
+    """Let a worker ignore Ctrl-C, which its parent handles, and end when its parent is gone."""
+    # One thread in each worker. The tokenizers library hangs in a forked process whose parent has used its threads, and
+    # by default every worker would start as many threads as there are cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a training process that prepares its data has its own handler
@@ -49,7 +49,7 @@ def _begin_worker(parent: int) -> None:
 
 
 def in_thread(work: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Run `work` in a thread that nobody waits for at the end: Ctrl-C should not have to wait for a download."""
+    """Run `work` in a thread that does not keep the process alive, so that Ctrl-C need not wait for a download."""
     future: Future[Any] = Future()
 
     def run() -> None:

@@ -62,13 +62,13 @@ class Workspace:
             path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove everything that a finished folder does not have, also what killed processes left in its midst."""
+        """Remove everything that a finished folder does not have, temporary files of killed processes too."""
         for path in self.target.rglob(f"*{TEMPORARY}*"):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.root, ignore_errors=True)
 
     def forget_plan(self) -> None:
-        """Undo the beginning; what was fetched for it stays."""
+        """Remove the plan and the records; what was fetched stays."""
         for path in (self.plan, self.tokenizer):
             path.unlink(missing_ok=True)
         for folder in (self.tasks, self.groups):
@@ -87,7 +87,7 @@ class Workspace:
         return not any(stream["tokens"] for group in done for stream in group["streams"].values())
 
     def start_over(self) -> None:
-        """Remove all that an unfinished preparation has made; what was fetched for it stays."""
+        """Remove all that an unfinished preparation has made; what was fetched stays."""
         assert self.root.is_dir(), self.root  # so the folder is ours
         self.forget_plan()
         for split in SPLITS:

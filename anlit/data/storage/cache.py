@@ -50,10 +50,10 @@ class ChunkCache:
         return True
 
     def fetch(self, chunk: Chunk, wait: bool = True) -> None:
-        """Have the chunk in the cache.
+        """Fetch the chunk, unless the cache has it.
 
         Args:
-            wait: False leaves at once where another thread or process is fetching it.
+            wait: whether to wait for another thread or process that is fetching it.
 
         Raises:
             UserError: it cannot be fetched, it is damaged at its source, or another process makes no progress with it.
@@ -81,7 +81,7 @@ class ChunkCache:
         self.path(chunk).unlink(missing_ok=True)
 
     def _partial(self, chunk: Chunk) -> Path:
-        """Where a chunk grows; only who has its lock writes there."""
+        """The file that a chunk is fetched to; only the holder of its lock writes it."""
         return self.folder / f"{chunk.filename}.partial"
 
     def _fetch(self, chunk: Chunk) -> None:

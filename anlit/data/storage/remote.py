@@ -45,7 +45,7 @@ def fetch_bytes(address: str) -> bytes:
 
 
 class _Bounded(io.FileIO):
-    """A new file that takes so many bytes and no more."""
+    """A new file that refuses to grow beyond a limit."""
 
     def __init__(self, path: Path, limit: int, address: str) -> None:
         super().__init__(path, "wb")
@@ -119,7 +119,7 @@ class Progress:
 
 @lru_cache
 def _downloader(scheme: str, process: int) -> Any:
-    """litdata's downloader; each process has its own, because their clients do not survive a fork."""
+    """litdata's downloader. Each process has its own, because the clients do not survive a fork."""
     from litdata.streaming.downloader import LocalDownloader, get_downloader
 
     options: dict[str, Any] = {}
@@ -130,12 +130,12 @@ def _downloader(scheme: str, process: int) -> Any:
         options = {"config": Config(connect_timeout=5, read_timeout=20, retries=retries)}
     elif scheme == "hf://":
         options = {"etag_timeout": 5.0}
-        # It announces each of its repetitions; how it ended is all that matters.
+        # It logs each of its attempts; only the outcome matters.
         logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     try:
         downloader = get_downloader(scheme, "", [], options)
     except ImportError as error:
-        # boto3 and huggingface_hub always are.
+        # boto3 and huggingface_hub are always installed.
         remedy = "run `make extras EXTRAS=gs`" if scheme == "gs://" else str(error)
         raise UserError(f"Reading from {scheme} needs a package that is not installed: {remedy}.") from error
     if type(downloader) is LocalDownloader:  # litdata's fallback

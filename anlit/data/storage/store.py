@@ -18,7 +18,7 @@ class TokenStore:
     """Random access to the tokens of a source.
 
     Files are read with pread, never mapped, so that a process's memory does not grow with what it has read. The
-    CRC-32 of each chunk is checked the first time that a process opens it. Picklable; works on after a fork.
+    CRC-32 of each chunk is checked the first time that a process opens it. It can be pickled, and used after a fork.
 
     Args:
         source: what to read.
@@ -81,7 +81,7 @@ class TokenStore:
             start, out, number = start + len(part), out[len(part) :], number + 1
 
     def _check(self, tokens: np.ndarray) -> None:
-        """Refuse tokens beyond the vocabulary: a GPU answers them with an assertion that names nothing."""
+        """Refuse tokens beyond the vocabulary: on a GPU they fail with an assertion that names nothing."""
         largest = int(tokens.view(f"u{tokens.itemsize}").max(initial=0))  # a negative one becomes a large one
         if largest >= self.source.vocab_size:
             how = f"it has token {largest:,}, and its manifest says that the vocabulary has {self.source.vocab_size:,}"
