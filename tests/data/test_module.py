@@ -211,8 +211,6 @@ def test_validation_at_a_longer_context_than_training(prepared: str) -> None:
     assert next(iter(data.train_dataloader())).tokens.shape == (8, 16)
     losses.append(trainer.validate(model, TokenShards(prepared), verbose=False)[0]["val/loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
-    predicted = trainer.predict(model, TokenShards(prepared, val_context_length=256))
-    assert sum(int((part["targets"] != IGNORED).sum()) for part in predicted) == 4999
 
 
 def test_context_length_and_vocabulary_of_the_model(prepared: str) -> None:

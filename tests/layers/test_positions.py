@@ -249,7 +249,7 @@ def test_tables_follow_width_length_and_dtype() -> None:
 
 
 def test_a_forward_in_inference_mode_does_not_spoil_training() -> None:
-    """Lightning's validate and predict run in inference mode."""
+    """Lightning's validation runs in inference mode."""
     positions = RoPE(fraction=1.0)
     with torch.inference_mode():
         positions(normal(1, 1, 6, D_HEAD))
