@@ -59,12 +59,14 @@ def counted(run: Path, rows: list[dict[str, Any]]) -> dict[str, float]:
 
 @pytest.mark.usefixtures("own_code_cache")
 def test_accuracy_of_an_exported_model_is_that_of_a_direct_count(tmp_path: Path) -> None:
+    from lm_eval.tasks import TaskManager
+
     run, out = make_run_with_text(tmp_path, AnGPT, attention=SqrtLogN(), s_z_init=8.0), tmp_path / "out"
     assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
     expected = counted(run, write_task(tmp_path))
     assert 0.05 < expected["acc,none"] < 0.6
     assert expected["acc,none"] != expected["acc_norm,none"]
-    manager = lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False)
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
     model = f"pretrained={out},trust_remote_code=True,dtype=float32"
     found = lm_eval.simple_evaluate(
         "hf", model_args=model, tasks=["cats_and_dogs"], task_manager=manager, device="cpu", batch_size=4,

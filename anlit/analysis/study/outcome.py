@@ -84,15 +84,12 @@ class Outcome:
             return None
         return Group(arm.title, runs, learned_settings(runs[0]))
 
-    def points(self, of: str = "measured") -> list[Point]:
-        """The measured arms; with of='tuning' all points of all grids."""
-        if of == "measured":
-            return [self._point(arm, self.selected[arm.name], self.study.seeds)
-                    for arm in self.study.arms if arm.name in self.selected]  # fmt: skip
-        return [self._point(arm, point, self.study.tuning_seeds) for arm in self.study.arms for point in arm.points]
+    def points(self) -> list[Point]:
+        """The measured arms."""
+        return [self._point(arm, self.selected[arm.name]) for arm in self.study.arms if arm.name in self.selected]
 
-    def _point(self, arm: Arm, choice: Choice, seeds: tuple[Choice, ...]) -> Point:
-        names = {PlannedRun(arm, choice, seed).name for seed in seeds}
+    def _point(self, arm: Arm, choice: Choice) -> Point:
+        names = {PlannedRun(arm, choice, seed).name for seed in self.study.seeds}
         runs = [read for run, _, read in self.runs if run.name in names and read is not None and read.complete]
         values: dict[str, Any] = {**arm.varied.shown, **choice.shown}
         if runs:
@@ -101,7 +98,7 @@ class Outcome:
             if parameters := runs[0].parameters:
                 values |= {"parameters": parameters, "flops": 6.0 * parameters * tokens}
         losses = tuple(float(run.curve.loss[-1]) for run in runs)
-        return Point(arm, values, losses, len(seeds) - len(losses))
+        return Point(arm, values, losses, len(self.study.seeds) - len(losses))
 
 
 def outcome_of(study: Study, output: Path, command: str) -> Outcome:

@@ -2,15 +2,12 @@
 
     convergence   {}                           each comparison: curves, losses, speed-ups, tests
     tuning        {}                           what each arm's grid found, and where it was too narrow
-    heat_map      {x, y, of}                   loss over two settings, a panel for each arm
-    sensitivity   {over, of}                   the range of a setting whose loss is within 1 % of the best
-    trend         {value, over, of}            loss, or the best value of a setting, over another value; a power law
-    ablation      {baseline, claims}           change of the loss, arm by arm, and claims put to the test
+    trend         {value, over, arms}          loss, or the best value of a setting, over another value; a power law
     scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling_section`
     dynamics      {}                           norms, steps and rotations over training, see `TrainingDynamics`
     embed         {name}                       the report of one of the study's `after` commands
 
-`of` is `measured` (the default) or `tuning`; `arms` names those to show (default: all).
+`arms` names those to show (default: all).
 """
 
 from __future__ import annotations
@@ -19,27 +16,21 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from anlit.analysis import plots as pictures
 from anlit.analysis.comparison_report import comparison, listed
 from anlit.analysis.results import Report, pairing_note, results_against
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots
-from anlit.analysis.study.ablation import ablation
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.outcome import Outcome, Point
 from anlit.analysis.study.plan import Comparison, Study
 from anlit.analysis.study.scaling_section import scaling
-from anlit.analysis.throughput import unsteady
 from anlit.analysis.wall_clock import read_paired, usable
 from anlit.errors import UserError
 from anlit.reporting.intervals import power_law
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal
 
-WITHIN = 0.01
-"""The share of the best loss up to which a setting counts as good."""
 Section = Callable[[Outcome, dict[str, Any]], list[str]]
 
 
@@ -98,7 +89,7 @@ def comparison_of(outcome: Outcome, asked: Comparison, name: str) -> Report | No
     results = results_against(found, baseline)
     runs = tuple(run for group in found for run in group.runs)
     paired, left_out = usable(read_paired(outcome.output), found)
-    notes = (*pairing_note(found, baseline), *unsteady(found, baseline, paired), *(left_out if found[1:] else []))
+    notes = (*pairing_note(found, baseline), *(left_out if found[1:] else []))
     return Report(outcome.output, outcome.command, tuple(results), results[0], runs, notes, paired, name)
 
 
@@ -140,70 +131,6 @@ def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         return []
     table = markdown_table(["arm", "setting", "validation loss", "state"], rows, left=(0, 1, 3))
     return [*winners(outcome), "## Tuning, all settings", table]
-
-
-def heat_map(outcome: Outcome, options: dict[str, Any]) -> list[str]:
-    x, y = options["x"], options["y"]
-    panels = _by_arm(_points(outcome, options), without=(x, y))
-    panels = {title: points for title, points in panels.items() if any(point.losses for point in points)}
-    if not panels:
-        return [f"## Loss over {plots.named(x)} and {plots.named(y)}", "No run has finished yet."]
-    path = outcome.output / f"heat-{x}-{y}.png"
-    plots.heat_maps(panels, x, y, path)
-    return [
-        f"## Loss over {plots.named(x)} and {plots.named(y)}",
-        "Final validation loss in nats per token; the best cell of a panel is framed. Colours end 10 % above it.",
-        f"![loss over {x} and {y}]({path.name})",
-    ]
-
-
-def sensitivity(outcome: Outcome, options: dict[str, Any]) -> list[str]:
-    over = options["over"]
-    rows = []
-    for title, points in _by_arm(_points(outcome, options), without=(over,)).items():
-        best_at: dict[float, float] = {}
-        for point in points:
-            if point.losses:
-                best_at[point.number(over)] = min(point.loss, best_at.get(point.number(over), math.inf))
-        if len(best_at) > 1:
-            known = sorted(best_at.items())
-            low, high, open_ends = good_range(known, WITHIN)
-            best = min(known, key=lambda pair: pair[1])
-            ends = " and ".join(open_ends)
-            rows.append([title, f"{best[0]:g}", f"{best[1]:.4f}", f"{low:.3g} … {high:.3g}", f"{high / low:.1f}×",
-                         f"at least: the grid ends {ends}" if ends else ""])  # fmt: skip
-    head = ["arm", f"best {plots.named(over)}", "its loss", "within 1 %", "widest ÷ narrowest", ""]
-    return [
-        f"## Sensitivity to the {plots.named(over)}",
-        "Where the final loss is within 1 % of the best, interpolated over the logarithm; of settings that differ in "
-        "something else too, the best counts.",
-        markdown_table(head, rows) if rows else "Fewer than two values have finished.",
-    ]
-
-
-def good_range(known: list[tuple[float, float]], within: float) -> tuple[float, float, list[str]]:
-    """The interval around the best value where the loss is at most (1 + within) × the best; and its open ends.
-
-    Args:
-        known: (value > 0, loss), by value; interpolated linearly over the logarithm of the value.
-        within: A share of the best loss.
-    """
-    values, losses = np.log([value for value, _ in known]), np.array([loss for _, loss in known])
-    best = int(losses.argmin())
-    limit = losses[best] * (1 + within)
-
-    def end(step: int) -> tuple[float, bool]:
-        place = best
-        while 0 <= place + step < len(losses):
-            following = place + step
-            if losses[following] > limit:
-                part = (limit - losses[place]) / (losses[following] - losses[place])
-                return float(np.exp(values[place] + part * (values[following] - values[place]))), False
-            place = following
-        return float(np.exp(values[place])), True
-
-    (low, low_open), (high, high_open) = end(-1), end(1)
-    return low, high, ["below"] * low_open + ["above"] * high_open
 
 
 def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
@@ -249,21 +176,7 @@ def embed(outcome: Outcome, options: dict[str, Any]) -> list[str]:
 
 def _points(outcome: Outcome, options: dict[str, Any]) -> list[Point]:
     arms = options.get("arms")
-    return [point for point in outcome.points(options.get("of", "measured")) if arms is None or point.arm.base in arms]
-
-
-def _by_arm(points: list[Point], without: tuple[str, ...]) -> dict[str, list[Point]]:
-    panels: dict[str, list[Point]] = {}
-    for point in points:
-        panels.setdefault(_title_without(point, without), []).append(point)
-    return panels
-
-
-def _title_without(point: Point, names: tuple[str, ...]) -> str:
-    """The arm's title without what the picture's axes tell."""
-    own = point.arm.title.split(", ") if point.arm.varied.shown else [point.arm.title]
-    told = {f"{key} {value}" for key, value in point.arm.varied.shown.items() if key in names}
-    return ", ".join(part for part in own if part not in told)
+    return [point for point in outcome.points() if arms is None or point.arm.base in arms]
 
 
 def _loss(value: float) -> str:
@@ -271,6 +184,6 @@ def _loss(value: float) -> str:
 
 
 SECTIONS: dict[str, Section] = {
-    "convergence": convergence, "tuning": tuning, "heat_map": heat_map, "sensitivity": sensitivity, "trend": trend,
-    "ablation": ablation, "scaling": scaling, "dynamics": dynamics, "embed": embed,
+    "convergence": convergence, "tuning": tuning, "trend": trend, "scaling": scaling, "dynamics": dynamics,
+    "embed": embed,
 }  # fmt: skip

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
@@ -14,14 +13,9 @@ import pytest
 import yaml
 from scipy import stats
 
-from anlit.analysis.study import plots
-from anlit.analysis.study.ablation import verdict
 from anlit.analysis.study.outcome import outcome_of
 from anlit.analysis.study.plan import read_study
 from anlit.analysis.study.report import write
-from anlit.analysis.study.sections import good_range
-from anlit.analysis.study.selection import select
-from anlit.analysis.study.state import note_end, note_start
 from anlit.analysis.wall_clock import FILE
 from anlit.errors import UserError
 from anlit.reporting.intervals import power_law
@@ -181,11 +175,9 @@ GRID = {"model.init_args.lr": [0.1, 0.2, 0.4], "batch": {2: {"data.init_args.bat
 SIZES = {"d": {d: {"model.init_args.d_model": d} for d in (64, 128, 256)}}
 
 
-def test_heat_maps_trends_and_sensitivity(folder: Path) -> None:
+def test_trends(folder: Path) -> None:
     arms = {"gpt": {"title": "GPT+", "configs": ["gpt.yaml"], "tune": GRID, "vary": SIZES}}
-    sections = [{"heat_map": {"x": "lr", "y": "batch", "of": "tuning"}},
-                {"trend": {"value": "lr", "over": "parameters"}}, {"trend": {"over": "parameters"}},
-                {"sensitivity": {"over": "lr", "of": "tuning"}}]  # fmt: skip
+    sections = [{"trend": {"value": "lr", "over": "parameters"}}, {"trend": {"over": "parameters"}}]
     study = read_study(write_study(folder, arms=arms, baseline=None, sections=sections), None)
 
     def loss(run, values, parameters, tokens):
@@ -194,12 +186,10 @@ def test_heat_maps_trends_and_sensitivity(folder: Path) -> None:
 
     train(study, folder / "out", loss)
     page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
-    assert len(page.pictures) == 3
+    assert len(page.pictures) == 2
     sizes = [2 * 1024 * d + 4 * 16 * d * d for d in (64, 128, 256)]
     slope = stats.linregress(np.log(sizes), np.log([0.4, 0.2, 0.1])).slope
     assert page.row("GPT+", 4)[:3] == ["GPT+", "3", f"{slope:.2f}"]
-    found = next(row for row in page.rows if row[0] == "GPT+, d 128" and len(row) == 6)
-    assert found[1:4] == ["0.2", "3.0000", f"{0.2 * 2**-0.3:.3g} … {0.2 * 2**0.3:.3g}"]
     assert page.row("GPT+", 3)[2] == "3.0200 ± 0.0100"
 
 
@@ -222,61 +212,6 @@ def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
     assert sum(cells[-1] == "extrapolated" for cells in page.rows) == 1
 
 
-def test_the_ablation_orders_changes_and_tests_claims(folder: Path) -> None:
-    claims = [
-        {"arm": "angpt", "against": "gpt", "expect": "better"},
-        {"arm": "gpt", "against": "angpt", "expect": "same"},
-    ]
-    sections = [{"ablation": {"baseline": "gpt", "claims": claims}}]
-    study = read_study(write_study(folder, sections=sections), None)
-    train(study, folder / "out", final)
-    page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
-    change = 100 * (1 - fmean([3.30, 3.36, 3.31]) / fmean([3.50, 3.53, 3.49]))
-    assert page.row("anGPT", 7)[1:5] == ["3", "0", "3.3233 ± 0.0321", f"+{change:.2f} %"]
-    assert page.row("anGPT against GPT+", 3)[2].startswith("holds: −0.1833 nats")
-    assert page.row("GPT+ against anGPT", 3)[1:] == ["same within ±0.5 %", page.row("GPT+ against anGPT", 3)[2]]
-    assert page.row("GPT+ against anGPT", 3)[2].startswith("fails: +0.1833 nats")
-
-
-def test_the_ablation_plot_tells_arms_that_failed_from_arms_not_run(folder: Path, monkeypatch) -> None:
-    arms = {name: {"title": name, "configs": ["gpt.yaml"], "settings": {"a.b": name}} for name in ("x", "y", "z")}
-    sections = [{"ablation": {"baseline": "x"}}]
-    study = read_study(write_study(folder, arms=arms, baseline=None, sections=sections), None)
-    train(study, folder / "out", lambda run, values, *_: 3.0 + 0.01 * values["seed"])
-    for run in study.measured_runs(select(study, folder / "out")):
-        if run.arm.name != "x":
-            shutil.rmtree(folder / "out" / run.name)
-        if run.arm.name == "y":
-            note_start(folder / "out" / run.name, "local")
-            note_end(folder / "out" / run.name, 1)
-    told: list = []
-    monkeypatch.setattr(plots, "changes", lambda rows, *_: told.append({title: change for title, change, _ in rows}))
-    write(outcome_of(study, folder / "out", "x"))
-    assert told == [{"y": "failed", "z": "not run"}]
-
-
-def test_verdicts() -> None:
-    theirs = {1: 3.0, 2: 3.1, 3: 3.05}
-    same = {1: 3.001, 2: 3.0995, 3: 3.0505}
-    assert verdict("same", same, theirs, 0, 0.005).startswith("holds")
-    assert verdict("better", same, theirs, 0, 0.005).startswith("open")
-    assert verdict("unstable", same, theirs, 0, 0.005).startswith("open")
-    assert verdict("unstable", same, theirs, 1, 0.005) == "holds: 1 of 4 seeds diverged"
-    assert verdict("unstable", {1: 3.0, 2: 4.0, 3: 3.05}, theirs, 0, 0.005).startswith("holds")
-    worse = {1: 3.21, 2: 3.3, 3: 3.26}
-    assert verdict("unstable", worse, theirs, 0, 0.005).startswith("worse, but no seed diverged: +0.2067")
-    more = {**worse, 4: 1.0, 5: 9.0}  # seeds that only one of them has
-    assert verdict("worse", more, {**theirs, 6: 0.0}, 0, 0.005) == verdict("worse", worse, theirs, 0, 0.005)
-    assert verdict("same", {}, theirs, 3, 0.005) == "open: too few finished seeds"
-    with pytest.raises(UserError, match="choose one of same"):
-        verdict("nicer", same, theirs, 0, 0.005)
-
-
-def test_the_good_range_is_interpolated_over_the_logarithm_and_says_where_it_is_open() -> None:
-    low, high, ends = good_range([(0.1, 3.0), (0.2, 3.06), (0.4, 3.3)], 0.01)
-    assert (low, high, ends) == (pytest.approx(0.1), pytest.approx(0.1 * 2**0.5), ["below"])
-
-
 def test_a_power_law_needs_three_places() -> None:
     assert power_law([1.0, 2.0, 1.0], [2.0, 4.0, 2.0]) is None
     found = power_law([1.0, 10.0, 100.0], [3.0, 3 * 10**-0.5, 0.3])
@@ -290,9 +225,8 @@ def test_a_power_law_needs_three_places() -> None:
     ("sections", "words"),
     [
         (["curves"], "section 'curves'"),
-        ([{"heat_map": {"x": "lr"}}], "needs the option 'y'"),
+        ([{"trend": {"value": "lr"}}], "needs the option 'over'"),
         ([{"trend": {"over": "depth"}}], "'depth', which is no number of arm 'gpt'"),
-        ([{"ablation": {"baseline": "lstm"}}], "names the arm 'lstm'"),
     ],
 )
 def test_mistakes_in_sections_are_told(folder: Path, sections: list, words: str) -> None:
