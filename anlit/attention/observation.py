@@ -4,7 +4,6 @@ A hook before each `Attention` computes the logits from q and k once more, block
 observed, and memory grows with the length, not with its square. The model does not change.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -70,8 +69,8 @@ def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator
     """Within this context every forward pass of `model` is recorded. Yields the means of each layer, first to last.
 
     A query's context length n is its position in its document, from 1, also with a window. The statistics are those of
-    `anlit.attention.statistics.statistics`, `squared_average`, `n`, and `visible_keys`, which is the smaller of n and
-    the window. A compiled model runs uncompiled here and stays compiled afterwards.
+    `anlit.attention.statistics.statistics`, `squared_average` and `n`. A compiled model runs
+    uncompiled here and stays compiled afterwards.
 
     Args:
         model: A model with `Attention` layers.
@@ -118,7 +117,6 @@ def observe(
         block = logits(q, k, layer.mechanism, documents, first, end)
         values = statistics(block, begins[:, first:end], spans)
         values["squared_average"] = squared_average(block, v[..., :end, :])
-        values["visible_keys"] = (block > -math.inf).sum(-1)
         n = (torch.arange(first + 1, end + 1, device=q.device) - begins[:, first:end]).expand(n_sequences, -1)
         values["n"] = n[:, None].expand(-1, n_heads, -1)
         record.add(values, n)

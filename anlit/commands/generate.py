@@ -14,7 +14,7 @@ from anlit.options import CommandParser
 
 if TYPE_CHECKING:
     from anlit.checkpoints.loading import Checkpoint
-    from anlit.inference.generation import Continuation
+    from anlit.inference.generation import Continuation, OnToken
     from anlit.inference.text import Text
 
 
@@ -76,51 +76,25 @@ def _from_line(line: str, where: str) -> Prompt:
     raise UserError(f'{where} is no prompt: write {{"prompt": "text"}} or {{"tokens": [1, 2, 3]}} in every line')
 
 
-class Display:
-    """Prints tokens in the order of the requests: those of the first unfinished request at once, others afterwards.
+def _stream(header: str, text: "Text | None", out: TextIO) -> "OnToken":
+    """Print the header, and return what prints the tokens of the only continuation as they come."""
+    from tokenizers.decoders import DecodeStream
 
-    Args:
-        headers: The text to print before each continuation.
-        text: Decodes tokens; None prints their numbers.
-        out: The output.
-    """
+    stream = DecodeStream(skip_special_tokens=True)  # waits until all bytes of a character are there
+    out.write(header)
 
-    def __init__(self, headers: Sequence[str], text: "Text | None", out: TextIO) -> None:
-        self.headers, self.text, self.out = headers, text, out
-        self._waiting: list[list[int | None]] = [[] for _ in headers]
-        self._shown = -1
-        self._next()
-
-    def on_token(self, number: int, token: int | None) -> None:
-        self._waiting[number].append(token)
-        while self._shown < len(self.headers) and self._waiting[self._shown]:
-            self._show(self._waiting[self._shown].pop(0))
-        self.out.flush()
-
-    def _show(self, token: int | None) -> None:
+    def on_token(number: int, token: int | None) -> None:
         if token is None:
-            self.out.write("\n")
-            self._next()
-        elif self.text is None:
-            self.out.write(f" {token}")
+            out.write("\n")
         else:
-            self.out.write(self._stream.step(self.text.tokenizer, token) or "")
+            out.write(f" {token}" if text is None else stream.step(text.tokenizer, token) or "")
+        out.flush()
 
-    def _next(self) -> None:
-        from tokenizers.decoders import DecodeStream
-
-        self._shown += 1
-        self._stream = DecodeStream(skip_special_tokens=True)  # waits until all bytes of a character are there
-        if self._shown < len(self.headers):
-            self.out.write(self.headers[self._shown])
+    return on_token
 
 
 def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[dict[str, Any]]:
-    """Continue the prompts and print the result; returns the records of the JSON lines.
-
-    Raises:
-        UserError: A prompt, the checkpoint, its tokenizer or a setting is wrong.
-    """
+    """Continue the prompts and print the result; returns the records of the JSON lines."""
     if arguments.max_tokens < 1 or arguments.samples < 1 or arguments.batch_size < 1:
         raise UserError("--max_tokens, --samples and --batch_size must be at least 1")
     require_path(arguments.checkpoint)
@@ -141,7 +115,8 @@ def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[
     ]
     ending = text.ending(not arguments.go_on) if text is not None else generation.Ending()
     headers = [_header(prompts, number, arguments.samples) for number in range(len(requests))]
-    display = None if arguments.json else Display(headers, text, out)
+    streams = len(requests) == 1 and not arguments.json
+    on_token = _stream(headers[0], text, out) if streams else lambda number, token: None
     found = generation.generate(
         checkpoint.model.model,
         requests,
@@ -150,7 +125,7 @@ def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[
         ending,
         arguments.batch_size,
         text.size if text is not None else None,
-        display.on_token if display is not None else lambda number, token: None,
+        on_token,
     )
     records = [
         _record(prompts[number // arguments.samples], request, continuation, text)
@@ -158,6 +133,10 @@ def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[
     ]
     if arguments.json:
         out.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    elif not streams:
+        for header, record in zip(headers, records, strict=True):
+            numbers = "".join(f" {token}" for token in record["tokens"])
+            out.write(f"{header}{numbers if text is None else record['text']}\n")
     return records
 
 

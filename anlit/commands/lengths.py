@@ -10,20 +10,7 @@ from anlit.options import CommandParser
 
 
 def lengths(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
-    """Measure every checkpoint, print the table and write lengths.json, lengths.md and lengths.png.
-
-    Args:
-        checkpoints: Run folders or .ckpt files.
-        output: The folder for the report; made where missing.
-        settings: How to measure.
-        command: What the user typed, for the record.
-
-    Returns:
-        The content of lengths.json.
-
-    Raises:
-        UserError: A checkpoint, the data or a setting is wrong.
-    """
+    """Measure every checkpoint, print the table and write the report; returns the content of lengths.json."""
     # imported late, because torch and matplotlib take seconds
     from anlit.evaluation.lengths import plot as lengths_plot
     from anlit.evaluation.lengths import tables

@@ -10,20 +10,7 @@ from anlit.options import CommandParser
 
 
 def needle(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
-    """Score every checkpoint, print the table and write needle.json, needle.md and needle.png.
-
-    Args:
-        checkpoints: Run folders or .ckpt files.
-        output: The folder for the report; made where missing.
-        settings: How to measure.
-        command: What the user typed, for the record.
-
-    Returns:
-        The content of needle.json.
-
-    Raises:
-        UserError: A checkpoint, the data or a setting is wrong.
-    """
+    """Score every checkpoint, print the table and write the report; returns the content of needle.json."""
     # imported late, because torch and matplotlib take seconds
     from anlit.evaluation.needle import tables
     from anlit.evaluation.needle.checkpoints import score_all

@@ -97,17 +97,6 @@ def test_statistics_are_those_of_attention_pair_by_pair(run: Path, masked: bool)
     assert found["queries"][-1] == 3 * 9 if not masked else found["queries"][0] > 3
 
 
-def test_the_prediction_for_normal_scores_is_the_mean_over_the_bin(run: Path) -> None:
-    """n = 1, 2, 3: 1, then E Σw² of two and of three keys, whose mean stands for n in [2, 4)."""
-    found = measured(run, [8], 8, False)["lengths"][8]
-    S = torch.randn(400_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    logits = (STRENGTH * math.log(n) * S[:, :n] for n in (2, 3))
-    two, three = (L.softmax(-1).square().sum(-1).mean().item() for L in logits)
-    for layer in found["prediction"]:
-        for head in layer:
-            assert head[:2] == pytest.approx([1, (two + three) / 2], rel=2e-3)
-
-
 def test_every_length_reads_whole_sequences_from_all_over_the_split(run: Path) -> None:
     """1,028 targets: at 1,000 one sequence; at 16 as many as asked for; the last 4 targets make none."""
     checkpoint = load_checkpoint(str(run), "cpu")
@@ -194,12 +183,11 @@ def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:
             "weight_on_first": [[[9, 9, 0.25, 9], [9, 9, 0.5, 9], [9, 9, math.nan, 9]]],
             "squared_average": [[[9, 9, 0.25, 9]] * 3],
         },
-        "prediction": [[[9, 9, 0.09, 9]] * 3],
     }  # fmt: skip
     assert reliable(found) == 3
     assert last_bin(found) == (4, 7)
     assert last_bin(found | {"queries": [0, 0, 0, 1]}) == (8, 15)
-    assert rows(found) == [["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–", "0.300"]]
+    assert rows(found) == [["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–"]]
     assert cell(np.array([1.0, 2.0]), 1) == "1.5 [1.0, 2.0]"
 
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from anlit import ALiBi, LogN, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention.gaussian import logits_of
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range
 from anlit.commands.diagnose import main
 from anlit.errors import UserError
 from anlit.evaluation.diagnose import gaussian
-from anlit.evaluation.diagnose.gaussian import at_length, expected_total, named
+from anlit.evaluation.diagnose.gaussian import at_length, expected_total, logits_of, named
 
 
 def layer(mechanism: Mechanism) -> Mechanism:

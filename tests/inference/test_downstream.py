@@ -61,7 +61,8 @@ def counted(run: Path, rows: list[dict[str, Any]]) -> dict[str, float]:
 def test_accuracy_of_an_exported_model_is_that_of_a_direct_count(tmp_path: Path) -> None:
     from lm_eval.tasks import TaskManager
 
-    run, out = make_run_with_text(tmp_path, AnGPT, attention=SqrtLogN(), s_z_init=8.0), tmp_path / "out"
+    settings = {"attention": SqrtLogN(), "s_z_init": 8.0, "context_length": 64}
+    run, out = make_run_with_text(tmp_path, AnGPT, **settings), tmp_path / "out"
     assert main(["export", str(run), "--format", "huggingface", "--output", str(out)]) == 0
     expected = counted(run, write_task(tmp_path))
     assert 0.05 < expected["acc,none"] < 0.6

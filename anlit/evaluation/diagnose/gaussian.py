@@ -7,6 +7,7 @@ with [SI]'s a(t), e^L has such a heavy tail that a mean over draws would not con
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from anlit.attention import mechanisms
-from anlit.attention.gaussian import distance_functions, logits_of
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range, log_total, ranges, statistics, within
 from anlit.errors import UserError
@@ -34,6 +34,31 @@ COLUMNS = {
     "participation": ("Σw²", ".3g"),
     "weight_latest_100": ("last 100", ".3f"),
 }
+
+
+def logits_of(mechanism: Mechanism, scores: Tensor) -> Tensor:
+    """L of the last query, with the keys in the order of the text; −∞ outside the window.
+
+    Args:
+        mechanism: Made by `for_layer`.
+        scores: S, (B, H or 1, 1, n).
+
+    Returns:
+        (B, H or 1, 1, n).
+    """
+    scale, m = distance_functions(mechanism, scores.shape[-1], scores)
+    return torch.addcmul(m.flip(-1)[:, None], scores, scale.flip(-1)[:, None])
+
+
+def distance_functions(mechanism: Mechanism, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """a(t)·g(n) and m(t) at t = 0 … n − 1, each (H or 1, n), in the precision of `like`; m is −∞ outside the window."""
+    t = torch.arange(n, dtype=like.dtype, device=like.device)
+    n_visible = n if mechanism.window is None else min(n, mechanism.window)
+    a, m = mechanism.distance_gain(t), mechanism.distance_bias(t)
+    g = mechanism.gain(torch.full((1, 1, 1), float(n_visible), dtype=like.dtype, device=like.device))
+    scale = (torch.ones_like(t) if a is None else a) * (t.new_ones(1, 1) if g is None else g[0])
+    bias = t.new_zeros(1, n) if m is None else m.reshape(-1, n)
+    return scale, bias.masked_fill(t >= n_visible, -math.inf)
 
 
 @torch.no_grad()

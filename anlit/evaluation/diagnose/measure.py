@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from anlit.attention.gaussian import expected_participation
-from anlit.attention.mechanism import Mechanism
-from anlit.attention.observation import attention_layers, bin_edges, observed
+from anlit.attention.observation import bin_edges, observed
 from anlit.attention.statistics import ranges
 from anlit.checkpoints.loading import Checkpoint
 from anlit.data.batch import Batch
@@ -37,8 +35,8 @@ def diagnose(
 
     Returns:
         `masking` and, by length in `lengths`: `length`, `tokens` read, `edges` of the bins of n, `queries` in each,
-        `statistics` as {name: [layer][head][bin]}, `prediction` of Σ w² for normal scores as [layer][head][bin]. NaN
-        if there was nothing to measure. `squared_average` is ‖Σ w v‖² over the mean ‖v‖².
+        `statistics` as {name: [layer][head][bin]}, NaN if there was nothing to measure. `squared_average` is ‖Σ w v‖²
+        over the mean ‖v‖².
 
     Raises:
         UserError: The validation split is shorter than a sequence.
@@ -69,10 +67,6 @@ def _at_length(checkpoint: Checkpoint, data: TokenShards, length: int, tokens: i
         "edges": edges,
         "queries": layers[0].counts()[0].long().tolist(),
         "statistics": {name: [layer[name].tolist() for layer in means] for name in means[0]},
-        "prediction": [
-            _predicted(layer.mechanism, mean["visible_keys"])
-            for layer, mean in zip(attention_layers(model), means, strict=True)
-        ],
     }
 
 
@@ -87,13 +81,3 @@ def sequences(data: TokenShards, length: int, tokens: int) -> Iterator[Batch]:
         complete = batch.targets[:, -1] != IGNORED
         if complete.any():
             yield batch._replace(tokens=batch.tokens[complete], document_ids=batch.document_ids[complete])
-
-
-def _predicted(mechanism: Mechanism, n: torch.Tensor) -> list[list[float]]:
-    """E Σ w² of normal scores at the mean numbers n of visible keys, (H, bins), equal for all heads; n (H, bins)."""
-    known = n[0].isfinite()
-    values = torch.full_like(n, torch.nan)
-    below = n[0, known].floor()
-    P, next_P = (expected_participation(mechanism, counts).to(n).expand(len(n), -1) for counts in (below, below + 1))
-    values[:, known] = torch.lerp(P, next_P, n[0, known] - below)
-    return values.tolist()

@@ -21,7 +21,6 @@ COLUMNS = {
     "weight_latest_100": ("last 100", 3),
     "squared_average": ("‖Σwv‖ /‖v‖", 3),
     "orthogonal": ("√Σw²", 3),
-    "prediction": ("√Σw², normal", 3),
 }
 DIGITS = 7
 """Significant digits of the raw numbers."""
@@ -32,8 +31,7 @@ positions {low:,} to {high:,} of their document (n).
 Entropy is −Σw ln w in nats; *1/w_max* is about the number of keys that share the attention; *first token* is the weight
 on the first token of the document, *last 100* that on the latest 100 tokens. *‖Σwv‖ /‖v‖* is the root mean square over
 queries of the size of the attention average relative to its values (root mean square over visible keys), *√Σw²* what it
-would be if values were orthogonal and equally long, and *√Σw², normal* the same for independent normal scores.
-In the figures, the visible part of a range [t, 10t) counts."""
+would be if values were orthogonal and equally long. In the figures, the visible part of a range [t, 10t) counts."""
 
 
 def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
@@ -68,9 +66,7 @@ def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
 
 
 def column(found: dict[str, Any], name: str) -> np.ndarray:
-    """A statistic as (layers, heads, bins); with square roots for the three sizes of the average."""
-    if name == "prediction":
-        return np.sqrt(np.array(found["prediction"]))
+    """A statistic as (layers, heads, bins); with square roots for the two sizes of the average."""
     if name == "orthogonal":
         return np.sqrt(np.array(found["statistics"]["participation"]))
     values = np.array(found["statistics"][name])

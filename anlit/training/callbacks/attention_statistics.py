@@ -72,7 +72,7 @@ def layer_statistics(model: Any, batch: Any, sequences: int) -> dict[str, float]
 def _of_layer(layer: BinnedMeans) -> dict[str, float]:
     values: dict[str, float] = {}
     for name, heads in layer.means().items():
-        if name in ("n", "visible_keys") or not (known := [value for value in heads[:, 0].tolist() if value == value]):
+        if name == "n" or not (known := [value for value in heads[:, 0].tolist() if value == value]):
             continue
         values[name] = sum(known) / len(known)
         if name in SPREAD:
