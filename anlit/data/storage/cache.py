@@ -14,7 +14,6 @@ from filelock import FileLock, Timeout
 
 from anlit.data.storage import remote
 from anlit.data.storage.shards import Chunk, Source, problem_with
-from anlit.errors import UserError
 
 
 def cache_root() -> Path:
@@ -56,39 +55,25 @@ class ChunkCache:
             wait: whether to wait for another thread or process that is fetching it.
 
         Raises:
-            UserError: it cannot be fetched, it is damaged at its source, or another process makes no progress with it.
+            UserError: it cannot be fetched, or is damaged at its source.
         """
+        if self.has(chunk):
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{self.path(chunk)}.lock")
-        progress = remote.Progress(self._partial(chunk))
-        while not self.has(chunk):
-            try:
-                with lock.acquire(timeout=1 if wait else 0, poll_interval=0.05):
-                    if not self.has(chunk):
-                        self._fetch(chunk)
-            except Timeout:
-                if not wait:
-                    return
-                # hf:// shows no progress here; its own process gives up after this long.
-                if progress.idle_seconds() > remote.BLIND_STALL_SECONDS:
-                    raise UserError(
-                        f"Another process is fetching {self.path(chunk)} and has brought nothing for "
-                        f"{remote.BLIND_STALL_SECONDS:.0f} s: end that process."
-                    ) from None
+        with contextlib.suppress(Timeout), lock.acquire(blocking=wait, poll_interval=0.05):
+            if not self.has(chunk):
+                self._fetch(chunk)
 
     def discard(self, chunk: Chunk) -> None:
         """Remove a copy that has proved damaged."""
         self.path(chunk).unlink(missing_ok=True)
 
-    def _partial(self, chunk: Chunk) -> Path:
-        """The file that a chunk is fetched to; only the holder of its lock writes it."""
-        return self.folder / f"{chunk.filename}.partial"
-
     def _fetch(self, chunk: Chunk) -> None:
         self._make_room(chunk.size)
-        partial = self._partial(chunk)
+        partial = self.folder / f"{chunk.filename}.partial"  # only the holder of the chunk's lock writes it
         for last in (False, True):
-            partial.unlink(missing_ok=True)  # a fetch that was given up may still write to the old one
+            partial.unlink(missing_ok=True)
             try:
                 remote.fetch(f"{self.source.folder}/{chunk.filename}", partial, chunk.size)
             except FileNotFoundError as error:

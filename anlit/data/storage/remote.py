@@ -1,7 +1,7 @@
-"""Files at an address (s3://, gs://, hf://), fetched by litdata's downloaders; every wait has an end.
+"""Files at an address (s3://, gs://, hf://), fetched by litdata's downloaders.
 
-litdata's clients repeat failing requests for minutes or for ever. Here they try three times, and a fetch without
-progress is given up.
+Every wait has an end: that of the limits here for s3://, that of their clients for gs:// and hf://. By default
+litdata's client for S3 sends a failing request up to a thousand times.
 """
 
 import errno
@@ -9,20 +9,14 @@ import io
 import logging
 import os
 import tempfile
-import threading
-import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from anlit.errors import UserError
 
-STALL_SECONDS = 60.0
-"""How long a fetch may bring nothing before it is given up."""
-BLIND_STALL_SECONDS = 600.0
-"""The same for hf://, where progress cannot be seen."""
-SMALL_FILE_SECONDS = 12.0
-"""The same for small files, which come at once or not at all."""
+S3_LIMITS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 3, "mode": "standard"}}
+"""Seconds to wait for a connection and for the next bytes, and how often a request is sent."""
 SMALL_FILE_BYTES = 256 << 20
 """Most bytes of a manifest, an index (enough for a million chunks) or a tokenizer, local or remote."""
 
@@ -40,7 +34,7 @@ def fetch_bytes(address: str) -> bytes:
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         target = Path(folder, "file")
-        fetch(address, target, SMALL_FILE_BYTES, SMALL_FILE_SECONDS)
+        fetch(address, target, SMALL_FILE_BYTES)
         return target.read_bytes()
 
 
@@ -60,61 +54,29 @@ class _Bounded(io.FileIO):
         return super().write(data)
 
 
-def fetch(address: str, target: Path, limit: int, patience: float | None = None) -> None:
+def fetch(address: str, target: Path, limit: int) -> None:
     """Fetch a file to `target`, which is complete only when this has returned.
 
     Args:
+        address: of the file.
+        target: where to write it.
         limit: bytes that it may have; hf:// ignores it.
-        patience: seconds without progress after which to give up.
 
     Raises:
         FileNotFoundError: there is no such file.
         UserError: the address cannot be reached or refuses, the answer stalls, or the file is too long.
     """
     downloader = _downloader(address.partition("://")[0] + "://", os.getpid())
-    if patience is None:
-        patience = STALL_SECONDS if _streams(downloader) else BLIND_STALL_SECONDS
-    failure: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            if _streams(downloader):
-                with _Bounded(target, limit, address) as file:
-                    downloader.download_fileobj(address, file)
-            else:
-                downloader.download_file(address, str(target))
-        except BaseException as error:  # to be raised where it is waited for
-            failure.append(error)
-
-    # The clients' own time limits add up to minutes, and not all of them have one: so a thread does it.
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    progress = Progress(target)
-    while thread.is_alive():
-        thread.join(0.5)
-        if thread.is_alive() and progress.idle_seconds() > patience:
-            raise UserError(f"No answer from {address} for {patience:.0f} s: check the address and the network.")
-    if failure:
-        raise _explained(failure[0], address) from failure[0]
+    try:
+        if address.startswith("hf://"):  # its client writes files only
+            downloader.download_file(address, str(target))
+        else:
+            with _Bounded(target, limit, address) as file:
+                downloader.download_fileobj(address, file)
+    except Exception as error:
+        raise _explained(error, address) from error
     if not target.exists():  # litdata passes over FileNotFoundError, which huggingface_hub raises without a network
         raise UserError(f"Cannot read {address}: there is no connection to it; check the address and the network.")
-
-
-class Progress:
-    """How long ago a file that another thread or process writes was last seen to grow."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self._size, self._since = -1, time.monotonic()
-
-    def idle_seconds(self) -> float:
-        try:
-            size = self.file.stat().st_size
-        except FileNotFoundError:
-            size = -1
-        if size != self._size:
-            self._size, self._since = size, time.monotonic()
-        return time.monotonic() - self._since
 
 
 @lru_cache
@@ -126,8 +88,7 @@ def _downloader(scheme: str, process: int) -> Any:
     if scheme == "s3://":
         from botocore.config import Config
 
-        retries: Any = {"total_max_attempts": 3, "mode": "standard"}
-        options = {"config": Config(connect_timeout=5, read_timeout=20, retries=retries)}
+        options = {"config": Config(**S3_LIMITS)}
     elif scheme == "hf://":
         options = {"etag_timeout": 5.0}
         # It logs each of its attempts; only the outcome matters.
@@ -143,14 +104,7 @@ def _downloader(scheme: str, process: int) -> Any:
     return downloader
 
 
-def _streams(downloader: Any) -> bool:
-    """Whether it writes into an open file, so that its progress can be seen."""
-    from litdata.streaming.downloader import Downloader
-
-    return type(downloader).download_fileobj is not Downloader.download_fileobj
-
-
-def _explained(error: BaseException, address: str) -> Exception:
+def _explained(error: Exception, address: str) -> Exception:
     if isinstance(error, UserError):
         return error
     if _is_missing(error):
@@ -166,7 +120,7 @@ def _explained(error: BaseException, address: str) -> Exception:
     )
 
 
-def _is_missing(error: BaseException) -> bool:
+def _is_missing(error: Exception) -> bool:
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         return str(response.get("Error", {}).get("Code")) in ("404", "NoSuchKey")
