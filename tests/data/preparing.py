@@ -115,7 +115,7 @@ def interrupted(folder: Path, recipe: Recipe, tasks: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "encode_task", encode)
-        patch.setattr(run_module, "GROUPS_AT_ONCE", 1)  # no thread fetches on when this returns
+        patch.setattr(run_module, "GROUPS_AHEAD", 0)  # no thread fetches on when this returns
         with pytest.raises(KeyboardInterrupt):
             make(folder, recipe)
     assert (folder / ".work" / "plan.json").is_file()

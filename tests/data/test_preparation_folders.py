@@ -30,8 +30,8 @@ from tests.data.preparing import (
 def interrupted_after_a_group(folder: Path, recipe: Recipe) -> None:
     """Begin a preparation and leave it when its first group is done: that is worth keeping."""
 
-    def finish_group(runner: Any, group: Any, original: Any = Runner._finish) -> None:
-        original(runner, group)
+    def finish_group(runner: Any, group: Any, pending: Any, original: Any = Runner._finish) -> None:
+        original(runner, group, pending)
         if group.number == 0:
             raise KeyboardInterrupt
 

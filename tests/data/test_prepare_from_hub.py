@@ -105,7 +105,7 @@ def test_fetched_files_go_as_soon_as_their_group_is_done(
         return encode_task(job, task)
 
     monkeypatch.setattr(run_module, "encode_task", counting)
-    monkeypatch.setattr(run_module, "GROUPS_AT_ONCE", 1)
+    monkeypatch.setattr(run_module, "GROUPS_AHEAD", 0)
     manifest = make(tmp_path / "out", from_hub("OpenWebText"))
     assert manifest["files"] == 4
     assert set(at_once) == {2}  # a group has two

@@ -1,12 +1,11 @@
 """The groups of a plan are fetched and encoded in worker processes. No finished step is repeated.
 
-Groups overlap: while one is encoded, the files of the next are fetched.
+Groups overlap: while one is encoded, the tasks of the next wait for free workers and the files of a third are fetched.
 """
 
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
-from typing import Any
+from collections import deque
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from anlit.data.preparation.encode import Job, encode_task
 from anlit.data.preparation.plan import FoundFile, Plan, Task, tasks_of
@@ -19,17 +18,16 @@ from anlit.data.preparation.workspace import read_json
 from anlit.errors import UserError
 from anlit.reporting.files import write_json
 
-GROUPS_AT_ONCE = 3
+GROUPS_AHEAD = 1
+"""Groups that are fetched, and groups that wait for workers, beside the one that is encoded."""
 
 
-@dataclass
-class _Group:
-    """A group under way."""
+class _Group(NamedTuple):
+    """A group whose files are on this machine."""
 
     number: int
     tasks: list[Task]
     source_sha256: dict[str, str]
-    unfinished: set[int] = field(default_factory=set)
 
 
 class Runner:
@@ -47,8 +45,6 @@ class Runner:
         self.job, self.plan, self.recipe, self.workers = job, plan, recipe, workers
         self.mine = range(shard, len(plan.groups), shards)
         self.waiting = [group for group in self.mine if not job.workspace.group_record(group).is_file()]
-        self.under_way: set[int] = set()
-        self.pending: dict[Future[Any], Callable[[Any], None]] = {}
 
     def run(self) -> None:
         """Do all that is left.
@@ -68,14 +64,17 @@ class Runner:
                 raise
 
     def _loop(self) -> None:
-        while self.waiting or self.pending:
-            while self.waiting and len(self.under_way) < GROUPS_AT_ONCE:
-                number = self.waiting.pop(0)
-                self.under_way.add(number)
-                self.pending[in_thread(self._fetch, number)] = self._encode
-            finished, _ = wait(self.pending, return_when=FIRST_COMPLETED)
-            for future in finished:
-                self.pending.pop(future)(future.result())
+        fetching: deque[Future[_Group]] = deque()
+        encoding: deque[tuple[_Group, list[tuple[Task, Future[Any]]]]] = deque()
+        for number in self.waiting:
+            fetching.append(in_thread(self._fetch, number))
+            if len(fetching) > GROUPS_AHEAD:
+                encoding.append(self._begin(fetching.popleft().result()))
+            if len(encoding) > GROUPS_AHEAD:
+                self._finish(*encoding.popleft())
+        encoding.extend(self._begin(future.result()) for future in fetching)
+        for group, pending in encoding:
+            self._finish(group, pending)
 
     def _fetch(self, number: int) -> _Group:
         """Runs in a thread: the group's files on this machine, their hashes, and its tasks."""
@@ -103,34 +102,24 @@ class Runner:
                 "old file back, or remove that folder and repeat the command."
             )
 
-    def _encode(self, group: _Group) -> None:
+    def _begin(self, group: _Group) -> tuple[_Group, list[tuple[Task, Future[Any]]]]:
+        """Hand the group's unfinished tasks to the workers."""
         begun_with = self.job.workspace.source_hashes(group.number)
         if not begun_with.is_file():  # written here: the thread may outlive this preparation and its lock
             write_json(begun_with, group.source_sha256)
+        pending = []
         for task in group.tasks:
-            record = self.job.workspace.task_record(group.number, task.number)
-            if record.is_file():
+            if self.job.workspace.task_record(group.number, task.number).is_file():
                 self.progress.add(task.size, tokens=0)
             else:
-                group.unfinished.add(task.number)
-        for task in (task for task in group.tasks if task.number in group.unfinished):
-            self.pending[self.pool.submit(encode_task, self.job, task)] = self._after_task(group, task)
-        if not group.unfinished:
-            self._finish(group)
+                pending.append((task, self.pool.submit(encode_task, self.job, task)))
+        return group, pending
 
-    def _after_task(self, group: _Group, task: Task) -> Callable[[dict[str, Any]], None]:
-        def then(record: dict[str, Any]) -> None:
-            self.progress.add(task.size, sum(stream["tokens"] for stream in record["streams"].values()))
-            group.unfinished.remove(task.number)
-            if not group.unfinished:
-                self._finish(group)
-
-        return then
-
-    def _finish(self, group: _Group) -> None:
-        """Write the record of a group whose chunks are in place; remove its tasks' records and its fetched files."""
+    def _finish(self, group: _Group, pending: list[tuple[Task, Future[Any]]]) -> None:
+        """Wait for the group's tasks and write its record; remove their records and its fetched files."""
+        for task, future in pending:
+            self.progress.add(task.size, sum(stream["tokens"] for stream in future.result()["streams"].values()))
         write_group(self.job.workspace, group.number, len(group.tasks), group.source_sha256)
-        self.under_way.remove(group.number)
         self.job.workspace.remove_task_files(group.number)
         for file in (self.plan.files[index] for index in self.plan.groups[group.number]):
             self.recipe.source.release(file, self.job.workspace.source)
