@@ -1,6 +1,7 @@
 """Any kernel against the readable back end in float64: bounds, and inputs of every kind."""
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ WIDTHS = [32, 64, 80, 96, 128, 256]
 
 
 kinds = pytest.mark.parametrize("kind", ["dense", "documents", "window"])
+packings = pytest.mark.parametrize("kind", ["dense", "documents"])
 dtypes = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 
 
@@ -88,6 +90,25 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: t
         error = (found[name] - reference).norm() / size
         bound = (LEARNED_BOUNDS if name == "learned" else BOUNDS)[dtype]
         assert error <= bound, f"{name}: relative error {error:.1e}, more than {bound:.0e}"
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-9) -> None:
+    """Every number, in float64."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def repeated(attend: Any) -> Any:
+    """`attend` with a copy of the keys and values for each head: head h of H gets those of h // (H/G)."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        index = [h * k.shape[1] // q.shape[1] for h in range(q.shape[1])]
+        return attend(q, k[:, index], v[:, index], *rest)
+
+    return run
 
 
 def check(

@@ -11,46 +11,41 @@ from anlit.attention.attention import Attention
 from anlit.attention.backends import blockwise, eager
 from anlit.attention.backends.blockwise import blocks, operator, workers
 from anlit.attention.documents import Documents
-from tests.attention.test_backends import HEADS, MECHANISMS, WIDTH, compare, documents, inputs, packings, run
+from tests.attention.kernels import MECHANISMS, assert_same, check, gradients, inputs, packed, packings
 
-ROOM = [0, 2**30]
+HEADS, WIDTH = 3, 8
+rooms = pytest.mark.parametrize("room", [0, 2**30], ids=["recomputed", "kept"])
 """For kept weights: none, so that they are computed again, or as many as there are."""
 
 
+def numbers(length: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    return inputs(2, HEADS, length, WIDTH, dtype=dtype)
+
+
 @packings
-@pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
+@rooms
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_blockwise_is_eager(name, room, packed, monkeypatch) -> None:
+def test_blockwise_is_eager(name, room, kind, monkeypatch) -> None:
     """Two whole blocks of queries and a rest; windows that begin inside of a block and beyond it."""
     monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
     for module in (blocks, operator):
         monkeypatch.setattr(module, "QUERIES", 16)
-    mechanism = MECHANISMS[name].for_layer(HEADS, WIDTH, 0).double()
-    expected = run(eager.attend, mechanism, 39, packed, torch.float64)
-    compare(run(blockwise.attend, mechanism, 39, packed, torch.float64), expected, 1e-9)
+    given = MECHANISMS[name].for_layer(HEADS, WIDTH, 0).double(), numbers(39), packed(2, 39, kind)
+    assert_same(gradients(blockwise.attend, *given), gradients(eager.attend, *given))
 
 
-@pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
+@rooms
 @pytest.mark.parametrize(
-    ("length", "packed"), [(n, False) for n in (1, 2, 127, 128, 129, 300)] + [(n, True) for n in (127, 128, 129, 300)]
+    ("length", "kind"), [(n, "dense") for n in (1, 2, 127, 128, 129, 300)] + [(n, "documents") for n in (127, 129, 300)]
 )
-def test_any_length(length, packed, room, monkeypatch) -> None:
+def test_any_length(length, kind, room, monkeypatch) -> None:
     monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
-    mechanism = ScaleInvariant(3.0).for_layer(HEADS, WIDTH, 0)
-    q, k, v, probe = inputs(length, torch.float32)
-    results = []
-    for backend in (eager, blockwise):
-        own = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = backend.attend(*own, mechanism, documents(length, packed), 0.0)
-        (out * probe).sum().backward()
-        results.append([out, *(x.grad for x in own)])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    check(blockwise, "scale-invariant", kind, (2, HEADS, length, WIDTH), torch.float32)
 
 
 def test_documents_of_one_token() -> None:
     """Each query sees itself alone: the output is v."""
-    q, k, v, _ = inputs(70, torch.float64)
+    q, k, v, _ = numbers(70)
     alone = Documents(torch.arange(70).expand(2, -1), 70, torch.device("cpu"))
     torch.testing.assert_close(blockwise.attend(q, k, v, ScaleInvariant(), alone, 0.0), v)
 
@@ -58,29 +53,21 @@ def test_documents_of_one_token() -> None:
 def test_what_documents_hide_is_not_computed(monkeypatch) -> None:
     monkeypatch.setattr(blocks, "QUERIES", 64)
     starts = torch.tensor([[0] * 100 + [100] * 156, [0] * 256], dtype=torch.int32)
-    pairs = [(b.row, b.first, b.begin) for b in blocks.blocks(2, 256, starts, None)]
-    assert pairs == [
-        (0, 0, 0),
-        (0, 64, 0),
-        (0, 128, 100),
-        (0, 192, 100),
-        (1, 0, 0),
-        (1, 64, 0),
-        (1, 128, 0),
-        (1, 192, 0),
-    ]
+    found = blocks.blocks(2, 256, starts, None)
+    assert [(b.row, b.first) for b in found] == [(row, first) for row in range(2) for first in (0, 64, 128, 192)]
+    assert [b.begin for b in found] == [0, 0, 100, 100, 0, 0, 0, 0]
     assert [b.begin for b in blocks.blocks(2, 256, None, 30)] == [0, 35, 99, 163]
 
 
 def test_nothing_is_kept_without_gradients() -> None:
-    q, k, v, _ = inputs(33, torch.float32)
+    q, k, v, _ = numbers(33, torch.float32)
     mechanism = Plain().for_layer(HEADS, WIDTH, 0)
-    for keeps, numbers in ((False, 0), (True, 2 * HEADS * 33 * 33)):
+    for keeps, n_numbers in ((False, 0), (True, 2 * HEADS * 33 * 33)):
         _, kept = operator.blockwise_attention(q, k, v, None, None, None, None, keeps, 1)
-        assert kept.numel() == numbers
+        assert kept.numel() == n_numbers
     torch.testing.assert_close(
-        blockwise.attend(q, k, v, mechanism, documents(33, False), 0.0),
-        eager.attend(q, k, v, mechanism, documents(33, False), 0.0),
+        blockwise.attend(q, k, v, mechanism, packed(2, 33, "dense"), 0.0),
+        eager.attend(q, k, v, mechanism, packed(2, 33, "dense"), 0.0),
     )
 
 
@@ -106,14 +93,14 @@ def test_heads_that_share_keys_stay_in_one_share() -> None:
 
 
 @packings
-@pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
+@rooms
 @pytest.mark.parametrize("n_shares", [2, HEADS])
 @pytest.mark.parametrize("name", ["learned per head", "ALiBi", "window"])
-def test_shares_change_nothing(name, n_shares, room, packed, monkeypatch) -> None:
+def test_shares_change_nothing(name, n_shares, room, kind, monkeypatch) -> None:
     """Of sequences and of heads; gradients of tables that all share or that are of one head."""
     monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
-    q, k, v, probe = inputs(70, torch.float64)
-    bounds = documents(70, packed).bounds
+    q, k, v, probe = numbers(70)
+    bounds = packed(2, 70, kind).bounds
     starts = None if bounds is None else bounds[0]
     a, m, window = {
         "learned per head": (*torch.rand(2, HEADS, 70, dtype=torch.float64), None),
@@ -134,8 +121,8 @@ def test_threads_compute_in_inference_mode_and_after_a_fork(monkeypatch) -> None
     """A fork copies the list of threads and not the threads."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(blockwise, "SHARED_PAIRS", 0)
-    q, k, v, _ = inputs(40, torch.float64)
-    attend = partial(blockwise.attend, q, k, v, Plain().for_layer(HEADS, WIDTH, 0), documents(40, False), 0.0)
+    q, k, v, _ = numbers(40)
+    attend = partial(blockwise.attend, q, k, v, Plain().for_layer(HEADS, WIDTH, 0), packed(2, 40, "dense"), 0.0)
     expected = eager.attend(*attend.args)
     with torch.inference_mode():
         torch.testing.assert_close(attend(), expected)
@@ -153,17 +140,17 @@ def test_the_number_of_threads_stays() -> None:
 
 
 @packings
-@pytest.mark.parametrize("room", ROOM, ids=["recomputed", "kept"])
+@rooms
 @pytest.mark.parametrize("n_shares", [1, 2])
 @pytest.mark.parametrize("n_kv_heads", [1, HEADS])
 @pytest.mark.covering(2)
-def test_it_is_an_operator_of_torch(n_kv_heads, n_shares, room, packed, monkeypatch) -> None:
+def test_it_is_an_operator_of_torch(n_kv_heads, n_shares, room, kind, monkeypatch) -> None:
     """Its fake kernels, its schema and its autograd formula are what torch.compile relies on."""
     monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
-    q, k, v, _ = inputs(70, torch.float64)
+    q, k, v, _ = numbers(70)
     k, v = k[:, :n_kv_heads].clone(), v[:, :n_kv_heads].clone()
     a, m = torch.rand(2, HEADS, 70, dtype=torch.float64)
-    bounds = documents(70, packed).bounds
+    bounds = packed(2, 70, kind).bounds
     starts = None if bounds is None else bounds[0]
     arguments = (*(x.requires_grad_() for x in (q, k, v, a, m)), starts, 40, True, n_shares)
     torch.library.opcheck(torch.ops.anlit.blockwise_attention.default, arguments)
@@ -171,14 +158,14 @@ def test_it_is_an_operator_of_torch(n_kv_heads, n_shares, room, packed, monkeypa
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(dtype) -> None:
-    exact = inputs(100, torch.float64)[:3]
+    exact = numbers(100)[:3]
     rounded = [x.to(dtype).requires_grad_() for x in exact]
     mechanism = ScaleInvariant().for_layer(HEADS, WIDTH, 0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = blockwise.attend(*rounded, mechanism, documents(100, True), 0.0)
+        out = blockwise.attend(*rounded, mechanism, packed(2, 100, "documents"), 0.0)
         out.float().square().sum().backward()
     assert out.dtype == rounded[0].grad.dtype == dtype
-    wide = eager.attend(*(x.detach().double() for x in rounded), mechanism, documents(100, True), 0.0)
+    wide = eager.attend(*(x.detach().double() for x in rounded), mechanism, packed(2, 100, "documents"), 0.0)
     torch.testing.assert_close(out.double(), wide, rtol=1e-2, atol=1e-3)  # the output's own rounding
 
 

@@ -9,21 +9,13 @@ IDS = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]])
 CPU = torch.device("cpu")
 
 
-def test_counts_restart_with_each_document() -> None:
-    counts = Documents(IDS, 6, CPU).n_visible(torch.float64)
-    assert counts.tolist() == [[1, 2, 1, 2, 3, 1], [1, 2, 3, 4, 5, 6]]
-    assert counts.dtype == torch.float64
-
-
-def test_one_text_counts_from_its_start() -> None:
-    documents = Documents(None, 4, CPU)
-    assert documents.n_visible(torch.float32).tolist() == [[1, 2, 3, 4]]
-    assert not documents.are_masked
-
-
-def test_positions_restart_with_each_document() -> None:
-    assert Documents(IDS, 6, CPU).positions.tolist() == [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]]
-    assert Documents(None, 6, CPU).positions is None
+def test_counts_and_positions_restart_with_each_document() -> None:
+    documents = Documents(IDS, 6, CPU)
+    assert documents.n_visible(torch.float64).tolist() == [[1, 2, 1, 2, 3, 1], [1, 2, 3, 4, 5, 6]]
+    assert documents.positions.tolist() == [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]]
+    one_text = Documents(None, 4, CPU)
+    assert one_text.n_visible(torch.float32).tolist() == [[1, 2, 3, 4]]
+    assert (one_text.positions, one_text.are_masked) == (None, False)
 
 
 def test_a_query_sees_the_past_of_its_own_document() -> None:
@@ -37,12 +29,7 @@ def test_a_query_sees_the_past_of_its_own_document() -> None:
         [0, 0, 0, 0, 0, 1],
     ]
     assert second == [[int(j <= i) for j in range(6)] for i in range(6)]
-
-
-def test_one_text_sees_all_its_past() -> None:
-    mask = Documents(None, 5, CPU).mask()
-    assert mask.shape == (1, 1, 5, 5)
-    assert mask[0, 0].int().tolist() == [[int(j <= i) for j in range(5)] for i in range(5)]
+    assert torch.equal(Documents(None, 6, CPU).mask()[:, 0].int(), torch.tensor([second]))
 
 
 def test_a_block_of_queries_is_a_part_of_the_whole_mask() -> None:

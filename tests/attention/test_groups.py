@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from anlit.attention import backends
 from anlit.attention.attention import Attention
@@ -10,20 +9,10 @@ from anlit.attention.backends import blockwise, eager, flex, sdpa
 from anlit.attention.groups import grouped_product, repeat_heads
 from anlit.attention.observation import BinnedMeans, bin_edges, observe
 from anlit.attention.statistics import Range
-from tests.attention.kernels import MECHANISMS, gradients, inputs, kinds, packed
+from tests.attention.kernels import MECHANISMS, assert_same, gradients, inputs, kinds, packed, repeated
 
 H, T, D = 4, 33, 8
 each_number = pytest.mark.parametrize("n_kv_heads", [1, 2])
-
-
-def repeated(attend):
-    """`attend` with a copy of the keys and values for each head: head h gets those of h // (H/G)."""
-
-    def run(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
-        index = [h * k.shape[1] // H for h in range(H)]
-        return attend(q, k[:, index], v[:, index], *rest)
-
-    return run
 
 
 @each_number
@@ -45,8 +34,7 @@ def test_shared_keys_are_copied_keys(backend, name, kind, n_kv_heads, monkeypatc
     expected = gradients(repeated(eager.attend), mechanism, tensors, packed(2, T, kind))
     found = gradients(backend.attend, mechanism, tensors, packed(2, T, kind))
     assert found["k"].shape == (2, n_kv_heads, T, D)
-    for what, tensor in expected.items():
-        torch.testing.assert_close(found[what], tensor, rtol=1e-9, atol=1e-9)
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("name", ["scale-invariant", "of one's own"])

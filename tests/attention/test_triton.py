@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from anlit import ALiBi, LogN, Plain, ScaleInvariant, SlidingWindow
@@ -25,6 +24,7 @@ from tests.attention.kernels import (
     inputs,
     kinds,
     packed,
+    repeated,
 )
 
 pytest.importorskip("triton")
@@ -138,11 +138,7 @@ def test_documents_of_one_token_give_their_value() -> None:
 def test_heads_in_groups_share_keys(n_heads_kv) -> None:
     tensors = inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv)
     mechanism = ALiBi().for_layer(4, 8, 0)
-
-    def repeated(q, k, v, *rest) -> Tensor:
-        return eager.attend(q, *(x.repeat_interleave(4 // n_heads_kv, 1) for x in (k, v)), *rest)
-
-    expected = gradients(repeated, mechanism, [x.double() for x in tensors], packed(1, 21, "dense"))
+    expected = gradients(repeated(eager.attend), mechanism, [x.double() for x in tensors], packed(1, 21, "dense"))
     assert_close(gradients(backend.attend, mechanism, tensors, packed(1, 21, "dense")), expected, torch.float32)
 
 

@@ -4,7 +4,6 @@ import torch
 
 from anlit.attention.documents import Documents
 from anlit.data.batch import batch_from_blocks
-from anlit.data.module import TokenShards
 from anlit.targets import IGNORED
 
 BLOCK = torch.tensor([[5, 6, 0, 7, 0, 0, 8, 9], [1, 2, 3, 4, 5, 6, 7, 0]], dtype=torch.int32)
@@ -40,11 +39,6 @@ def test_first_tokens_of_other_documents_can_be_left_out_of_the_loss() -> None:
     assert at_end.targets.tolist() == [[6, 0, IGNORED, 0, IGNORED, IGNORED, 9], [2, 3, 4, 5, 6, 7, 0]]
     at_start = batch_from_blocks(BLOCK, end_of_document=0, token_at="start", score_first_token=False)
     assert at_start.targets.tolist() == [[6, IGNORED, 7, IGNORED, IGNORED, 8, 9], [2, 3, 4, 5, 6, 7, IGNORED]]
-
-
-def test_first_tokens_count_by_default() -> None:
-    assert (batch_from_blocks(BLOCK, end_of_document=0).targets != IGNORED).all()
-    assert TokenShards("nowhere").score_first_token is True
 
 
 def test_the_attention_derives_the_same_boundaries() -> None:

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
-from jsonargparse import ArgumentParser
 
 from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
@@ -169,25 +167,3 @@ def test_folders_that_do_not_fit_together(
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), key: value}))
     with pytest.raises(UserError, match=rf"plain and .*subsets differ in {key} .*: mix only folders"):
         ready(Mixture(paths, batch_size=8, context_length=LENGTH))
-
-
-def test_settings_from_yaml(subsets: Subsets) -> None:
-    text = f"""
-    class_path: anlit.data.mixture.Mixture
-    init_args:
-      paths: {{slim: {subsets[0]}}}
-      weights: {{slim: 2}}
-      context_schedule: {{0: 32, 10: 64}}
-      context_length: 64
-      cache_gb: 5
-    """
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(TokenShards, "data")
-    built = parser.instantiate_classes(parser.parse_object({"data": yaml.safe_load(text)})).data
-    assert built.context_schedule == {0: 32, 10: 64}
-    assert {type(key) for key in built.context_schedule} == {int}
-    assert (built.weights, built.cache_gb) == ({"slim": 2.0}, 5.0)
-    parsed = parser.parse_args(["--data=anlit.data.mixture.Mixture", f"--data.paths={{slim: {subsets[0]}}}",
-                                "--data.context_schedule={0: 32, 10: 64}"])  # fmt: skip
-    assert parser.instantiate_classes(parsed).data.context_schedule == {0: 32, 10: 64}
-    ready(built)

@@ -85,12 +85,6 @@ def test_validation_counts_every_token_but_the_first_once(
     assert not tokens[5000:].any()  # filled up with the end of document, 0
 
 
-def test_a_device_without_a_row_left_gets_one_that_is_ignored(prepared: str) -> None:
-    last = [list(with_trainer(prepared, rank, 3, val_batch_size=40).val_dataloader())[-1] for rank in range(3)]
-    assert [len(batch.targets) for batch in last] == [40, 39, 1]
-    assert (last[2].targets == IGNORED).all()
-
-
 def validate(path: str, val_batch_size: int, **trainer: Any) -> dict[str, float]:
     torch.manual_seed(0)
     model = GPT(vocab_size=320, context_length=LENGTH, n_layers=1, n_heads=1, d_model=8)
@@ -187,19 +181,6 @@ def test_another_tokenizer_in_the_folder(tiny_shards: str, tmp_path: Path) -> No
     data.setup("fit")
 
 
-def test_unknown_bytes_log_no_bits_per_byte(tmp_path: Path, streams: dict[str, np.ndarray]) -> None:
-    write_prepared(tmp_path / "own", streams)
-    logged = []
-    for data_bytes in (15_000, None):
-        data = ready(str(tmp_path / "own"))
-        data.manifest["val"]["bytes"] = data_bytes
-        trainer = quiet_trainer()
-        model = GPT(vocab_size=320, context_length=LENGTH, n_layers=1, n_heads=1, d_model=8)
-        logged.append(trainer.validate(model, data, verbose=False)[0])
-    assert logged[0].keys() - logged[1].keys() == {"val/bits_per_byte"}
-    assert logged[0]["val/bits_per_byte"] == pytest.approx(logged[0]["val/loss"] / np.log(2) / 3)
-
-
 def test_validation_at_a_longer_context_than_training(prepared: str) -> None:
     trainer = quiet_trainer()
     model = GPT(vocab_size=320, context_length=16, n_layers=1, n_heads=1, d_model=8)
@@ -221,3 +202,25 @@ def test_context_length_and_vocabulary_of_the_model(prepared: str) -> None:
             with_model(prepared, vocab_size=size)
     with pytest.raises(UserError, match=r"set --data\.context_length"):
         TokenShards(prepared).setup()
+
+
+def test_context_longer_than_the_shards(prepared: str) -> None:
+    with pytest.raises(
+        UserError, match=r"context_length 46000 is too long .*train, .*--model.context_length to 45999 "
+    ):
+        ready(prepared, context_length=46_000, batch_size=1)
+    ready(prepared, context_length=45_999, batch_size=1)
+
+
+def test_more_sequences_wanted_than_there_are(prepared: str) -> None:
+    ready(prepared, batch_size=718)
+    with pytest.raises(UserError, match=r"batch_size 719 on each of 1 .*needs 719 sequences and .*train has 718 "):
+        ready(prepared, batch_size=719)
+    with pytest.raises(UserError, match=r"on each of 2 device\(s\) needs 720 sequences"):
+        with_trainer(prepared, 0, 2, batch_size=360)
+
+
+def test_nothing_to_validate_on(tmp_path: Path, streams: dict[str, np.ndarray]) -> None:
+    write_prepared(tmp_path / "own", {**streams, "val": streams["val"][:1]})
+    with pytest.raises(UserError, match="val has no token to predict"):
+        ready(str(tmp_path / "own"))

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from anlit.cli import main
@@ -18,7 +17,6 @@ from tests.data.preparing import (
     make,
     read_json,
     read_sources,
-    read_texts,
     recipe_of,
 )
 
@@ -92,58 +90,6 @@ def test_a_bad_line_stops_or_is_skipped(
     in_folder(tmp_path / "skipped at once", monkeypatch)
     assert prepare_command("SlimPajama", "--tokenizer", tokenizer, "--on_bad", "skip") == 0
     assert hashes(tmp_path / "skipped at once" / "out") == hashes(tmp_path / "stopped" / "out")
-
-
-def test_a_truncated_zst(
-    tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    some = list(documents(90, seed=3))[10:]
-    hub = tmp_path / "hub"
-    files = layouts.slimpajama(hub, {"train": some, "validation": ["val"]}, n_files=2)
-    files[1].write_bytes(files[1].read_bytes()[:-100])  # in its third frame
-    in_folder(tmp_path / "stopped", monkeypatch)
-    assert prepare_command("SlimPajama", "--tokenizer", tokenizer) == 2
-    said = [
-        "train/chunk2/example_train_0.jsonl.zst, line ",
-        "ends in the middle of its compressed data",
-        "--on_bad skip",
-    ]
-    assert_sentence(capsys.readouterr().err, *said)
-    assert prepare_command("SlimPajama", "--tokenizer", tokenizer, "--on_bad", "skip") == 0
-    skipped = read_json(Path("out/manifest.json"))["skipped"]
-    assert list(skipped) == ["truncated"]
-    kept = sum(len(read_texts(Path("out"), f"train/{name.name}")) for name in Path("out/train").iterdir())
-    assert 40 < kept < len(some)
-    assert skipped["truncated"]["listed"] == [f"train/chunk2/example_train_0.jsonl.zst, line {kept - 40 + 1}"]
-    expected: dict[str, list[str]] = {"val/RedPajamaCommonCrawl": ["val"]}
-    for number, text in enumerate(some[:kept]):
-        expected.setdefault(f"train/{SET_NAMES[number % 7]}", []).append(text)
-    assert_holds(Path("out"), expected)
-
-
-def test_a_broken_row_group(
-    tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    some = list(documents(70, seed=3))[10:]
-    files = layouts.openwebtext(tmp_path / "hub", some, n_files=2)
-    column = pq.ParquetFile(files[1]).metadata.row_group(1).column(0)
-    content = bytearray(files[1].read_bytes())
-    start = column.dictionary_page_offset or column.data_page_offset
-    content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
-    files[1].write_bytes(content)
-    options = ["--tokenizer", tokenizer, "--val_fraction", "0.2"]
-    in_folder(tmp_path / "stopped", monkeypatch)
-    assert prepare_command("OpenWebText", *options) == 2
-    name = files[1].relative_to(tmp_path / "hub").as_posix()
-    said = [f"../hub/{name}, row group 2: it is damaged", "10 of its 10 rows are lost, from row 11", "--on_bad skip"]
-    assert_sentence(capsys.readouterr().err, *said)
-    assert prepare_command("OpenWebText", *options, "--on_bad", "skip") == 0
-    manifest = read_json(Path("out/manifest.json"))
-    assert manifest["skipped"] == {"damaged": {"count": 1, "listed": [f"{name}, row group 2"]}}
-    kept = some[:40] + some[50:]
-    val = read_texts(Path("out"), "val")
-    assert val == [text for text in kept if text in val]
-    assert_holds(Path("out"), {"val": val, "train": [text for text in kept if text not in val]})
 
 
 def test_a_file_that_is_no_parquet(tokenizer: str, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from tests.data.preparing import (
     read_stream,
     read_texts,
     recipe_of,
-    text_file_source,
     write_texts,
 )
 
@@ -143,12 +142,6 @@ def test_fineweb_s_cut_at_the_end_of_a_document(tokenizer: str, tmp_path: Path, 
     assert len(read_sources(tmp_path / "out")) > 1
 
 
-def test_fineweb_that_is_too_small_is_refused(tokenizer: str, tmp_path: Path) -> None:
-    layouts.fineweb(tmp_path / "hub", ["a", "b", "c"], n_files=1)
-    with pytest.raises(UserError, match="has 6 tokens, too few to hold out 7 of them: set --val_tokens"):
-        make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", tokenizer=tokenizer, val_tokens=7))
-
-
 def test_fineweb_s_part_decides_on_the_files(tokenizer: str, tmp_path: Path) -> None:
     layouts.fineweb(tmp_path / "hub", ["small"] * 3, n_files=1)
     layouts.fineweb(tmp_path / "hub", ["big"] * 4, n_files=1, sample="100BT")
@@ -211,18 +204,6 @@ def test_tokens_that_the_vocabulary_does_not_have_are_refused(tokenizer: str, tm
         make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", tokenizer="none"))
     with pytest.raises(UserError, match=r"holds token 50257, and the vocabulary has 800.*--tokenizer"):
         make(tmp_path / "other", recipe_of("FineWebBin", tmp_path / "hub", tokenizer=tokenizer))
-
-
-@pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
-def test_text_files_with_many_documents(texts: list[str], tokenizer: str, tmp_path: Path, kind: str) -> None:
-    pattern = text_file_source(tmp_path / "text", texts, kind)
-    options = {"pattern": pattern, "text": "content", "tokenizer": tokenizer, "val_fraction": 0.2}
-    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", BIG, **options))
-    val = [text for text in texts if is_held_out(text, 0.2)]
-    assert_holds(tmp_path / "out", {"val": val, "train": [text for text in texts if text not in val]})
-    assert 0 < len(val) < len(texts) / 2
-    files = [tmp_path / "text" / f"{number}{kind}" for number in range(4)]
-    assert_lists_sources(tmp_path / "out", tmp_path / "text", files, cut(texts, 4))
 
 
 def by_content(texts: list[str]) -> list[str]:

@@ -1,6 +1,5 @@
 """Rotations: norms are kept, scores depend on distance alone, frequencies and tables are those of the formulas."""
 
-import cmath
 import itertools
 import math
 
@@ -9,7 +8,6 @@ import torch
 
 from anlit import GPT, NGPT, DynamicNTK, LinearRoPE, Llama3RoPE, NoPE, PRoPE, RoPE, YaRN
 from anlit.errors import UserError
-from anlit.layers.positions import rotate
 from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
 D_HEAD, LENGTH = 16, 40
@@ -30,15 +28,6 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @rotations
-def test_norms_are_kept(positions) -> None:
-    x = normal(2, 3, LENGTH, D_HEAD)
-    (turned,) = positions(x)
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-12, atol=0)
-    assert (turned - x)[:, :, 1:].abs().amax(-1).min() > 0.01
-    assert torch.equal(turned[:, :, 0], x[:, :, 0])
-
-
-@rotations
 def test_scores_depend_on_distance_alone(positions) -> None:
     """The same q and k at every position: all scores on one diagonal are equal, those of two diagonals are not."""
     q, k = (normal(1, 1, 1, D_HEAD, seed=seed).expand(1, 1, LENGTH, D_HEAD) for seed in (1, 2))
@@ -50,26 +39,6 @@ def test_scores_depend_on_distance_alone(positions) -> None:
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-11)
         firsts.append(diagonal[0].item())
     assert min(abs(a - b) for a, b in itertools.pairwise(firsts)) > 1e-4
-
-
-@pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
-def test_rope_turns_dimension_i_with_i_plus_half_the_rotated_width(fraction) -> None:
-    x, width = normal(1, 1, LENGTH, D_HEAD), round(fraction * D_HEAD)
-    (turned,) = RoPE(fraction, base=500.0)(x)
-    for position in (1, 2, LENGTH - 1):
-        for i in range(width // 2):
-            pair = complex(x[0, 0, position, i], x[0, 0, position, i + width // 2])
-            expected = pair * cmath.exp(1j * position * 500.0 ** (-2 * i / width))
-            actual = complex(turned[0, 0, position, i], turned[0, 0, position, i + width // 2])
-            assert actual == pytest.approx(expected, abs=1e-12)
-    assert torch.equal(turned[..., width:], x[..., width:])
-
-
-def test_p_rope_frequencies() -> None:
-    """base 1024, i = 0 … D/4 − 1 over D/4 − 1, and as many zeros."""
-    frequencies = PRoPE().frequencies(64, length=100)
-    assert frequencies.tolist() == pytest.approx([1024 ** -(i / 15) for i in range(16)] + [0.0] * 16, abs=1e-15)
-    assert frequencies[15].item() == pytest.approx(1 / 1024)
 
 
 def test_p_rope_lets_half_of_the_pairs_be() -> None:
@@ -89,16 +58,6 @@ def test_dynamic_ntk_is_rope_up_to_the_training_length(fraction) -> None:
         assert torch.equal(DynamicNTK(fraction, 500.0, training_length=LENGTH)(x[:, :, :length])[0], expected)
     beyond = DynamicNTK(fraction, 500.0, training_length=LENGTH - 1)
     assert not torch.equal(beyond(x)[0], RoPE(fraction, 500.0)(x)[0])
-
-
-def test_dynamic_ntk_keeps_the_slowest_pair_within_the_angles_of_training() -> None:
-    """Base · (T/T_train)^(r/(r−2)): the fastest pair turns as it did, the slowest T_train/T times as fast."""
-    trained = RoPE(fraction=0.5).frequencies(64, 100)
-    for length, stretch in [(150, 1.5), (400, 4.0), (1600, 16.0)]:
-        stretched = DynamicNTK(fraction=0.5, training_length=100).frequencies(64, length)
-        assert (stretched[0], stretched[-1]) == (1.0, pytest.approx(trained[-1].item() / stretch, rel=1e-12))
-        expected = [(10_000 * stretch ** (32 / 30)) ** (-2 * i / 32) for i in range(16)]
-        assert stretched.tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -266,13 +225,6 @@ def test_positions_may_restart(positions) -> None:
     for b in range(2):
         torch.testing.assert_close(restarted[b], turned[b][:, index[b]], rtol=0, atol=0)
     assert NoPE()(x, index=index)[0] is x
-
-
-def test_rotate_takes_any_leading_shape() -> None:
-    x, angle = normal(7, 4), torch.linspace(0, 3, 7, dtype=torch.float64)[:, None]
-    (turned,) = rotate((angle.cos(), angle.sin()), x)
-    torch.testing.assert_close(turned[:, 0], x[:, 0] * angle[:, 0].cos() - x[:, 1] * angle[:, 0].sin())
-    assert torch.equal(turned[:, 2:], x[:, 2:])
 
 
 def test_an_odd_rotary_width_is_refused_with_the_keys_to_change() -> None:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from anlit.layers.linear import ScaledLinear
 from anlit.layers.scaling import ScalingVector
 
 
@@ -33,13 +32,3 @@ def test_a_step_of_adam_moves_it_by_lr_times_init_over_scale(init, scale) -> Non
 def test_scale_must_be_positive(scale) -> None:
     with pytest.raises(ValueError, match="scale"):
         ScalingVector(3, 1.0, scale)
-
-
-def test_scaled_linear_multiplies_by_its_factor_and_per_output_by_its_scale() -> None:
-    layer = ScaledLinear(3, 2, factor=5.0).double()
-    torch.nn.init.normal_(layer.weight)  # it draws nothing itself
-    x, scale = torch.randn(4, 3, dtype=torch.float64), torch.tensor([2.0, -1.0], dtype=torch.float64)
-    plain = x @ layer.weight.T
-    torch.testing.assert_close(layer(x), 5 * plain)
-    torch.testing.assert_close(layer(x, scale), 5 * plain * scale)
-    assert layer.bias is None

