@@ -54,7 +54,7 @@ def test_help_and_wrong_options_of_a_tool_need_no_torch() -> None:
              "needle nowhere --output b", "diagnose nowhere --output b",
              "export nowhere --output b", "size", "study --config nowhere.yaml",
              "compare nowhere --output b", "prepare Nonesuch")  # fmt: skip
-    words = ", ".join([*(f"{tool} --help" for tool in tools), *wrong])
+    words = ", ".join(["--help", *(f"{tool} --help" for tool in tools), *wrong])
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH, words], check=True)
 
 

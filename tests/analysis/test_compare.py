@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from anlit import cli
 from anlit.analysis import plots
 from anlit.analysis.compare import compare
 from anlit.analysis.wall_clock import FILE, NOT_MEASURED
-from anlit.commands.compare import main
 from anlit.errors import UserError
 from anlit.runs.folders import load_run
 from anlit.runs.groups import group_runs
@@ -230,20 +227,6 @@ def test_nothing_to_compare_is_told(make_run, tmp_path):
         compare([str(tmp_path / "runs")], str(tmp_path / "o"))
 
 
-def test_an_output_that_is_a_file_is_refused(make_run, tmp_path):
-    folder, taken = make_run("a"), tmp_path / "taken"
-    taken.write_text("")
-    with pytest.raises(UserError, match=r"--output .*taken cannot be made"):
-        compare([str(folder)], str(taken))
-
-
-def test_an_output_that_cannot_be_written_is_told(make_run, tmp_path):
-    folder = make_run("a")
-    (tmp_path / "o" / "report.md").mkdir(parents=True)
-    with pytest.raises(UserError, match="cannot be written"):
-        compare([str(folder)], str(tmp_path / "o"))
-
-
 def test_runs_without_times_are_compared_by_tokens(make_run, tmp_path):
     make_run("a", seconds_per_token=float("nan"))
     make_run("b", FASTER, ANGPT, seconds_per_token=float("nan"))
@@ -252,18 +235,6 @@ def test_runs_without_times_are_compared_by_tokens(make_run, tmp_path):
     assert raw["groups"][1]["speedup_tokens"]["mean"] == pytest.approx(1.6)
     assert raw["groups"][1]["seconds"]["mean"] is None
     assert table_row(report.markdown.read_text(), "anGPT, plain")[6] == "–"
-
-
-@pytest.mark.usefixtures("no_plot")
-def test_command_line(runs, tmp_path, capsys):
-    assert main([runs, "--output", str(tmp_path / "o"), "--baseline", "GPT+, plain"]) == 0
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    assert "anlit compare" in capsys.readouterr().out
-    with pytest.raises(UserError, match="anlit compare needs --output"):
-        main([runs])
 
 
 EVIL = "x\x1b[2J ![p](http://evil/p.png) ![q](../secret.png) <img src=http://evil/r.png> [l](http://evil) `"
@@ -313,9 +284,3 @@ def test_the_first_point_does_not_set_the_picture(make_run, tmp_path):
     low, high = plots._limits(list(report.results), report.baseline)
     assert low < 3.0
     assert 5.0 < high < 6.0
-
-
-def test_analysis_imports_neither_torch_nor_lightning():
-    code = "import sys, anlit.analysis.compare, anlit.analysis.comparison_report, anlit.analysis.plots as p; "
-    code += "sys.exit(bool({'torch', 'lightning'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anlit.analysis.speedup import Summary, crossing, speed_up, targets
+from anlit.analysis.speedup import speed_up, targets
 from anlit.runs.folders import Curve
 from anlit.runs.groups import mean_curve
 
@@ -16,66 +16,40 @@ def curve(points, seconds_per_token=1.0):
 BASELINE = curve([(100, 5.0), (200, 4.0), (300, 3.5), (400, 3.0)], seconds_per_token=2.0)
 
 
-def test_crossing_between_two_points_is_interpolated():
-    other = curve([(100, 4.0), (200, 3.2), (300, 2.8)], seconds_per_token=4.0)
-    found = speed_up(BASELINE, [other])
-    assert crossing(other, 3.0).tokens == pytest.approx(250)
-    assert found.tokens.mean == pytest.approx(400 / 250)
-    assert found.tokens_share == pytest.approx(62.5)
-    assert found.tokens.sd is None
-    assert not found.bound
+@pytest.mark.parametrize(
+    ("points", "speedup", "bound"),
+    [
+        pytest.param([(100, 4.0), (200, 3.2), (300, 2.8)], 400 / 250, False, id="between two points"),
+        pytest.param([(100, 4.0), (400, 3.0001)], None, False, id="never reached, and not extrapolated"),
+        pytest.param([(100, 5.0), (200, 4.0), (300, 3.5), (400, 3.0)], 1.0, False, id="the baseline itself"),
+        pytest.param([(160, 3.0), (200, 2.0)], 2.5, False, id="met exactly at the first point"),
+        pytest.param([(200, 2.9), (300, 2.0)], 2.0, True, id="a start below it is a lower bound"),
+        pytest.param(
+            [(100, 4.0), (200, 2.0), (300, 3.6), (400, 1.0)], 400 / 150, False, id="the first crossing counts"
+        ),
+        pytest.param([(100, 3.5), (200, 5.0), (300, 1.0)], 400 / 250, False, id="a spike before is not smoothed away"),
+        pytest.param([(0, 2.0), (100, 1.0)], None, True, id="tokens of zero have no ratio"),
+    ],
+)
+def test_one_curve(points, speedup, bound):
+    for seconds_per_token in (4.0, np.nan):  # time that was not logged changes nothing
+        found = speed_up(BASELINE, [curve(points, seconds_per_token)])
+        assert found.tokens.mean == pytest.approx(speedup)
+        assert found.tokens_share == (None if speedup is None else pytest.approx(100 / speedup))
+        assert (found.tokens.sd, found.bound) == (None, bound)
 
 
-def test_never_reached_has_no_value_and_is_not_extrapolated():
-    found = speed_up(BASELINE, [curve([(100, 4.0), (400, 3.0001)])])
-    assert found.tokens.mean is None
-    assert found.tokens_share is None
-    assert found.averaged_tokens.mean is None
-    assert found.by_fraction[0.6].mean is not None
-
-
-def test_a_curve_against_itself_is_one_everywhere():
-    found = speed_up(BASELINE, [BASELINE])
-    assert found.tokens.values == (1.0,)
-    assert [value.mean for value in found.by_fraction.values()] == pytest.approx([1.0] * 5)
-
-
-def test_target_met_exactly_at_the_first_point():
-    found = speed_up(BASELINE, [curve([(160, 3.0), (200, 2.0)])])
-    assert found.tokens.mean == pytest.approx(2.5)
-    assert not found.bound
-
-
-def test_start_below_the_target_is_a_lower_bound():
-    found = speed_up(BASELINE, [curve([(200, 2.9), (300, 2.0)])])
-    assert found.tokens.mean == pytest.approx(2.0)
-    assert found.bound
-
-
-def test_first_crossing_counts_on_a_curve_that_rises_again():
-    other = curve([(100, 4.0), (200, 2.0), (300, 3.6), (400, 1.0)])
-    assert crossing(other, 3.0).tokens == pytest.approx(150)
-
-
-def test_a_spike_before_the_crossing_is_not_smoothed_away():
-    other = curve([(100, 3.5), (200, 5.0), (300, 1.0)])
-    assert crossing(other, 3.0).tokens == pytest.approx(250)
+def test_fractions_of_the_way_have_speed_ups_of_their_own():
+    itself, never = (speed_up(BASELINE, [one]) for one in (BASELINE, curve([(100, 4.0), (400, 3.0001)])))
+    assert [value.mean for value in itself.by_fraction.values()] == pytest.approx([1.0] * 5)
+    assert never.averaged_tokens.mean is None
+    assert never.by_fraction[0.6].mean is not None
 
 
 def test_a_baseline_that_rises_at_the_end_is_charged_its_first_crossing():
     overfit = curve([(100, 5.0), (200, 3.0), (300, 2.0), (400, 2.5)])
     found = speed_up(overfit, [curve([(100, 3.0), (150, 2.5)])])
     assert found.tokens.mean == pytest.approx(250 / 150)
-
-
-def test_tokens_of_zero_have_no_ratio():
-    assert speed_up(BASELINE, [curve([(0, 2.0), (100, 1.0)])]).tokens.mean is None
-
-
-def test_time_that_was_not_logged_changes_nothing():
-    other = Curve(np.array([100.0, 200.0]), np.array([np.nan, np.nan]), np.array([4.0, 2.0]))
-    found = speed_up(BASELINE, [other])
-    assert found.tokens.mean == pytest.approx(400 / 150)
 
 
 def test_seeds_give_mean_and_sample_standard_deviation():
@@ -115,10 +89,6 @@ def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range():
     assert sd == pytest.approx([np.sqrt(0.5)] * 3)
     with pytest.raises(ValueError, match="no range"):
         mean_curve([one, curve([(400, 1.0)])])
-
-
-def test_summary_of_nothing_has_no_mean():
-    assert Summary(()).mean is None
 
 
 def test_with_a_baseline_of_each_seed_every_curve_has_its_own_target():

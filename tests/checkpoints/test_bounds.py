@@ -60,14 +60,3 @@ def test_the_address_of_a_checkpoint_s_data_is_not_asked(run: Path, tmp_path: Pa
     assert asked == []
     assert main(["generate", str(path), "the cat", "--tokenizer", "s3://my/data", "--device", "cpu"]) == 2
     assert asked == ["s3://my/data/tokenizer.json"]
-
-
-def test_a_folded_export_of_a_run_of_the_command_line_is_read_everywhere(run: Path, tmp_path: Path) -> None:
-    out = as_export(run, tmp_path, {}, "--fold")
-    text = tmp_path / "text.txt"
-    text.write_text("the cat sat\n")
-    data = ["--data", str(run.parent / "data"), "--lengths", "16", "--tokens", "64", "--device", "cpu"]
-    assert main(["generate", str(out), "the cat", "--max_tokens", "3", "--device", "cpu"]) == 0
-    assert main(["score", str(out), str(text), "--output", str(tmp_path / "scores.parquet")]) == 0
-    assert main(["lengths", str(out), *data, "--output", str(tmp_path / "lengths")]) == 0
-    assert main(["diagnose", str(out), *data, "--output", str(tmp_path / "diagnose")]) == 0

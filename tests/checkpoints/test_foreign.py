@@ -15,7 +15,7 @@ import yaml
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.errors import UserError
-from tests.checkpoints.foreign import FORMS, as_file, as_run, trained
+from tests.checkpoints.foreign import FORMS, RunsCode, as_file, as_run, trained
 
 NESTED = {"class_path": "anlit.SlidingWindow", "init_args": {"width": 4}}
 IN_LAYERS = "anlit.AttentionPattern"
@@ -121,16 +121,6 @@ def test_no_command_makes_the_optimizer_that_a_checkpoint_names(name: str, run: 
     path = as_file(run, tmp_path, silent(marker)["optimizer"])
     commands(path, run, tmp_path / "out")[name]()
     assert not marker.exists()
-
-
-class RunsCode:
-    """Unpickling it makes a folder."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.marker),)
 
 
 @pytest.mark.parametrize("name", [*READS_THE_MODEL, *READS_WEIGHTS])

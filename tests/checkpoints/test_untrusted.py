@@ -1,6 +1,5 @@
 """A checkpoint whose pickle would run code is refused before it does, in every form of checkpoint."""
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,8 @@ from anlit.checkpoints.loading import load_checkpoint
 from anlit.checkpoints.untrusted import METADATA
 from anlit.cli import main
 from anlit.errors import UserError
+from tests.checkpoints.foreign import RunsCode
 from tests.models.tiny import fit, tiny
-
-
-class RunsCode:
-    """Unpickling it makes a folder."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.trace),)
 
 
 def refused(path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """The DataModule of the needle task: the loss mask, the order, resuming."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -111,16 +109,3 @@ def test_what_it_tells_about_itself(tiny_shards: str) -> None:
     assert data.bytes_per_token("val") is None
     assert data.fingerprint["task"] == "NeedleInHaystack"
     assert data.fingerprint["content_sha256"] == TokenShards(tiny_shards).manifest["content_sha256"]
-
-
-@pytest.mark.parametrize(
-    ("length", "message"), [(20, "20 tokens are too few for a needle"), (10**7, "too few for a haystack of 10,000,000")]
-)
-def test_lengths_that_cannot_be(tiny_shards: str, length: int, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ready(tiny_shards, context_length=length)
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="There is no folder"):
-        ready(str(tmp_path / "nowhere"))

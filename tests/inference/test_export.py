@@ -43,17 +43,3 @@ def test_the_file_holds_the_decoder_by_its_own_names(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "out" / "config.json").read_text())
     assert record["architecture"] == "AnGPT"
     assert record["settings"]["attention"]["class_path"].endswith("ScaleInvariant")
-
-
-def test_mistakes_are_one_sentence(tmp_path: Path, capsys) -> None:
-    run = make_run(tmp_path / "run", prepare(tmp_path / "data"), GPT)
-    assert main(["export", str(tmp_path / "none"), "--output", str(tmp_path / "out")]) == 2
-    assert main(["export", str(run), "--output", str(run)]) == 2
-    problems = capsys.readouterr().err.splitlines()
-    assert "does not exist: give a run folder" in problems[0]
-    assert "is not an empty folder: choose a new name" in problems[1]
-    main(["export", str(run), "--output", str(tmp_path / "out")])
-    file = tmp_path / "out" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    assert main(["lengths", str(tmp_path / "out"), "--output", str(tmp_path / "report")]) == 2
-    assert "cannot be read as a checkpoint" in capsys.readouterr().err

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from anlit.cli import main
 
 VOCABULARY = 320
 STEPS = 40  # of a run that is not told otherwise
-Fit = Callable[..., int]
 
 
 @pytest.fixture(scope="session")

@@ -72,28 +72,6 @@ def docker_argument(name: str) -> str:
     return found[1].strip('"')
 
 
-def test_cpu_image_is_the_same_file_with_other_arguments() -> None:
-    given = set(re.findall(r"--build-arg (\w+)=", (DOCKER / "build_image.sh").read_text())) - {"NAME"}
-    assert {"BASE", "DEVEL", "TORCH_INDEX", "FLASH_ATTN_VERSION"} <= given
-    for name in given:
-        docker_argument(name)
-
-
-def test_last_stage_runs_as_a_user_by_number_and_copies_no_context() -> None:
-    last = DOCKERFILE.split("AS final")[1]
-    assert re.findall(r"^USER (.*)$", last, re.MULTILINE) == ["${UID}"]
-    assert int(docker_argument("UID")) > 0
-    assert re.findall(r"^COPY (?!--from)(.*)$", last, re.MULTILINE) == []
-
-
-def test_build_context_leaves_out_all_that_is_not_named() -> None:
-    patterns = [line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
-    assert patterns[0] == "*"
-    assert {line[1:] for line in patterns if line.startswith("!")} == {
-        "anlit", "configs", "docker/constraints.txt", "pyproject.toml", "README.md", "LICENSE",
-    }  # fmt: skip
-
-
 def test_slurm_script_asks_for_what_its_text_relies_on() -> None:
     text = (DOCKER / "slurm/train.sbatch").read_text()
     options = set(re.findall(r"^#SBATCH (\S+)$", text, re.MULTILINE))

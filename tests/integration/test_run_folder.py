@@ -11,7 +11,6 @@ import pytest
 
 from anlit.cli import main
 from anlit.commands.support.run_folder import hold
-from anlit.errors import UserError
 from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, start, steps_logged
 from tests.integration.ranks import column, start_ranks
 
@@ -89,15 +88,3 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(shards: Path, tmp_
     assert run(arguments) == 0
     assert last_checkpoint(tmp_path / "run")["global_step"] == STEPS
     assert len(column(tmp_path / "run", "train/loss")) == STEPS
-
-
-def test_the_lock_is_one_of_processes(tmp_path: Path) -> None:
-    with hold(str(tmp_path)):
-        child = os.fork()
-        if child == 0:
-            try:
-                hold(str(tmp_path))
-            except UserError:
-                os._exit(7)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

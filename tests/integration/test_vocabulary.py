@@ -39,14 +39,6 @@ def test_model_takes_the_vocabulary_of_its_data(tmp_path: Path, texts: list[str]
     assert checkpoint["state_dict"]["model.embedding.weight"].shape == (384, 16)
 
 
-def test_given_vocabulary_that_does_not_fit_is_refused(
-    tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["fit", "--model=GPT", *SMALL, *TRAINER, *texts, "--model.vocab_size=50304", f"--run_dir={tmp_path}/run"]
-    assert main(given) == 2
-    assert "have 300: set --model.vocab_size 300, or leave it out" in capsys.readouterr().err
-
-
 def test_model_without_a_vocabulary_is_refused_in_python() -> None:
     with pytest.raises(UserError, match="vocab_size is not given"):
         anlit.GPT(d_model=16, n_heads=2)

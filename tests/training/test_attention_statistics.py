@@ -1,4 +1,4 @@
-"""The callback that logs attention statistics: what it logs, when, and that training does not notice."""
+"""The callback that logs attention statistics: what it logs, and when; that training notices no such callback."""
 
 import math
 from typing import Any
@@ -8,13 +8,13 @@ import pytest
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from anlit import GPT, AnGPT, ScaleInvariant
+from anlit import GPT, ScaleInvariant
 from anlit.attention.observation import attention_layers
 from anlit.errors import UserError
-from anlit.training.callbacks import AttentionStatistics
+from anlit.training.callbacks import AttentionStatistics, TrainingDynamics
 from anlit.training.callbacks import attention_statistics as module
 from anlit.training.callbacks.attention_statistics import evaluating, layer_statistics
-from tests.models.tiny import batches, fit, jolt, tiny
+from tests.models.tiny import ARCHITECTURES, batches, fit, jolt, tiny
 
 
 class Recorder(DummyLogger):
@@ -43,16 +43,24 @@ class Trajectory(L.Callback):
         self.states.append(torch.get_rng_state())
 
 
-@pytest.mark.parametrize("architecture", [GPT, AnGPT])
-def test_training_is_the_same_to_the_bit_with_and_without(architecture: Any) -> None:
-    """With dropout, accumulation, QK-clip and packed documents: losses, random numbers, weights."""
+OBSERVERS = {
+    AttentionStatistics: ["attention/layer_01/entropy"],
+    TrainingDynamics: ["hidden/layer_01/norm", "rotation/W_d"],
+}
+"""And some of what each of them logs."""
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_training_is_the_same_to_the_bit_with_and_without(architecture: Any, observer: Any) -> None:
+    """With dropout, accumulation, QK-clip and packed documents: losses, random numbers, weights. Every 2nd step."""
     runs = []
-    for callbacks in ([], [AttentionStatistics(every_n_steps=1, sequences=2)]):
+    for callbacks in ([], [observer(every_n_steps=2, sequences=2)]):
         trajectory, recorder = Trajectory(), Recorder()
         settings = {"dropout": 0.2, "qk_clip": 0.5, "qk_norm_gain": True}
         model = tiny(architecture, attention=ScaleInvariant(learned="per_layer"), **settings)
         fit(model, 4, accumulate=2, callbacks=[*callbacks, trajectory], logger=recorder, log_every_n_steps=1)
-        assert bool(recorder.steps_with("attention/")) == bool(callbacks)
+        assert all(recorder.steps_with(name) == ([1, 3] if callbacks else []) for name in OBSERVERS[observer])
         runs.append((trajectory, model.state_dict()))
     (before, weights), (after, same_weights) = runs
     assert before.losses == after.losses
@@ -60,6 +68,13 @@ def test_training_is_the_same_to_the_bit_with_and_without(architecture: Any) -> 
     assert all(torch.equal(*states) for states in zip(before.states, after.states, strict=True))
     assert not torch.equal(before.states[0], before.states[-1]), "dropout draws numbers"
     assert all(torch.equal(weight, same_weights[name]) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+@pytest.mark.parametrize("settings", [{"every_n_steps": 0}, {"sequences": 0}])
+def test_settings_out_of_range_are_refused(observer: Any, settings: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="both must be at least 1"):
+        observer(**settings)
 
 
 def test_it_logs_at_its_steps_where_the_loss_of_the_batch_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +130,3 @@ def test_each_part_keeps_its_mode() -> None:
         assert not any(part.training for part in model.modules())
     assert {name: part.training for name, part in model.named_modules()} == before
     assert len(set(before.values())) == 2
-
-
-@pytest.mark.parametrize("settings", [{"every_n_steps": 0}, {"sequences": 0}])
-def test_settings_out_of_range_are_refused(settings: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="both must be at least 1"):
-        AttentionStatistics(**settings)

@@ -18,7 +18,7 @@ from anlit.optim.optimizers import MuonAdamW
 from anlit.training.callbacks import LossGuard
 from tests.data.blocks import collate
 from tests.models.tiny import CONSTANT, adamw, random_tokens, tiny
-from tests.training.poison import Poison
+from tests.training.poison import Poison, PoisonGradient
 
 ADAMW = adamw(lr=0.01, weight_decay=0.1)
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -107,27 +107,17 @@ def test_the_loss_is_the_mean_over_micro_batches() -> None:
     assert list(guards[0].losses.values) == pytest.approx([(a + b) / 2, (c + d) / 2, e], rel=1e-5)
 
 
-class Ruin(L.Callback):
-    """Weights that become NaN after a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            with torch.no_grad():
-                pl_module.model.head.weight[0, 0] = math.nan
-
-
 def test_ruined_weights_are_rolled_back_and_never_kept() -> None:
-    spoilt = train(range(8), Ruin(4), LossGuard(on_nan="roll_back", snapshot_every_n_steps=2))
+    spoilt = train(
+        range(8), PoisonGradient(3, spoils_weight=True), LossGuard(on_nan="roll_back", snapshot_every_n_steps=2)
+    )
     assert_same(spoilt, train([0, 1, 5, 6, 7]))
 
 
 def test_endless_skipping_ends_with_a_user_error() -> None:
     guard = LossGuard(on_nan="skip", limit=3)
     with pytest.raises(UserError, match=r"at step 5 loss nan, and 4 of the last 6 steps were bad: lower the learning"):
-        train(range(20), Ruin(2), guard)
+        train(range(20), PoisonGradient(1, spoils_weight=True), guard)
     assert guard.skipped == 3
 
 

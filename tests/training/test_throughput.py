@@ -9,12 +9,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.loggers import Logger
 
 from anlit import GPT
 from anlit.training.callbacks import Throughput
 from anlit.training.callbacks.throughput import StepTimes, peak_flops, peak_memory
 from tests.models.tiny import batches, fit, tiny
+from tests.training.test_attention_statistics import Recorder
 
 
 def test_tokens_and_seconds_go_on_after_a_resume() -> None:
@@ -27,21 +27,6 @@ def test_tokens_and_seconds_go_on_after_a_resume() -> None:
     fit(tiny(GPT), max_steps=1, callbacks=[resumed])
     assert resumed.tokens == counter.tokens + 4 * 16
     assert resumed.seconds > counter.seconds
-
-
-class Logged(Logger):
-    """Keeps what it is given, by step."""
-
-    name, version = "kept", 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: dict[int, dict[str, float]] = {}
-
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        self.rows.setdefault(step or 0, {}).update(metrics)
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
 
 
 class Clock:
@@ -88,13 +73,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def logged_rows(clock: Clock, n_batches: int, **trainer: Any) -> dict[int, dict[str, float]]:
-    logged, counter = Logged(), Throughput()
+    recorder, counter = Recorder(), Throughput()
     names = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     L.Trainer(
-        accelerator="cpu", max_epochs=1, logger=logged, num_sanity_val_steps=0, callbacks=[counter, Passing(clock)],
+        accelerator="cpu", max_epochs=1, logger=recorder, num_sanity_val_steps=0, callbacks=[counter, Passing(clock)],
         limit_val_batches=1, **dict.fromkeys(names, False), **trainer,
     ).fit(tiny(GPT), SlowLoader(clock, n_batches), batches(4, 16))  # fmt: skip
-    return logged.rows
+    rows: dict[int, dict[str, float]] = {}
+    for step, metrics in recorder.rows:
+        rows.setdefault(step, {}).update(metrics)
+    return rows
 
 
 def test_step_times_waiting_and_speed_of_each_interval(clock: Clock) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoints.foreign import as_export, change_json
+from tests.checkpoints.foreign import RunsCode, as_export, change_json
 from tests.trust.place import NOTHING, Case, Outcome, Place
 
 NOT_MADE = r"which is no \w+ of anlit or of an imported module, so nothing is made of it"
@@ -51,16 +51,8 @@ def nested_attention(place: Place) -> Outcome:
     return place.command(*command(place, "generate", path))
 
 
-class _RunsCode:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return Path.mkdir, (self.marker,)
-
-
 def pickled(place: Place) -> Outcome:
-    path = place.change_checkpoint(lambda content: content.update(extra=_RunsCode(place.marker)))
+    path = place.change_checkpoint(lambda content: content.update(extra=RunsCode(place.marker)))
     return place.command(*command(place, "score", path))
 
 
@@ -106,7 +98,7 @@ def at_an_address(place: Place, *arguments: str) -> Outcome:
 
 def pickled_tokenizer(place: Place) -> Outcome:
     file = place.folder / "tokenizer.json"
-    file.write_bytes(pickle.dumps(_RunsCode(place.marker)))
+    file.write_bytes(pickle.dumps(RunsCode(place.marker)))
     return place.command(*command(place, "generate", place.run), "--tokenizer", file)
 
 

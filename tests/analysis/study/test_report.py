@@ -10,7 +10,6 @@ from statistics import fmean, stdev
 
 import numpy as np
 import pytest
-import yaml
 from scipy import stats
 
 from anlit.analysis.study.outcome import outcome_of
@@ -234,11 +233,3 @@ def test_mistakes_in_sections_are_told(folder: Path, sections: list, words: str)
     train(study, folder / "out", final)
     with pytest.raises(UserError, match=words):
         write(outcome_of(study, folder / "out", "x"))
-
-
-def test_every_shipped_study_can_be_read_in_each_budget() -> None:
-    for path in sorted(Path("configs/study").glob("*.yaml")):
-        for budget in yaml.safe_load(path.read_text()).get("budgets") or [None]:
-            study = read_study(str(path), budget)
-            assert study.tuning_runs() or study.seeds
-            assert len({arm.name for arm in study.arms}) == len(study.arms)
