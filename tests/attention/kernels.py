@@ -12,7 +12,10 @@ from anlit.attention.backends import eager
 from anlit.attention.coefficient import Coefficient, shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
+from anlit.data.batch import batch_from_blocks
+from anlit.models.language_model import LanguageModel
 from tests.attention.examples import SHIPPED, LogNWithSlopes
+from tests.models.tiny import random_tokens
 
 
 class Straight(Mechanism):
@@ -139,3 +142,24 @@ def check_mechanism(
     on_device = [x.to(device) for x in tensors]
     found = gradients(backend.attend, mechanism.float().to(device), on_device, packed(B, T, kind, device))
     assert_close(found, expected, dtype)
+
+
+def assert_compiled_once(model: LanguageModel, plain: LanguageModel, rtol: float = 1.3e-6) -> None:
+    """Blocks are compiled whole by the first batch and not again where documents change; their logits are `plain`'s."""
+    graphs, first = [], 0
+
+    def count(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    for block in model.model.blocks:
+        block.forward = torch.compile(block.forward, dynamic=False, fullgraph=True, backend=count)
+    for seed in range(4):
+        batch = batch_from_blocks(random_tokens(2, 17, seed=seed, vocab_size=3 + seed), end_of_document=0)
+        logits = model.logits_of(batch)
+        torch.testing.assert_close(logits, plain.logits_of(batch), rtol=rtol, atol=1e-5)
+        if logits.requires_grad:
+            logits.square().mean().backward()
+        first = len(graphs) if seed == 0 else first  # the first layer also makes the tables of positions
+        assert len(graphs) == first, f"compiled {len(graphs)} times by batch {seed}"

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from anlit import GPT, NGPT, AnGPT, DynamicNTK, LogN, NoPE, Plain, PRoPE, RoPE, ScaleInvariant, SlidingWindow, SqrtLogN
+from anlit import GPT, AnGPT, DynamicNTK, NoPE, Plain, PRoPE, RoPE, SlidingWindow, SqrtLogN
 from anlit.attention.backends import sdpa
 from anlit.attention.cache import KeyValueCache
-from anlit.layers.positions import Positions, PositionsPattern
+from anlit.layers.positions import PositionsPattern
 from anlit.models.decoder import Decoder
 from tests.attention.examples import SHIPPED
 from tests.models.tiny import ARCHITECTURES, jolt, random_tokens, tiny
@@ -39,59 +39,37 @@ def in_pieces(
 
 
 @torch.no_grad()
-def assert_same_in_pieces(model: Decoder, ids: Tensor | None = DOCUMENTS) -> None:
-    whole = model(TOKENS, ids)
-    torch.testing.assert_close(in_pieces(model, TOKENS, ids, KeyValueCache(LENGTH)), whole, rtol=1e-9, atol=1e-9)
+def assert_same_in_pieces(model: Decoder) -> None:
+    for ids in (DOCUMENTS, None):
+        whole = model(TOKENS, ids)
+        torch.testing.assert_close(in_pieces(model, TOKENS, ids, KeyValueCache(LENGTH)), whole, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_mechanism_in_pieces(name: str) -> None:
-    model = decoder(GPT, attention=SHIPPED[name])
-    assert_same_in_pieces(model, DOCUMENTS)
-    assert_same_in_pieces(model, None)
+    assert_same_in_pieces(decoder(GPT, attention=SHIPPED[name]))
 
 
-@pytest.mark.parametrize("name", ["plain", "scale-invariant, c per layer", "sqrt log n", "alibi", "pattern"])
-@architectures
-def test_every_architecture_in_pieces(architecture, name: str) -> None:
-    assert_same_in_pieces(decoder(architecture, attention=SHIPPED[name]))
+SETTINGS = {
+    "rope": {"positions": RoPE(1.0)},
+    "p-rope": {"positions": PRoPE()},
+    "nope": {"positions": NoPE()},
+    "dynamic ntk": {"positions": DynamicNTK(training_length=10)},
+    "pattern of positions": {"positions": PositionsPattern([RoPE(), NoPE()])},
+    "norms": {"attention_gate": "per_head", "v_norm": True, "attention_norm": True, "post_norm": True},
+    "epsilon": {"attention_gate": "per_element", "qk_norm_eps": 0.1},
+    "one key": {"n_heads": 4, "n_kv_heads": 1, "d_head": 12},
+    "two keys": {"n_heads": 4, "n_kv_heads": 2, "d_head": 12},
+}
 
 
-@pytest.mark.parametrize(
-    "positions",
-    [RoPE(1.0), PRoPE(), NoPE(), DynamicNTK(training_length=10), PositionsPattern([RoPE(), NoPE()])],
-    ids=lambda positions: type(positions).__name__,
-)
-@pytest.mark.parametrize("architecture", [GPT, NGPT])
-def test_every_kind_of_positions_in_pieces(architecture, positions: Positions) -> None:
-    """nGPT's gain after RoPE makes scores depend on the position itself."""
-    model = decoder(architecture, positions=positions)
-    assert_same_in_pieces(model)
-    assert_same_in_pieces(model, None)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"attention_gate": "per_head", "v_norm": True, "attention_norm": True, "post_norm": True},
-        {"attention_gate": "per_element", "qk_norm_eps": 0.1},
-    ],
-    ids=["norms", "epsilon"],
-)
-@pytest.mark.parametrize("attention", [ScaleInvariant(), SlidingWindow(5, LogN())], ids=["scale-invariant", "window"])
-@architectures
-def test_gates_and_norms_in_pieces(architecture, attention, settings: dict) -> None:
-    assert_same_in_pieces(decoder(architecture, attention=attention, **settings))
-
-
-@pytest.mark.parametrize("name", ["plain", "scale-invariant, c per layer", "sqrt log n", "alibi", "pattern"])
-@pytest.mark.parametrize("n_kv_heads", [1, 2])
+@pytest.mark.parametrize("name", ["plain", "scale-invariant, c per layer", "sqrt log n", "alibi", "window, log n"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 @architectures
 @pytest.mark.covering(2)
-def test_shared_keys_in_pieces(architecture, n_kv_heads: int, name: str) -> None:
-    model = decoder(architecture, n_heads=4, n_kv_heads=n_kv_heads, d_head=12, attention=SHIPPED[name])
-    assert_same_in_pieces(model, DOCUMENTS)
-    assert_same_in_pieces(model, None)
+def test_every_setting_in_pieces(architecture, settings: dict, name: str) -> None:
+    """nGPT's gain after RoPE makes scores depend on the position itself."""
+    assert_same_in_pieces(decoder(architecture, attention=SHIPPED[name], **settings))
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from anlit.attention.documents import Documents
 from anlit.data.batch import batch_from_blocks
 from tests.attention import perfect
 from tests.attention.flash_libraries import Calls, pretend_package, pretend_pytorch
-from tests.attention.kernels import check_mechanism
+from tests.attention.kernels import assert_compiled_once, check_mechanism
 from tests.models.tiny import random_tokens, tiny
 
 MECHANISMS = {
@@ -84,23 +84,7 @@ def test_the_operator_is_one_that_torch_compile_can_take(monkeypatch) -> None:
 def test_changing_documents_do_not_compile_anything_again(monkeypatch) -> None:
     pretend_pytorch(monkeypatch)
     monkeypatch.setattr(flash, "reason_against", lambda mechanism, q=None, dropout=0.0: None)
-    model, plain = tiny(GPT, backend="flash"), tiny(GPT, backend="eager")
-    kinds, first = [], 0
-
-    def count(graph, inputs):
-        kinds.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    for block in model.model.blocks:
-        block.forward = torch.compile(block.forward, dynamic=False, fullgraph=True, backend=count)
-    for seed in range(4):
-        batch = batch_from_blocks(random_tokens(2, 17, seed=seed, vocab_size=3 + seed), end_of_document=0)
-        loss = model.logits_of(batch).square().mean()
-        loss.backward()
-        torch.testing.assert_close(loss, plain.logits_of(batch).square().mean())
-        first = len(kinds) if seed == 0 else first  # the first layer also makes the tables of positions
-        assert len(kinds) == first, f"compiled {len(kinds)} times by batch {seed}"
+    assert_compiled_once(tiny(GPT, backend="flash"), tiny(GPT, backend="eager"))
 
 
 def test_a_batch_tells_where_documents_begin_without_asking_the_device(monkeypatch) -> None:

@@ -8,21 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from anlit import AnGPT, AttentionPattern, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention.attention import Attention
-from anlit.attention.documents import Documents
-from anlit.attention.observation import BinnedMeans, attention_layers, bin_edges, observe, observed
+from anlit import AnGPT, AttentionPattern, Plain, SlidingWindow
+from anlit.attention.observation import BinnedMeans, attention_layers, bin_edges, observed
 from anlit.attention.statistics import (
     Range,
-    entropy,
     entropy_within,
-    inverse_largest_weight,
     log_total,
-    participation,
     ranges,
-    squared_average,
     statistics,
-    weight_on,
     weight_within,
 )
 from tests.models.tiny import random_tokens, tiny
@@ -105,41 +98,6 @@ def test_a_far_key_of_tiny_weight_is_not_absent() -> None:
     assert log_total(L).item() == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_uniform_attention(dtype) -> None:
-    """1,000 equal weights: ln 1000, 1/w_max = 1000, Σw² = 1/1000, and a share of the keys in each range."""
-    L = torch.full((1, 1, 1, 1000), 3.0, dtype=dtype)
-    found = {name: value.item() for name, value in statistics(L, torch.zeros(1, 1).long(), ranges(999)).items()}
-    assert found == pytest.approx(
-        {
-            "entropy": math.log(1000),
-            "inverse_largest_weight": 1000,
-            "participation": 1e-3,
-            "weight_on_first": 1e-3,
-            "weight_latest_100": 0.1,
-            "weight_0_to_1": 1e-3,
-            "weight_1_to_10": 9e-3,
-            "entropy_1_to_10": math.log(9),
-            "weight_10_to_100": 0.09,
-            "entropy_10_to_100": math.log(90),
-            "weight_100_to_1000": 0.9,
-            "entropy_100_to_1000": math.log(900),
-        },
-        rel=1e-4,
-    )
-    assert entropy(L).dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-
-
-def test_attention_to_one_key() -> None:
-    L = torch.full((1, 1, 1, 1000), -INFINITY)
-    L[..., 500] = 7.0  # at distance 499
-    assert [part(L).item() for part in (entropy, inverse_largest_weight, participation)] == [0, 1, 1]
-    assert weight_within(L, Range(100, 1000)).item() == 1
-    assert weight_within(L, Range(1, 100)).isnan()
-    assert weight_on(L, torch.tensor([[500]])).item() == 1
-    assert weight_on(L, torch.tensor([[0]])).isnan()
-
-
 def test_ranges_cover_every_distance_once() -> None:
     assert ranges(0) == [Range(0, 1)]
     assert ranges(99) == [Range(0, 1), Range(1, 10), Range(10, 100)]
@@ -148,23 +106,6 @@ def test_ranges_cover_every_distance_once() -> None:
     L = torch.randn(1, 2, 5, 40).masked_fill(torch.arange(40) > torch.arange(35, 40)[:, None], -INFINITY)
     weights = torch.stack([weight_within(L, span).nan_to_num(0) for span in ranges(39)])
     torch.testing.assert_close(weights.sum(0), torch.ones(1, 2, 5))
-
-
-def test_the_size_of_the_average() -> None:
-    """√Σw² for orthonormal values, 1 for equal ones, and relative to the visible values alone."""
-    L, _ = masked_logits(13, 13)
-    L = L[1:]
-    v = torch.eye(13, dtype=torch.float64).expand(1, HEADS, 13, 13)
-    torch.testing.assert_close(squared_average(L, v), participation(L))
-    torch.testing.assert_close(squared_average(L, 3 * torch.ones_like(v)), torch.ones(1, HEADS, 13).double())
-    lengths = torch.arange(1.0, 14, dtype=torch.float64)[:, None]
-    weights = L.softmax(-1)
-    for i in range(13):
-        keys = range(max(0, i - 4), i + 1)
-        expected = sum((weights[0, 0, i, j] * lengths[j]) ** 2 for j in keys) / (
-            sum(lengths[j] ** 2 for j in keys) / len(keys)
-        )
-        torch.testing.assert_close(squared_average(L, v * lengths)[0, 0, i], expected[0])
 
 
 def test_means_are_over_the_bin_of_each_query() -> None:
@@ -178,39 +119,6 @@ def test_means_are_over_the_bin_of_each_query() -> None:
     expected = torch.tensor([[2.0, 10 / 3, 7, 20, math.nan], [11.0, 82 / 3, 200 / 3, 200, math.nan]]).double()
     torch.testing.assert_close(means.means()["x"], expected, equal_nan=True)
     assert means.counts("x").tolist() == [[2, 3, 2, 1, 0], [2, 3, 3, 1, 0]]
-
-
-@pytest.mark.parametrize("packed", [False, True], ids=["one text", "documents"])
-@pytest.mark.parametrize("mechanism", [Plain(), ScaleInvariant(3.0), SlidingWindow(4)], ids=["plain", "s-i", "window"])
-def test_a_layer_is_observed_block_by_block(mechanism, packed, monkeypatch) -> None:
-    """Means per bin against every statistic of all queries at once, from logits written out here."""
-    length, spans = 11, ranges(10)
-    q, k, v = torch.randn(3, 2, HEADS, length, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ids = torch.tensor([[0] * 4 + [1] * 7, [0] * 10 + [1]]) if packed else None
-    i, j = torch.arange(length)[:, None], torch.arange(length)
-    t = (i - j).clamp_min(0).double()
-    a, m = mechanism.distance_gain(t.flatten()), mechanism.distance_bias(t.flatten())
-    L = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(WIDTH)
-    L = L * (1 if a is None else a.view_as(t)) + (0 if m is None else m.view_as(t))
-    visible = ((j <= i) & (t < (mechanism.window or length))).expand(2, 1, length, length)
-    if ids is not None:
-        visible = visible & (ids[:, None, :, None] == ids[:, None, None, :])
-    L = L.masked_fill(~visible, -INFINITY)
-    begins = torch.zeros(2, length).long() if ids is None else torch.tensor([[0] * 4 + [4] * 7, [0] * 10 + [10]])
-    expected = BinnedMeans(bin_edges(length))
-    n = torch.arange(length) - begins + 1
-    expected.add(statistics(L, begins, spans) | {"squared_average": squared_average(L, v)}, n)
-
-    layer = Attention(mechanism.for_layer(HEADS, WIDTH, 0), "eager")
-    for size in (512, 4):
-        monkeypatch.setattr("anlit.attention.observation.QUERIES_PER_BLOCK", size)
-        record = BinnedMeans(bin_edges(length))
-        observe(record, layer, q, k, v, Documents(ids, length, q.device), spans)
-        found = record.means()
-        for name, value in expected.means().items():
-            torch.testing.assert_close(
-                found[name], value, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
-            )
 
 
 def test_a_model_is_observed_and_left_as_it_was() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from anlit import GPT, ALiBi, AttentionPattern, LogN, Plain, ScaleInvariant, SlidingWindow
 from anlit.attention import backends
-from anlit.attention.backends import blockwise, eager, sdpa
+from anlit.attention.backends import eager, sdpa
 from anlit.attention.choice import choose as choosing
 from anlit.attention.choice import process, proof, trial
 from anlit.attention.choice.cache import Cache
@@ -156,13 +156,6 @@ def test_a_gradient_that_is_wrong_is_found() -> None:
     given = Inputs(Plain().for_layer(2, 8, 0), random_documents(2, 48, 16, CPU), 2, 2, 2, 8, torch.float32)
     errors = proof.errors(given.both(attend), proof.reference(given), given.probe)
     assert str(proof.wrong(errors, torch.float32)).endswith("of q")
-
-
-def test_a_window_of_one_key_is_no_division_by_zero() -> None:
-    mechanism = SlidingWindow(1, LogN()).for_layer(2, 8, 0)
-    given = Inputs(mechanism, random_documents(2, 48, None, CPU), 2, 2, 2, 8, torch.float32)
-    errors = proof.errors(given.both(blockwise.attend), proof.reference(given), given.probe)
-    assert proof.wrong(errors, torch.float32) is None
 
 
 def test_where_there_is_no_gradient_its_rounding_is_beside_that_of_v() -> None:

@@ -79,11 +79,8 @@ def test_weights_of_subsets(subsets: Subsets, shuffle: bool) -> None:
         assert sorted(one_pass) == sorted(all_blocks(parts["books"]))
     assert len(loader) == (n_books + len(all_blocks(parts["web"]))) // 8
     left_out = ready(TokenShards(path, 8, LENGTH, shuffle=shuffle, weights={"books": 3, "web": 1})).train_dataloader()
-    assert blocks_of([next(iter(left_out))]) == blocks_of([next(iter(loader_again(path, weights, shuffle)))])
-
-
-def loader_again(path: str, weights: dict[str, float], shuffle: bool) -> ResumableLoader:
-    return ready(TokenShards(path, 8, LENGTH, shuffle=shuffle, weights=weights)).train_dataloader()
+    again = ready(TokenShards(path, 8, LENGTH, shuffle=shuffle, weights=weights)).train_dataloader()
+    assert blocks_of([next(iter(left_out))]) == blocks_of([next(iter(again))])
 
 
 def test_validation_goes_through_the_subsets_one_after_the_other(subsets: Subsets) -> None:

@@ -114,26 +114,6 @@ def test_spread_deals_evenly(sizes: list[int]) -> None:
         )
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_sources_as_one_have_every_block_once_a_pass(shuffle: bool) -> None:
-    parts = [np.array([10, 3]), np.array([0]), np.array([40, 20, 7]), np.array([5])]
-    order = PooledOrder(parts, shuffle, seed=5, window_blocks=30)
-    expected = {(source, block) for source, part in enumerate(parts) for block in range(part.sum())}
-    passes = []
-    for number in range(2):
-        sources, blocks = order.draw(number * order.n_blocks, order.n_blocks)
-        passes.append(list(zip(sources.tolist(), blocks.tolist(), strict=True)))
-        assert len(passes[-1]) == len(expected)
-        assert set(passes[-1]) == expected
-    assert (passes[0] == passes[1]) is not shuffle
-    if not shuffle:
-        assert [block for source, block in passes[0] if source == 2] == list(range(67))
-    for draw in range(0, 170, 9):
-        ahead = order.chunks_ahead(draw)
-        for source, block in zip(*(part.tolist() for part in order.draw(draw, 5)), strict=True):
-            assert (source, int(np.searchsorted(np.cumsum(parts[source]), block, side="right"))) in ahead
-
-
 def test_quotas_are_the_weights_in_whole_numbers() -> None:
     assert quotas([1, 1, 1]).tolist() == [3334, 3333, 3333]
     assert quotas([67, 15, 4.5, 4.5, 2.5, 4.5, 2]).tolist() == [6700, 1500, 450, 450, 250, 450, 200]
@@ -145,32 +125,6 @@ def test_quotas_are_the_weights_in_whole_numbers() -> None:
 def members(shuffle: bool) -> list[PooledOrder]:
     parts = [[np.array([300, 200]), np.array([77])], [np.array([40])], [np.array([900])]]
     return [PooledOrder(part, shuffle, seed=5, window_blocks=250, number=n) for n, part in enumerate(parts)]
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_mixture_holds_its_weights_in_every_period_and_each_member_its_own_order(shuffle: bool) -> None:
-    mixture = MixtureOrder(members(shuffle), [3, 1, 0], shuffle, seed=9)
-    sources, blocks = mixture.draw(0, 2 * PERIOD)
-    for period in (sources[:PERIOD], sources[PERIOD:]):
-        assert Counter((period == 2).tolist()) == {True: 2500, False: 7500}
-    first = (sources < 2).nonzero()[0]
-    expected = members(shuffle)[0].draw(0, len(first))
-    assert np.array_equal(sources[first], expected[0])
-    assert np.array_equal(blocks[first], expected[1])
-    assert np.array_equal(blocks[sources == 2], members(shuffle)[1].draw(0, 5000)[1])
-    assert mixture.n_blocks == 617
-    hundreds = set((sources == 2).reshape(-1, 100).sum(axis=1).tolist())
-    assert len(hundreds) > 10 if shuffle else hundreds == {25}
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_mixture_is_the_same_wherever_it_is_entered(shuffle: bool) -> None:
-    whole = MixtureOrder(members(shuffle), [3, 1, 2], shuffle, seed=9).draw(0, 2 * PERIOD)
-    used = MixtureOrder(members(shuffle), [3, 1, 2], shuffle, seed=9)
-    for first in (0, 1, 777, PERIOD - 3, PERIOD, 14_321):
-        for order in (used, MixtureOrder(members(shuffle), [3, 1, 2], shuffle, seed=9)):
-            part = order.draw(first, 64)
-            assert all(np.array_equal(a, b[first : first + 64]) for a, b in zip(part, whole, strict=True))
 
 
 def test_chunks_ahead_of_a_mixture() -> None:

@@ -150,34 +150,27 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", list(DAMAGE))
-def test_a_damaged_chunk_is_made_again(
-    kind: str, recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*(("train/chunk-000001-00000-000.bin", kind) for kind in DAMAGE), ("tokenizer.json", "missing"),
+     ("train/index.json", "flipped")],
+)  # fmt: skip
+def test_a_damaged_file_is_made_again(
+    name: str, kind: str, recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    """Of a chunk those tasks that made it; only those who ask for it pay for reading all chunks."""
     shutil.copytree(finished, tmp_path / "out")
-    DAMAGE[kind](tmp_path / "out" / "train" / "chunk-000001-00000-000.bin")
-    tasks = counted(monkeypatch)
-    if kind == "flipped":  # only those who ask for it pay for reading everything
+    DAMAGE[kind](tmp_path / "out" / name)
+    tasks, is_chunk = counted(monkeypatch), name.endswith(".bin")
+    if is_chunk and kind == "flipped":
         make(tmp_path / "out", recipe)
         assert hashes(tmp_path / "out") != hashes(finished)
         assert tasks == []
-    make(tmp_path / "out", recipe, verify=kind == "flipped")
-    assert {group for group, _ in tasks} == {1}
+    make(tmp_path / "out", recipe, verify=is_chunk and kind == "flipped")
+    assert {group for group, _ in tasks} == ({1} if is_chunk else set())
     assert hashes(tmp_path / "out") == hashes(finished)
-    assert "train/chunk-000001-00000-000.bin is missing or damaged" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("name", "kind"), [("tokenizer.json", "missing"), ("train/index.json", "flipped")])
-def test_other_damaged_files_are_made_again(
-    kind: str, name: str, recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(finished, tmp_path / "out")
-    DAMAGE[kind](tmp_path / "out" / name)
-    tasks = counted(monkeypatch)
-    make(tmp_path / "out", recipe)
-    assert tasks == []
-    assert hashes(tmp_path / "out") == hashes(finished)
+    assert not is_chunk or f"{name} is missing or damaged" in capsys.readouterr().err
 
 
 def test_what_a_killed_process_left_is_not_taken_for_what_is_missing_now(
@@ -240,18 +233,6 @@ def test_what_is_something_else_is_not_touched(recipe: Recipe, tmp_path: Path) -
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_a_wrong_option_that_a_document_shows(
-    recipe: Recipe, finished: Path, place: Path, tokenizer: str, tmp_path: Path
-) -> None:
-    """The first group cannot be made with it, so nothing is lost by beginning anew."""
-    options = {"pattern": "**/*.parquet", "tokenizer": tokenizer, "text": "txt"}
-    wrong = recipe_of("TextFiles", place / "hub", SIZES, **options)
-    with pytest.raises(UserError, match='the file: there is no column "txt"'):
-        make(tmp_path / "out", wrong)
-    make(tmp_path / "out", recipe)
-    assert hashes(tmp_path / "out") == hashes(finished)
-
-
 def test_options_that_leave_a_split_empty(recipe: Recipe, finished: Path, place: Path, tmp_path: Path) -> None:
     layouts.fineweb(tmp_path / "hub", ["a few words", "and some more"] * 3, n_files=1)
     options = {"tokenizer": "bpe", "vocab_size": 300}
@@ -277,16 +258,19 @@ def test_what_is_at_work_is_not_begun_anew(recipe: Recipe, place: Path, tokenize
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("corpus", "options", "says"),
     [
-        ({"tokenizer": "nosuch.json"}, r"There is no tokenizer at nosuch\.json"),
-        ({"end_of_document": "<eos>"}, 'has no token "<eos>"'),
+        ("OpenWebText", {"tokenizer": "nosuch.json"}, r"There is no tokenizer at nosuch\.json"),
+        ("OpenWebText", {"end_of_document": "<eos>"}, 'has no token "<eos>"'),
+        ("TextFiles", {"pattern": "**/*.parquet", "text": "txt"}, 'the file: there is no column "txt"'),
     ],
 )
 def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
-    options: dict[str, Any], says: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str, tmp_path: Path
-) -> None:
-    wrong = recipe_of("OpenWebText", place / "hub", SIZES, **{"tokenizer": tokenizer, "val_fraction": 0.2, **options})
+    corpus: str, options: dict[str, Any], says: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """The first group cannot be made with it, so nothing is lost by beginning anew."""
+    wrong = recipe_of(corpus, place / "hub", SIZES, **{"tokenizer": tokenizer, "val_fraction": 0.2, **options})
     with pytest.raises(UserError, match=says):
         make(tmp_path / "out", wrong)
     make(tmp_path / "out", recipe)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from filelock import FileLock
+from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from litdata.streaming import downloader as litdata_downloader
 
 from anlit.data.module import TokenShards
@@ -23,11 +24,11 @@ from anlit.data.storage.cache import ChunkCache
 from anlit.data.storage.manifest import read_manifest
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
+from tests.data import modules
 from tests.data.modules import blocks_of
 from tests.data.object_store import ObjectStore, serving
 
 ADDRESS = "s3://bucket/corpus"
-LENGTH = 64
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +70,7 @@ def other_client() -> Iterator[None]:
 
 
 def ready(path: str = ADDRESS, **changes: Any) -> TokenShards:
-    data = TokenShards(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
-    data.setup()
-    return data
+    return modules.ready(path, **changes)
 
 
 def source(path: str = ADDRESS) -> shards.Source:
@@ -300,23 +299,24 @@ def test_hugging_face(prepared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([path for _, path, *_ in asked if "train/chunk" in path]) == 7
 
 
-def test_hugging_face_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub.\nMore lines."),
+            r"^Cannot read hf://[^\n]*manifest.json: there is no connection to it[^\n]*$",
+        ),
+        (
+            RemoteEntryNotFoundError("404", response=SimpleNamespace(headers={}, request=None)),
+            r"There is no hf://datasets/somebody/corpus/manifest\.json",
+        ),
+    ],
+    ids=["no network", "no file"],
+)
+def test_hugging_face_without_the_file(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(*arguments: Any, **options: Any) -> str:
-        raise LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub.\nMore lines.")
+        raise error
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    with pytest.raises(UserError, match=r"^Cannot read hf://[^\n]*manifest.json: there is no connection to it[^\n]*$"):
-        ready("hf://datasets/somebody/corpus")
-
-
-def test_hugging_face_without_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import RemoteEntryNotFoundError
-
-    def download(*arguments: Any, **options: Any) -> str:
-        raise RemoteEntryNotFoundError("404", response=SimpleNamespace(headers={}, request=None))
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    with pytest.raises(UserError, match=r"There is no hf://datasets/somebody/corpus/manifest\.json"):
+    with pytest.raises(UserError, match=said):
         ready("hf://datasets/somebody/corpus")

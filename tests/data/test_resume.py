@@ -21,7 +21,6 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from tests.data.devices import on_two_devices
 from tests.data.modules import all_blocks, quiet_trainer
-from tests.data.prepared import random_tokens, write_prepared
 
 LENGTH = 64
 BATCH = 48
@@ -220,16 +219,10 @@ def test_resume_in_another_order_is_refused(change: dict, message: str, make: Da
         run(make(**change), tmp_path / "4.ckpt")
 
 
-def test_resume_with_other_weights_is_refused(subsets: tuple[str, dict], tmp_path: Path) -> None:
+def test_resume_on_other_data_is_refused(subsets: tuple[str, dict], prepared: str, tmp_path: Path) -> None:
     run(TokenShards(subsets[0], BATCH, weights={"web": 1, "code": 1}), stop=4, folder=tmp_path)
     for weights in ({"web": 1, "code": 2}, None):
         with pytest.raises(UserError, match=r"for --data.weights {'web': 1, 'code': 1} and this run has"):
             run(TokenShards(subsets[0], BATCH, weights=weights), tmp_path / "4.ckpt")
-
-
-def test_resume_on_other_texts_is_refused(make: Data, tmp_path: Path) -> None:
-    run(make(), stop=4, folder=tmp_path)
-    tokens = random_tokens(46_000, seed=5)
-    write_prepared(tmp_path / "other", {"train": tokens, "val": tokens[:200]})
     with pytest.raises(UserError, match=r"place in the data is for --data\.path"):
-        run(TokenShards(str(tmp_path / "other"), BATCH), tmp_path / "4.ckpt")
+        run(TokenShards(prepared, BATCH), tmp_path / "4.ckpt")

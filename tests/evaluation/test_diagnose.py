@@ -81,8 +81,12 @@ def pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> dict[str,
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["documents", "one text"])
-def test_statistics_are_those_of_attention_pair_by_pair(run: Path, masked: bool) -> None:
+@pytest.mark.parametrize("at_once", [512, 7], ids=["at once", "in blocks"])
+def test_statistics_are_those_of_attention_pair_by_pair(
+    run: Path, masked: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """3 sequences of 40 tokens, longer than in training, from all over the split; by layer, head and bin of n."""
+    monkeypatch.setattr("anlit.attention.observation.QUERIES_PER_BLOCK", at_once)
     result = measured(run, [40], 101, masked)
     found, expected = result["lengths"][40], pair_by_pair(run, 40, 3, masked)
     assert result["masking"] is masked

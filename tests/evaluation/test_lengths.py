@@ -21,7 +21,7 @@ from anlit.evaluation.arms import group_by_seed
 from anlit.evaluation.data import available_targets, data_of
 from anlit.evaluation.lengths import measure as lengths_measure
 from anlit.evaluation.lengths.measure import Measurement, measure, token_losses
-from anlit.evaluation.lengths.tally import Tally, estimate
+from anlit.evaluation.lengths.tally import estimate
 from tests.data.prepared import VOCABULARY, write_prepared
 from tests.evaluation.saved import LENGTH, VAL_TOKENS, make_run, prepare, save, small
 
@@ -115,13 +115,6 @@ def test_change_is_against_the_training_length_on_the_same_tokens(counting: tupl
         assert one.total.standard_error == pytest.approx(0, abs=1e-9)
 
 
-def test_the_last_range_ends_with_the_sequence() -> None:
-    tally = Tally(12)
-    tally.add(np.ones((1, 12)), np.ones((1, 12), dtype=bool), np.arange(12)[None])
-    last = tally.ranges()[-1]
-    assert (last.first, last.end, last.estimate.tokens) == (8, 12, 4)
-
-
 def test_standard_error_is_that_of_the_mean_over_sequences() -> None:
     losses = np.random.default_rng(0).normal(size=50)
     one = estimate(10 * losses, np.full(50, 10.0))
@@ -149,17 +142,6 @@ def test_loss_at_the_training_length_is_that_of_validation(run: Path) -> None:
     found = measure(load_checkpoint(str(run), "cpu"), data_of(checkpoint), [LENGTH], [True], N, 4 * LENGTH)[0]
     assert found.total.loss == pytest.approx(logged["val/loss"], rel=1e-6)
     assert found.bits_per_byte == pytest.approx(logged["val/bits_per_byte"], rel=1e-6)
-
-
-def test_ranges_average_to_the_total_and_masking_makes_a_difference(run: Path) -> None:
-    checkpoint = load_checkpoint(str(run), "cpu")
-    found = measure(checkpoint, data_of(checkpoint), [16, 64], [True, False], N, 256)
-    for one in found:
-        weighted = sum(part.estimate.loss * part.estimate.tokens for part in one.by_position if part.estimate.tokens)
-        assert weighted / N == pytest.approx(one.total.loss, rel=1e-9)
-        assert sum(part.estimate.tokens for part in one.by_position) == N
-    assert abs(of(found, 64, True).total.loss - of(found, 64, False).total.loss) > 1e-5
-    assert checkpoint.model.model.document_masking is True  # as it was
 
 
 def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> None:

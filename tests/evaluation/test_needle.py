@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,12 +270,3 @@ def test_mistakes_are_one_sentence(runs: list[str], tmp_path: Path, extra: list[
     for name in names:
         assert name in str(error.value)
     assert not (tmp_path / "needle.json").exists()
-
-
-def test_runs_on_different_texts_are_refused(runs: list[str], shards: Path, tmp_path: Path) -> None:
-    shutil.copytree(shards, tmp_path / "other")
-    manifest = json.loads((shards / "manifest.json").read_text())
-    (tmp_path / "other" / "manifest.json").write_text(json.dumps(manifest | {"content_sha256": "0" * 64}))
-    other = str(make_run(tmp_path / "run", tmp_path / "other", GPT, context_length=128))
-    with pytest.raises(UserError, match=r"have different data .* set --data"):
-        main([runs[0], other, "--output", str(tmp_path / "out"), "--lengths", "128"])

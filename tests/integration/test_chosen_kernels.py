@@ -2,7 +2,6 @@
 
 import csv
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from anlit import load_checkpoint
 from anlit.attention.choice import choose, trial
 from anlit.attention.choice.trial import Outcome, Request
-from anlit.cli import main
 from tests.integration.conftest import assert_same_training_state, fit_arguments, last_checkpoint, run
 from tests.integration.ranks import DDP, FSDP, run_ranks
 
@@ -91,12 +89,3 @@ def test_sharded_and_replicated_coefficients_are_tried_on_the_first_rank(
     assert kind["mechanism"] == "ScaleInvariant(decay globally)"
     assert kind["seconds"].keys() == {"blockwise", "eager"}
     assert kind["left_out"] == {}
-
-
-def test_the_choice_is_one_line(shards: Path, tmp_path: Path, monkeypatch, caplog) -> None:
-    won_by(monkeypatch, "eager")
-    with caplog.at_level(logging.INFO, logger="anlit.attention"):
-        assert main(fit_arguments(shards, tmp_path / "run", *QUIET, "--model.attention=ScaleInvariant")) == 0
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "anlit.attention"]
-    assert line.startswith("attention ScaleInvariant runs on 'eager' (float32, 4 × 32 tokens, documents of about")
-    assert line.endswith("it was the fastest, 1e+03 ms a layer (blockwise 2e+03 ms)")

@@ -1,4 +1,4 @@
-"""Rotations: norms are kept, scores depend on distance alone, frequencies and tables are those of the formulas."""
+"""Rotations: scores depend on distance alone, frequencies and tables are those of others; tests/parity has formulas."""
 
 import itertools
 import math
@@ -83,13 +83,6 @@ def test_the_length_of_dynamic_ntk_is_that_of_the_sequence_not_of_its_documents(
     torch.testing.assert_close(whole(tokens, ids)[:, 5:], whole(tokens[:, 5:]), rtol=1e-9, atol=1e-9)
 
 
-def test_dynamic_ntk_refuses_what_it_cannot_stretch() -> None:
-    with pytest.raises(UserError, match=r"DynamicNTK .*fraction=0\.5 of d_head=4 rotates one pair"):
-        tiny(GPT, d_model=8, n_heads=2, positions=DynamicNTK())
-    with pytest.raises(ValueError, match="training_length must be at least 1, not 0"):
-        DynamicNTK(training_length=0)
-
-
 THEIRS = [
     (LinearRoPE, "linear", {"factor": 2.5}, {}),
     (DynamicNTK, "dynamic", {}, {"training_length": 2048}),
@@ -148,18 +141,30 @@ def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None
     [
         (lambda: LinearRoPE(factor=0.5), "LinearRoPE's factor must be at least 1, not 0.5"),
         (lambda: Llama3RoPE(8.0, 0), "Llama3RoPE's training_length must be at least 1, not 0"),
-        (
-            lambda: Llama3RoPE(8.0, 9, low_freq_factor=4.0),
-            "low_freq_factor must be positive and less than high_freq_fac",
-        ),
+        (lambda: Llama3RoPE(8.0, 9, 4.0), "low_freq_factor must be positive and less than high_freq_factor"),
         (lambda: YaRN(4.0, 9, beta_slow=40.0), "beta_slow must be positive and less than beta_fast, not 40 and 32"),
         (lambda: YaRN(4.0, 9, attention_factor=0.0), "attention_factor must be positive, not 0"),
+        (lambda: DynamicNTK(training_length=0), "training_length must be at least 1, not 0"),
         (lambda: RoPE(base=1.0), "RoPE's base must be more than 1, not 1"),
+        *[(lambda fraction=fraction: RoPE(fraction=fraction), "fraction") for fraction in (0.0, -0.5, 1.5)],
     ],
 )
-def test_what_cannot_be_stretched_is_refused(make, message) -> None:
+def test_settings_without_meaning_are_refused(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("positions", "d_head", "message"),
+    [
+        (DynamicNTK(), 4, r"DynamicNTK .*fraction=0\.5 of d_head=4 rotates one pair"),
+        (RoPE(0.5), 6, r"positions\.fraction=0\.5 of d_head=6 rotates 3 dimensions.*even.*fraction or d_head"),
+        *[(PRoPE(), width, rf"PRoPE.*d_model/n_heads.*multiple of 4.*not {width}") for width in (4, 10)],
+    ],
+)
+def test_widths_of_heads_that_cannot_be_turned_are_refused(positions, d_head, message) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny(GPT, d_model=2 * d_head, n_heads=2, positions=positions)
 
 
 def test_ngpt_refuses_an_attention_factor_that_its_norm_would_undo() -> None:
@@ -225,24 +230,3 @@ def test_positions_may_restart(positions) -> None:
     for b in range(2):
         torch.testing.assert_close(restarted[b], turned[b][:, index[b]], rtol=0, atol=0)
     assert NoPE()(x, index=index)[0] is x
-
-
-def test_an_odd_rotary_width_is_refused_with_the_keys_to_change() -> None:
-    message = r"positions\.fraction=0\.5 of d_head=6 rotates 3 dimensions.*even.*fraction or d_head"
-    with pytest.raises(ValueError, match=message):
-        RoPE(fraction=0.5).check(6)
-    with pytest.raises(UserError, match=message):
-        tiny(GPT, d_model=24, n_heads=4, positions=RoPE(fraction=0.5))
-    RoPE(fraction=0.5).check(8)
-
-
-@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5])
-def test_a_fraction_outside_0_to_1_is_refused(fraction) -> None:
-    with pytest.raises(ValueError, match="fraction"):
-        RoPE(fraction=fraction)
-
-
-@pytest.mark.parametrize("d_head", [4, 10])
-def test_p_rope_refuses_a_head_width_it_cannot_split(d_head) -> None:
-    with pytest.raises(UserError, match=rf"PRoPE.*d_model/n_heads.*multiple of 4.*not {d_head}"):
-        tiny(GPT, d_model=2 * d_head, n_heads=2, positions=PRoPE())

@@ -24,7 +24,6 @@ from anlit import (
     SlidingWindow,
 )
 from anlit.attention.backends import blockwise
-from anlit.attention.mechanism import Mechanism
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
@@ -77,37 +76,33 @@ def test_one_graph_serves_all_layers_and_batches(architecture, graphs) -> None:
     assert not counters["graph_break"]
 
 
-KINDS: dict[str, tuple[Mechanism, dict[str, object]]] = {
-    "eager": (Plain(), {"backend": "eager"}),
-    "scale-invariant": (ScaleInvariant(), {"positions": PRoPE()}),
-    "c per layer": (ScaleInvariant(learned="per_layer"), {"positions": DynamicNTK()}),
-    "log n": (LogN(), {"positions": NoPE()}),
-    "alibi": (ALiBi(), {"positions": RoPE(1.0)}),
-    "window": (SlidingWindow(5), {}),
-    "not masked": (Plain(), {"document_masking": False}),
-    "shared keys": (LogN(), {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}),
-}
+KINDS: dict[str, tuple[int, dict[str, object]]] = {
+    "eager": (1, {"backend": "eager"}),
+    "scale-invariant": (1, {"attention": ScaleInvariant(), "positions": PRoPE()}),
+    "c per layer": (1, {"attention": ScaleInvariant(learned="per_layer"), "positions": DynamicNTK()}),
+    "log n": (1, {"attention": LogN(), "positions": NoPE()}),
+    "alibi": (1, {"attention": ALiBi(), "positions": RoPE(1.0)}),
+    "window": (1, {"attention": SlidingWindow(5)}),
+    "not masked": (1, {"document_masking": False}),
+    "shared keys": (1, {"attention": LogN(), "n_heads": 4, "n_kv_heads": 2, "d_head": 12}),
+    "threads": (1, {"attention": ScaleInvariant(), "backend": "blockwise"}),
+    "patterns": (2, {
+        "attention": AttentionPattern([SlidingWindow(4, ScaleInvariant()), LogN()]), "n_layers": 4,
+        "positions": PositionsPattern([RoPE(), NoPE()]),
+    }),
+    "many kinds": (12, {
+        "attention": AttentionPattern([SlidingWindow(width, Plain()) for width in range(1, 13)]), "n_layers": 12,
+    }),
+}  # fmt: skip
+"""How many kinds of layers there are, each of which has one graph."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_so_it_does_with_every_mechanism(kind, graphs) -> None:
-    mechanism, settings = KINDS[kind]
-    train(compiled(GPT, attention=mechanism, **settings), range(9))
-    assert len(graphs) == 1
-    assert not counters["graph_break"]
-
-
-def test_so_does_the_kernel_that_shares_its_work_out_to_threads(monkeypatch, graphs) -> None:
-    monkeypatch.setattr(blockwise, "SHARED_PAIRS", 0)
-    train(compiled(GPT, attention=ScaleInvariant(), backend="blockwise"), range(9))
-    assert len(graphs) == 1
-    assert not counters["graph_break"]
-
-
-def test_a_pattern_has_one_graph_for_each_kind_of_layer(graphs) -> None:
-    pattern = AttentionPattern([SlidingWindow(4, ScaleInvariant()), LogN()])
-    train(compiled(GPT, n_layers=4, attention=pattern, positions=PositionsPattern([RoPE(), NoPE()])), range(9))
-    assert len(graphs) == 2
+@pytest.mark.parametrize(("n_graphs", "settings"), KINDS.values(), ids=KINDS.keys())
+def test_so_it_does_with_every_kind_of_layer(n_graphs, settings, monkeypatch, graphs) -> None:
+    if settings.get("backend") == "blockwise":
+        monkeypatch.setattr(blockwise, "SHARED_PAIRS", 0)
+    train(compiled(GPT, **settings), range(2 if n_graphs > 9 else 9))
+    assert len(graphs) == n_graphs
     assert not counters["graph_break"]
 
 
@@ -144,9 +139,3 @@ def test_ddp_leaves_each_block_whole(one_rank, graphs) -> None:
     replica(changing_documents(1).tokens).square().mean().backward()
     assert len(graphs) == 1
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_many_kinds_of_layers_stay_compiled(graphs) -> None:
-    pattern = AttentionPattern([SlidingWindow(width, Plain()) for width in range(1, 13)])
-    train(compiled(GPT, n_layers=12, attention=pattern), range(2))
-    assert len(graphs) == 12

@@ -6,8 +6,7 @@ import lightning as L
 import pytest
 import torch
 
-from anlit import AnGPT, PRoPE, ScaleInvariant
-from anlit.checkpoints.loading import load_checkpoint
+from anlit import AnGPT
 from anlit.models.language_model import LanguageModel
 from anlit.optim.schedule import Schedule
 from anlit.targets import IGNORED
@@ -89,24 +88,6 @@ def test_a_batch_without_a_counted_target_has_no_loss_and_no_gradient() -> None:
     objective.backward()
     assert loss.item() == objective.item() == 0
     assert torch.equal(logits.grad, torch.zeros_like(logits))
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_model_built_in_python_is_loaded_from_its_checkpoint(architecture, tmp_path) -> None:
-    settings = {"attention": ScaleInvariant(tau=3.0), "positions": PRoPE(base=512.0), "schedule": Schedule(final=0.5)}
-    model = tiny(architecture, **settings, optimizer=adamw(lr=0.01))
-    loader = batches(8, 16)
-    trainer = L.Trainer(
-        accelerator="cpu", max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(model, loader)
-    trainer.save_checkpoint(tmp_path / "python.ckpt")
-    loaded = load_checkpoint(str(tmp_path / "python.ckpt"), "cpu").model
-    tokens = random_tokens(2, 16)
-    torch.testing.assert_close(loaded(tokens), model(tokens).detach(), rtol=1e-5, atol=1e-5)  # other kernels to train
-    assert loaded.model.blocks[0].attention.mechanism.tau == 3.0
-    assert loaded.schedule == Schedule(final=0.5)
 
 
 def test_the_validation_loss_is_a_mean_over_targets_and_not_over_batches() -> None:
