@@ -24,7 +24,7 @@ def compare(runs: list[str], output: str, baseline: str | None = None, time_step
 
     Args:
         runs: Run folders, or folders with run folders anywhere below them.
-        output: Folder for report.html, report.md, convergence.json and the pictures; made where missing.
+        output: Folder for report.html, report.md, convergence.json and the picture; made where missing.
         baseline: A label, an architecture or a run folder; by default the GPT+ group, and of several
             the one with the lowest mean final validation loss.
         time_steps: Times steps of every configuration in turns, given the groups and the folder. Without it the
@@ -105,7 +105,7 @@ def _publish(report: Report) -> None:
     from anlit.analysis import comparison_report, plots  # matplotlib takes a second: errors do not wait for it
 
     with writing(report.output):
-        plots.draw(report)
+        plots.plot_convergence(report)
         comparison_report.write(report)
     comparison_report.show(report)
 

@@ -42,7 +42,7 @@ LEAST_P = 0.05
 
 
 def write(report: Report) -> None:
-    """Writes report.html, report.md and convergence.json to the report's folder; the pictures are there already."""
+    """Writes report.html, report.md and convergence.json to the report's folder; the picture is there already."""
     write_json(report.json, report.raw())
     text = markdown(report)
     write_text(report.markdown, text)
@@ -73,7 +73,7 @@ def comparison(report: Report, explained: bool = False) -> list[str]:
         *([] if explained else [DEFINITION.format(target=report.baseline.mean.loss[-1])]),
     ]
     if len(report.results) > 1:
-        parts += [f"![speed-ups]({report.bars.name})", _fractions(report)]
+        parts += [_fractions(report)]
         if any(claim.loss or claim.tokens for claim in report.claims):
             parts += [_tests(report), *([] if explained else [TESTS])]
     return parts

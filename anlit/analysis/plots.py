@@ -1,4 +1,4 @@
-"""The pictures of a comparison: loss over tokens and over time, and the speed-ups as bars."""
+"""The picture of a comparison: loss over tokens and over time."""
 
 from __future__ import annotations
 
@@ -35,13 +35,6 @@ class Panel(NamedTuple):
     speedups: dict[str, str]
 
 
-def draw(report: Report) -> None:
-    """Writes the pictures of the report; the bars only if there is more than the baseline."""
-    plot_convergence(report)
-    if len(report.results) > 1:
-        plot_speedups(report)
-
-
 def panels_of(report: Report) -> list[Panel]:
     """A panel over training tokens and, if steps were timed in turns, one over time at their speed."""
     results = report.results
@@ -61,60 +54,6 @@ def panels_of(report: Report) -> list[Panel]:
     size, name = _unit(max(result.mean.tokens[-1] * per_token.get(result.label, 0) for result in results), SECONDS)
     times = {label: value / size for label, value in per_token.items()}
     return [*found, Panel("by time, at the speed of steps in turns", f"training time{name}", times, told)]
-
-
-def plot_speedups(report: Report) -> None:
-    """Writes a bar for each configuration: the mean speed-up in tokens with a dot for each seed.
-
-    If steps were timed in turns, a second panel has the speed-up in wall-clock with its 95 % interval. A configuration
-    that did not reach the baseline's loss has words instead of a bar.
-    """
-    shown = [result for result in report.results if result is not report.baseline][::-1]
-    drawn = looks([result.label for result in report.results])
-    timed = report.paired is not None
-    with style():
-        size = (5.2 * (1 + timed) + 1.5, 1.4 + 0.45 * len(shown))
-        figure, axes = plt.subplots(1, 1 + timed, figsize=size, sharey=True, squeeze=False)
-        several = any(len(result.group.counted) > 1 for result in shown)
-        for ax, kind in zip(axes[0], ("fewer training tokens", "less wall-clock"), strict=False):
-            for y, result in enumerate(shown):
-                _bar(ax, y, report, result, drawn[result.label].colour, kind.endswith("wall-clock"))
-            ax.axvline(1, color=INK, linestyle=BASELINE_LINE, linewidth=1)
-            ax.set_xlim(0, max(1.1, ax.get_xlim()[1]))
-            ax.set_yticks(range(len(shown)), [result.label for result in shown])
-            ax.set_ylim(-0.6, len(shown) - 0.4)
-            seeds = " (line: ± standard deviation, dots: seeds)" if several else ""
-            spread = " (line: 95 % interval)" if kind.endswith("wall-clock") else seeds
-            ax.set_xlabel(f"speed-up over the baseline, ×{spread}")
-            ax.set_title(kind)
-        save(figure, report.bars)
-
-
-def _bar(ax: Axes, y: int, report: Report, result: Result, colour: str, in_time: bool) -> None:
-    summary = result.speedup.tokens
-    claim = report.claim_of(result)
-    timed = claim.wall_clock if claim is not None else None
-    if in_time and timed is None:
-        ax.text(0.02, y, "not timed", va="center", color=INK, fontstyle="italic")
-        return
-    if summary.mean is None:
-        ax.text(0.02, y, summary.words, va="center", color=INK, fontstyle="italic")
-        return
-    values = [value for value in summary.values if value is not None]
-    low = high = mean = summary.mean
-    if in_time and timed is not None and timed.speedup is not None:
-        mean, low, high = timed.speedup
-    elif summary.sd is not None:
-        low, high = mean - summary.sd, mean + summary.sd
-    ax.barh(y, mean, height=0.5, color=colour, alpha=0.6)
-    if high > low:
-        ax.plot([low, high], [y, y], "-", color=INK, linewidth=1.4)
-    if not in_time and len(values) > 1:
-        ax.plot(values, [y + 0.33] * len(values), "o", markersize=3.5, color=colour)
-    right = max(high, *values) if not in_time else high
-    ax.annotate(f"{mean:.2f}×", (right, y), xytext=(6, 0), textcoords="offset points", va="center")
-    ax.update_datalim([(1.15 * right, y)])
-    ax.autoscale_view()
 
 
 def plot_convergence(report: Report) -> None:

@@ -77,8 +77,8 @@ class Claim:
 class Report:
     """A comparison as written to `output`; `runs` lists every run, also those that are not counted.
 
-    `paired` is the time of steps taken in turns, if it was measured. `name` begins the file names of the pictures if a
-    folder holds several comparisons.
+    `paired` is the time of steps taken in turns, if it was measured. `name` begins the picture's file name if a folder
+    holds several comparisons.
     """
 
     output: Path
@@ -93,10 +93,6 @@ class Report:
     @property
     def plot(self) -> Path:
         return self.output / f"{self.name}convergence.png"
-
-    @property
-    def bars(self) -> Path:
-        return self.output / f"{self.name}speedups.png"
 
     @property
     def page(self) -> Path:

@@ -77,17 +77,6 @@ class KeyValueCache:
         """
         return self._layers.setdefault(layer, _Store(window, self.horizon)).append(k, v)
 
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows only; a row may appear several times. `rows`: (R,) int64 indices."""
-        for store in self._layers.values():
-            store.buffers = tuple(buffer[rows] for buffer in store.buffers)
-        if self._padding is not None:
-            self._padding = self._padding[rows]
-        if self._begin is not None and len(self._begin) > 1:
-            self._begin = self._begin[rows]
-        if self._last_ids is not None:
-            self._last_ids = self._last_ids[rows]
-
     def _begins(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> Tensor | None:
         """(B or 1, Q): the slot at which the document of each new token begins; None if all begin at slot 0."""
         if document_ids is None and self._padding is None:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from anlit.attention.backends import BACKENDS
-from anlit.benchmarks.attention.kernels import MECHANISMS
 from anlit.benchmarks.cases import (
     Case,
     Group,
@@ -34,6 +33,7 @@ from anlit.benchmarks.cases import (
     quartiles_of,
 )
 from anlit.benchmarks.clock import matrix_peak, peak_bytes, prepare_compiler, seconds_of
+from anlit.benchmarks.mechanisms import MECHANISMS
 from anlit.benchmarks.options import add_loop_options, check_names, device_of, names, numbers, parser_of
 from anlit.benchmarks.our_step import MODELS, OurStep
 from anlit.benchmarks.peers import COMPILED, PEERS, PeerStep

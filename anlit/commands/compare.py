@@ -12,7 +12,7 @@ def main(argv: list[str]) -> int:
         prog="anlit compare",
         description="Compares trained runs: how many tokens, and how much time, does each configuration need "
         "to reach the baseline's final validation loss? Runs that differ only in their seed are averaged.",
-        epilog="Writes report.html, report.md, convergence.json and the pictures. Example: "
+        epilog="Writes report.html, report.md, convergence.json and the picture. Example: "
         "anlit compare runs/gpt runs/ngpt runs/angpt --output reports/first",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or a folder with run folders below it")

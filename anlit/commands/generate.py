@@ -113,7 +113,7 @@ def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[
     requests = [
         generation.Request(prompt_tokens, sample) for prompt_tokens in tokens for sample in range(arguments.samples)
     ]
-    ending = text.ending(not arguments.go_on) if text is not None else generation.Ending()
+    ending = text.ending if text is not None else generation.Ending()
     headers = [_header(prompts, number, arguments.samples) for number in range(len(requests))]
     streams = len(requests) == 1 and not arguments.json
     on_token = _stream(headers[0], text, out) if streams else lambda number, token: None
@@ -186,7 +186,6 @@ def main(argv: list[str]) -> int:
     add("--top_k", type=int, metavar="K", help="draw among the K most probable tokens")
     add("--top_p", type=float, metavar="P", help="draw among the fewest tokens that together have probability P")
     add("--seed", type=int, default=0, help="seed of the random numbers (default: 0)")
-    add("--go_on", action="store_true", help="do not stop at the end of the document, but begin another one")
     add("--batch_size", type=int, default=8, metavar="N", help="continuations in a batch (default: 8)")
     add("--json", action="store_true", help="print one JSON object per continuation, with tokens and log-likelihoods")
     add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")

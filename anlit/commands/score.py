@@ -95,7 +95,7 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
             yield np.array(encoding.ids)
 
     record: dict[str, Any] = {"command": command, "length": length, "stride": stride, **describe(checkpoint)}
-    found = score(checkpoint.model.model, tokens(), length, stride, text.ending(stops=False), arguments.batch_size)
+    found = score(checkpoint.model.model, tokens(), length, stride, text.ending, arguments.batch_size)
     with TokenTable(Path(arguments.output), text.tokenizer, record) as table:
         for number, scores in enumerate(found):
             byte_ranges, source = offsets.pop(0)

@@ -1,7 +1,7 @@
 """Continuations of prompts, token by token, with a cache of keys and values.
 
-Shorter prompts of a batch are padded on the left, and rows leave the batch when they are done. A row depends on the
-others only through the order of sums in matrix products.
+Shorter prompts of a batch are padded on the left. A row depends on the others only through the order of sums in matrix
+products.
 """
 
 import os
@@ -33,17 +33,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Ending:
-    """How documents end, and whether a continuation ends with its document.
+    """What separates documents; a continuation ends with its document.
 
     Args:
         token: The token that ends or begins a document; None if the vocabulary has no such token.
         at: Whether it is the last or the first token of its document, as in `anlit.data.batch.document_ids`.
-        stops: Whether a continuation ends with its document; if not, it continues with a new document.
     """
 
     token: int | None = None
     at: TokenAt = "end"
-    stops: bool = True
 
 
 @dataclass
@@ -98,21 +96,18 @@ def generate(
     for numbers in _batches(decoder, requests, max_tokens, batch_size):
         batch = _Batch(decoder, [requests[number].prompt for number in numbers], max_tokens, ending)
         uniforms = torch.stack([sampling.uniforms(requests[number].sample, max_tokens) for number in numbers])
-        rows = list(numbers)  # the requests that are still in the batch
         for step in range(max_tokens):
-            logits = batch.logits[:, :n_allowed]
-            tokens = sampling.draw(_finite(logits), uniforms[:, step].to(logits.device))
+            tokens = sampling.draw(_finite(batch.logits[:, :n_allowed]), uniforms[:, step].to(batch.logits.device))
             chances = batch.logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
-            for number, token, chance in zip(rows, tokens.tolist(), chances, strict=True):
-                _note(found[number], token, chance, ending, step + 1 == max_tokens)
-                on_token(number, None if found[number].finish == "end_of_document" else token)
-                if found[number].finish == "length":
-                    on_token(number, None)
-            left = [row for row, number in enumerate(rows) if found[number].finish is None]
-            if not left:
+            for number, token, chance in zip(numbers, tokens.tolist(), chances, strict=True):
+                if found[number].finish is None:
+                    _note(found[number], token, chance, ending, step + 1 == max_tokens)
+                    on_token(number, None if found[number].finish == "end_of_document" else token)
+                    if found[number].finish == "length":
+                        on_token(number, None)
+            if all(found[number].finish for number in numbers):
                 break
-            rows, uniforms = [rows[row] for row in left], uniforms[left]
-            batch.go_on(tokens, left)
+            batch.go_on(tokens)
     return found
 
 
@@ -167,41 +162,25 @@ class _Batch:
     """Rows that are continued together: their cache, and the logits of the next token, (B, V)."""
 
     def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int, ending: Ending) -> None:
-        self.decoder, self.ending = decoder, ending
+        self.decoder = decoder
         device = decoder.embedding.weight.device
         width = max(map(len, prompts))
         padding = [width - len(prompt) for prompt in prompts]
         rows = np.stack([np.pad(np.asarray(prompt), (n, 0)) for prompt, n in zip(prompts, padding, strict=True)])
-        ids = np.zeros_like(rows)
-        # One document per row, unless the tokens have a separator or may get one.
-        if ending.token is not None and (not ending.stops or any(ending.token in prompt for prompt in prompts)):
+        self.ids: Tensor | None = None  # one document per row, unless a prompt has several
+        if ending.token is not None and any(ending.token in prompt for prompt in prompts):
+            ids = np.zeros((len(prompts), width + 1), dtype=np.int64)  # the last is that of the continuation
             for row, prompt, n in zip(ids, prompts, padding, strict=True):
-                row[n:] = document_ids(np.asarray(prompt)[None], ending.token, ending.at)
-            self.ids: Tensor | None = torch.from_numpy(ids).to(device)
-        else:
-            self.ids = None
-        tokens = torch.from_numpy(rows).to(device)
-        self._last = tokens[:, -1]
+                row[n:] = document_ids(np.array([[*prompt, -1]]), ending.token, ending.at)
+            self.ids = torch.from_numpy(ids).to(device)
         self.cache = KeyValueCache(width + max_tokens, torch.tensor(padding, device=device) if any(padding) else None)
-        self.logits = self._read(tokens, self.ids)
+        self.logits = self._read(torch.from_numpy(rows).to(device), None if self.ids is None else self.ids[:, :-1])
 
-    def go_on(self, tokens: Tensor, rows: Sequence[int]) -> None:
-        """Read one more token of each row, (B,), and keep only `rows` in the batch."""
-        if len(rows) < len(tokens):
-            index = torch.tensor(rows, device=tokens.device)
-            self.cache.select(index)
-            tokens, self._last = tokens[index], self._last[index]
-            self.ids = None if self.ids is None else self.ids[index]
-        if self.ids is not None:  # a document begins after a token at the end, or with a token at the start
-            separator = self._last if self.ending.at == "end" else tokens
-            self.ids = self.ids[:, -1:] + self._separates(separator)[:, None]
-        self.logits = self._read(tokens[:, None], self.ids)
-
-    def _separates(self, tokens: Tensor) -> Tensor:
-        return torch.zeros_like(tokens) if self.ending.token is None else tokens.eq(self.ending.token).long()
+    def go_on(self, tokens: Tensor) -> None:
+        """Read one more token of each row, (B,)."""
+        self.logits = self._read(tokens[:, None], None if self.ids is None else self.ids[:, -1:])
 
     def _read(self, tokens: Tensor, ids: Tensor | None) -> Tensor:
-        self._last = tokens[:, -1]
         try:
             return self.decoder(tokens, ids, cache=self.cache, n_logits=1)[:, 0]
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -214,7 +193,7 @@ class _Batch:
 
 
 def _note(continuation: Continuation, token: int, chance: float, ending: Ending, is_last: bool) -> None:
-    if ending.stops and token == ending.token:
+    if token == ending.token:
         continuation.finish = "end_of_document"
         return
     continuation.tokens.append(token)

@@ -39,8 +39,9 @@ class Text:
         """Number of tokens in the tokenizer's vocabulary."""
         return vocabulary_size(self.tokenizer)
 
-    def ending(self, stops: bool) -> Ending:
-        return Ending(self.end_of_document, self.token_at, stops)
+    @property
+    def ending(self) -> Ending:
+        return Ending(self.end_of_document, self.token_at)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without separators."""

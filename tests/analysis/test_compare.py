@@ -25,7 +25,7 @@ OTHER_DATA = {"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}}
 
 @pytest.fixture
 def no_plot(monkeypatch):
-    monkeypatch.setattr(plots, "draw", lambda *_: None)
+    monkeypatch.setattr(plots, "plot_convergence", lambda *_: None)
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_foreign_text_of_a_run_is_shown_and_not_obeyed(make_run, tmp_path, capsy
     assert '<a href="http' not in page
     assert "default-src 'none'" in page
     rendered = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
-    assert set(re.findall(r"<img src=\"([^\"]*)", rendered)) == {"convergence.png", "speedups.png"}
+    assert set(re.findall(r"<img src=\"([^\"]*)", rendered)) == {"convergence.png"}
     assert not re.search(r"<a |<img src=http", rendered)
 
 

@@ -112,17 +112,6 @@ def test_rows_of_different_lengths_do_not_see_each_others_padding(name: str, mas
 
 
 @torch.no_grad()
-def test_rows_can_leave_and_be_copied() -> None:
-    model = decoder(AnGPT, attention=SHIPPED["pattern"])
-    rows = torch.tensor([2, 0, 0])
-    cache = KeyValueCache(LENGTH, padding=torch.tensor([0, 3, 0]))
-    model(TOKENS[:, :20], DOCUMENTS[:, :20], cache=cache)
-    cache.select(rows)
-    found = in_pieces(model, TOKENS[rows], DOCUMENTS[rows], cache, cuts=(20, 21, 22, 30, LENGTH))
-    torch.testing.assert_close(found, model(TOKENS[rows], DOCUMENTS[rows])[:, 20:], rtol=1e-9, atol=1e-9)
-
-
-@torch.no_grad()
 def test_more_new_tokens_than_a_block_of_queries() -> None:
     model = decoder(GPT, attention=SlidingWindow(30, SqrtLogN()))
     tokens = random_tokens(1, 1100)

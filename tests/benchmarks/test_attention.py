@@ -9,7 +9,7 @@ import torch
 
 from anlit.attention.backends import eager
 from anlit.benchmarks import cases
-from anlit.benchmarks.attention import auto, kernels, measure
+from anlit.benchmarks.attention import auto, measure
 from anlit.benchmarks.attention.shapes import PRESETS, Shape, documents_of
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
@@ -90,8 +90,8 @@ def test_what_is_wrong_fails_or_cannot_is_told_and_not_timed(tmp_path: Path, mon
     def broken(q, k, v, mechanism, documents, dropout):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(kernels.BACKENDS["blockwise"], "attend", wrong)
-    monkeypatch.setattr(kernels.BACKENDS["sdpa"], "attend", broken)
+    monkeypatch.setattr(measure.BACKENDS["blockwise"], "attend", wrong)
+    monkeypatch.setattr(measure.BACKENDS["sdpa"], "attend", broken)
     record = run(tmp_path, "--entrants", "plain,eager plain,blockwise plain,sdpa scale-invariant,flash plain,flex")
     found = rows(record, 0)
     assert found["plain, eager"]["reason"] is None

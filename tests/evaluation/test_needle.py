@@ -47,9 +47,9 @@ class Lookup(nn.Module):
         super().__init__()
         self.reach, self.errs = reach, errs
 
-    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, document_ids: Tensor | None = None, n_logits: int = 0) -> Tensor:
         rows = [[self.next(row[: end + 1]) for end in range(len(row))] for row in tokens.tolist()]
-        return self.logits(torch.tensor(rows))
+        return self.logits(torch.tensor(rows)[:, -n_logits:])
 
     def next(self, seen: list[int]) -> int:
         last = seen[-SUFFIX:]

@@ -16,8 +16,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from anlit.analysis import plots as pictures
 from anlit.analysis.comparison_report import comparison, listed
+from anlit.analysis.plots import plot_convergence
 from anlit.analysis.results import Report, pairing_note, results_against
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots
@@ -70,7 +70,7 @@ def convergence(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         if report is None:
             parts.append(f"The baseline, {one.baseline.title}, has no finished run yet.")
             continue
-        pictures.draw(report)
+        plot_convergence(report)
         parts += comparison(report, explained)
         explained = True
         missing = [arm.title for arm in one.arms if outcome.group(arm) is None]

@@ -16,10 +16,10 @@ from anlit.attention.choice.inputs import own_copy
 from anlit.attention.choice.kind import Kind, form_of, name_of
 from anlit.attention.choice.process import TrialProcess
 from anlit.attention.choice.trial import Request
-from anlit.benchmarks.attention.kernels import MECHANISMS
 from anlit.benchmarks.attention.measure import group_of
 from anlit.benchmarks.attention.shapes import MEAN_DOCUMENT, Plan, Shape
 from anlit.benchmarks.cases import Group, timed
+from anlit.benchmarks.mechanisms import MECHANISMS
 from anlit.benchmarks.record import Table
 from anlit.reporting.table import NONE
 

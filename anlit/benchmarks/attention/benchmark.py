@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from anlit.attention.backends import BACKENDS
 from anlit.benchmarks.attention import auto
-from anlit.benchmarks.attention.kernels import COMPARED, MECHANISMS
 from anlit.benchmarks.attention.measure import group_of
 from anlit.benchmarks.attention.shapes import LAYOUTS, PRESETS, Entrant, entrants
 from anlit.benchmarks.cases import beside, measure, megabytes, milliseconds, notes, of_peak, publish, quartiles_of
 from anlit.benchmarks.clock import matrix_peak, prepare_compiler
+from anlit.benchmarks.mechanisms import MECHANISMS
 from anlit.benchmarks.options import add_loop_options, check_names, device_of, names, numbers, parser_of
 from anlit.benchmarks.record import Record
 from anlit.errors import UserError
@@ -63,9 +63,9 @@ def checked_entrants(text: str) -> tuple[Entrant, ...]:
     Raises:
         UserError: One of them is not known.
     """
-    found, kernels = entrants(text), {**BACKENDS, **COMPARED}
+    found = entrants(text)
     for mechanism, kernel in found:
-        for kind, name, known in (("mechanism", mechanism, MECHANISMS), ("kernel", kernel, kernels)):
+        for kind, name, known in (("mechanism", mechanism, MECHANISMS), ("kernel", kernel, BACKENDS)):
             if name not in known:
                 raise UserError(f"--entrants {mechanism},{kernel}: no {kind} {name!r}; choose {', '.join(known)}")
     return found

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from anlit.attention.backends import BACKENDS
 from anlit.attention.choice import proof
-from anlit.attention.choice.inputs import Inputs, prepare
+from anlit.attention.choice.inputs import Attend, Inputs, prepare
 from anlit.attention.choice.trial import seconds_of_calls
 from anlit.attention.mechanism import Mechanism
-from anlit.benchmarks.attention.kernels import MECHANISMS, attend_by, reason_against
 from anlit.benchmarks.attention.shapes import Plan, Shape, documents_of
 from anlit.benchmarks.cases import Case, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.clock import peak_bytes, seconds_of
+from anlit.benchmarks.mechanisms import MECHANISMS
 
 AT_LEAST_SECONDS = 0.02
 """A trial repeats the call until it has about this long; shorter ones would measure the clock."""
@@ -44,10 +44,11 @@ def _build(
     shape: Shape, plan: Plan, device: torch.device, references: dict[str, tuple[Tensor, ...]], rows: list[Row]
 ) -> Ready:
     mechanism, kernel = rows[-1]["mechanism"], rows[-1]["kernel"]
-    given, attend = inputs_of(mechanism, shape, device, plan.dtype), attend_by(kernel)
-    if reason := reason_against(kernel, given.mechanism, given.q, shape.documents):
+    given, backend = inputs_of(mechanism, shape, device, plan.dtype), BACKENDS[kernel]
+    attend: Attend = backend.attend
+    if reason := backend.reason_against(given.mechanism, given.q):
         raise NotTimedError(reason)
-    prepare(BACKENDS.get(kernel), given.mechanism, given.documents, shape.batch)
+    prepare(backend, given.mechanism, given.documents, shape.batch)
     if mechanism not in references:
         references.clear()  # those of one mechanism stand together, and a reference is large
         references[mechanism] = proof.reference(inputs_of(mechanism, shape, device, plan.dtype))

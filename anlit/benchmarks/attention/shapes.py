@@ -72,8 +72,8 @@ def entrants(text: str) -> tuple[Entrant, ...]:
 
 PRESETS = {
     "h200": Plan(
-        entrants("plain,flash plain,sdpa-cudnn plain,triton log-n,flash scale-invariant,flex "
-                 "scale-invariant,flex-formula scale-invariant,triton scale-invariant-learned,triton"),
+        entrants("plain,flash plain,cudnn plain,triton log-n,flash scale-invariant,flex scale-invariant,triton "
+                 "scale-invariant,cute scale-invariant-learned,triton"),
         (64, 128), (2048, 4096, 16384, 65536), 16384, 2048, torch.bfloat16, 10,
     ),
     "cpu": Plan(

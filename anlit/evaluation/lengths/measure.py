@@ -16,7 +16,6 @@ from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import spread
-from anlit.evaluation.decoder_output import replaced_logits
 from anlit.evaluation.lengths.tally import Estimate, Floats, RangeLoss, Tally, estimate
 from anlit.targets import IGNORED
 
@@ -137,8 +136,11 @@ def _at_length(
 def token_losses(model: Any, batch: Batch) -> Tensor:
     """Cross-entropy in nats of every target, (B, T), 0 if it does not count. Logits are computed in parts."""
     decoder, device = model.model, next(model.parameters()).device
-    with replaced_logits(decoder, lambda h: h):
-        hidden = model(batch.tokens.to(device), batch.document_ids.to(device)).flatten(0, 1)
+    decoder.logits = lambda h: h  # those of many thousands of tokens, (B, T, V), would not fit into memory
+    try:
+        hidden = decoder(batch.tokens.to(device), batch.document_ids.to(device)).flatten(0, 1)
+    finally:
+        del decoder.logits
     targets = batch.targets.to(device).flatten()
     rows = max(1, LOGITS_AT_ONCE // model.vocab_size)
     losses = [

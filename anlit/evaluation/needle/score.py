@@ -15,7 +15,6 @@ from torch import Tensor
 
 from anlit.data.order.blocks import generator
 from anlit.errors import UserError
-from anlit.evaluation.decoder_output import replaced_logits
 from anlit.evaluation.needle.haystack import Haystack, Sample
 from anlit.models.language_model import LanguageModel
 
@@ -112,10 +111,9 @@ def score(model: LanguageModel, samples: Sequence[Sample], device: torch.device)
     """For samples of one length: (B,) whether the answer is matched, and (B,) its log-likelihood in nats."""
     tokens = torch.from_numpy(np.stack([sample.tokens for sample in samples])).to(device)
     n_answer = torch.tensor([sample.n_answer for sample in samples], device=device)
-    most, all_logits = int(n_answer.max()), model.model.logits
+    most = int(n_answer.max())
     try:
-        with replaced_logits(model.model, lambda h: all_logits(h[:, -most:])):
-            logits = model(tokens[:, :-1]).float()  # (B, longest answer, V)
+        logits = model.model(tokens[:, :-1], n_logits=most).float()  # (B, longest answer, V)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"A forward pass over {tokens.shape[0]} × {tokens.shape[1] - 1:,} tokens does not fit the memory of "
