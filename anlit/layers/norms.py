@@ -5,8 +5,9 @@ constants that hold on average over the sphere (the `nu_*` functions). The first
 """
 
 import math
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed, nn
@@ -119,31 +120,58 @@ LEAST = {"bounded": 1.0, "strict": 1e-30}
 """The smallest norm that a vector is divided by."""
 
 
+Part = tuple[Tensor, int, Norms]
+"""A weight, or what this rank has of it, the axis along which its vectors lie, and their constraint."""
+
+
 @torch.no_grad()
-def restore_norms(constraints: Iterable[tuple[Tensor, int, Norms]]) -> None:
+def restore_norms(constraints: Iterable[Part], compiled: bool = False) -> None:
     """Divide every vector w of the weights in place: by ‖w‖ (`strict`), or by max(1, ‖w‖) (`bounded`).
 
     Where ranks hold parts of a vector, the sums of its squares are added up, for all weights in one collective
     operation.
 
     Args:
-        constraints: A weight, which may be sharded, the axis along which its vectors lie, and their constraint.
+        constraints: Of weights, which may be sharded.
+        compiled: Whether to compile the work of a rank: a kernel for each matrix instead of three.
     """
-    split: list[tuple[Tensor, int, float]] = []
+    whole: list[Part] = []
+    split: list[Part] = []
     group = None
     for weight, dim, norms in constraints:
         part, among = local_part(weight, dim)
-        if among is None:
-            part.div_(torch.linalg.vector_norm(part, dim=dim, keepdim=True).clamp_min(LEAST[norms]))
-        else:
-            split.append((part, dim, LEAST[norms]))
-            group = among
+        (whole if among is None else split).append((part, dim, norms))
+        group = group if among is None else among
+    divide, sum_squares, divide_by_roots = _compiled() if compiled else WORK
     if group is None:
+        divide(whole)
         return
-    squares = torch.cat([part.square().sum(dim) for part, dim, _ in split])
-    pending = distributed.all_reduce(squares, group=group, async_op=True)  # on a GPU the host does not wait
+    squares = sum_squares(split)
+    pending = distributed.all_reduce(squares, group=group, async_op=True)
     assert pending is not None
-    pending.wait()
-    lengths = [part.shape[1 - dim] for part, dim, _ in split]
-    for (part, dim, least), square in zip(split, squares.split(lengths), strict=True):
-        part.div_(square.sqrt().clamp_min(least).unsqueeze(dim))
+    divide(whole)  # while the ranks exchange sums
+    pending.wait()  # on a GPU the host does not wait
+    divide_by_roots(split, squares)
+
+
+def _divide(parts: list[Part]) -> None:
+    for part, dim, norms in parts:
+        part.div_(torch.linalg.vector_norm(part, dim=dim, keepdim=True).clamp_min(LEAST[norms]))
+
+
+def _sum_squares(parts: list[Part]) -> Tensor:
+    return torch.cat([part.square().sum(dim) for part, dim, _ in parts])
+
+
+def _divide_by_roots(parts: list[Part], squares: Tensor) -> None:
+    lengths = [part.shape[1 - dim] for part, dim, _ in parts]
+    for (part, dim, norms), square in zip(parts, squares.split(lengths), strict=True):
+        part.div_(square.sqrt().clamp_min(LEAST[norms]).unsqueeze(dim))
+
+
+WORK: tuple[Callable[..., Any], ...] = (_divide, _sum_squares, _divide_by_roots)
+
+
+@cache
+def _compiled() -> tuple[Callable[..., Any], ...]:
+    return tuple(torch.compile(function, dynamic=False) for function in WORK)

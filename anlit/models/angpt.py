@@ -167,7 +167,8 @@ class AnGPTDecoder(Decoder):
 
     def restore_norms(self) -> None:
         # The gates W_g start at 0, so they cannot have norm 1.
-        restore_norms((weight, 1, "bounded" if name == "W_g" else self.norms) for name, weight in self.matrices())
+        of_matrices = ((weight, 1, "bounded" if name == "W_g" else self.norms) for name, weight in self.matrices())
+        restore_norms(of_matrices, self.compiles_norms)
 
     def row_norms(self) -> Iterator[Tensor]:
         return (torch.linalg.vector_norm(parameter.detach(), dim=1) for parameter in self.constrained())

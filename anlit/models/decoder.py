@@ -50,7 +50,7 @@ class Decoder(nn.Module):
         self.tie_embeddings = config.tie_embeddings
         self._tie()
         self.document_masking = config.document_masking
-        self.compiles_loss = False
+        self.compiles_loss = self.compiles_norms = False
 
     def _tie(self) -> None:
         if self.tie_embeddings:

@@ -82,11 +82,10 @@ class LanguageModel(L.LightningModule):
             self.model.draw_missing(torch.device("cpu"))
             return
         device = self.trainer.strategy.root_device
-        is_sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
         if not self._is_configured:
-            self.runtime.apply(self.model, device.type, is_sharded)
+            self.runtime.apply(self.model, device.type)
             self._is_configured = True
-        if not is_sharded:
+        if not isinstance(self.trainer.strategy, ModelParallelStrategy):
             self.model.draw_missing(device)
 
     def forward(

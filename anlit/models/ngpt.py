@@ -147,7 +147,8 @@ class NGPTDecoder(Decoder):
         gates: list[tuple[nn.Parameter, int, Norms]] = [
             (weight, 1, "bounded") for name, weight in self.matrices() if name == "W_g"
         ]
-        restore_norms([*((weight, dim, self.norms) for weight, dim in self.constrained()), *gates])
+        others = ((weight, dim, self.norms) for weight, dim in self.constrained())
+        restore_norms([*others, *gates], self.compiles_norms)
 
     def row_norms(self) -> Iterator[Tensor]:
         return (torch.linalg.vector_norm(parameter.detach(), dim=dim) for parameter, dim in self.constrained())

@@ -27,8 +27,8 @@ class Runtime:
 
     Args:
         compile: Whether to compile each block with torch.compile; all blocks of a kind share one compilation. On a GPU
-            this compiles the loss and, unless weights are sharded, the restoration of norms too. `auto` compiles on
-            CUDA. On CPU `anlit.layers.cpu_gradients` already brings most of the gain.
+            this compiles the loss and the restoration of norms too. `auto` compiles on CUDA. On CPU
+            `anlit.layers.cpu_gradients` already brings most of the gain.
         recompute_every: Activation checkpointing: recompute every n-th block in the backward pass instead of keeping
             its activations; 1 recomputes all blocks, 0 none.
         meta_init: Draw the initial weights after sharding, for models of which the host cannot hold one copy per rank.
@@ -57,7 +57,7 @@ class Runtime:
             return device_type == "cuda" and HAS_TRITON
         return self.compile
 
-    def apply(self, decoder: Any, device_type: str, is_sharded: bool = False) -> None:
+    def apply(self, decoder: Any, device_type: str) -> None:
         """Prepare a decoder, before it is sharded.
 
         Each block's `forward` is replaced, not the module. So the names in checkpoints do not change, and the hooks of
@@ -66,7 +66,6 @@ class Runtime:
         Args:
             decoder: An `anlit.models.decoder.Decoder`.
             device_type: The type of device that it will run on: `cpu`, `cuda` …
-            is_sharded: Whether its weights will be sharded.
         """
         if device_type == "cpu":
             keep_freed_memory()
@@ -82,9 +81,7 @@ class Runtime:
             if self.recompute_every and number % self.recompute_every == 0:
                 block.forward = _recomputed(block.forward)
         if compiles and device_type != "cpu":
-            decoder.compiles_loss = True
-            if not is_sharded:
-                decoder.restore_norms = torch.compile(decoder.restore_norms, dynamic=False)
+            decoder.compiles_loss = decoder.compiles_norms = True
 
 
 def configure_compiler() -> None:

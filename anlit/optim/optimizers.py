@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from anlit.optim.muon import muon_step
+
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 """Makes an optimizer from the groups of `parameter_groups`."""
 
@@ -95,10 +97,10 @@ class MuonAdamW(torch.optim.Optimizer):
         groups = [{**group, "lr": rates[group["name"]]} for group in params]
         matrices = [group for group in groups if group["name"] == "matrices"]
         others = [group for group in groups if group["name"] != "matrices"]
-        self._parts: list[torch.optim.Optimizer] = [
+        self._parts = (
             torch.optim.Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn=adjust_lr_fn),
             torch.optim.AdamW(others, betas=betas, eps=eps, weight_decay=weight_decay, fused=True),
-        ]
+        )
         super().__init__([group for part in self._parts for group in part.param_groups], defaults={"lr": lr})
         self._share()
 
@@ -115,8 +117,9 @@ class MuonAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part in self._parts:
-            part.step()
+        muon, adamw = self._parts
+        muon_step(muon)
+        adamw.step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,8 +1,10 @@
 """Norms of sharded weights (FSDP2): as those of whole ones, by one meeting of the ranks."""
 
 import copy
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 from anlit import GPT, NGPT, AnGPT
+from anlit.layers import norms
 from anlit.models.decoder import Decoder
+from anlit.models.runtime import Runtime
 from tests.models.tiny import tiny
 
 PROCESSES = 2
@@ -43,21 +47,53 @@ def test_ranks_meet_once_however_many_weights_there_are(architecture, expected, 
     assert meetings.get_total_counts() == expected
 
 
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(("architecture", "expected"), [(AnGPT, 1), (NGPT, 3)])
+@pytest.mark.parametrize("n_layers", [1, 3])
+def test_compiled_it_is_as_few_calls_however_many_weights_there_are(architecture, expected, n_layers, monkeypatch):
+    calls: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        return lambda *arguments: calls.append(graph) or graph.forward(*arguments)
+
+    compile_with(count, monkeypatch)
+    whole = changed(tiny(architecture, n_layers=n_layers).model)
+    parts = copy.deepcopy(whole)
+    Runtime(compile=True).apply(parts, "cuda")
+    sharded(parts, 1)
+    for decoder in (whole, parts):
+        decoder.restore_norms()
+    assert len(calls) == expected
+    for (name, part), one in zip(parts.named_parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(part.full_tensor(), one, rtol=1e-6, atol=1e-7, msg=name)
+
+
+def compile_with(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [torch.compile(function, dynamic=False, fullgraph=True, backend=backend) for function in norms.WORK]
+    monkeypatch.setattr(norms, "_compiled", lambda: made)
+
+
+def changed(decoder: Decoder) -> Decoder:
+    """With vectors of other norms."""
+    with torch.no_grad():
+        for number, weight in enumerate(decoder.parameters()):
+            weight.mul_(1.3 if number % 2 else 0.7).add_(0.01)
+    return decoder
+
+
 def one_process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = distributed.FileStore(f"{folder}/store", PROCESSES)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
-    for architecture in (AnGPT, NGPT):
-        for norms in ("strict", "bounded"):
-            whole = tiny(architecture, norms=norms, attention_gate="per_head").model
-            with torch.no_grad():
-                for number, weight in enumerate(whole.parameters()):
-                    weight.mul_(1.3 if number % 2 else 0.7).add_(0.01)
-            parts = sharded(copy.deepcopy(whole), PROCESSES)
-            whole.restore_norms()
-            parts.restore_norms()
-            for (name, part), expected in zip(parts.named_parameters(), whole.parameters(), strict=True):
-                torch.testing.assert_close(part.full_tensor(), expected, rtol=1e-6, atol=1e-7, msg=name)
+    compile_with("aot_eager", pytest.MonkeyPatch())
+    for architecture, constraint, compiled in itertools.product((AnGPT, NGPT), ("strict", "bounded"), (False, True)):
+        whole = changed(tiny(architecture, norms=constraint, attention_gate="per_head").model)
+        parts = sharded(copy.deepcopy(whole), PROCESSES)
+        parts.compiles_norms = compiled
+        whole.restore_norms()
+        parts.restore_norms()
+        for (name, part), expected in zip(parts.named_parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(part.full_tensor(), expected, rtol=1e-6, atol=1e-7, msg=name)
     distributed.destroy_process_group()
 
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from anlit.attention.backends.eager import with_gain
+from anlit.attention.backends.libraries import reason_against_age, reason_against_precision, reason_against_width
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
 
+LIBRARY = "cuDNN's attention"
 WIDEST_HEAD = 128
 
 _aten: Any = torch.ops.aten
@@ -27,17 +29,14 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
         return f"this cuDNN attention has no dropout, and dropout is {dropout:g}"
     if q is None:
         return None
-    if q.device.type != "cuda" or torch.version.hip is not None:
-        return f"cuDNN needs an NVIDIA GPU, and the model is on {q.device.type}"
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        return f"cuDNN's attention computes in bfloat16 or float16, not {str(q.dtype).removeprefix('torch.')}"
-    if q.shape[-1] > WIDEST_HEAD or q.shape[-1] % 8:
-        return f"cuDNN's attention needs a head width of 8, 16 … {WIDEST_HEAD}, not {q.shape[-1]}"
-    if torch.cuda.get_device_capability(q.device) < (8, 0):
-        return "cuDNN's attention needs a GPU of compute capability 8.0 (A100) or above"
-    if torch.are_deterministic_algorithms_enabled():
-        return "cuDNN's gradients are not the same twice, and deterministic algorithms are asked for"
-    return None
+    reason = (
+        reason_against_precision(LIBRARY, q, needs_nvidia=True)
+        or reason_against_width(LIBRARY, q, WIDEST_HEAD)
+        or reason_against_age(LIBRARY, q)
+    )
+    if reason is None and torch.are_deterministic_algorithms_enabled():
+        reason = "cuDNN's gradients are not the same twice, and deterministic algorithms are asked for"
+    return reason
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:

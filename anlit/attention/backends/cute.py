@@ -26,11 +26,13 @@ from torch import Tensor
 
 from anlit.attention.backends.eager import distance_tables, tables_are_learned, with_gain
 from anlit.attention.backends.flash import document_bounds, like_gradients, like_output, without_window
+from anlit.attention.backends.libraries import reason_against_precision, reason_against_width
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.scale_invariant import ScaleInvariant
 
 GROUPED = True
+LIBRARY = "FlashAttention-4"
 PADDING = 512
 """How far past the last distance the kernels may look up: more than the queries of a block."""
 WIDEST_HEAD = {9: 256, 10: 128}
@@ -53,21 +55,17 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
     if not IS_INSTALLED:
         return "flash-attn-4 is not installed (make extras EXTRAS=cute)"
     if tables_are_learned(mechanism):
-        return "its a(t) or m(t) is learned, and FlashAttention-4 gives no gradient for it"
+        return f"its a(t) or m(t) is learned, and {LIBRARY} gives no gradient for it"
     if dropout:
-        return f"FlashAttention-4 has no dropout, and dropout is {dropout:g}"
+        return f"{LIBRARY} has no dropout, and dropout is {dropout:g}"
     if q is None:
         return None
-    if q.device.type != "cuda" or torch.version.hip is not None:
-        return f"FlashAttention-4 needs an NVIDIA GPU, and the model is on {q.device.type}"
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        return f"FlashAttention-4 computes in bfloat16 or float16, not {str(q.dtype).removeprefix('torch.')}"
+    if (reason := reason_against_precision(LIBRARY, q, needs_nvidia=True)) is not None:
+        return reason
     generation, _ = torch.cuda.get_device_capability(q.device)
     if generation not in WIDEST_HEAD:
-        return "FlashAttention-4 changes scores on Hopper and Blackwell GPUs (compute capability 9.x or 10.x) only"
-    if q.shape[-1] > WIDEST_HEAD[generation] or q.shape[-1] % 8:
-        return f"FlashAttention-4 needs a head width of 8, 16 … {WIDEST_HEAD[generation]} here, not {q.shape[-1]}"
-    return None
+        return f"{LIBRARY} changes scores on Hopper and Blackwell GPUs (compute capability 9.x or 10.x) only"
+    return reason_against_width(LIBRARY, q, WIDEST_HEAD[generation])
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:

@@ -18,12 +18,14 @@ from torch.nn.attention import current_flash_attention_impl
 from torch.nn.functional import scaled_dot_product_attention
 
 from anlit.attention.backends.eager import with_gain
+from anlit.attention.backends.libraries import reason_against_age, reason_against_precision, reason_against_width
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.alibi import ALiBi
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
 
 GROUPED = True
+LIBRARY = "flash attention"
 WIDEST_HEAD = 256
 
 
@@ -53,15 +55,11 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
         return f"this flash attention has no dropout, and dropout is {dropout:g}"
     if q is None:
         return None
-    if q.device.type != "cuda":
-        return f"flash attention needs a CUDA device, and the model is on {q.device.type}"
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        return f"flash attention computes in bfloat16 or float16, not {str(q.dtype).removeprefix('torch.')}"
-    if q.shape[-1] > WIDEST_HEAD or q.shape[-1] % 8:
-        return f"flash attention needs a head width of 8, 16 … {WIDEST_HEAD}, not {q.shape[-1]}"
-    if torch.cuda.get_device_capability(q.device) < (8, 0):
-        return "flash attention needs a GPU of compute capability 8.0 (A100) or above"
-    return None
+    return (
+        reason_against_precision(LIBRARY, q)
+        or reason_against_width(LIBRARY, q, WIDEST_HEAD)
+        or reason_against_age(LIBRARY, q)
+    )
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
