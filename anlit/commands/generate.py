@@ -4,79 +4,64 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.options import CommandParser
 
 if TYPE_CHECKING:
-    from anlit.checkpoints.loading import Checkpoint
-    from anlit.inference.generation import Continuation, OnToken
+    from anlit.inference.generation import OnToken
     from anlit.inference.text import Text
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A text to continue, or tokens for a model without a tokenizer."""
-
-    text: str | None
-    tokens: Sequence[int] | None = None
-
-
-def read_prompts(texts: Sequence[str], file: str | None, stdin: TextIO) -> list[Prompt]:
+def read_prompts(texts: Sequence[str], file: str | None, stdin: TextIO) -> list[str]:
     """Prompts from the command line, from a file, or from standard input if there is neither.
 
     Args:
         texts: The prompts of the command line.
-        file: `.jsonl` with a {"prompt": "…"} or {"tokens": [1, 2]} per line, `-` for standard input, or any other text
-            file, which is one prompt.
+        file: `.jsonl` with a {"prompt": "…"} per line, `-` for standard input, or any other text file, which is one
+            prompt.
         stdin: Standard input; all of it is one prompt.
 
     Raises:
         UserError: There is no prompt, or the file cannot be read.
     """
-    prompts = [Prompt(text) for text in texts]
+    prompts = list(texts)
     if file is not None and file != "-":
         prompts += _from_file(Path(file))
     elif file == "-" or (not prompts and not stdin.isatty()):
-        prompts.append(Prompt(stdin.read()))
+        prompts.append(stdin.read())
     if not prompts:
         raise UserError("there is no prompt: give one as an argument, with --prompts FILE or on standard input")
     for number, prompt in enumerate(prompts, 1):
-        if not prompt.text and not prompt.tokens:
+        if not prompt:
             raise UserError(f"prompt {number} of {len(prompts)} is empty: give at least one token of text to continue")
     return prompts
 
 
-def _from_file(path: Path) -> list[Prompt]:
+def _from_file(path: Path) -> list[str]:
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(f"--prompts {path} cannot be read ({reason}): give a text file or .jsonl") from error
     if path.suffix != ".jsonl":
-        return [Prompt(content)]
-    lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
-    return [_from_line(line, f"{path}, line {number}") for number, line in lines]
+        return [content]
+    prompts = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            try:
+                prompts.append(str(json.loads(line)["prompt"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f'{path}, line {number} is no prompt: write {{"prompt": "text"}} in every line'
+                ) from error
+    return prompts
 
 
-def _from_line(line: str, where: str) -> Prompt:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        record = None
-    text, tokens = (record.get("prompt"), record.get("tokens")) if isinstance(record, dict) else (None, None)
-    if isinstance(text, str) and tokens is None:
-        return Prompt(text)
-    if text is None and isinstance(tokens, list) and all(isinstance(token, int) for token in tokens):
-        return Prompt(None, tokens)
-    raise UserError(f'{where} is no prompt: write {{"prompt": "text"}} or {{"tokens": [1, 2, 3]}} in every line')
-
-
-def _stream(header: str, text: "Text | None", out: TextIO) -> "OnToken":
+def _stream(header: str, text: "Text", out: TextIO) -> "OnToken":
     """Print the header, and return what prints the tokens of the only continuation as they come."""
     from tokenizers.decoders import DecodeStream
 
@@ -84,17 +69,14 @@ def _stream(header: str, text: "Text | None", out: TextIO) -> "OnToken":
     out.write(header)
 
     def on_token(number: int, token: int | None) -> None:
-        if token is None:
-            out.write("\n")
-        else:
-            out.write(f" {token}" if text is None else stream.step(text.tokenizer, token) or "")
+        out.write("\n" if token is None else stream.step(text.tokenizer, token) or "")
         out.flush()
 
     return on_token
 
 
-def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[dict[str, Any]]:
-    """Continue the prompts and print the result; returns the records of the JSON lines."""
+def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> None:
+    """Continue the prompts and print the result."""
     if arguments.max_tokens < 1 or arguments.samples < 1 or arguments.batch_size < 1:
         raise UserError("--max_tokens, --samples and --batch_size must be at least 1")
     require_path(arguments.checkpoint)
@@ -107,65 +89,24 @@ def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> list[
 
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
     checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
-    needs_text = arguments.tokenizer is not None or any(prompt.tokens is None for prompt in prompts)
-    text = text_of(checkpoint, arguments.tokenizer) if needs_text else None
-    tokens = [prompt.tokens or _encode(prompt, text, checkpoint) for prompt in prompts]
-    requests = [
-        generation.Request(prompt_tokens, sample) for prompt_tokens in tokens for sample in range(arguments.samples)
-    ]
-    ending = text.ending if text is not None else generation.Ending()
-    headers = [_header(prompts, number, arguments.samples) for number in range(len(requests))]
+    text = text_of(checkpoint, arguments.tokenizer)
+    asked = [(prompt, sample) for prompt in prompts for sample in range(arguments.samples)]
+    requests = [generation.Request(text.prompt(prompt, checkpoint), sample) for prompt, sample in asked]
     streams = len(requests) == 1 and not arguments.json
-    on_token = _stream(headers[0], text, out) if streams else lambda number, token: None
+    on_token = _stream(prompts[0], text, out) if streams else lambda number, token: None
+    decoder, batch_size = checkpoint.model.model, arguments.batch_size
     found = generation.generate(
-        checkpoint.model.model,
-        requests,
-        arguments.max_tokens,
-        sampling,
-        ending,
-        arguments.batch_size,
-        text.size if text is not None else None,
-        on_token,
+        decoder, requests, arguments.max_tokens, sampling, text.ending, batch_size, text.size, on_token
     )
-    records = [
-        _record(prompts[number // arguments.samples], request, continuation, text)
-        for number, (request, continuation) in enumerate(zip(requests, found, strict=True))
-    ]
-    if arguments.json:
-        out.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    elif not streams:
-        for header, record in zip(headers, records, strict=True):
-            numbers = "".join(f" {token}" for token in record["tokens"])
-            out.write(f"{header}{numbers if text is None else record['text']}\n")
-    return records
-
-
-def _encode(prompt: Prompt, text: "Text | None", checkpoint: "Checkpoint") -> list[int]:
-    assert text is not None
-    assert prompt.text is not None
-    return text.prompt(prompt.text, checkpoint)
-
-
-def _header(prompts: Sequence[Prompt], number: int, samples: int) -> str:
-    """The text before a continuation: its prompt and, if there are several, which one it is."""
-    prompt = prompts[number // samples]
-    shown = prompt.text if prompt.text is not None else " ".join(map(str, prompt.tokens or ()))
-    if len(prompts) * samples == 1:
-        return shown
-    name = f"prompt {number // samples + 1}" + (f", sample {number % samples + 1}" if samples > 1 else "")
-    return ("\n" if number else "") + f"--- {name}\n{shown}"
-
-
-def _record(prompt: Prompt, request: Any, continuation: "Continuation", text: "Text | None") -> dict[str, Any]:
-    return {
-        "prompt": prompt.text,
-        "prompt_tokens": list(request.prompt),
-        "sample": request.sample,
-        "text": text.decode(continuation.tokens) if text is not None else None,
-        "tokens": continuation.tokens,
-        "log_likelihood": continuation.log_likelihood,
-        "finish": continuation.finish,
-    }
+    for number, ((prompt, sample), request, one) in enumerate(zip(asked, requests, found, strict=True)):
+        continuation = text.decode(one.tokens)
+        if arguments.json:
+            record = {"prompt": prompt, "prompt_tokens": list(request.prompt), "sample": sample, "text": continuation}
+            out.write(json.dumps({**record, **vars(one)}, ensure_ascii=False) + "\n")
+        elif not streams:
+            name = f"prompt {number // arguments.samples + 1}"
+            name += f", sample {sample + 1}" if arguments.samples > 1 else ""
+            out.write(f"--- {name}\n{prompt}{continuation}\n\n")
 
 
 def main(argv: list[str]) -> int:
@@ -179,7 +120,7 @@ def main(argv: list[str]) -> int:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
     add("prompt", nargs="*", metavar="PROMPT", help="text to continue (default: standard input)")
-    add("--prompts", metavar="FILE", help='.jsonl of {"prompt": …} or {"tokens": […]}, a text file, or - for stdin')
+    add("--prompts", metavar="FILE", help='.jsonl of {"prompt": …}, a text file, or - for stdin')
     add("--max_tokens", type=int, default=100, metavar="N", help="the most tokens of a continuation (default: 100)")
     add("--samples", type=int, default=1, metavar="N", help="continuations of each prompt (default: 1)")
     add("--temperature", type=float, default=1.0, metavar="X", help="0 for the most probable token (default: 1)")

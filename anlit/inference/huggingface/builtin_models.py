@@ -47,8 +47,8 @@ def _fits(decoder: Decoder, family: Family) -> bool:
     windows, rope = _windows(decoder), _rope(decoder)
     n_nope = sum(type(one) is NoPE for one in _positions(decoder))
     return (
-        family.qk_norm in (None, isinstance(block.norm_q, RMSNorm))
-        and (family.partial or rope.fraction == 1)
+        family.qk_norm == isinstance(block.norm_q, RMSNorm)
+        and rope.fraction == 1
         and (family.nope or not n_nope)
         and (not any(windows) or {"nowhere": False, "in all": all(windows), "in some": True}[family.windows])
         and len({width for width in windows if width}) <= 1
@@ -78,13 +78,13 @@ def _same(one: Any, other: Any) -> bool:
 
 def configuration(decoder: Decoder, context_length: int, model_type: str) -> dict[str, Any]:
     """The architecture's config.json, without the ids of special tokens."""
-    family, n_layers, windows = FAMILIES[model_type], len(decoder.blocks), _windows(decoder)
+    family, windows = FAMILIES[model_type], _windows(decoder)
     block: Any = decoder.blocks[0]
     vocab_size, d_model = decoder.embedding.weight.shape
     ours: dict[str, Any] = {
         "vocab_size": vocab_size,
         "context_length": context_length,
-        "n_layers": n_layers,
+        "n_layers": len(decoder.blocks),
         "n_heads": block.n_heads,
         "n_kv_heads": block.n_kv_heads,
         "d_head": block.d_head,
@@ -96,7 +96,7 @@ def configuration(decoder: Decoder, context_length: int, model_type: str) -> dic
     record: dict[str, Any] = {"architectures": [family.architecture], "model_type": model_type}
     record |= {key: ours[name] for key, name in SETTINGS.items()}
     record |= {key: value for key, (value, _) in MUST_BE.items() if value is not None}
-    record |= _rope_record(_rope(decoder), family)
+    record |= _rope_record(_rope(decoder))
     if family.windows != "nowhere":
         record["sliding_window"] = next((width for width in windows if width), None)
     if family.windows == "in some":
@@ -104,20 +104,15 @@ def configuration(decoder: Decoder, context_length: int, model_type: str) -> dic
         record["layer_types"] = ["sliding_attention" if width else "full_attention" for width in windows]
     if family.nope:
         record["no_rope_layers"] = [int(type(one) is not NoPE) for one in _positions(decoder)]
-    if family.qk_norm is None:
-        record["use_qk_norm"] = isinstance(block.norm_q, RMSNorm)
-    if family.more:
-        record |= {"first_k_dense_replace": n_layers, **family.more}
     return record
 
 
-def _rope_record(rope: Any, family: Family) -> dict[str, Any]:
+def _rope_record(rope: Any) -> dict[str, Any]:
     """The rotary positions, under the keys of transformers 5 and those of older readers."""
     rope_type = ROPE_TYPES[type(rope)]
     keys = {theirs: getattr(rope, ours) for theirs, ours in ROPE[rope_type][1].items()}
     scaling = {"rope_type": rope_type, **{key: value for key, value in keys.items() if value is not None}}
-    partial = {"partial_rotary_factor": rope.fraction} if family.partial else {}
-    record = {"rope_theta": rope.base, **partial, "rope_parameters": {**scaling, "rope_theta": rope.base, **partial}}
+    record = {"rope_theta": rope.base, "rope_parameters": {**scaling, "rope_theta": rope.base}}
     return record if rope_type == "default" else {**record, "rope_scaling": scaling}
 
 

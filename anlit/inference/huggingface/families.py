@@ -22,7 +22,7 @@ OPTIONAL = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6,
 """What transformers takes if a key of `SETTINGS` is missing; a family may have other values. The rest must be there."""
 
 CONTAINERS = {"rope_parameters": dict, "rope_scaling": dict, "layer_types": list, "no_rope_layers": list}
-NUMBERS = {"sliding_window": 1, "no_rope_layer_interval": 1, "max_window_layers": 0, "first_k_dense_replace": 0}
+NUMBERS = {"sliding_window": 1, "no_rope_layer_interval": 1, "max_window_layers": 0}
 """Other keys that import reads, where they are there and not null: their type, or the least whole number."""
 
 MUST_BE: dict[str, tuple[Any, str]] = {
@@ -89,22 +89,18 @@ class Family:
     Args:
         name: As people call it.
         architecture: Its class.
-        qk_norm: Whether queries and keys are normalised; None if `use_qk_norm` says so.
+        qk_norm: Whether queries and keys are normalised.
         windows: Where `sliding_window` applies: nowhere, in all layers, or in those that `layer_types` names.
         nope: Whether `no_rope_layers` takes the rotation from some layers.
-        partial: Whether a part of the head may rotate, `partial_rotary_factor`.
         defaults: What it takes for missing keys, where this is not that of `OPTIONAL`.
-        more: Keys that its config.json must have beside the common ones, for a model that GPT+ can be.
     """
 
     name: str
     architecture: str
-    qk_norm: bool | None = False
+    qk_norm: bool = False
     windows: Literal["nowhere", "in all", "in some"] = "nowhere"
     nope: bool = False
-    partial: bool = False
     defaults: dict[str, Any] = field(default_factory=dict)
-    more: dict[str, Any] = field(default_factory=dict)
 
 
 FAMILIES = {
@@ -117,21 +113,6 @@ FAMILIES = {
         windows="in some",
         nope=True,
         defaults={"rope_theta": 2e6, "tie_word_embeddings": True},
-    ),
-    # All of its first `first_k_dense_replace` layers are plain SwiGLU blocks. No layer has experts, but the
-    # configuration needs their numbers.
-    "glm4_moe": Family(
-        "GLM-4 MoE without expert layers",
-        "Glm4MoeForCausalLM",
-        qk_norm=None,
-        partial=True,
-        defaults={"partial_rotary_factor": 0.5},
-        more={
-            "n_routed_experts": 2,
-            "num_experts_per_tok": 1,
-            "moe_intermediate_size": 1,
-            "num_nextn_predict_layers": 0,
-        },
     ),
 }
 """By `model_type`. An export takes the first that fits."""

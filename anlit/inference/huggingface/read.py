@@ -102,10 +102,8 @@ def refuse(record: dict[str, Any], folder: Path) -> None:
         found.append(f"rope_type={shown(rope['rope_type'])} (GPT+ has {', '.join(ROPE)})")
     elif strange := rope.keys() - ROPE[rope["rope_type"]][1].keys() - NOT_OF_THE_SHAPE:
         found.append(f"rope_parameters.{min(strange)} (the positions of GPT+ have no such setting)")
-    if rope["partial_rotary_factor"] != 1 and not family.partial:
+    if rope["partial_rotary_factor"] != 1:
         found.append(f"partial_rotary_factor={shown(rope['partial_rotary_factor'])} ({family.architecture} ignores it)")
-    if family.more and (dense := given.get("first_k_dense_replace", 1)) < record["num_hidden_layers"]:
-        found.append(f"first_k_dense_replace={dense} (the other layers have experts)")
     if found:
         raise UserError(
             f"GPT+ cannot be the model in {folder}, whose {CONFIG} has {', '.join(found)}: choose another checkpoint"
@@ -121,14 +119,14 @@ def settings_of(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     family = FAMILIES[record["model_type"]]
     defaults = OPTIONAL | family.defaults
     settings = {ours: record.get(theirs, defaults.get(theirs)) for theirs, ours in SETTINGS.items()}
-    settings["qk_norm"] = bool(record.get("use_qk_norm")) if family.qk_norm is None else family.qk_norm
+    settings["qk_norm"] = family.qk_norm
     rope = _rope(record, family)
     name, keys = ROPE[rope["rope_type"]]
     if "original_max_position_embeddings" in keys:
         rope.setdefault("original_max_position_embeddings", record["max_position_embeddings"])
     if missing := [key for key in keys if key not in rope and key in ("factor", "low_freq_factor", "high_freq_factor")]:
         raise UserError(f"{folder / CONFIG} has no rope_parameters.{missing[0]}: download it again")
-    arguments = {"fraction": rope["partial_rotary_factor"], "base": rope["rope_theta"]}
+    arguments = {"fraction": 1.0, "base": rope["rope_theta"]}
     arguments |= {ours: rope[theirs] for theirs, ours in keys.items() if theirs in rope}
     turning = {"class_path": f"anlit.{name}", "init_args": arguments}
     settings["positions"] = _in_turn(
