@@ -121,6 +121,11 @@ class Attention(nn.Module):
             clip.observe(scores.masked_fill(~visible, float("-inf")))
 
 
+def attention_layers(model: nn.Module) -> list[Attention]:
+    """The attention of each block, first to last."""
+    return [module for module in model.modules() if isinstance(module, Attention)]
+
+
 def computing_dtype(x: Tensor) -> torch.dtype:
     """The precision in which products of tensors like `x` are computed: autocast's if that is on, else their own."""
     if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anlit.attention.attention import Attention
+from anlit.attention.attention import Attention, attention_layers
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK, logits
 from anlit.attention.documents import Documents
 from anlit.attention.statistics import Range, squared_average, statistics
@@ -95,11 +95,6 @@ def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator
     finally:
         for handle in handles:
             handle.remove()
-
-
-def attention_layers(model: nn.Module) -> list[Attention]:
-    """The attention of each block, first to last."""
-    return [module for module in model.modules() if isinstance(module, Attention)]
 
 
 def observe(

@@ -7,7 +7,6 @@ restoration of norms are those of a run. The loader, the callbacks, logging and 
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -71,6 +70,7 @@ class OurStep:
                 runtime=runtime,
             )
         self.trainer = trainer_of(self.model, device, size.dtype)
+        self.optimizer = self.trainer.optimizers[0]
         batch = batch_from_blocks(*blocks_of(size, documents))
         self.batch = Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))  # type: ignore[arg-type]
 
@@ -78,22 +78,9 @@ class OurStep:
         """Forward, backward, clipping, optimizer, norms. Returns the loss, without waiting for the device."""
         return take_step(self.trainer, self.batch)
 
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
     def flops_per_token(self) -> float:
         """Of a training step; see `anlit.models.flops`."""
         return self.model.model.flops_per_token(self.batch.tokens.shape[1])
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The tensors that stay between steps: parameters, gradients, optimizer state, the batch."""
-        for parameter in self.model.parameters():
-            yield parameter
-            if parameter.grad is not None:
-                yield parameter.grad
-        for state in self.trainer.optimizers[0].state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
-        yield from (value for value in self.batch if isinstance(value, Tensor))
 
 
 def take_step(trainer: L.Trainer, batch: Batch) -> Tensor:

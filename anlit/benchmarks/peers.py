@@ -1,6 +1,6 @@
 """The same training step with the models of other libraries."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -94,19 +94,8 @@ class PeerStep:
         self.optimizer.zero_grad()
         return loss.detach()
 
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
     def flops_per_token(self) -> float:
         """Counted as in `anlit.models.flops`: 6 per weight of a linear map, 12·d per layer and visible key."""
         linear = sum(module.weight.numel() for module in self.model.modules() if isinstance(module, nn.Linear))
         keys = (self._size.length + 1) / 2
         return 6.0 * linear + 12.0 * self._size.d_model * keys * self._size.n_layers
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The tensors that stay between steps."""
-        yield from self.model.parameters()
-        yield from self.model.buffers()
-        for state in self.optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
-        yield from (self.tokens, self.targets)

@@ -9,13 +9,14 @@ the sequences of a batch get longer and fewer, so that only attention grows.
 
 import argparse
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from anlit.attention.backends import BACKENDS
 from anlit.benchmarks.cases import (
@@ -133,7 +134,7 @@ def _build(size: Size, device: torch.device, documents: bool, repeats: int, rows
         runtime = Runtime(compile=compiled != "no", float8="tensorwise" if compiled == "float8" else None)
         mechanism = MECHANISMS[row["mechanism"]]
         step = OurStep(model, size, device, runtime, mechanism, documents, row["group"], row["backend"])
-    row |= {"parameters": step.parameters(), "flops_per_token": step.flops_per_token()}
+    row |= facts_of(step)
     row["losses"] = [step.train().item() for _ in range(CHECKED_STEPS)]
     if reason := reason_against(row, rows, size):
         raise NotTimedError(reason)
@@ -141,8 +142,22 @@ def _build(size: Size, device: torch.device, documents: bool, repeats: int, rows
     return Ready(
         lambda: {"train": seconds_of(step.train, device, repeats)},
         {"flops": {"train": row["flops_per_token"] * size.tokens}},
-        lambda: peak_bytes(step.train, step.tensors(), device),
+        lambda: peak_bytes(step.train, _kept(step), device),
     )
+
+
+def facts_of(step: OurStep | PeerStep) -> dict[str, float]:
+    """The number of parameters, and FLOPs of a training step per token."""
+    n_parameters = sum(parameter.numel() for parameter in step.model.parameters())
+    return {"parameters": n_parameters, "flops_per_token": step.flops_per_token()}
+
+
+def _kept(step: OurStep | PeerStep) -> Iterator[Tensor]:
+    """The tensors that stay between steps: parameters, gradients, optimizer state."""
+    for parameter in step.model.parameters():
+        yield from (part for part in (parameter, parameter.grad) if part is not None)
+    for state in step.optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def reason_against(row: Row, rows: list[Row], size: Size) -> str | None:

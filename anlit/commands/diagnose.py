@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     require_path(arguments.checkpoint)
     folder = output_folder(arguments.output)
 
-    from anlit.checkpoints.loading import load_checkpoint  # torch and matplotlib take seconds
+    from anlit.checkpoints.loading import describe, device_name, load_checkpoint  # torch and matplotlib take seconds
     from anlit.evaluation.data import data_of
     from anlit.evaluation.diagnose.measure import diagnose
     from anlit.evaluation.diagnose.tables import publish
@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
 
     checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
     data = data_of(checkpoint, arguments.data)
-    record = header(command, [checkpoint], data)
+    record = header(command) | {"checkpoints": [describe(checkpoint)], "data": data.fingerprint}
+    record["device"] = device_name(checkpoint.device)
     masked = None if arguments.masking is None else arguments.masking == "on"
     record |= diagnose(checkpoint, data, lengths, arguments.tokens, masked)
     publish(folder, checkpoint.label, record)
@@ -60,7 +61,7 @@ def _of_normal_scores(arguments: argparse.Namespace, command: str) -> int:
 
     mechanisms = gaussian.named((arguments.mechanisms or gaussian.MECHANISMS).split(","))
     folder = output_folder(arguments.output)
-    record = header(command, []) | {"draws": arguments.draws, "seed": arguments.seed}
+    record = header(command) | {"draws": arguments.draws, "seed": arguments.seed}
     record["mechanisms"] = {
         name: {n: gaussian.at_length(mechanism, n, arguments.draws, arguments.seed) for n in lengths}
         for name, mechanism in mechanisms.items()

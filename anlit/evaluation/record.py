@@ -1,26 +1,17 @@
 """The provenance of an evaluation's numbers, for its record and report."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from anlit.checkpoints.loading import Checkpoint, describe, device_name
-from anlit.data.module import TokenShards
 from anlit.reporting.provenance import environment
 from anlit.reporting.text import code, literal
 
 
-def header(command: str, checkpoints: Sequence[Checkpoint], data: TokenShards | None = None) -> dict[str, Any]:
-    """The beginning of a record: command, time, commit, versions, hardware, checkpoints and the data's fingerprint.
+def header(command: str) -> dict[str, Any]:
+    """The beginning of a record: command, time, commit, versions, hardware; device, checkpoints and data are unknown.
 
     Call it before measuring, because it records the load of the machine.
     """
-    return {
-        "command": command,
-        **environment(),
-        "device": device_name(checkpoints[0].device) if checkpoints else None,
-        "checkpoints": [describe(checkpoint) for checkpoint in checkpoints],
-        "data": data.fingerprint if data is not None else None,
-    }
+    return {"command": command, **environment(), "device": None, "checkpoints": [], "data": None}
 
 
 def provenance(record: dict[str, Any]) -> str:

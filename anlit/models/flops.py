@@ -7,11 +7,9 @@ masked logits that a kernel computes anyway. So MFU is the share of the peak spe
 back end and the memory settings.
 """
 
-from collections.abc import Iterator
-
 from torch import nn
 
-from anlit.attention.attention import Attention
+from anlit.attention.attention import attention_layers
 
 FORWARD_AND_BACKWARD = 3
 """The backward pass has two products for each of the forward pass."""
@@ -37,13 +35,8 @@ def flops_per_token(model: nn.Module, length: int, mean_keys: float | None = Non
     """
     linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     pairs = 0.0
-    for attention in attention_layers_of(model):
+    for attention in attention_layers(model):
         mechanism = attention.mechanism
         width = mechanism.n_heads * mechanism.d_head
         pairs += width * (mean_visible_keys(length, mechanism.window) if mean_keys is None else mean_keys)
     return FORWARD_AND_BACKWARD * (2.0 * linear + 4.0 * pairs)
-
-
-def attention_layers_of(model: nn.Module) -> Iterator[Attention]:
-    """The attention of every layer, in order."""
-    return (module for module in model.modules() if isinstance(module, Attention))

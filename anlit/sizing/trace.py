@@ -18,12 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from anlit.attention import backends
+from anlit.attention.attention import attention_layers
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK
 from anlit.attention.documents import Documents
 from anlit.attention.groups import repeat_heads
 from anlit.attention.mechanism import Mechanism
 from anlit.layers.cross_entropy import CHUNK_NUMBERS
-from anlit.models.flops import attention_layers_of
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
 from anlit.sizing.live_memory import Bytes, LiveMemory, fake_parameters
@@ -66,7 +66,7 @@ def step_memory(model: LanguageModel, setting: Setting) -> Bytes:
         setting: How the step is computed.
     """
     depth, period = len(model.model.blocks), max(2, setting.checkpoint_every or 1)
-    kinds = {(type(a.mechanism), a.mechanism.window, a.backend) for a in attention_layers_of(model)}
+    kinds = {(type(a.mechanism), a.mechanism.window, a.backend) for a in attention_layers(model)}
     if len(kinds) > 1 or depth <= 2 * period:
         return max(trace_step(model, depth, setting).values(), key=Bytes.total)
     shallow, deep = (trace_step(model, n, setting) for n in (period, 2 * period))
@@ -178,7 +178,7 @@ class _FusedAttention(torch.autograd.Function):
 
 def stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
     """Replace every kernel except the eager one, which is plain operators, by one with a fused kernel's memory."""
-    for layer in attention_layers_of(decoder):
+    for layer in attention_layers(decoder):
         attention: Any = layer
         name = backends.likely(attention.backend, attention.mechanism, "cuda", attention.dropout)
         if name != "eager":

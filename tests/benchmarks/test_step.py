@@ -16,7 +16,7 @@ from anlit.benchmarks.cases import of_peak, put_beside
 from anlit.benchmarks.our_step import MODELS, OurStep
 from anlit.benchmarks.peers import PeerStep
 from anlit.benchmarks.record import Record
-from anlit.benchmarks.step import PRESETS, group_of, other_work, reason_against
+from anlit.benchmarks.step import PRESETS, facts_of, group_of, other_work, reason_against
 from anlit.benchmarks.turns import quartiles
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
@@ -121,9 +121,7 @@ def test_documents_and_mechanisms(tmp_path: Path) -> None:
 def test_a_peer_learns_and_does_our_work(compiled: str) -> None:
     pytest.importorskip("transformers")
     peer = PeerStep("transformers", TINY, CPU, compiled)
-    facts = [{"parameters": one.parameters(), "flops_per_token": one.flops_per_token()}
-             for one in (peer, OurStep("GPT", TINY, CPU))]  # fmt: skip
-    assert other_work(*facts) is None
+    assert other_work(facts_of(peer), facts_of(OurStep("GPT", TINY, CPU))) is None
     losses = [peer.train().item() for _ in range(10)]
     assert losses[0] == pytest.approx(4.16, abs=0.2)
     assert losses[-1] < losses[0] - 0.05

@@ -24,7 +24,7 @@ def measure_all(paths: list[str], settings: Settings, command: str) -> tuple[Res
     Raises:
         UserError: A checkpoint, the data or a setting is wrong. If possible it is raised before anything is measured.
     """
-    record = header(command, [])
+    record = header(command)
     device = find_device(settings.device)
     found = load_candidates(paths, settings.data)
     data = found[0].data.fingerprint

@@ -22,7 +22,7 @@ def score_all(paths: list[str], settings: Settings, command: str) -> tuple[Resul
     Raises:
         UserError: A checkpoint, the data or a setting is wrong. If possible it is raised before anything is measured.
     """
-    record = header(command, [])
+    record = header(command)
     device = find_device(settings.device)
     found = load_candidates(paths, settings.data)
     haystack = Haystack.of(found[0].data, "val")
