@@ -13,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from anlit import GPT, MuonAdamW
 from anlit.models.decoder import Decoder
+from anlit.optim.muon import Exchange
 from anlit.optim.optimizers import parameter_groups
 from tests.models.test_sharded_norms import PROCESSES, sharded
 from tests.models.tiny import tiny
@@ -68,7 +69,19 @@ def compare_with_one_process(rank: int, folder: str) -> None:
         for name, value in optimizers[0].state[expected].items():
             found = optimizers[1].state[part][name]
             torch.testing.assert_close(found.full_tensor() if isinstance(found, DTensor) else found, value, msg=name)
+    exchange_one_matrix(rank)
     distributed.destroy_process_group()
+
+
+def exchange_one_matrix(rank: int) -> None:
+    """The second rank has none of its own."""
+    matrix = torch.arange(9.0).view(3, 3)
+    exchange = Exchange([(3, 3)], distributed.group.WORLD)
+    own = [part.clone() for part in matrix.chunk(PROCESSES)]
+    whole = exchange.whole([own[rank]])
+    assert [one.tolist() for one in whole] == [matrix.tolist()][rank:]
+    (rows,) = exchange.rows([one.float() for one in whole], [own[rank]])
+    assert torch.equal(rows, own[rank])
 
 
 @pytest.mark.slow
