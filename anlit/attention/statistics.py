@@ -28,18 +28,11 @@ class Range(NamedTuple):
         return f"{self.first}_to_{self.end}"
 
 
-def ranges(longest: int, ratio: float = 10.0) -> list[Range]:
-    """The ranges [0, 1), which is the query's own token, then [1, Δ), [Δ, Δ²) … up to a distance of `longest` tokens.
-
-    Args:
-        longest: The largest distance that the ranges must contain, at least 0.
-        ratio: Δ > 1; bounds are rounded to whole tokens.
-    """
-    assert ratio > 1, ratio
-    found, power = [Range(0, 1)], 0
+def ranges(longest: int) -> list[Range]:
+    """The ranges [0, 1), which is the query's own token, then [1, 10), [10, 100) … up to a distance of `longest`."""
+    found = [Range(0, 1)]
     while found[-1].end <= longest:
-        power += 1
-        found.append(Range(found[-1].end, max(found[-1].end + 1, round(ratio**power))))
+        found.append(Range(found[-1].end, 10 * found[-1].end))
     return found
 
 
@@ -68,14 +61,6 @@ def entropy(logits: Tensor) -> Tensor:
     if logits.shape[-1] == 0:
         return logits.new_full(logits.shape[:-1], math.nan, dtype=_wide(logits))
     return torch.special.entr(_softmax(logits)).sum(-1)
-
-
-def entropy_within(logits: Tensor, span: Range) -> Tensor:
-    """The entropy in nats of the weights at distances in `span`, normalised to 1 there.
-
-    −Σ p ln p with p = e^L / Σ e^L, where all sums are over the visible keys in the range ([SI], figure 2).
-    """
-    return entropy(within(logits, span))
 
 
 def inverse_largest_weight(logits: Tensor, total: Tensor | None = None) -> Tensor:
@@ -135,7 +120,7 @@ def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: i
     for span in spans:
         found[f"weight_{span}"] = weight_within(logits, span, total)
         if span.end - span.first > 1:
-            found[f"entropy_{span}"] = entropy_within(logits, span)
+            found[f"entropy_{span}"] = entropy(within(logits, span))  # their sum is 1 there ([SI], figure 2)
     return found
 
 

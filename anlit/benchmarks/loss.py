@@ -108,10 +108,8 @@ def main(argv: list[str]) -> int:
         given.dtype = "bfloat16"
     size = changed_size(SIZE, given)
     record = Record("loss", argv, given.output, device, size=size.as_json())
-    dtype = size.as_json()["dtype"]
-    title = f"{size.batch} × {size.length} tokens, d {size.d_model}, V {size.vocab_size}, {dtype}"
     build = Problem(size, device).build
-    measure([Group(title, [Case(way, build) for way in WAYS])], record, given.rounds or ROUNDS, given.minutes)
+    measure([Group(size.title, [Case(way, build) for way in WAYS])], record, given.rounds or ROUNDS, given.minutes)
     columns = {
         "MB": megabytes,
         "ms": milliseconds("step"),

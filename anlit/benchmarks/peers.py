@@ -1,6 +1,6 @@
 """The same training step with the models of other libraries."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,15 +9,14 @@ from torch.nn.functional import cross_entropy
 
 from anlit.benchmarks.size import Size, blocks_of
 
-COMPILED = ("no", "blocks", "whole")
+COMPILED = ("no", "whole")
 
 
 class Network(NamedTuple):
-    """A peer's model, its function from tokens (B, T) to logits (B, T, V), and its blocks."""
+    """A peer's model, and its function from tokens (B, T) to logits (B, T, V)."""
 
     model: nn.Module
     logits: Callable[[Tensor], Tensor]
-    blocks: Iterable[nn.Module]
 
 
 def litgpt(size: Size) -> Network:
@@ -32,7 +31,7 @@ def litgpt(size: Size) -> Network:
     )  # fmt: skip
     model = GPT(config)
     model.apply(model._init_weights)
-    return Network(model, model, model.transformer.h)
+    return Network(model, model)
 
 
 def transformers(size: Size) -> Network:
@@ -47,7 +46,7 @@ def transformers(size: Size) -> Network:
         attention_bias=False, use_cache=False, attn_implementation="sdpa",
     )  # fmt: skip
     model = Qwen3ForCausalLM(config).float()
-    return Network(model, lambda tokens: model(input_ids=tokens).logits, model.model.layers)
+    return Network(model, lambda tokens: model(input_ids=tokens).logits)
 
 
 PEERS: dict[str, Callable[[Size], Network]] = {"litgpt": litgpt, "transformers": transformers}
@@ -61,7 +60,7 @@ class PeerStep:
         peer: A key of `PEERS`.
         size: The shapes of the model and the batch.
         device: The device.
-        compiled: `whole` compiles the network with the loss, `blocks` each block, `no` nothing.
+        compiled: `whole` compiles the network with the loss, `no` nothing.
     """
 
     def __init__(self, peer: str, size: Size, device: torch.device, compiled: str) -> None:
@@ -71,12 +70,7 @@ class PeerStep:
         blocks = torch.from_numpy(blocks_of(size, documents=False)[0]).to(device)
         self.tokens, self.targets = blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous()
         self._logits = network.logits
-        self.loss: Callable[[Tensor, Tensor], Tensor] = self._loss
-        if compiled == "blocks":
-            for block in network.blocks:
-                block.compile(dynamic=False)
-        elif compiled == "whole":
-            self.loss = torch.compile(self._loss, dynamic=False)
+        self.loss = torch.compile(self._loss, dynamic=False) if compiled == "whole" else self._loss
         settings: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-9, "weight_decay": 0.1}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True, **settings)
         self._size, self._device = size, device

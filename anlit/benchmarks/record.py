@@ -63,19 +63,15 @@ class Record:
     def path(self, suffix: str) -> Path:
         return self._file.with_name(f"{self._file.name}.{suffix}")
 
-    @property
-    def machine(self) -> str:
-        """The device, for a title."""
-        hardware = self.values["environment"]["hardware"]
-        on_cpu = hardware["device"] == "cpu"
-        return f"{hardware['cpu']}, {hardware['threads']} threads" if on_cpu else str(hardware["device"])
-
     def finish(self, tables: Iterable[Table], notes: Sequence[str] = ()) -> None:
         """Write the complete record, and the tables as Markdown; print the tables."""
         self.values["environment"]["load_after"] = os.getloadavg()[0]
         self.keep(finished=True, seconds=time.monotonic() - self._began)
         shown = list(tables)
-        lines = [f"# anlit benchmark {self.values['benchmark']}: {self.machine}", f"`{self.values['command']}`"]
+        hardware = self.values["environment"]["hardware"]
+        on_cpu = hardware["device"] == "cpu"
+        machine = f"{hardware['cpu']}, {hardware['threads']} threads" if on_cpu else hardware["device"]
+        lines = [f"# anlit benchmark {self.values['benchmark']}: {machine}", f"`{self.values['command']}`"]
         for table in shown:
             lines += [f"## {table.title}", markdown_table(table.head, table.rows, table.left)]
         write_text(self.path("md"), "\n\n".join([*lines, *notes]) + "\n")

@@ -19,17 +19,13 @@ COPIED = {"cuda": 2**32, "cpu": 2**24}
 def facts(device: torch.device) -> dict[str, Any]:
     """What torch and the driver tell."""
     found: dict[str, Any] = {"cuda": torch.version.cuda, "build": torch.__config__.show()}
-    if device.type != "cuda":
-        return found
-    properties = torch.cuda.get_device_properties(device)
-    names = ("name", "major", "minor", "total_memory", "multi_processor_count", "L2_cache_size")
-    found |= {name: getattr(properties, name, None) for name in names}
-    found["cudnn"] = torch.backends.cudnn.version()
-    try:
-        asked = ["nvidia-smi", f"--query-gpu={ASKED}", "--format=csv,noheader"]
-        found["driver"] = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError) as error:
-        found["driver"] = str(error)
+    if device.type == "cuda":
+        found |= {"device": str(torch.cuda.get_device_properties(device)), "cudnn": torch.backends.cudnn.version()}
+        try:
+            asked = ["nvidia-smi", f"--query-gpu={ASKED}", "--format=csv,noheader"]
+            found["driver"] = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError) as error:
+            found["driver"] = str(error)
     return found
 
 

@@ -1,7 +1,6 @@
 """A model's loss on the same tokens, cut into sequences of several lengths."""
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,7 +35,6 @@ class Measurement:
     """By the number of earlier tokens that the model sees: those of the document with masking, else of the sequence."""
     sequences: int
     bits_per_byte: float | None
-    seconds: float
 
 
 def measure(
@@ -106,7 +104,6 @@ def _at_length(
     checkpoint: Checkpoint, batches: Iterator[Batch], length: int, masked: bool, bytes_per_token: float | None
 ) -> tuple[Measurement, Tally]:
     tally, in_sequence = Tally(length), np.arange(length)
-    begun = time.perf_counter()
     for batch in batches:
         try:
             losses = token_losses(checkpoint.model, batch).cpu().double().numpy()
@@ -127,7 +124,6 @@ def _at_length(
         by_position=tally.ranges(),
         sequences=int((tally.tokens.sum(1) > 0).sum()),
         bits_per_byte=bits,
-        seconds=time.perf_counter() - begun,
     )
     return measurement, tally
 
