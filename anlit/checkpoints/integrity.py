@@ -97,12 +97,15 @@ def _is_archive(file: Any) -> bool:
 
 
 NEEDED: dict[str, type] = {
-    "state_dict": dict, "optimizer_states": list, "lr_schedulers": list, "loops": dict, "callbacks": dict,
-    "global_step": int, "epoch": int, "hyper_parameters": dict, "anlit": dict,
+    "loops": dict, "loops.fit_loop": dict, "callbacks": dict, "lr_schedulers": list, "global_step": int, "epoch": int,
+    "hyper_parameters": dict, "anlit": dict, "anlit.architecture": str,
 }  # fmt: skip
-"""What a run needs to go on, with its types."""
-_INNER: dict[str, dict[str, type]] = {"loops": {"fit_loop": dict}, "anlit": {"architecture": str}}
-_OF_AN_OPTIMIZER: dict[str, type] = {"state": dict, "param_groups": list}
+"""What a run needs to continue, by dotted paths, with the types."""
+NEEDED_OF_ONE_FILE: dict[str, type] = {
+    "state_dict": dict, "optimizer_states": list, "optimizer_states.0": dict, "optimizer_states.0.state": dict,
+    "optimizer_states.0.param_groups": list,
+}  # fmt: skip
+"""The same of a checkpoint that is not sharded."""
 
 
 def check_content(content: Any, in_parts: bool) -> None:
@@ -117,22 +120,12 @@ def check_content(content: Any, in_parts: bool) -> None:
     """
     if not isinstance(content, dict) or "anlit" not in content:
         raise DamagedError("anlit did not write it")
-    for key, kind in NEEDED.items():
-        if in_parts and key in ("state_dict", "optimizer_states"):
-            continue
-        _check_types(content, {key: kind})
-        _check_types(content[key], _INNER.get(key, {}), f"{key}.")
-    if not in_parts:
-        if not content["optimizer_states"]:
-            raise DamagedError("it has no optimizer")
-        for state in content["optimizer_states"]:
-            _check_types(state if isinstance(state, dict) else {}, _OF_AN_OPTIMIZER, "optimizer_states.")
-
-
-def _check_types(content: dict[str, Any], needed: dict[str, type], where: str = "") -> None:
-    for key, kind in needed.items():
-        if not isinstance(content.get(key), kind):
-            raise DamagedError(f"{where}{key} is {'of another type' if key in content else 'missing'} in it")
+    for path, kind in (NEEDED if in_parts else NEEDED | NEEDED_OF_ONE_FILE).items():
+        found: Any = content
+        for name in path.split("."):
+            found = dict(enumerate(found)).get(int(name)) if isinstance(found, list) else found.get(name)
+        if not isinstance(found, kind):
+            raise DamagedError(f"{path} is missing in it, or is no {kind.__name__}")
 
 
 def next_best(path: Path) -> str:
