@@ -21,22 +21,21 @@ def mean_visible_keys(length: int, window: int | None = None) -> float:
     return width - width * (width - 1) / (2 * length)
 
 
-def flops_per_token(model: nn.Module, length: int, mean_keys: float | None = None) -> float:
+def flops_per_token(model: nn.Module, length: int) -> float:
     """FLOPs of one training step per token, for a decoder of any architecture and mechanism.
 
     6 for every weight of a linear map, gates included (the embedding is a look-up), and 12·H·D per layer for every
     key that a query sees on average: 2·H·D for q·k and 2·H·D for weights·v, times 3. Heads that share keys save none.
+    The average is that of sequences of one document, an upper bound for packed documents.
 
     Args:
         model: A decoder; its blocks hold an `Attention` each.
         length: T, tokens in a sequence.
-        mean_keys: Keys that a query sees on average. By default that of sequences of one document: (T + 1)/2, or less
-            in layers with a window. For packed documents this is an upper bound.
     """
     linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     pairs = 0.0
     for attention in attention_layers(model):
         mechanism = attention.mechanism
         width = mechanism.n_heads * mechanism.d_head
-        pairs += width * (mean_visible_keys(length, mechanism.window) if mean_keys is None else mean_keys)
+        pairs += width * mean_visible_keys(length, mechanism.window)
     return FORWARD_AND_BACKWARD * (2.0 * linear + 4.0 * pairs)
