@@ -45,7 +45,7 @@ class Batch(NamedTuple):
         return cut.pin_memory() if self.tokens.is_pinned() else cut
 
     def pin_memory(self) -> "Batch":
-        """A copy in page-locked memory, from which the device fetches while the host goes on."""
+        """A copy in page-locked memory, from which the device copies while the host continues."""
         tokens, targets, ids, positions, cu_seqlens = (tensor.pin_memory() for tensor in self[:5])
         return Batch(tokens, targets, ids, positions, cu_seqlens, self.longest)
 

@@ -137,7 +137,7 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
             self._loader.load_state_dict(state_dict)
 
     def train_dataloader(self) -> ResumableLoader:
-        """The stream of training batches, all of them full. Within a run it goes on where the last loader stopped.
+        """The stream of training batches, all of them full. Within a run it continues where the last loader stopped.
 
         Raises:
             UserError: the checkpoint's place is in other data, or in another order.

@@ -1,7 +1,7 @@
 """The order of blocks, a pure function of a seed and the draw's number: there is no state to save.
 
 A draw is one sequence of training. A source is one long array of tokens, cut into blocks; the blocks of a chunk (one
-file of it) are those that begin in it. A pass goes once through all blocks; draws go on from pass to pass.
+file of it) are those that begin in it. A pass has every block once; draws are numbered through all passes.
 
 The random numbers are MT19937's through numpy's RandomState, whose streams are frozen: the order is the same with
 every version of numpy.

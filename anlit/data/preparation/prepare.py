@@ -50,7 +50,7 @@ class RunOptions:
 
 
 def prepare(path: str | Path, recipe: Recipe, options: RunOptions | None = None) -> dict[str, Any] | None:
-    """Make `path` the prepared folder of `recipe`, go on making it, repair it, or find that it is finished.
+    """Make `path` the prepared folder of `recipe`: begin, continue or repair it, unless it is finished.
 
     Returns:
         The manifest; None if other shards' processes still have to do their part.

@@ -19,7 +19,7 @@ from anlit.errors import UserError
 from anlit.reporting.files import write_json
 
 GROUPS_AHEAD = 1
-"""Groups that are fetched, and groups that wait for workers, beside the one that is encoded."""
+"""Groups that are fetched, and groups that wait for workers, while one is encoded."""
 
 
 class _Group(NamedTuple):
@@ -126,5 +126,5 @@ class Runner:
 
 
 def all_groups_done(job: Job, plan: Plan) -> bool:
-    """Whether every shard has come to its end."""
+    """Whether all groups of all shards have their records."""
     return all(job.workspace.group_record(group).is_file() for group in range(len(plan.groups)))

@@ -29,7 +29,7 @@ def provide_tokenizer(workspace: Workspace, recipe: Recipe, plan: Plan) -> None:
             return
         say(f"Training the tokenizer: {recipe.vocab_size:,} tokens.")
         trained = tokenizers.train_bpe(_training_texts(workspace, recipe, plan), recipe.vocab_size)
-        # Not its own save(), whose error for a full disk is nothing but text.
+        # Not its own save(), whose error for a full disk is a bare Exception with a text.
         temporary.write_text(trained.to_str(pretty=True), encoding="utf-8")
 
 

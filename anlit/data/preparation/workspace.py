@@ -26,7 +26,7 @@ from anlit.reporting.text import visible
 
 LOCK = ".prepare-"
 MOST_GROUPS_LOST = 3
-"""Finished groups that may be given up where the first group has failed: those that ran beside it."""
+"""Finished groups that may be given up if the first group has failed: those that ran at the same time."""
 
 
 class Workspace:
@@ -120,7 +120,7 @@ class Workspace:
         """
         self._own = f"{shard}-of-{shards}"
         with self.lock(self._own):
-            for other in self._others():  # two that begin at once may both refuse, and never both go on
+            for other in self._others():  # two that begin at once may both refuse, but never both continue
                 if not other.endswith(f"-of-{shards}"):
                     raise UserError(
                         f"Another process is preparing {self.target} as part {other.replace('-of-', ' of ')}, and this "

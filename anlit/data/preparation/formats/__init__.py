@@ -3,8 +3,8 @@
     format_of(name) → Format      spans(path, span_bytes) → [Span]      read(path, span, columns) → Record, Record, …
 
 A worker reads one span; a file's spans, one after the other, give every record of the file once.
-Nothing here raises because of what a file holds: a fault is a `Record` with a `problem`, and reading goes on behind
-it where the format lets it. Only OSError comes through (no such file, no permission, a failing disk).
+Nothing here raises because of what a file holds: a fault is a `Record` with a `problem`, and reading continues
+after it where the format allows it. Only OSError comes through (no such file, no permission, a failing disk).
 """
 
 from collections.abc import Iterator
