@@ -73,8 +73,8 @@ class EvaluationLoader(Loader):
 class ResumableLoader(Loader):
     """Training batches whose place in the stream can be saved and restored.
 
-    The stream has no end. An epoch has about as many batches as the sources fill once. The next epoch continues where it
-    ended, with the same worker processes, so nothing is left out at an epoch's end.
+    The stream has no end. An epoch has about as many batches as the sources fill once. The next epoch continues where
+    it ended, with the same worker processes, so nothing is left out at an epoch's end.
 
     Args:
         stream: the stream.
