@@ -15,8 +15,6 @@ from anlit.errors import UserError
 from anlit.runs.folders import load_run
 from anlit.runs.groups import group_runs
 
-from .conftest import FALLING
-
 FASTER = [(100, 4.0), (200, 3.2), (300, 2.8), (400, 2.6)]
 SLOWER = [(100, 6.0), (400, 3.5)]
 NGPT, ANGPT = "anlit.models.ngpt.NGPT", "anlit.models.angpt.AnGPT"
@@ -274,13 +272,3 @@ def test_a_message_about_a_run_has_no_terminal_codes(make_run, tmp_path, capsys)
     (folder / "config.yaml").write_text("{")
     assert cli.main(["compare", str(folder), "--output", str(tmp_path / "o")]) == 2
     assert r"a\x1b[2J/config.yaml cannot be read" in capsys.readouterr().err
-
-
-def test_the_first_point_does_not_set_the_picture(make_run, tmp_path):
-    steep = [(10, 10.0), *FALLING]
-    make_run("a", steep)
-    make_run("b", [(10, 50.0), (200, 40.0), (400, 30.0)], NGPT)
-    report = compare([str(tmp_path / "runs")], str(tmp_path / "o"))
-    low, high = plots._limits(list(report.results), report.baseline)
-    assert low < 3.0
-    assert 5.0 < high < 6.0

@@ -10,7 +10,6 @@ from anlit import Plain, ScaleInvariant
 from anlit.attention.attention import Attention
 from anlit.attention.backends import blockwise, eager
 from anlit.attention.backends.blockwise import blocks, operator, workers
-from anlit.attention.documents import Documents
 from tests.attention.kernels import MECHANISMS, assert_same, check, gradients, inputs, packed, packings
 
 HEADS, WIDTH = 3, 8
@@ -41,13 +40,6 @@ def test_blockwise_is_eager(name, room, kind, monkeypatch) -> None:
 def test_any_length(length, kind, room, monkeypatch) -> None:
     monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
     check(blockwise, "scale-invariant", kind, (2, HEADS, length, WIDTH), torch.float32)
-
-
-def test_documents_of_one_token() -> None:
-    """Each query sees itself alone: the output is v."""
-    q, k, v, _ = numbers(70)
-    alone = Documents(torch.arange(70).expand(2, -1), 70, torch.device("cpu"))
-    torch.testing.assert_close(blockwise.attend(q, k, v, ScaleInvariant(), alone, 0.0), v)
 
 
 def test_what_documents_hide_is_not_computed(monkeypatch) -> None:

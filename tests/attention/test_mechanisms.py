@@ -1,7 +1,6 @@
 """What mechanisms promise: their settings, that what they learn is trained and saved, that a new one is one class."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from anlit import (
     GPT,
     AnGPT,
     AttentionPattern,
-    BetaScaling,
     LogBias,
     LogN,
     PositionsPattern,
@@ -29,15 +27,6 @@ from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, fit, random_
 H, LAYERS = SIZE["n_heads"], SIZE["n_layers"]
 SIZES = {"globally": (1, 1), "per_layer": (LAYERS, 1), "per_head": (LAYERS, H)}
 """How many parameters a model has, and of which length."""
-
-
-def test_scale_invariant_functions() -> None:
-    mechanism = ScaleInvariant(tau=10.0)
-    t = torch.tensor([0.0, 10.0, 10 * (math.e - 1), 90.0], dtype=torch.float64)
-    gains, biases = mechanism.distance_gain(t).tolist(), mechanism.distance_bias(t).tolist()
-    assert biases == pytest.approx([0, -2 * math.log(2), -2, -2 * math.log(10)])
-    assert gains == pytest.approx([1, math.sqrt(2 * math.log(2) + 1), math.sqrt(3), math.sqrt(2 * math.log(10) + 1)])
-    assert mechanism.gain(t) is None
 
 
 @pytest.mark.parametrize(
@@ -127,12 +116,6 @@ def test_a_shared_coefficient_is_a_part_of_the_decoder_and_of_no_block() -> None
     assert [name for name, _ in decoder.named_parameters() if "mechanism" in name] == []
     assert len(list(decoder.shared_coefficients.parameters())) == 1
     assert list(tiny(AnGPT, attention=LogN()).model.shared_coefficients.parameters()) == []
-
-
-def test_a_coefficient_that_is_not_learned_is_a_number() -> None:
-    layer = BetaScaling(s=0.7).for_layer(H, 16, 0)
-    assert list(layer.parameters()) == []
-    assert layer.strength() == 0.7
 
 
 def test_a_reference_follows_the_precision_of_what_it_refers_to() -> None:

@@ -124,16 +124,6 @@ def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) 
     assert int(far) <= {torch.bfloat16: 2704, torch.float16: 7520}[dtype] * max(1.0, c / 2) ** 0.5
 
 
-def test_documents_of_one_token_give_their_value() -> None:
-    q, k, v, probe = inputs(1, 2, 18, 8, dtype=torch.float32)
-    documents = Documents(torch.arange(18)[None], 18, torch.device("cpu"))
-    found = gradients(backend.attend, ScaleInvariant(), [q, k, v, probe], documents)
-    torch.testing.assert_close(found["output"], v.double())
-    torch.testing.assert_close(found["v"], probe.double())
-    for name in ("q", "k"):
-        assert found[name].abs().max() < 1e-5
-
-
 @pytest.mark.parametrize("n_heads_kv", [1, 2])
 def test_heads_in_groups_share_keys(n_heads_kv) -> None:
     tensors = inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv)

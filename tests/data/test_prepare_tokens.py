@@ -8,11 +8,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.layouts import END_OF_DOCUMENT, SET_NAMES, documents
+from tests.data.layouts import END_OF_DOCUMENT, documents
 from tests.data.preparing import (
     assert_holds,
     make,
-    plain_tokenizer,
     read_stream,
     read_texts,
     recipe_of,
@@ -68,14 +67,6 @@ def read_through_litdata(folder: Path, stream: str) -> list[int]:
     loader = TokensLoader(block_size=1)
     dataset = StreamingDataset(str(folder / stream), item_loader=loader, shuffle=False, drop_last=False)
     return [int(block[0]) for block in dataset]
-
-
-def test_litdata_reads_the_shards_of_a_subset(tokenizer: str, tmp_path: Path) -> None:
-    some = list(documents(38, seed=6))[10:]
-    layouts.slimpajama(tmp_path / "hub", {"train": some, "validation": some[:7]})
-    make(tmp_path / "out", recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
-    expected = plain_tokenizer(tokenizer).tokens(some[3::7])
-    assert read_through_litdata(tmp_path / "out", f"train/{SET_NAMES[3]}") == expected
 
 
 def test_another_end_of_document(tokenizer: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from anlit.errors import UserError
 from anlit.evaluation.data import data_of
 from anlit.evaluation.diagnose import measure as module
 from anlit.evaluation.diagnose.measure import diagnose, sequences
-from anlit.evaluation.diagnose.plot import last_bin, layer_colours, reliable
+from anlit.evaluation.diagnose.plot import last_bin, reliable
 from anlit.evaluation.diagnose.tables import cell, rows
 from anlit.evaluation.sequence_lengths import parse_lengths
 from tests.data.prepared import END
@@ -193,8 +193,3 @@ def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:
     assert last_bin(found | {"queries": [0, 0, 0, 1]}) == (8, 15)
     assert rows(found) == [["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–"]]
     assert cell(np.array([1.0, 2.0]), 1) == "1.5 [1.0, 2.0]"
-
-
-def test_many_layers_have_colours_of_a_scale() -> None:
-    assert len({str(colour) for colour in layer_colours(24)}) == 24
-    assert layer_colours(4)[0] == "#333333"

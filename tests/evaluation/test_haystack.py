@@ -105,10 +105,6 @@ def test_training_and_evaluation_share_no_pair() -> None:
         assert all(1_000_000 <= number <= 9_999_999 for _, number in pairs)
 
 
-def test_cities_are_many_and_different() -> None:
-    assert len(set(CITIES)) == len(CITIES) >= 100
-
-
 def test_text_of_several_sources_is_one(tmp_path: Path, tiny_shards: str) -> None:
     tokens = {
         f"{split}/{name}": random_tokens(200, seed) for split in ("train", "val") for seed, name in enumerate("ab")

@@ -93,6 +93,12 @@ def steps_logged(run_dir: Path) -> int:
         return max((int(row["step"]) for row in csv.DictReader(file) if row.get("step")), default=-1)
 
 
+def logged(run_dir: Path, name: str) -> list[tuple[int, str]]:
+    """The steps and values of one metric in metrics.csv, in the order of the file."""
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        return [(int(row["step"]), row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
 def last_checkpoint(run_dir: Path) -> dict:
     return read_checkpoint(run_dir / "checkpoints" / "last.ckpt")
 

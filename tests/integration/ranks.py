@@ -1,6 +1,5 @@
 """`anlit fit` on several ranks of this machine, forked from the test's process, which has everything imported."""
 
-import csv
 import multiprocessing
 import os
 import socket
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 from anlit.cli import main
+from tests.integration.conftest import logged
 
 DDP = ["--trainer.strategy=ddp"]
 FSDP = ["--trainer.strategy=anlit.FullySharded", "--trainer.strategy.process_group_backend=gloo"]
@@ -56,5 +56,4 @@ def _free_port() -> int:
 
 def column(run_dir: Path, name: str) -> list[float]:
     """The logged values of one metric, in order."""
-    with (run_dir / "metrics.csv").open() as file:
-        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+    return [float(value) for _, value in logged(run_dir, name)]

@@ -1,12 +1,11 @@
 """Validation, checkpoints and the end of a run come between optimizer steps, whatever the accumulation."""
 
-import csv
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import assert_same_training_state, fit_arguments, last_checkpoint, run
+from tests.integration.conftest import assert_same_training_state, fit_arguments, last_checkpoint, logged, run
 
 
 def accumulating(shards: Path, run_dir: Path, micro_batches: int, *extra: str) -> list[str]:
@@ -23,8 +22,7 @@ def killed_at(batch: int) -> list[str]:
 
 
 def steps_of(run_dir: Path, metric: str) -> list[int]:
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        return [int(row["step"]) for row in csv.DictReader(file) if row.get(metric)]
+    return [step for step, _ in logged(run_dir, metric)]
 
 
 @pytest.mark.parametrize("micro_batches", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8))])

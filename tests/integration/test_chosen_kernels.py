@@ -1,6 +1,5 @@
 """What `backend: auto` chooses in a run: told in the record and the checkpoint, kept on resume, found again at once."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from anlit import load_checkpoint
 from anlit.attention.choice import choose, trial
 from anlit.attention.choice.trial import Outcome, Request
-from tests.integration.conftest import assert_same_training_state, fit_arguments, last_checkpoint, run
+from tests.integration.conftest import assert_same_training_state, fit_arguments, last_checkpoint, logged, run
 from tests.integration.ranks import DDP, FSDP, run_ranks
 
 QUIET = ("--trainer.max_steps=6", "--checkpoint_every_n_steps=3", "--trainer.val_check_interval=3")
@@ -20,11 +19,6 @@ QUIET = ("--trainer.max_steps=6", "--checkpoint_every_n_steps=3", "--trainer.val
 def short_runs_are_worth_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "SHARE", 100.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def losses(run_dir: Path) -> list[str]:
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        return [row["train/loss"] for row in csv.DictReader(file) if row["train/loss"]]
 
 
 def chosen(run_dir: Path) -> list[str]:
@@ -53,8 +47,9 @@ def test_a_first_and_a_cached_start_are_the_same_run(shards: Path, tmp_path: Pat
     won_by(monkeypatch, "eager" if taken == ["blockwise"] else "blockwise")
     fit(shards, tmp_path / "cached")
     assert chosen(tmp_path / "cached") == taken
-    assert len(losses(tmp_path / "first")) == 6
-    assert losses(tmp_path / "first") == losses(tmp_path / "cached")
+    first, cached = (logged(tmp_path / name, "train/loss") for name in ("first", "cached"))
+    assert len(first) == 6
+    assert first == cached
     assert_same_training_state(last_checkpoint(tmp_path / "first"), last_checkpoint(tmp_path / "cached"))
 
 

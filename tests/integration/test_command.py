@@ -17,6 +17,7 @@ import yaml
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from tests.integration.conftest import fit_arguments, last_checkpoint, run
+from tests.integration.ranks import column
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "configs" / "experiment" / "demo"
@@ -189,13 +190,11 @@ def test_validate_reads_a_run_folder(tmp_path: Path, finished: Path, capfd: pyte
     run_dir = shutil.copytree(finished, tmp_path / "moved")
     best = run_dir / "checkpoints" / "best.ckpt"
     assert load_checkpoint(str(best), "cpu").architecture == "AnGPT"
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        logged = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
     config = f"--config={run_dir}/config.yaml"
     for checkpoint in ([], [f"--ckpt_path={run_dir}"]):  # both are the run's best
         assert run(["validate", config, *checkpoint]) == 0
         said = capfd.readouterr()
-        assert f"{logged[-1]:.4f}"[:5] in said.out
+        assert f"{column(run_dir, 'val/loss')[-1]:.4f}"[:5] in said.out
         assert f"validate: {best}" in said.out
 
 

@@ -1,6 +1,5 @@
 """Every step is once in the logs, whether a run was killed between a row and its checkpoint or the other way round."""
 
-import csv
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
 from anlit.training.loggers import CSVLogger
-from tests.integration.conftest import die_at, fit_arguments, run, steps_logged
+from tests.integration.conftest import die_at, fit_arguments, logged, run, steps_logged
 
 STEPS = 30
 SHORT = (f"--trainer.max_steps={STEPS}", "--ckpt_path=last")
 
 
-def rows_of(run_dir: Path) -> dict[str, list[tuple[str, str]]]:
-    """Metric → its values with their steps, in the order of the file."""
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = ("train/loss", "train/learning_rate", "val/loss")
-    return {name: [(row["step"], row[name]) for row in rows if row.get(name)] for name in names}
+def rows_of(run_dir: Path) -> list[list[tuple[int, str]]]:
+    return [logged(run_dir, name) for name in ("train/loss", "train/learning_rate", "val/loss")]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +27,7 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "call", "logged"),
+    ("owner", "name", "call", "last"),
     [
         pytest.param(CSVLogger, "log_metrics", 16, 14, id="the checkpoint of step 16 is there and its row is not"),
         pytest.param(
@@ -48,13 +43,13 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_every_step_is_logged_once(
     shards: Path, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch,
-    owner: Any, name: str, call: int, logged: int,
+    owner: Any, name: str, call: int, last: int,
 ) -> None:  # fmt: skip
     run_dir = tmp_path / "run"
     with monkeypatch.context() as patch:
         die_at(patch, owner, name, call)
         assert run(fit_arguments(shards, run_dir, *SHORT)) == -signal.SIGKILL
-    assert steps_logged(run_dir) == logged
+    assert steps_logged(run_dir) == last
     assert run(fit_arguments(shards, run_dir, *SHORT)) == 0
     assert rows_of(run_dir) == rows_of(undisturbed)
     events = EventAccumulator(str(run_dir)).Reload()

@@ -1,6 +1,5 @@
 """`anlit prepare` as users meet it, and each corpus from its files in the hub's layout to the first training steps."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.preparing import hashes, plain_tokenizer, read_json, read_texts, scratch, train_tokenizer
-from tests.integration.conftest import fit_arguments, last_checkpoint
+from tests.integration.conftest import fit_arguments, last_checkpoint, logged
 from tests.integration.conftest import run as run_command
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "data"
@@ -144,10 +143,8 @@ def assert_fits(folder: Path, run_dir: Path, vocab_size: int, *arguments: str) -
     record, manifest = json.loads((run_dir / "run.json").read_text()), read_json(folder / "manifest.json")
     for key in ("documents", "bytes", "tokens", "train", "val", "content_sha256"):
         assert record["data"][key] == manifest[key]
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        logged = [row for row in csv.DictReader(file) if row.get("val/loss")]
-    assert float(logged[-1]["val/loss"]) > 0
-    assert bool(logged[-1].get("val/bits_per_byte")) == (manifest["bytes"] is not None)
+    assert float(logged(run_dir, "val/loss")[-1][1]) > 0
+    assert bool(logged(run_dir, "val/bits_per_byte")) == (manifest["bytes"] is not None)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A run that is stopped at any step and continued ends as if nothing had happened."""
 
-import csv
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from tests.integration.conftest import (
     assert_same_training_state,
     fit_arguments,
     last_checkpoint,
+    logged,
     run,
     start,
     steps_logged,
@@ -49,10 +49,9 @@ def interrupted_equals_undisturbed(shards: Path, tmp_path: Path, number: signal.
     assert validation_losses(whole) == validation_losses(cut)
 
 
-def validation_losses(run_dir: Path) -> dict[str, str]:
-    """val/tokens → val/loss, the later row where a resumed run repeated a step."""
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        return {row["val/tokens"]: row["val/loss"] for row in csv.DictReader(file) if row.get("val/loss")}
+def validation_losses(run_dir: Path) -> dict[int, str]:
+    """The later row where a resumed run repeated a step."""
+    return dict(logged(run_dir, "val/loss"))
 
 
 @pytest.fixture(scope="module")

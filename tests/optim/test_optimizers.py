@@ -133,17 +133,3 @@ def test_a_saved_run_continues_as_if_it_had_not_stopped(architecture) -> None:
     for name, weight in weights(model).items():
         assert torch.equal(weights(resumed)[name], weight), name
     assert [group["lr"] for group in again.param_groups] == [group["lr"] for group in optimizer.param_groups]
-
-
-def test_a_closure_is_run_with_gradients() -> None:
-    model = tiny(AnGPT).model
-    optimizer = MuonAdamW(parameter_groups(model), **RATES)
-    before = weights(model)
-
-    def closure() -> torch.Tensor:
-        loss = model(TOKENS).square().mean()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() > 0
-    assert all(not torch.equal(weight, before[name]) for name, weight in weights(model).items())

@@ -97,16 +97,6 @@ def test_a_skipped_step_gives_no_snapshot_and_the_window_goes_back_too(caplog: p
     assert (guard.losses.values, guard.norms.values) == (good.losses.values, good.norms.values)
 
 
-def test_the_loss_is_the_mean_over_micro_batches() -> None:
-    """Five batches in steps of two; the last step has one."""
-    guards = [LossGuard(), LossGuard()]
-    still = adamw(lr=0.0)
-    train(range(5), guards[0], accumulate=2, optimizer=still)
-    train(range(5), guards[1], optimizer=still)
-    a, b, c, d, e = guards[1].losses.values
-    assert list(guards[0].losses.values) == pytest.approx([(a + b) / 2, (c + d) / 2, e], rel=1e-5)
-
-
 def test_ruined_weights_are_rolled_back_and_never_kept() -> None:
     spoilt = train(
         range(8), PoisonGradient(3, spoils_weight=True), LossGuard(on_nan="roll_back", snapshot_every_n_steps=2)

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import torch
 
-from tests.integration.conftest import assert_same_training_state, last_checkpoint, run, start, steps_logged
+from tests.integration.conftest import (
+    assert_same_training_state,
+    fit_arguments,
+    last_checkpoint,
+    run,
+    start,
+    steps_logged,
+)
 from tests.integration.ranks import DDP, FSDP, run_ranks
 from tests.integration.test_accumulation import accumulating, killed_at
 from tests.integration.test_damaged_checkpoints import cut, flip
@@ -39,18 +46,15 @@ def killed_while_accumulating(place: Place) -> Outcome:
     return place.command(*accumulating(place.shards, parts, 3, LAST), state=state)
 
 
+def tiny(place: Place, run_dir: Path, *extra: str, model: str = "AnGPT") -> list[str]:
+    """Six steps of two sequences."""
+    own = ["--trainer.max_steps=6", "--trainer.val_check_interval=6", "--data.batch_size=2"]
+    return fit_arguments(place.shards, run_dir, *own, *extra, model=model)
+
+
 def more_ranks_than_heads(place: Place) -> Outcome:
-    arguments = ["fit", "--model=AnGPT", *GATED, *_tiny(place, place.folder / "new"), "--data.batch_size=2", *FSDP]
+    arguments = tiny(place, place.folder / "new", *GATED, *FSDP)
     return place.ranks(arguments, 3, lambda: place.status(place.folder / "new"))
-
-
-def _tiny(place: Place, run_dir: Path) -> list[str]:
-    return [
-        "--model.vocab_size=320", "--model.context_length=32", "--model.n_layers=2", "--model.n_heads=2",
-        "--model.d_model=32", "--data=TokenShards", f"--data.path={place.shards}", "--trainer.accelerator=cpu",
-        "--trainer.max_steps=6", "--trainer.val_check_interval=6", "--trainer.enable_progress_bar=false",
-        "--trainer.log_every_n_steps=1", f"--run_dir={run_dir}",
-    ]  # fmt: skip
 
 
 def full_disk(place: Place, strategy: list[str], ranks: int) -> Outcome:
@@ -64,15 +68,14 @@ def documents_of_different_lengths(place: Place) -> Outcome:
     settings = ["--data.score_first_token=false", "--trainer.gradient_clip_val=0.03", "--trainer.limit_val_batches=1.0",
                 "--data.val_batch_size=1"]  # fmt: skip
     alone, both = place.folder / "alone", place.folder / "both"
-    own = ["fit", "--model=AnGPT", *settings]
-    assert run_ranks([*own, *_tiny(place, alone), "--data.batch_size=8"], 1) == [0]
-    accumulated = ["--data.batch_size=2", "--trainer.accumulate_grad_batches=2"]
+    assert run_ranks(tiny(place, alone, *settings, "--data.batch_size=8"), 1) == [0]
+    accumulated = ["--trainer.accumulate_grad_batches=2", *DDP]
 
     def state() -> str:
         assert_same_training(both, alone)
         return "losses and weights as of one process with one batch"
 
-    return place.ranks([*own, *_tiny(place, both), *accumulated, *DDP], 2, state)
+    return place.ranks(tiny(place, both, *settings, *accumulated), 2, state)
 
 
 def bad_gradient(place: Place, value: str) -> Outcome:
@@ -110,7 +113,7 @@ def damaged(place: Place, damage: Callable[[Path], object], name: str = "fit") -
 def damaged_part(place: Place) -> Outcome:
     """A sharded checkpoint."""
     new = place.folder / "new"
-    arguments = ["fit", "--model=AnGPT", *_tiny(place, new), "--data.batch_size=2", *FSDP]
+    arguments = tiny(place, new, *FSDP)
     assert run_ranks(arguments, 2) == [0, 0]
     flip((new / "checkpoints" / "last.ckpt").resolve() / "__1_0.distcp")
     return place.command(*arguments, LAST)
@@ -118,7 +121,7 @@ def damaged_part(place: Place) -> Outcome:
 
 def second_run(place: Place) -> Outcome:
     new = place.folder / "new"
-    arguments = ["fit", "--model=AnGPT", *_tiny(place, new), LAST, "--trainer.max_steps=100000"]
+    arguments = tiny(place, new, LAST, "--trainer.max_steps=100000")
     first = start(arguments)
     while steps_logged(new) < 3:
         assert first.is_alive()
@@ -148,8 +151,8 @@ def killed_and_logged(place: Place) -> Outcome:
 
 def in_precision(place: Place, precision: str) -> Outcome:
     shutil.rmtree(place.run)
-    arguments = [*_tiny(place, place.run), "--data.batch_size=2", f"--trainer.precision={precision}"]
-    return place.command("fit", "--model=GPT", *arguments, state=lambda: (
+    arguments = tiny(place, place.run, f"--trainer.precision={precision}", model="GPT")
+    return place.command(*arguments, state=lambda: (
         place.status() if (place.run / "checkpoints").exists() else "no checkpoint"
     ))  # fmt: skip
 

@@ -94,11 +94,6 @@ def test_mistakes_in_the_file_are_told(folder: Path, changes: dict, words: str) 
         read_study(write_study(folder, **changes), None)
 
 
-def test_a_missing_file_is_told(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"no\.yaml does not exist"):
-        read_study("no.yaml", None)
-
-
 def test_the_estimate_counts_tokens_and_hours(folder: Path) -> None:
     study = read_study(write_study(folder, pace={"flops_per_second": 1e10, "measured": "here"}), None)
     cost = cost_of(study.tuning_runs()[0])
@@ -111,9 +106,3 @@ def test_the_estimate_counts_tokens_and_hours(folder: Path) -> None:
     assert f"estimate: {hours:.2f} h with --jobs 2" in text
     assert "tuning: 6 runs, 4,915,200 tokens" in text
     assert "gpt: 3 settings × 1 tuning seeds, the best on 3 seeds" in text
-
-
-def test_a_setting_keeps_its_name_in_tables() -> None:
-    (point,) = expand({"model.init_args.s_z_scale": 1.0, "model.init_args.lr": 2}, "here")
-    assert point.words == "lr=2, s_z_scale=1.0"
-    assert point.name == "lr=2_s_z_scale=1.0"
