@@ -2,11 +2,11 @@
 
 import multiprocessing
 import os
-import socket
 import sys
 from pathlib import Path
 
 from anlit.cli import main
+from tests.data.devices import free_port
 from tests.integration.conftest import logged
 
 DDP = ["--trainer.strategy=ddp"]
@@ -15,7 +15,7 @@ FSDP = ["--trainer.strategy=anlit.FullySharded", "--trainer.strategy.process_gro
 
 def start_ranks(arguments: list[str], n_ranks: int, log: Path | None = None) -> list[multiprocessing.Process]:
     """One process per rank, as torchrun starts them; their standard error goes to log.0, log.1 … if it is given."""
-    port = _free_port()
+    port = free_port()
     processes = []
     for rank in range(n_ranks):
         context = multiprocessing.get_context("fork")
@@ -46,12 +46,6 @@ def _rank(arguments: list[str], rank: int, n_ranks: int, port: int, log: Path | 
         os.dup2(os.open(f"{log}.{rank}", os.O_WRONLY | os.O_CREAT), 2)
         sys.stderr = os.fdopen(2, "w", buffering=1)  # pytest's own went elsewhere
     raise SystemExit(main(arguments))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def column(run_dir: Path, name: str) -> list[float]:

@@ -1,15 +1,15 @@
 """A checkpoint that cannot be written ends the run on every rank, in one sentence, and leaves the one before."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 
 from anlit.checkpoints.checkpoint_io import FOLDERS, read_checkpoint
+from tests.data.preparing import members, wait_for
 from tests.integration.conftest import fit_arguments
 from tests.integration.ranks import DDP, FSDP, start_ranks
-from tests.integration.test_signals_on_ranks import command, living
+from tests.integration.test_signals_on_ranks import command
 
 STEPS, SAVED, FULL_FROM = 24, 8, 10
 BACKGROUND = [*FSDP, "--trainer.strategy.async_checkpoints=true"]
@@ -78,7 +78,4 @@ def test_no_launched_rank_is_left_behind(shards: Path, tmp_path: Path, rank: int
     assert process.returncode == 1, said
     assert "Traceback" not in said
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
-    deadline = time.monotonic() + 30
-    while living(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not living(process.pid)
+    wait_for(lambda: members(process.pid) == [], 30)

@@ -4,11 +4,11 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.data.preparing import members, wait_for
 from tests.integration.conftest import assert_same_training_state, fit_arguments, last_checkpoint
 from tests.integration.ranks import DDP, FSDP, run_ranks, start_ranks
 
@@ -83,20 +83,4 @@ def test_one_command_for_all_ranks(
         assert last_checkpoint(tmp_path / "run")["global_step"] == BATCH + 2
     else:
         assert any(words in said for words in ("closed by peer", "reset by peer", "Child process"))
-    deadline = time.monotonic() + 60
-    while living(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert not living(process.pid)
-
-
-def living(group: int) -> list[int]:
-    """The processes of a group that run; not those that ended and that nobody waited for."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, its_group = entry.read_text().rsplit(")", 1)[1].split()[:3]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(its_group) == group and state not in "ZX":
-            found.append(int(entry.parent.name))
-    return found
+    wait_for(lambda: members(process.pid) == [], 60)
