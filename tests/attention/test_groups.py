@@ -6,7 +6,7 @@ import torch
 from anlit.attention import backends
 from anlit.attention.attention import Attention
 from anlit.attention.backends import blockwise, eager, flex, sdpa
-from anlit.attention.groups import grouped_product, repeat_heads
+from anlit.attention.groups import repeat_heads
 from anlit.attention.observation import BinnedMeans, bin_edges, observe
 from anlit.attention.statistics import Range
 from tests.attention.kernels import MECHANISMS, assert_same, gradients, inputs, kinds, packed, repeated
@@ -71,9 +71,3 @@ def test_statistics_of_shared_keys_are_those_of_copies() -> None:
         found.append(record.means())
     for name, means in found[1].items():
         torch.testing.assert_close(found[0][name], means, equal_nan=True)
-
-
-@each_number
-def test_products_of_groups(n_kv_heads) -> None:
-    x, y = torch.randn(2, H, 3, 5), torch.randn(2, n_kv_heads, 5, 7)
-    torch.testing.assert_close(grouped_product(x, y), x @ repeat_heads(y, H))

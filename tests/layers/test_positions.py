@@ -41,15 +41,6 @@ def test_scores_depend_on_distance_alone(positions) -> None:
     assert min(abs(a - b) for a, b in itertools.pairwise(firsts)) > 1e-4
 
 
-def test_p_rope_lets_half_of_the_pairs_be() -> None:
-    x = normal(1, 1, LENGTH, D_HEAD)
-    (turned,) = PRoPE()(x)
-    quarter = D_HEAD // 4
-    moved = (turned != x)[0, 0, LENGTH - 1]
-    expected = torch.tensor(([True] * quarter + [False] * quarter) * 2)
-    assert torch.equal(moved, expected)
-
-
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
 def test_dynamic_ntk_is_rope_up_to_the_training_length(fraction) -> None:
     x = normal(1, 1, LENGTH, D_HEAD)
@@ -175,11 +166,6 @@ def test_ngpt_refuses_an_attention_factor_that_its_norm_would_undo() -> None:
         tiny(NGPT, positions=YaRN(**yarn))
     for allowed in ({"positions": YaRN(**yarn, attention_factor=1.0)}, {"positions": YaRN(**yarn), "qk_norm": False}):
         tiny(NGPT, **allowed)
-
-
-def test_nope_changes_nothing() -> None:
-    q, k = normal(1, 2, 5, 8), normal(1, 2, 5, 8, seed=1)
-    assert all(a is b for a, b in zip(NoPE()(q, k), (q, k), strict=True))
 
 
 @pytest.mark.parametrize(("positions", "d_head"), [(RoPE(fraction=0.5), 128), (RoPE(fraction=1.0), 64), (PRoPE(), 64)])
