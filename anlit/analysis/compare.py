@@ -8,6 +8,7 @@ from pathlib import Path
 
 from anlit.analysis import checks
 from anlit.analysis.results import Report, pairing_note, results_against
+from anlit.analysis.throughput import unsteady
 from anlit.analysis.wall_clock import read_paired, usable
 from anlit.configuration import ARCHITECTURES
 from anlit.errors import UserError
@@ -59,6 +60,7 @@ def compare(runs: list[str], output: str, baseline: str | None = None, time_step
             *pairing_note(groups, chosen),
             *checks.state_notes(every, loaded),
             *checks.notes(groups, chosen),
+            *unsteady(groups, chosen, paired),
             *(left_out if len(groups) > 1 else []),
         ),
         paired=paired,

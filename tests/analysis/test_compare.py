@@ -102,6 +102,7 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     assert cells[9:] == ["1.25 (1.20 … 1.30)", "1.28 (1.23 … 1.33)"]
     assert "speed-up 1.60 in tokens, 1.28 (1.23 … 1.33) in wall-clock" in report.markdown.read_text()
     assert [panel.speedups["anGPT, plain"] for panel in plots.panels_of(report)] == ["1.60×", "1.28×"]
+    assert any("anGPT, plain: unsteady throughput, 10.00 times the baseline's" in note for note in raw["notes"])
     assert raw["groups"][0]["seconds"]["mean"] == 400  # as recorded
 
 

@@ -25,6 +25,7 @@ from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.outcome import Outcome, Point
 from anlit.analysis.study.plan import Comparison, Study
 from anlit.analysis.study.scaling_section import scaling
+from anlit.analysis.throughput import unsteady
 from anlit.analysis.wall_clock import read_paired, usable
 from anlit.errors import UserError
 from anlit.reporting.intervals import power_law
@@ -89,7 +90,7 @@ def comparison_of(outcome: Outcome, asked: Comparison, name: str) -> Report | No
     results = results_against(found, baseline)
     runs = tuple(run for group in found for run in group.runs)
     paired, left_out = usable(read_paired(outcome.output), found)
-    notes = (*pairing_note(found, baseline), *(left_out if found[1:] else []))
+    notes = (*pairing_note(found, baseline), *unsteady(found, baseline, paired), *(left_out if found[1:] else []))
     return Report(outcome.output, outcome.command, tuple(results), results[0], runs, notes, paired, name)
 
 

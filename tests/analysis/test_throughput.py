@@ -1,0 +1,73 @@
+"""Runs whose machine was not steady are named, others are not."""
+
+import csv
+import json
+
+import pytest
+
+from anlit.analysis.throughput import unsteady
+from anlit.runs.folders import load_run
+from anlit.runs.groups import group_runs
+
+ANGPT = "anlit.models.angpt.AnGPT"
+POINTS = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
+
+
+def retime(folder, seconds_of):
+    """Replace the validations' times; `seconds_of(tokens)`."""
+    path = folder / "metrics.csv"
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if row["val/tokens"]:
+            row["val/seconds"] = seconds_of(float(row["val/tokens"]))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def notes_of(*folders):
+    groups = group_runs([load_run(folder) for folder in folders])
+    return unsteady(groups, groups[0], None)
+
+
+def test_steady_runs_are_not_named(make_run):
+    one, other = make_run("a", POINTS), make_run("b", POINTS, ANGPT, seconds_per_token=0.12)
+    retime(one, lambda tokens: 5.0 + 0.1 * tokens)  # a compiler's time before the first validation is no drift
+    assert notes_of(one, other) == []
+
+
+def test_a_run_that_slows_down_is_named(make_run):
+    folder = make_run("drifting", POINTS)
+    retime(folder, lambda tokens: 0.1 * tokens + max(0.0, 0.05 * (tokens - 500)))
+    (note,) = notes_of(folder)
+    assert note.startswith("drifting: unsteady throughput, 10 tokens/s in its first half and 7 in its second")
+
+
+def test_a_growing_context_explains_a_drift(make_run):
+    folder = make_run("growing", POINTS, settings={"data.init_args.context_schedule": {"steps": 10}})
+    retime(folder, lambda tokens: 0.1 * tokens + max(0.0, 0.05 * (tokens - 500)))
+    assert notes_of(folder) == []
+
+
+def test_seeds_at_different_speeds_are_named(make_run):
+    slow, quick = make_run("slow", POINTS, seconds_per_token=0.12), make_run("quick", POINTS, seed=2)
+    (note,) = notes_of(slow, quick)
+    assert "unsteady throughput between seeds, 8 tokens/s in slow and 10 in quick" in note
+
+
+@pytest.mark.parametrize(("parameters", "named"), [(1000, True), (600, False)])
+def test_a_gap_between_arms_must_have_a_reason_in_their_flops(make_run, parameters, named):
+    """The demo of 2026-11: GPT+ was trained in a slow quarter of an hour, and anGPT seemed 1.6 times as fast."""
+    gpt = make_run("gpt", POINTS, seconds_per_token=0.16)
+    angpt = make_run("angpt", POINTS, ANGPT, record={"parameters": parameters})
+    notes = notes_of(gpt, angpt)
+    assert bool(notes) == named
+    assert all("anGPT, plain: unsteady throughput, 1.60 times" in note and "angpt, gpt" in note for note in notes)
+
+
+def test_runs_without_times_are_not_named(make_run):
+    folder = make_run("a", POINTS, seconds_per_token=float("nan"))
+    json.loads((folder / "run.json").read_text())
+    assert notes_of(folder) == []
