@@ -18,7 +18,7 @@ def test_the_table_names_settings_losses_and_speed_ups_and_fits_80_columns(folde
     console = Console(width=80, record=True)
     show(outcome_of(study, folder / "out", "x"), console)
     lines = console.export_text().splitlines()
-    gpt, angpt = (next(line for line in lines if f" {title} " in line) for title in ("GPT+", "anGPT"))
+    gpt, angpt = (next(line for line in lines if line.startswith(f"{title} ")) for title in ("GPT+", "anGPT"))
     assert "lr=0.2" in gpt
     assert "1.00" in gpt
     assert "± 0.0" in angpt
