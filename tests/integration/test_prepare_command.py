@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anlit import data as corpora
 from anlit.cli import main
+from anlit.data import corpora
 from anlit.data.preparation import runner
 from anlit.data.preparation.catalogue import CORPORA, Options
 from anlit.errors import UserError
