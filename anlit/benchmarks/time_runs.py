@@ -11,8 +11,7 @@ from anlit.errors import UserError
 from anlit.runs.groups import Group
 
 QUIET_THREADS = {"OMP_WAIT_POLICY": "passive"}
-"""Threads that wait for each other sleep. Where the machine has other work, threads that spin make a step of two
-three times as long, and ratios of times uncertain by a fifth."""
+"""Threads that wait for each other sleep: where the machine has other work, spinning ones make ratios of times uncertain."""
 
 
 def time_steps(groups: list[Group], folder: Path) -> None:
