@@ -11,7 +11,7 @@ from anlit.errors import UserError
 from anlit.runs.groups import Group
 
 QUIET_THREADS = {"OMP_WAIT_POLICY": "passive"}
-"""Threads that wait for each other sleep: where the machine has other work, spinning ones make ratios of times uncertain."""
+"""Threads that wait for each other sleep: on a busy machine spinning ones make ratios of times uncertain."""
 
 
 def time_steps(groups: list[Group], folder: Path) -> None:
