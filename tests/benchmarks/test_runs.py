@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +14,9 @@ import torch
 import yaml
 
 from anlit.analysis.compare import compare
-from anlit.analysis.wall_clock import FILE, read_paired
+from anlit.analysis.wall_clock import BUSY, FILE, read_paired
 from anlit.benchmarks import runs
+from anlit.benchmarks.time_runs import WAITING, time_steps
 from anlit.cli import main
 from anlit.configuration import IMPORTED
 from anlit.errors import UserError
@@ -83,6 +86,41 @@ def test_rounds_go_on_until_the_ratios_are_precise(
     assert [len(arm["seconds_per_token"]) for arm in found["arms"]] == [rounds, rounds]
 
 
+@pytest.mark.parametrize(("running", "status"), [(0.39, BUSY), (0.98, 0)])
+def test_a_busy_machine_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: float, status: int) -> None:
+    """Threads of a busy machine are running for a part of the time only."""
+    clock = time.perf_counter
+    monkeypatch.setattr(time, "process_time", lambda: 2 * running * clock())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    output = tmp_path / "steps.json"
+    command = [make(tmp_path / "run", "GPT"), "--output", str(output), "--rounds", "2", "--device", "cpu"]
+    assert runs.main([*command, "--unless_busy"]) == status
+    assert output.exists() == (status == 0)
+    assert runs.main(command) == 0
+    assert json.loads(output.read_text())["working"] == pytest.approx(running, rel=0.01)
+
+
+@pytest.mark.parametrize("said", [None, "active"])
+@pytest.mark.parametrize("busy", [True, False])
+def test_threads_sleep_on_a_busy_machine_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool, said: str | None
+) -> None:
+    started: list[tuple[bool, str | None]] = []
+
+    def start(words: list[str], *, check: bool, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        asks = words[-1] == "--unless_busy"
+        started.append((asks, {**os.environ, **(env or {})}.get(WAITING)))
+        return subprocess.CompletedProcess(words, BUSY if asks and busy else 0)
+
+    monkeypatch.setattr(subprocess, "run", start)
+    monkeypatch.delenv(WAITING, raising=False)
+    if said:
+        monkeypatch.setenv(WAITING, said)
+    time_steps(group_runs([load_run(Path(make(tmp_path / "run", "GPT")))]), tmp_path)
+    asleep = [(False, "passive")] if busy else []
+    assert started == ([(False, said)] if said else [(True, None), *asleep])
+
+
 @pytest.mark.parametrize("named", ["os.system", "subprocess.Popen", "stranger.Layer", "anlit.cli.main"])
 @pytest.mark.parametrize("place", ["model", "optimizer", "lr", "attention", "layers"])
 @pytest.mark.covering(1)
@@ -125,11 +163,9 @@ def test_a_model_of_one_s_own_is_imported_by_the_process_that_is_started(
         runs.main([str(folder), *own])
 
     started: list[str] = []
-    environment: dict[str, str] = {}
 
-    def start(words: list[str], *, env: dict[str, str], **more: object) -> subprocess.CompletedProcess[str]:
+    def start(words: list[str], **more: object) -> subprocess.CompletedProcess[str]:
         started.extend(words)
-        environment.update(env)
         return subprocess.CompletedProcess(words, 0)
 
     request.addfinalizer(IMPORTED.clear)
@@ -138,5 +174,4 @@ def test_a_model_of_one_s_own_is_imported_by_the_process_that_is_started(
         out = ["--baseline", str(folder), "--output", str(tmp_path / "out")]
         main(["compare", str(folder), *out, "--measure_steps", "--import", "ownmodel"])
     assert started[1:3] == ["-m", "anlit.benchmarks.runs"]
-    assert environment["OMP_WAIT_POLICY"] == "passive"
     assert runs.main([*started[3:], *own]) == 0
