@@ -23,8 +23,6 @@ Column = Callable[[Row], str]
 
 BUILDING = 0.7
 """The share of a group's time in which its cases are built and checked; the rest is for the rounds."""
-FAILURES = (RuntimeError, ImportError, AssertionError, ValueError, TypeError, AttributeError)
-"""Exceptions of kernels, compilers and peers. A UserError is a ValueError."""
 
 
 class NotTimedError(Exception):
@@ -53,7 +51,7 @@ class Case:
     Args:
         label: Its name in the tables.
         build: Builds and checks it, given the rows of the group so far; the last one is its own. It raises
-            NotTimedError, or one of FAILURES, if it cannot be timed.
+            any exception, if it cannot be timed.
         facts: Facts for its row.
         base: The label of the case that its times are compared with (default: the first that was timed).
     """
@@ -133,7 +131,7 @@ def _built(case: Case, rows: list[Row]) -> Ready | None:
     except NotTimedError as reason:
         row["reason"] = str(reason)
         return None
-    except FAILURES as error:
+    except Exception as error:  # kernels, compilers and peers have exceptions of their own
         lines = str(error).splitlines() or [type(error).__name__]
         row["reason"] = f"it fails: {lines[0][:200]}"
         return None

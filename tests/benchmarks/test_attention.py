@@ -1,6 +1,7 @@
 """The attention benchmark: a small one that runs, wrong kernels found out, and what its tables say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 from anlit.attention.backends import eager
+from anlit.attention.backends.triton.blocks import Blocks, KernelBlocks
 from anlit.benchmarks import cases
-from anlit.benchmarks.attention import auto, measure
+from anlit.benchmarks.attention import auto, blocks, measure
 from anlit.benchmarks.attention.shapes import PRESETS, Shape, documents_of
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
@@ -41,6 +43,43 @@ def test_it_measures_and_writes_what_it_found(tmp_path: Path) -> None:
     assert packed["plain, sdpa"]["flops"]["both"] < 0.5 * dense["plain, sdpa"]["flops"]["both"]
     assert record["settings"]["dtype"] == "torch.float32"
     assert "| plain, sdpa |" in (tmp_path / "attention.md").read_text()
+
+
+def test_every_size_of_the_blocks_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the interpreter, at a tiny shape; one that does not fit is left out with its reason."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    from anlit.attention.backends.triton import launch
+
+    used: list[Blocks] = []
+    sizes = launch._sizes
+
+    def spy(taken: Blocks) -> dict[str, int]:
+        if taken.stages == 2 and taken.queries == 16:
+            raise MemoryError("out of shared memory")
+        used.append(taken)
+        return sizes(taken)
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(launch, "_sizes", spy)
+    monkeypatch.setattr(measure, "AT_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(blocks, "RANGES", {**blocks.RANGES, "keys": (16, 16), "warps": (4, 4)})
+    tiny = replace(PRESETS["cpu"], tokens=33, d_model=8)
+    monkeypatch.setitem(PRESETS, "cpu", tiny)
+    options = ["--blocks", "--widths", "8", "--lengths", "33", "--layouts", "dense", "--rounds", "1"]
+    assert main(["attention", "--preset", "cpu", *options, "--output", str(tmp_path)]) == 0
+    groups = json.loads((tmp_path / "blocks.json").read_text())["groups"]
+    assert [group["title"].partition(",")[0] for group in groups] == list(KernelBlocks._fields)
+    for group in groups:
+        reasons = {tuple(row["blocks"]): row["reason"] for row in group["rows"]}
+        assert reasons == {
+            (16, 16, 4, 1): None, (32, 16, 4, 1): None, (16, 16, 4, 2): "it fails: out of shared memory",
+        }  # fmt: skip
+        assert all(max(row["error"].values()) < 1e-4 for row in group["rows"] if row["reason"] is None)
+    assert set(used) == {Blocks(16, 16, 4, 1), Blocks(32, 16, 4, 1)}
+    table = (tmp_path / "blocks.md").read_text()
+    assert "| 32 × 16, 4 warps, 1 stages |" in table
 
 
 def test_what_auto_takes_stands_beside_what_is_fastest(tmp_path: Path, monkeypatch) -> None:

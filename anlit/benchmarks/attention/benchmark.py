@@ -8,7 +8,7 @@ import argparse
 from dataclasses import replace
 
 from anlit.attention.backends import BACKENDS
-from anlit.benchmarks.attention import auto
+from anlit.benchmarks.attention import auto, blocks
 from anlit.benchmarks.attention.measure import group_of
 from anlit.benchmarks.attention.shapes import LAYOUTS, PRESETS, Entrant, entrants
 from anlit.benchmarks.cases import beside, measure, megabytes, milliseconds, notes, of_peak, publish, quartiles_of
@@ -35,7 +35,8 @@ def main(argv: list[str]) -> int:
         flush_denormals()  # as a run does
     prepare_compiler()
     settings = {**vars(plan), "dtype": str(plan.dtype)}
-    record = Record("attention", argv, given.output, device, "auto" if given.auto else "", settings=settings)
+    stem = "auto" if given.auto else "blocks" if given.blocks else ""
+    record = Record("attention", argv, given.output, device, stem, settings=settings)
     if given.auto:
         measure(auto.cells(plan, device), record, plan.rounds, given.minutes)
         table, sentence = auto.table(record.values["groups"])
@@ -43,7 +44,8 @@ def main(argv: list[str]) -> int:
         return 0
     peak = matrix_peak(device, plan.dtype)
     record.keep(peak_flops_per_second=peak)
-    measure((group_of(shape, plan, device) for shape in plan.shapes()), record, plan.rounds, given.minutes)
+    groups = blocks.groups(plan, device) if given.blocks else (group_of(one, plan, device) for one in plan.shapes())
+    measure(groups, record, plan.rounds, given.minutes)
     columns = {
         "fwd, ms": milliseconds("forward"),
         "both, ms": milliseconds("both"),
@@ -77,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--entrants", metavar="LIST", help="mechanism,kernel pairs between spaces, in place of the preset's")
     add("--auto", action="store_true", help="what backend auto takes, beside what is fastest, for five mechanisms")
+    add("--blocks", action="store_true", help="block sizes of our Triton kernels, beside those that they take")
     add("--widths", type=numbers, metavar="D,…", help="head widths")
     add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
     add("--layouts", type=names, metavar="A,…", help=f"of {', '.join(LAYOUTS)} (both)")

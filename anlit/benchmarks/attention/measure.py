@@ -32,17 +32,32 @@ def inputs_of(mechanism: str, shape: Shape, device: torch.device, dtype: torch.d
 def group_of(shape: Shape, plan: Plan, device: torch.device) -> Group:
     """All entrants on one shape. Each is checked against eager attention in a higher precision before it is timed."""
     references: dict[str, tuple[Tensor, ...]] = {}
-    build = partial(_build, shape, plan, device, references)
+    prepared = partial(build, shape, plan, device, references)
     cases = [
-        Case(f"{mechanism}, {kernel}", build, {"mechanism": mechanism, "kernel": kernel})
+        Case(f"{mechanism}, {kernel}", prepared, {"mechanism": mechanism, "kernel": kernel})
         for mechanism, kernel in plan.entrants
     ]
     return Group(f"{shape.label}, {shape.batch} × {shape.heads} heads", cases, {"shape": vars(shape)})
 
 
-def _build(
+def build(
     shape: Shape, plan: Plan, device: torch.device, references: dict[str, tuple[Tensor, ...]], rows: list[Row]
 ) -> Ready:
+    """Check and prepare the entrant of the last row.
+
+    Args:
+        shape: Of its inputs.
+        plan: Names their dtype.
+        device: The device.
+        references: Results of eager attention by mechanism. Those that are missing are added.
+        rows: The last one has `mechanism` and `kernel`.
+
+    Returns:
+        Its turn, the errors and the FLOPs of a call, and its peak memory.
+
+    Raises:
+        NotTimedError: The kernel cannot compute it, or computes something else.
+    """
     mechanism, kernel = rows[-1]["mechanism"], rows[-1]["kernel"]
     given, backend = inputs_of(mechanism, shape, device, plan.dtype), BACKENDS[kernel]
     attend: Attend = backend.attend

@@ -41,6 +41,8 @@ def _step(
 
 
 OURS = ("--peers", "none")
+COUNTERS = ("ncu", "--set", "full", "--kernel-name", "regex:^(forward|backward_queries|backward_keys)$",
+            "--launch-skip", "4", "--launch-count", "3")  # fmt: skip
 BACKENDS = ("--backends", "eager,triton,flex,cute")
 SCALE_INVARIANT = ("--models", "anGPT", "--mechanisms", "scale-invariant", *BACKENDS, *OURS)
 
@@ -74,6 +76,8 @@ ITEMS = (
                "--layouts", "documents"),
     _attention("64k", "kernels at T 65,536, dense", 6, "--widths", "64,128", "--lengths", "65536", "--layouts",
                "dense", "--rounds", "4"),
+    _attention("blocks", "block sizes of our Triton kernels", 8, "--blocks", "--layouts", "dense", "--lengths",
+               "16384"),
     _attention("auto", "what auto takes beside what is fastest", 8, "--auto", "--lengths", "4096"),
     _step("models", "0.5B steps of GPT+, nGPT, anGPT, compiled", 6, *OURS),
     _step("scale-invariant", "0.5B steps of scale-invariant anGPT by back end", 6, *SCALE_INVARIANT),
@@ -85,6 +89,9 @@ ITEMS = (
          ("--device", "cpu", "--rounds", "1", *TOY_STEP[6:-2])),
     _step("growth", "time and memory over T, the tokens of a batch constant", 8.5, "--preset", "h200-125m", "--batch",
           "32", "--lengths", "512,1024,2048,4096,8192,16384,32768,65536", *OURS, toy=(*TOY_STEP, "--lengths", "16,32")),
+    Item("counters", "Nsight Compute on our kernels at T 16,384, dense, D 64", 4, (*COUNTERS, *_benchmark(
+        "attention", "--entrants", "scale-invariant,triton", "--widths", "64", "--lengths", "16384", "--layouts",
+        "dense", "--rounds", "1")), (), ("ncu",)),
     _step("float8", "0.5B steps in float8", 5, "--models", "GPT,anGPT", "--compiled", "blocks,float8", *OURS,
           needs=("torchao",)),
     _kernels("float16"),

@@ -30,7 +30,7 @@ def launch_forward(
 
     q, k, v = (_with_contiguous_rows(x) for x in (q, k, v))
     B, H, T, _ = q.shape
-    blocks = _blocks(q).forward
+    blocks = own_blocks(q).forward
     with _on(q.device):
         forward[(math.ceil(T / blocks.queries), B * H)](
             q, k, v, tables, lines, far, starts, out, lse, _scale(q), T, window, *_strides(q, k, v),
@@ -63,7 +63,7 @@ def launch_backward(
 
     q, k, v, d_out = (_with_contiguous_rows(x) for x in (q, k, v, d_out))
     B, H, T, _ = q.shape
-    blocks = _blocks(q)
+    blocks = own_blocks(q)
     delta = torch.empty_like(lse)
     n_blocks = math.ceil(T / blocks.backward_queries.queries)
     parts = None if d_coefficient is None else lse.new_empty(B, H, n_blocks)
@@ -101,7 +101,8 @@ def _padded(q: Tensor) -> int:
     return max(NARROWEST, 1 << (q.shape[-1] - 1).bit_length())
 
 
-def _blocks(q: Tensor) -> KernelBlocks:
+def own_blocks(q: Tensor) -> KernelBlocks:
+    """The blocks for heads as those of `q`, on its device."""
     capability = None
     if q.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(q.device)
