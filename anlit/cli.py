@@ -25,7 +25,7 @@ COMMANDS = {
     "generate": "text from a checkpoint: anlit generate RUN 'Once upon a time'",
     "score": "log-likelihoods of texts, per token: anlit score RUN FILE… --output scores.parquet",
     "export": "a model out of its run, for anlit or transformers: anlit export RUN --output DIR",
-    "import": "a Qwen3 of transformers as GPT+: anlit import FOLDER --output DIR",
+    "import": "a Qwen3, Llama and others of transformers as GPT+: anlit import FOLDER --output DIR",
     "lengths": "loss at 1, 4 and 16 times the training length: anlit lengths RUN… --output DIR",
     "needle": "needle in a haystack, depth × length: anlit needle RUN… --output DIR",
     "diagnose": "attention statistics by layer, head and context length: anlit diagnose RUN --output DIR",

@@ -40,7 +40,7 @@ class Totals:
 
 
 def read_documents(files: Sequence[str], field: str) -> Iterator[Document]:
-    """The texts of files: plain text is one document, .jsonl (plain, .zst, .gz) and .parquet hold one per record.
+    """The texts of files: plain text is one document, .jsonl, .jsonl.zst and .parquet hold one per record.
 
     Args:
         files: The names of the files.

@@ -10,6 +10,7 @@
 | n_context | int32, tokens of the document that the model saw before it |
 | log_likelihood | float32, nats; null if nothing was before the token |
 | rank | int32, 1 if no token was more probable; null if nothing was before the token |
+| source | string, the file and the record that the document comes from |
 """
 
 import json

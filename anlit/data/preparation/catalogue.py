@@ -1,4 +1,4 @@
-"""The corpora that `anlit prepare` knows, and where each one's files, splits and tokenizer come from (SPEC section 7).
+"""The corpora that `anlit prepare` knows, and where each one's files, splits and tokenizer come from.
 
 None of this needs torch: a command that prepares for days should start at once.
 """

@@ -1,6 +1,6 @@
 """The state of an unfinished preparation, DIR/.work/: every file in it is complete or absent.
 
-.work/plan.json             settings, source files and held-out records; written once
+.work/plan.json             settings and source files; written once
 .work/tokenizer.json        the tokenizer all workers read
 .work/tasks/G-sources.json  hashes of group G's source files, which must stay as they are until it is done
 .work/tasks/G-T.json        task T of group G is encoded; its chunks are in their final place
