@@ -9,7 +9,7 @@ from anlit.data import checks
 from anlit.data.batch import Batch
 from anlit.data.order.loader import BatchMaker, EvaluationLoader, ResumableLoader
 from anlit.data.order.mixing import Order, training_order
-from anlit.data.order.streams import EvaluationStream, Share, TokenStream
+from anlit.data.order.streams import EvaluationStream, Share, TokenStream, TrainingStream
 from anlit.data.storage.cache import caches_of
 from anlit.data.storage.folder import PreparedFolder
 from anlit.data.storage.store import TokenStore
@@ -153,7 +153,7 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
         }
         return self._training_loader(stream, identity)
 
-    def _training_loader(self, stream: TokenStream, identity: dict[str, Any]) -> ResumableLoader:
+    def _training_loader(self, stream: TrainingStream, identity: dict[str, Any]) -> ResumableLoader:
         """Batches of a stream; they begin where the checkpoint or this run's last loader stopped."""
         micro_batches = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
         loader = ResumableLoader(stream, self._batch_maker(), self.num_workers, identity, micro_batches)

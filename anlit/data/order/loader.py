@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from anlit.data.batch import Batch, TokenAt, batch_from_blocks
-from anlit.data.order.streams import Blocks, BlockStream, EvaluationStream, TokenStream
+from anlit.data.order.streams import Blocks, BlockStream, EvaluationStream, TrainingStream
 from anlit.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -84,11 +84,11 @@ class ResumableLoader(Loader):
         identity: the settings that a place in the stream depends on, by name: texts, seed, …
     """
 
-    stream: TokenStream
+    stream: TrainingStream
 
     def __init__(
         self,
-        stream: TokenStream,
+        stream: TrainingStream,
         make_batch: BatchMaker,
         num_workers: int,
         identity: dict[str, Any],
@@ -102,7 +102,7 @@ class ResumableLoader(Loader):
 
     def __len__(self) -> int:
         """Batches in an epoch: all blocks once, without batches that would fill only a part of an optimizer step."""
-        batches = self.stream.order.n_blocks // self.stream.share.sequences
+        batches = self.stream.n_blocks // self.stream.share.sequences
         return max(1, batches // self.micro_batches) * self.micro_batches
 
     def __iter__(self) -> Iterator[Batch]:

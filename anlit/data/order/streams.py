@@ -45,6 +45,9 @@ class BlockStream(IterableDataset):
     sends a UserError instead of raising it: torch would wrap it into a traceback.
     """
 
+    share: Share
+    """The rows that are this device's."""
+
     def numbers(self, first: int, step: int) -> Iterator[int]:
         """Numbers of the batches from `first` on, every `step`-th."""
         raise NotImplementedError
@@ -67,8 +70,24 @@ class BlockStream(IterableDataset):
         """Stop the threads of the iteration."""
 
 
-class TokenStream(BlockStream):
-    """The endless training stream: global batch g is the draws [start + g·B·W, start + (g + 1)·B·W).
+class TrainingStream(BlockStream):
+    """An endless stream: global batch g is the draws [start + g·B·W, start + (g + 1)·B·W)."""
+
+    n_blocks: int
+    """Draws in an epoch."""
+    start = 0
+    """Sequences drawn, by all devices, before the first batch."""
+
+    def numbers(self, first: int, step: int) -> Iterator[int]:
+        return itertools.count(first, step)
+
+    def first_draw(self, number: int) -> int:
+        """The first of the draws that are this device's part of a global batch."""
+        return self.start + number * self.share.sequences + self.share.rank * self.share.batch_size
+
+
+class TokenStream(TrainingStream):
+    """The stream of a corpus's blocks in their order.
 
     Args:
         stores: of the order's sources.
@@ -79,19 +98,17 @@ class TokenStream(BlockStream):
 
     def __init__(self, stores: Sequence[TokenStore], order: Order, length: int, share: Share) -> None:
         self.stores, self.order, self.length, self.share = list(stores), order, length, share
-        self.start = 0
-        """Sequences drawn, by all devices, before the first batch."""
+        self.n_blocks = order.n_blocks
         self._prefetcher: Prefetcher | None = None
 
     def numbers(self, first: int, step: int) -> Iterator[int]:
         caches = [store.cache for store in self.stores]
         if any(cache is not None for cache in caches):
             self._prefetcher = Prefetcher(self.order, [store.source for store in self.stores], caches)
-        return itertools.count(first, step)
+        return super().numbers(first, step)
 
     def batch(self, number: int) -> Blocks:
-        share = self.share
-        first = self.start + number * share.sequences + share.rank * share.batch_size
+        share, first = self.share, self.first_draw(number)
         if self._prefetcher is not None:
             self._prefetcher.at(first)
         sources, blocks = self.order.draw(first, share.batch_size)

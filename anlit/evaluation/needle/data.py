@@ -1,7 +1,5 @@
 """Fine-tuning on needles in haystacks: the DataModule, whose loss counts only the answers."""
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +9,7 @@ from anlit.data.batch import Batch, batch_from_blocks
 from anlit.data.module import TokenShards
 from anlit.data.order.blocks import generator
 from anlit.data.order.loader import BatchMaker, EvaluationLoader, ResumableLoader
-from anlit.data.order.streams import Blocks, EvaluationStream, Share, TokenStream
+from anlit.data.order.streams import Blocks, EvaluationStream, Share, TrainingStream
 from anlit.evaluation.needle.haystack import Haystack, Sample
 from anlit.targets import IGNORED
 
@@ -52,44 +50,20 @@ class NeedleSamples:
         )
 
 
-class Endless:
-    """The order of the training samples: by number."""
+class NeedleStream(TrainingStream):
+    """The endless training stream: the samples by their numbers."""
 
-    n_blocks = 1 << 20
-    """The length of an epoch for Lightning. The next epoch has other samples."""
-
-    def chunks_ahead(self, draw: int) -> list[tuple[int, int]]:
-        """Nothing: the text of a sample may be anywhere in the corpus."""
-        return []
-
-    def draw(self, first_draw: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros(count, dtype=np.int64), np.arange(first_draw, first_draw + count)
-
-
-class NeedleStream(TokenStream):
-    """The endless training stream: the samples in their order."""
+    n_blocks = 1 << 20  # an epoch for Lightning; the next one has other samples
 
     def __init__(self, samples: NeedleSamples, share: Share) -> None:
-        super().__init__(samples.haystack.stores, Endless(), samples.length, share)
-        self.samples = samples
-
-    def numbers(self, first: int, step: int) -> Iterator[int]:
-        return itertools.count(first, step)
+        self.samples, self.share = samples, share
 
     def batch(self, number: int) -> Blocks:
-        share = self.share
-        first = self.start + number * share.sequences + share.rank * share.batch_size
-        return self.samples.blocks(first, share.batch_size)
+        return self.samples.blocks(self.first_draw(number), self.share.batch_size)
 
 
 class NeedleEvaluation(EvaluationStream):
-    """The first samples of a stream, in whole batches.
-
-    Args:
-        samples: The stream.
-        share: The rows of this device.
-        count: The least number of samples.
-    """
+    """The first samples, `count` of them or as many more as fill the last batch of every device."""
 
     def __init__(self, samples: NeedleSamples, share: Share, count: int) -> None:
         self.samples, self.share, self.count = samples, share, count
