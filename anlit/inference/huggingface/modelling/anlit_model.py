@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import silu
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -38,22 +39,35 @@ class AnlitConfig(PretrainedConfig):
     tie_word_embeddings: bool = False
 
 
-def attention_maps(config: AnlitConfig) -> tuple[nn.Linear, ...]:
-    """W_q, W_k, W_v and W_o."""
-    d, q, kv = (
-        config.hidden_size,
-        *(config.head_dim * n for n in (config.num_attention_heads, config.num_key_value_heads)),
-    )
-    return tuple(nn.Linear(*shape, bias=False) for shape in ((d, q), (d, kv), (d, kv), (q, d)))
+class AnlitBlock(nn.Module):
+    """The maps of a block, and what differs from layer to layer."""
 
+    def __init__(self, config: AnlitConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.d_head = layer, config.head_dim
+        self.mechanism, self.rotation = config.mechanisms[layer], config.rotations[config.positions[layer]]
+        d, f = config.hidden_size, config.intermediate_size
+        q, kv = (config.head_dim * n for n in (config.num_attention_heads, config.num_key_value_heads))
+        shapes = ((d, q), (d, kv), (d, kv), (q, d), (d, f), (d, f), (f, d))
+        maps = (nn.Linear(*shape, bias=False) for shape in shapes)
+        self.W_q, self.W_k, self.W_v, self.W_o, self.W_u, self.W_z, self.W_d = maps
 
-def split_heads(x: Tensor, d_head: int) -> Tensor:
-    """(B, T, H·D) → (B, H, T, D)."""
-    return x.unflatten(-1, (-1, d_head)).transpose(1, 2)
+    def heads(self, h: Tensor) -> tuple[Tensor, ...]:
+        """h (B, T, d) → q, k, v, each (B, heads, T, D)."""
+        return tuple(W(h).unflatten(-1, (-1, self.d_head)).transpose(1, 2) for W in (self.W_q, self.W_k, self.W_v))
+
+    def mlp(self, h: Tensor) -> Tensor:
+        return self.W_d(self.W_u(h) * silu(self.W_z(h)))
+
+    def with_past(self, past: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the cache followed by those of this call: (B, H, S, D)."""
+        return (k, v) if past is None else past.update(k, v, self.layer)
 
 
 class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
-    """tokens (B, T) → logits (B, T, V). A subclass makes the blocks and may override `final`."""
+    """tokens (B, T) → logits (B, T, V). A subclass names its block and may override `final_norm`."""
+
+    block_class = AnlitBlock
 
     _input_embed_layer = "embedding"
     _tied_weights_keys = {"head.weight": "embedding.weight"}  # noqa: RUF012  # if tie_word_embeddings
@@ -62,14 +76,13 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: AnlitConfig) -> None:
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(self.make_block(config, layer) for layer in range(config.num_hidden_layers))
+        self.blocks = nn.ModuleList(self.block_class(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm_f = self.final_norm(config)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
 
-    def make_block(self, config: Any, layer: int) -> nn.Module:
-        raise NotImplementedError
-
-    def final(self, h: Tensor) -> Tensor:
-        return h
+    def final_norm(self, config: AnlitConfig) -> nn.Module:
+        return nn.Identity()
 
     def get_output_embeddings(self) -> nn.Module:
         return self.head
@@ -93,13 +106,8 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
         h = self.embedding(input_ids)
         for block in self.blocks:
             h = block(h, tokens, past_key_values)
-        logits = self.head(self.final(h[:, -logits_to_keep:]))
+        logits = self.head(self.norm_f(h[:, -logits_to_keep:]))
         loss = None
         if labels is not None:
             loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
-
-
-def with_past(past: Any, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of the cache followed by those of this call: (B, H, S, D)."""
-    return (k, v) if past is None else past.update(k, v, layer)

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from .anlit_attention import AttentionOutput, RMSNorm, TokenPositions, UnitNorm, attend, rotate
-from .anlit_model import AnlitConfig, AnlitForCausalLM, attention_maps, split_heads, with_past
+from .anlit_model import AnlitBlock, AnlitConfig, AnlitForCausalLM
 
 
 class Residual(nn.Module):
@@ -35,14 +34,10 @@ class AnGPTConfig(AnlitConfig):
     model_type = "anlit_angpt"
 
 
-class AnGPTBlock(nn.Module):
+class AnGPTBlock(AnlitBlock):
     def __init__(self, config: AnGPTConfig, layer: int) -> None:
-        super().__init__()
-        self.layer, self.d_head = layer, config.head_dim
-        self.mechanism, self.rotation = config.mechanisms[layer], config.rotations[config.positions[layer]]
-        d, f = config.hidden_size, config.intermediate_size
-        self.W_q, self.W_k, self.W_v, self.W_o = attention_maps(config)
-        self.W_u, self.W_z, self.W_d = (nn.Linear(*shape, bias=False) for shape in ((d, f), (d, f), (f, d)))
+        super().__init__(config, layer)
+        d = config.hidden_size
         self.alpha_A, self.alpha_M = Residual(d, config.post_norm), Residual(d, config.post_norm)
         qk_norm = config.qk_norm
         self.norm_q, self.norm_k = (
@@ -55,21 +50,15 @@ class AnGPTBlock(nn.Module):
 
     def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
         h = self.alpha_A(h, self.post_norm(self.attend(h, tokens, past)))
-        return self.alpha_M(h, self.post_norm(self.W_d(self.W_u(h) * silu(self.W_z(h)))))
+        return self.alpha_M(h, self.post_norm(self.mlp(h)))
 
     def attend(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
-        q, k, v = (split_heads(W(h), self.d_head) for W in (self.W_q, self.W_k, self.W_v))
+        q, k, v = self.heads(h)
         q, k = (rotate(y, self.rotation, tokens.queries) for y in (self.norm_q(q), self.norm_k(k)))
-        k, v = with_past(past, self.layer, k, self.norm_v(v))
+        k, v = self.with_past(past, k, self.norm_v(v))
         return self.W_o(self.output(attend(q, k, v, self.mechanism, tokens), h))
 
 
 class AnGPTForCausalLM(AnlitForCausalLM):
     config_class = AnGPTConfig
-
-    def __init__(self, config: AnGPTConfig) -> None:
-        super().__init__(config)
-        self.post_init()
-
-    def make_block(self, config: Any, layer: int) -> nn.Module:
-        return AnGPTBlock(config, layer)
+    block_class = AnGPTBlock

@@ -8,25 +8,20 @@ logits = W_head (rms(h)·g_f)
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from .anlit_attention import AttentionOutput, RMSNorm, TokenPositions, attend, rotate
-from .anlit_model import AnlitConfig, AnlitForCausalLM, attention_maps, split_heads, with_past
+from .anlit_model import AnlitBlock, AnlitConfig, AnlitForCausalLM
 
 
 class GPTConfig(AnlitConfig):
     model_type = "anlit_gpt"
 
 
-class GPTBlock(nn.Module):
+class GPTBlock(AnlitBlock):
     def __init__(self, config: GPTConfig, layer: int) -> None:
-        super().__init__()
-        self.layer, self.d_head = layer, config.head_dim
-        self.mechanism, self.rotation = config.mechanisms[layer], config.rotations[config.positions[layer]]
-        d, f, eps = config.hidden_size, config.intermediate_size, config.norm_eps
+        super().__init__(config, layer)
+        d, eps = config.hidden_size, config.norm_eps
         self.norm_1, self.norm_2 = RMSNorm(d, eps), RMSNorm(d, eps)
-        self.W_q, self.W_k, self.W_v, self.W_o = attention_maps(config)
-        self.W_u, self.W_z, self.W_d = (nn.Linear(*shape, bias=False) for shape in ((d, f), (d, f), (f, d)))
         qk_norm = config.qk_norm
         self.norm_q, self.norm_k = (
             RMSNorm(self.d_head, qk_norm["eps"], qk_norm["gain"]) if qk_norm else nn.Identity() for _ in range(2)
@@ -38,26 +33,18 @@ class GPTBlock(nn.Module):
 
     def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
         h = h + self.post_norm_A(self.attend(self.norm_1(h), tokens, past))
-        x = self.norm_2(h)
-        return h + self.post_norm_M(self.W_d(self.W_u(x) * silu(self.W_z(x))))
+        return h + self.post_norm_M(self.mlp(self.norm_2(h)))
 
     def attend(self, x: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
-        q, k, v = (split_heads(W(x), self.d_head) for W in (self.W_q, self.W_k, self.W_v))
+        q, k, v = self.heads(x)
         q, k = (rotate(y, self.rotation, tokens.queries) for y in (self.norm_q(q), self.norm_k(k)))
-        k, v = with_past(past, self.layer, k, self.norm_v(v))
+        k, v = self.with_past(past, k, self.norm_v(v))
         return self.W_o(self.output(attend(q, k, v, self.mechanism, tokens), x))
 
 
 class GPTForCausalLM(AnlitForCausalLM):
     config_class = GPTConfig
+    block_class = GPTBlock
 
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__(config)
-        self.norm_f = RMSNorm(config.hidden_size, config.norm_eps)
-        self.post_init()
-
-    def make_block(self, config: Any, layer: int) -> nn.Module:
-        return GPTBlock(config, layer)
-
-    def final(self, h: Tensor) -> Tensor:
-        return self.norm_f(h)
+    def final_norm(self, config: AnlitConfig) -> nn.Module:
+        return RMSNorm(config.hidden_size, config.norm_eps)
