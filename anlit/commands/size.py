@@ -1,10 +1,9 @@
 """`anlit size`: estimates the needs of a run from the configuration of `anlit fit`, without starting it."""
 
 import argparse
-import logging
-import warnings
 from pathlib import Path
 
+from anlit.commands.support.quiet import quiet
 from anlit.errors import UserError
 from anlit.options import CommandParser
 from anlit.reporting.files import write_json
@@ -15,13 +14,7 @@ from anlit.sizing.gpus import DENSE_BF16
 def main(argv: list[str]) -> int:
     parser = _parser()
     options, fit_arguments = parser.parse_known_args(argv)
-    for noise in (
-        ".*is an instance of `nn.Module`.*",
-        ".*trying to `self.log\\(\\)`.*",
-        ".*args parameter is intended.*",
-    ):
-        warnings.filterwarnings("ignore", noise)
-    logging.getLogger("lightning").setLevel(logging.WARNING)
+    quiet()
     _check(options, fit_arguments)
 
     from anlit.commands.support.sizing import parse, plan_of  # torch takes seconds: wrong options do not wait for it
@@ -48,9 +41,6 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--gpus", type=int, help="number of GPUs on all nodes")
     parser.add_argument("--strategy", choices=["1gpu", "ddp", "fsdp"])
-    parser.add_argument("--precision", choices=["32-true", "bf16-mixed", "bf16-true"])
-    parser.add_argument("--gather_dtype", choices=["float32", "bfloat16"], help="under fsdp; see FullySharded")
-    parser.add_argument("--activation_checkpointing", help="none, full, or every-2, every-3 …")
     parser.add_argument("--batch_size", type=int, help="sequences in a micro-batch on one GPU")
     parser.add_argument("--tokens", type=float, help="training tokens of the whole run, such as 300e9")
     parser.add_argument("--gpu", choices=sorted(DENSE_BF16), default="H100")

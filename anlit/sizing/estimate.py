@@ -90,13 +90,7 @@ class Estimate:
 
 
 def estimate(model: LanguageModel, plan: Plan) -> Estimate:
-    """Size a model (on the meta device) under a plan.
-
-    Raises:
-        ValueError: Strategy and number of GPUs contradict each other.
-    """
-    if plan.strategy == "1gpu" and plan.gpus != 1:
-        raise ValueError(f"strategy=1gpu is for one GPU, not {plan.gpus}: choose ddp or fsdp, or set gpus to 1")
+    """Size a model (on the meta device) under a plan."""
     groups = parameter_groups(model.model)
     parameters = {group["name"]: sum(p.numel() for p in group["params"]) for group in groups}
     parameters["total"] = sum(parameters.values())

@@ -16,7 +16,7 @@ MODEL = [
 
 def test_it_takes_fits_options_and_needs_no_data(tmp_path: Path) -> None:
     record = tmp_path / "size.json"
-    plan = ["--gpus", "4", "--strategy", "fsdp", "--activation_checkpointing", "every-2", "--batch_size", "2"]
+    plan = ["--gpus", "4", "--strategy", "fsdp", "--model.runtime.recompute_every", "2", "--batch_size", "2"]
     assert main([*MODEL, *plan, "--tokens", "1e9", "--json", str(record)]) == 0
     numbers = json.loads(record.read_text())
     assert numbers["parameters"]["total"] == 2 * 16 * 32 * 32 + 2 * 256 * 32 + 2 * 2 * 32 + 256
@@ -41,7 +41,6 @@ def test_shared_keys_and_the_width_of_heads_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--activation_checkpointing", "some"], "choose none, full or every-2"),
         (["--gpus", "2", "--strategy", "1gpu"], "choose ddp or fsdp"),
         (["--mfu", "40"], r"must be a share of the peak in \(0, 1\]"),
         (["--model.n_heads", "3"], "not divisible"),

@@ -76,11 +76,6 @@ def test_days_follow_from_tokens_flops_and_gpus() -> None:
     assert sizes.days == pytest.approx(1e12 * sizes.flops_per_token / (8 * 312e12 * 0.5) / 86_400)
 
 
-def test_one_process_has_one_gpu() -> None:
-    with pytest.raises(ValueError, match="choose ddp or fsdp"):
-        estimate(build("GPT", "meta", **SMALL), Plan(gpus=2))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ARCHITECTURES)

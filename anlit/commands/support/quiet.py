@@ -9,6 +9,7 @@ WARNINGS = (
     ".*is an instance of `nn.Module`.*",
     ".*Checkpoint directory.*",
     ".*LeafSpec.*",
+    ".*trying to `self.log\\(\\)`.*",  # what sizing traces has no Trainer
     ".*`__len__` could be inaccurate.*",
     ".*sync_dist=True.*",  # logged values are already over all ranks
     ".*You are using the .* progress bar.*",

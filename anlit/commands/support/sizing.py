@@ -7,8 +7,6 @@ from anlit.commands.support.parser import RunParser, model_of, origin, read_comm
 from anlit.errors import UserError
 from anlit.sizing.estimate import Plan
 
-CHECKPOINTING = {"none": None, "full": 1}
-
 
 class SizingParser(RunParser):
     """Parses what `anlit fit` parses and makes the model only, on the meta device."""
@@ -30,10 +28,10 @@ def parse(arguments: list[str]) -> SizingParser:
 
 
 def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
-    """The plan from the command's options, and from the configuration for options that are left out.
+    """The plan from the command's options, and from the configuration for what they leave out.
 
     Raises:
-        UserError: An option is out of range.
+        UserError: Strategy and number of GPUs contradict each other.
     """
     trainer, model = settings.trainer, settings.model.init_args
     data = settings.data.init_args if "init_args" in settings.data else settings.data
@@ -52,9 +50,9 @@ def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
     return Plan(
         gpus=gpus,
         strategy=strategy,
-        precision=options.precision or _precision(trainer.precision),
-        gather=options.gather_dtype or _gather_dtype(trainer.strategy),
-        checkpoint_every=_checkpointing(options.activation_checkpointing, model),
+        precision=_precision(trainer.precision),
+        gather=_gather_dtype(trainer.strategy),
+        checkpoint_every=model.get("runtime.recompute_every") or None,
         batch_size=batch_size,
         length=model.context_length,
         accumulate=accumulate,
@@ -71,14 +69,3 @@ def _precision(precision: Any) -> Any:
 
 def _gather_dtype(strategy: Any) -> Any:
     return "float32" if isinstance(strategy, str) else strategy.get("init_args.gather_dtype") or "float32"
-
-
-def _checkpointing(text: str | None, model: Any) -> int | None:
-    if text is None:
-        return model.get("runtime.recompute_every") or None
-    if text in CHECKPOINTING:
-        return CHECKPOINTING[text]
-    number = text.removeprefix("every-")
-    if number.isdecimal() and int(number) > 0:
-        return int(number)
-    raise UserError(f"--activation_checkpointing {text} is unknown: choose none, full or every-2, every-3 …")
