@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 import matplotlib
 
 matplotlib.use("Agg")
+import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.text import Text
 
 DPI = 150
@@ -103,6 +106,27 @@ def style() -> AbstractContextManager[None]:
         "savefig.facecolor": "white",  # also on a dark page
         "pdf.fonttype": 42,  # keep text as text
     })  # fmt: skip
+
+
+def panels(count: int, columns: int, width: float = 3.2, height: float = 2.6) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` panels, `columns` in a row, of a size in inches each."""
+    columns = min(columns, count)
+    n_rows = -(-count // columns)
+    figure, grid = plt.subplots(n_rows, columns, figsize=(width * columns, height * n_rows + 0.9), squeeze=False)
+    for ax in grid.flat[count:]:
+        ax.set_axis_off()
+    for ax in grid.flat[:count]:
+        ax.grid()
+    return figure, list(grid.flat[:count])
+
+
+def heat_map(ax: Axes, table: np.ndarray, top: float, numbers: bool) -> AxesImage:
+    """Draw (rows, columns) in colours from 0 to `top`, with the numbers in the cells if they are wanted."""
+    image = ax.imshow(table, cmap=MAP, vmin=0, vmax=top, aspect="auto", interpolation="nearest")
+    for (row, column), value in np.ndenumerate(table) if numbers else ():
+        colour = "white" if value < top / 2 else "black"
+        ax.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+    return image
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -6,17 +6,15 @@ The values are those of `anlit.training.callbacks.TrainingDynamics`.
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
 from anlit.analysis.study.outcome import Outcome
-from anlit.reporting.figure import looks, save, style
+from anlit.reporting.figure import looks, panels, save, style
 from anlit.reporting.table import NONE, markdown_table
 from anlit.runs.folders import METRICS, Run
 
@@ -89,23 +87,18 @@ def mean_over_seeds(seeds: Sequence[dict[str, Series]]) -> dict[str, Series]:
 def draw(lines: dict[str, dict[str, Series]], path: Path) -> None:
     """Write a panel for each metric that a line has, with one line for each arm."""
     names = [name for name in PANELS if any(name in one for one in lines.values())]
-    columns = min(4, len(names))
-    rows = math.ceil(len(names) / columns)
     with style():
-        figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 3.0 * rows + 0.5), squeeze=False)
+        figure, axes = panels(len(names), 4, 3.6, 3.0)
         drawn = looks(list(lines))
-        for ax, name in zip(axes.flat, names, strict=False):
+        for ax, name in zip(axes, names, strict=True):
             for title, one in lines.items():
                 if name in one:
                     ax.plot(*one[name], linestyle=drawn[title].dash, color=drawn[title].colour, label=title)
             ax.set_title(PANELS[name], fontsize=9)
             ax.set_xlabel("step")
-            ax.grid()
             if name in LOGARITHMIC:
                 ax.set_yscale("log")
-        for ax in list(axes.flat)[len(names) :]:
-            ax.set_axis_off()
-        handles, labels = axes.flat[0].get_legend_handles_labels()
+        handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4)
         save(figure, path)
 

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.ticker import NullFormatter
 
 from anlit.configuration import attention_label
-from anlit.evaluation.diagnose.plot import SMALL, panels
-from anlit.reporting.figure import DASHES, looks, plt, save, style
+from anlit.evaluation.diagnose.plot import SMALL
+from anlit.reporting.figure import DASHES, looks, panels, plt, save, style
 
 KINDS = {
     "expected_total": "expected total weight E Σ e^L in [t, 10t)",

@@ -11,10 +11,9 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from anlit.reporting.figure import COLOURS, INK, MAP, save, style
+from anlit.reporting.figure import COLOURS, INK, MAP, heat_map, panels, save, style
 
 SMALL: Any = {"font.size": 9, "axes.titlesize": 9}
 TITLES = {
@@ -58,20 +57,6 @@ def draw(folder: Path, label: str, found: dict[str, Any]) -> dict[str, Path]:
     return {title: file for title, (file, _) in files.items()}
 
 
-def panels(count: int, columns: int, width: float = 3.2, height: float = 2.6) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels, `columns` in a row."""
-    columns = min(columns, count)
-    n_rows = -(-count // columns)
-    figure, grid = plt.subplots(
-        n_rows, columns, figsize=(width * columns, height * n_rows + 0.9), squeeze=False, layout="constrained"
-    )
-    for ax in grid.flat[count:]:
-        ax.set_axis_off()
-    for ax in grid.flat[:count]:
-        ax.grid()
-    return figure, list(grid.flat[:count])
-
-
 def statistics_figure(found: dict[str, Any]) -> Figure:
     """Each statistic over n: for each layer a line, the mean over heads, and a band over the range of the heads."""
     figure, axes = panels(len(TITLES), 3, 3.6)
@@ -110,26 +95,16 @@ def heads_figure(found: dict[str, Any]) -> Figure:
     last, (low, high) = reliable(found) - 1, last_bin(found)
     shape = np.array(found["statistics"]["entropy"])[..., last].shape
     size = (2 * (1.4 + 0.45 * shape[1]) + 1, 1.5 + 0.32 * shape[0])
-    figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=size)
     for ax, name, top in zip(axes, ("entropy", "weight_on_first"), (math.log(high), 1.0), strict=True):
         values = np.array(found["statistics"][name], dtype=float)[..., last]
-        figure.colorbar(_head_map(ax, values, top), ax=ax)
+        figure.colorbar(heat_map(ax, values, top, values.size <= MOST_NUMBERS), ax=ax)
         ax.set_title(TITLES[name])
+        ax.set_ylabel("layer")
+        ax.set_xticks(range(values.shape[1]))
+        ax.set_yticks(range(values.shape[0]))
         ax.set_xlabel(f"head (n = {low:,} to {high:,})")
     return figure
-
-
-def _head_map(ax: Axes, values: np.ndarray, top: float) -> AxesImage:
-    """A heat map of layers (rows) and heads (columns), colours from 0 to `top`, with numbers if there is space."""
-    image = ax.imshow(values, cmap=MAP, vmin=0, vmax=top, aspect="auto")
-    ax.set_ylabel("layer")
-    ax.set_xticks(range(values.shape[1]))
-    ax.set_yticks(range(values.shape[0]))
-    if values.size <= MOST_NUMBERS:
-        for (row, head), value in np.ndenumerate(values):
-            colour = "white" if value < top / 2 else "black"
-            ax.text(head, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
-    return image
 
 
 def layer_colours(count: int) -> list[Any]:

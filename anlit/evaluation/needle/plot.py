@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
 from anlit.evaluation.needle.tables import ArmScores, Results
-from anlit.reporting.figure import MAP, save, style
+from anlit.reporting.figure import heat_map, save, style
 
 COLUMNS = 4
 FEW_ROWS, FEW_COLUMNS = 11, 6
@@ -45,7 +45,7 @@ def _draw(ax: Axes, arm: ArmScores, results: Results) -> AxesImage:
     """Draw one panel, with the first depth on top and the shortest length on the left."""
     depths, lengths = results.depths, results.lengths
     table = np.stack([arm.by_depth(length) for length in lengths], axis=1)
-    picture = ax.imshow(table, cmap=MAP, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    picture = heat_map(ax, table, 1.0, numbers=len(depths) <= FEW_ROWS and len(lengths) <= FEW_COLUMNS)
     width = 26 if len(lengths) < 4 else 34
     seeds = f" ({arm.n_seeds}\N{NO-BREAK SPACE}seeds)" if arm.n_seeds > 1 else ""
     ax.set_title(textwrap.fill(arm.label + seeds, width), loc="left", fontsize=10)
@@ -53,8 +53,4 @@ def _draw(ax: Axes, arm: ArmScores, results: Results) -> AxesImage:
     shown = range(0, len(depths), max(1, round((len(depths) - 1) / 10)))
     ax.set_yticks(shown, [f"{100 * depths[row]:.0f}" for row in shown])
     ax.spines[:].set_visible(False)
-    if len(depths) <= FEW_ROWS and len(lengths) <= FEW_COLUMNS:
-        for (row, column), value in np.ndenumerate(table):
-            colour = "black" if value > 0.5 else "white"
-            ax.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
     return picture
