@@ -78,7 +78,7 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
     from anlit.checkpoints.loading import describe, load_checkpoint
     from anlit.inference.scoring import score
     from anlit.inference.text import text_of
-    from anlit.reporting.token_table import TokenTable, byte_offsets
+    from anlit.reporting.token_table import byte_offsets, token_table
 
     checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
     text, length = text_of(checkpoint, arguments.tokenizer), arguments.length or checkpoint.training_length
@@ -96,7 +96,7 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
 
     record: dict[str, Any] = {"command": command, "length": length, "stride": stride, **describe(checkpoint)}
     found = score(checkpoint.model.model, tokens(), length, stride, text.ending, arguments.batch_size)
-    with TokenTable(Path(arguments.output), text.tokenizer, record) as table:
+    with token_table(Path(arguments.output), text.tokenizer, record) as table:
         for number, scores in enumerate(found):
             byte_ranges, source = offsets.pop(0)
             table.add(number, scores, byte_ranges, source)

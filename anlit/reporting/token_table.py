@@ -14,11 +14,11 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from anlit.errors import UserError
+from anlit.reporting.files import replacing
 
 SCHEMA = pa.schema(
     [
@@ -59,31 +60,38 @@ class Scores:
     """int32, the number of tokens of the document that the model saw before it."""
 
 
-class TokenTable:
-    """A parquet file that appears under its name when it is complete.
+@contextmanager
+def token_table(path: Path, tokenizer: Tokenizer, record: Mapping[str, Any]) -> Iterator["TokenTable"]:
+    """A parquet file that appears under its name when it is complete; an existing one is replaced.
 
     Args:
-        path: The file; an existing one is replaced.
+        path: The file.
         tokenizer: Decodes the tokens.
         record: Written as JSON into the file's metadata, under `anlit`.
 
     Raises:
         UserError: The file cannot be written.
     """
+    if path.is_dir():
+        raise UserError(f"--output {path} is a folder: give the name of a file, such as {path}/scores.parquet")
+    schema = SCHEMA.with_metadata({"anlit": json.dumps(record)})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+            table = TokenTable(writer, tokenizer)
+            yield table
+            table.write()
+    except OSError as error:
+        raise UserError(f"--output {path} cannot be written ({error.strerror or error}): name another") from error
 
-    def __init__(self, path: Path, tokenizer: Tokenizer, record: Mapping[str, Any]) -> None:
-        self.path, self._partial = path, path.with_name(path.name + ".partial")
-        self._tokenizer = tokenizer
+
+class TokenTable:
+    """The rows of a `token_table`."""
+
+    def __init__(self, writer: pq.ParquetWriter, tokenizer: Tokenizer) -> None:
+        self._writer, self._tokenizer = writer, tokenizer
         self._text_of = lru_cache(maxsize=None)(self._decode)
         self._waiting: list[pa.Table] = []
-        schema = SCHEMA.with_metadata({"anlit": json.dumps(record)})
-        if path.is_dir():
-            raise UserError(f"--output {path} is a folder: give the name of a file, such as {path}/scores.parquet")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._partial, schema, compression="zstd")
-        except OSError as error:
-            raise UserError(f"--output {path} cannot be written ({error.strerror or error}): name another") from error
 
     def add(self, document: int, scores: Scores, offsets: np.ndarray, source: str) -> None:
         """Add the tokens of one document.
@@ -109,33 +117,16 @@ class TokenTable:
         ]
         self._waiting.append(pa.Table.from_arrays(columns, schema=SCHEMA))
         if sum(map(len, self._waiting)) >= ROW_GROUP:
-            self._write()
+            self.write()
 
     def _decode(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the rows that wait for their row group to be full."""
         if self._waiting:
             self._writer.write_table(pa.concat_tables(self._waiting).cast(self._writer.schema))
             self._waiting = []
-
-    def close(self, complete: bool = True) -> None:
-        """Rename the complete file to its name, or remove an incomplete one."""
-        if complete:
-            self._write()
-        self._writer.close()
-        if complete:
-            self._partial.replace(self.path)
-        else:
-            self._partial.unlink(missing_ok=True)
-
-    def __enter__(self) -> "TokenTable":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(complete=kind is None)
 
 
 def byte_offsets(text: str, characters: Sequence[tuple[int, int]]) -> np.ndarray:
