@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from anlit.benchmarks.options import say
 from anlit.benchmarks.record import Record, Table
 from anlit.benchmarks.turns import alternate, paired_ratio, quartiles
 from anlit.reporting.table import NONE
+from anlit.reporting.text import say
 
 Row = dict[str, Any]
 Column = Callable[[Row], str]

@@ -1,8 +1,6 @@
 """Options that benchmarks share."""
 
 import argparse
-import sys
-import time
 from collections.abc import Collection
 from typing import Any
 
@@ -67,8 +65,3 @@ def check_names(option: str, given: Collection[str] | None, known: Collection[An
     for name in given or ():
         if name not in known:
             raise UserError(f"--{option} {name} is not known: choose from {', '.join(known)}")
-
-
-def say(text: str) -> None:
-    """Print to standard error, with the time."""
-    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)

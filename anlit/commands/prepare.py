@@ -7,10 +7,10 @@ from pathlib import Path
 
 from anlit.data.preparation.catalogue import CORPORA, Options, recipe_of
 from anlit.data.preparation.prepare import RunOptions, prepare
-from anlit.data.preparation.workspace import say
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import UserError
 from anlit.options import CommandParser
+from anlit.reporting.text import say
 
 EPILOG = """\
 The same command goes on after an interruption, and repairs a finished folder that has lost chunks. Several machines

@@ -97,7 +97,7 @@ def generate(
         batch = _Batch(decoder, [requests[number].prompt for number in numbers], max_tokens, ending)
         uniforms = torch.stack([sampling.uniforms(requests[number].sample, max_tokens) for number in numbers])
         for step in range(max_tokens):
-            tokens = sampling.draw(_finite(batch.logits[:, :n_allowed]), uniforms[:, step].to(batch.logits.device))
+            tokens = sampling.draw(finite(batch.logits[:, :n_allowed]), uniforms[:, step].to(batch.logits.device))
             chances = batch.logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
             for number, token, chance in zip(numbers, tokens.tolist(), chances, strict=True):
                 if found[number].finish is None:
@@ -202,7 +202,8 @@ def _note(continuation: Continuation, token: int, chance: float, ending: Ending,
         continuation.finish = "length"
 
 
-def _finite(logits: Tensor) -> Tensor:
+def finite(logits: Tensor) -> Tensor:
+    """The logits; raise UserError if one is NaN or infinite."""
     if not logits.isfinite().all():
         raise UserError("the model's logits are not finite, so its weights are damaged: choose another checkpoint")
     return logits

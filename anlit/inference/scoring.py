@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
-from anlit.inference.generation import Ending, check_prompt, stretches
+from anlit.inference.generation import Ending, check_prompt, finite, stretches
 from anlit.models.decoder import Decoder
 from anlit.reporting.token_table import Scores
 
@@ -146,9 +146,7 @@ def _scores_of(logits: Tensor, batch: list[tuple[_Sequence, Window]], skipped: i
     """
     targets = [sequence.row[window.begin + skipped + 1 : window.end + 1] for sequence, window in batch]
     index = _stack(targets, logits.shape[1]).to(logits.device)[..., None]
-    of_targets = logits.gather(-1, index)
-    if not of_targets.isfinite().all():
-        raise UserError("the model's logits are not finite, so its weights are damaged: choose another checkpoint")
+    of_targets = finite(logits.gather(-1, index))
     log_likelihood = (of_targets - logits.logsumexp(-1, keepdim=True))[..., 0]
     rank = (logits > of_targets).sum(-1) + 1
     return log_likelihood.cpu().numpy(), rank.cpu().numpy()

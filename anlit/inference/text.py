@@ -55,13 +55,8 @@ class Text:
         """The tokens of a document that begins with `text`, after a separator if the model saw one in training.
 
         A model that was imported and not trained here saw the tokens that its tokenizer puts in front of a text.
-
-        Raises:
-            UserError: The text is empty.
         """
         tokens = self.encode(text)
-        if not tokens:
-            raise UserError("the prompt is empty: give at least one token of text to continue")
         if checkpoint.family is not None and checkpoint.trained_on is None:
             whole = self.tokenizer.encode(text, add_special_tokens=True)
             n_special = sum(1 for _ in takewhile(bool, whole.special_tokens_mask))

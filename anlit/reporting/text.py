@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import time
 import unicodedata
 
 # Control, format (writing direction, invisible), surrogate and private characters, line and paragraph separators.
@@ -35,6 +37,19 @@ def code(text: str) -> str:
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     padding = " " if shown[:1] == "`" or shown[-1:] == "`" else ""
     return f"{fence}{padding}{shown}{padding}{fence}"
+
+
+def say(text: str) -> None:
+    """Print one line to standard error, with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')}  {visible(text)}", file=sys.stderr, flush=True)
+
+
+def short_number(value: float) -> str:
+    """`1.3M`, `820k`, `0.004`."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
 
 
 def minus(number: str) -> str:

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from anlit import AnGPT
 from anlit.cli import main
-from anlit.training.callbacks.progress import RunProgress, clock, numbers, short
+from anlit.reporting.text import short_number
+from anlit.training.callbacks.progress import RunProgress, clock, numbers
 from tests.integration.conftest import fit_arguments
 from tests.models.tiny import batches, fit, tiny
 
@@ -68,5 +69,5 @@ def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(
 def test_numbers_are_short() -> None:
     shown = numbers({"train/tokens_per_second": 12345.6, "loss": 3.21456, "val/loss": 3.3, "other": 1})
     assert shown == "12.3k tokens/s  loss 3.215  val 3.300"
-    assert [short(x) for x in (12, 963, 1.5e6, 2e9)] == ["12", "963", "1.5M", "2G"]
+    assert [short_number(x) for x in (0.004, 12, 963, 1.5e6, 2e9)] == ["0.004", "12", "963", "1.5M", "2B"]
     assert [clock(x) for x in (5, 252, 90061)] == ["0:05", "4:12", "25:01:01"]

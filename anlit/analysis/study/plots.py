@@ -10,6 +10,7 @@ from matplotlib import pyplot as plt
 
 from anlit.reporting.figure import looks, save, style
 from anlit.reporting.intervals import PowerLaw
+from anlit.reporting.text import short_number
 
 NAMES = {"tokens": "training tokens", "flops": "training compute", "lr": "learning rate", "batch_size": "batch size",
          "tau": "τ", "d_model": "width"}  # fmt: skip
@@ -67,11 +68,3 @@ def named(key: str) -> str:
 def axis_label(key: str) -> str:
     """A setting's name with its unit."""
     return UNITS.get(key, named(key))
-
-
-def short_number(value: float) -> str:
-    """`1.3M`, `820k`, `0.004`."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:g}"

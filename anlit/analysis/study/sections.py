@@ -30,7 +30,7 @@ from anlit.analysis.wall_clock import read_paired, usable
 from anlit.errors import UserError
 from anlit.reporting.intervals import power_law
 from anlit.reporting.table import NONE, markdown_table
-from anlit.reporting.text import literal
+from anlit.reporting.text import literal, short_number
 
 Section = Callable[[Outcome, dict[str, Any]], list[str]]
 
@@ -153,7 +153,7 @@ def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     plots.trends(series, over, value, path, fits if value != "loss" else {})
     parts = [title, f"![{value} over {over}]({path.name})"]
     if value == "loss":
-        rows = [[label, plots.short_number(x), f"{y:.4f}" + (f" ± {sd:.4f}" if sd else "")]
+        rows = [[label, short_number(x), f"{y:.4f}" + (f" ± {sd:.4f}" if sd else "")]
                 for label, found in series.items() for x, y, sd in sorted(found)]  # fmt: skip
         return [*parts, markdown_table(["arm", plots.named(over), "validation loss (nats/token)"], rows)]
     rows = [

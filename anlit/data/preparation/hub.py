@@ -26,9 +26,9 @@ from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
 from anlit.data.preparation.sources import Listing, Source, SourceFile, file_sha256, natural
 from anlit.data.preparation.workers import in_thread
-from anlit.data.preparation.workspace import say
 from anlit.data.storage.names import checked_path, path_inside
 from anlit.errors import UserError
+from anlit.reporting.text import say
 
 T = TypeVar("T")
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from anlit.data.preparation.formats import Span, format_of, read_bin_header
 from anlit.data.preparation.recipe import Recipe
 from anlit.data.preparation.sources import FileState, SourceFile
-from anlit.data.preparation.workspace import Workspace, read_json, say
+from anlit.data.preparation.workspace import Workspace, read_json
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import UserError
 from anlit.reporting.files import write_json
+from anlit.reporting.text import say
 
 TOKENS_AT_ONCE = 1 << 22  # of a .bin file
 

@@ -25,11 +25,11 @@ from anlit.data.preparation.recipe import GPT2_END_OF_DOCUMENT, GPT2_VOCABULARY,
 from anlit.data.preparation.repair import Damage, begin_repair, find_damage, reopen
 from anlit.data.preparation.runner import Runner, all_groups_done
 from anlit.data.preparation.tokenizer import provide_tokenizer
-from anlit.data.preparation.workspace import LOCK, Workspace, say
+from anlit.data.preparation.workspace import LOCK, Workspace
 from anlit.data.storage.manifest import MANIFEST, WORK, read_manifest
 from anlit.errors import UserError
 from anlit.reporting.provenance import cores
-from anlit.reporting.text import visible
+from anlit.reporting.text import say, visible
 
 
 @dataclass(frozen=True)

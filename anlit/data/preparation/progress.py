@@ -7,7 +7,7 @@ from typing import Self
 from rich import progress as rich_progress
 from rich.console import Console
 
-from anlit.data.preparation.workspace import say
+from anlit.reporting.text import say
 
 LINE_EVERY_SECONDS = 30
 

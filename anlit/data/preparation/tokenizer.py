@@ -7,9 +7,10 @@ from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.formats import read_file
 from anlit.data.preparation.plan import Plan
 from anlit.data.preparation.recipe import BPE, Recipe
-from anlit.data.preparation.workspace import Workspace, say
+from anlit.data.preparation.workspace import Workspace
 from anlit.data.storage.manifest import TRAIN
 from anlit.reporting.files import replacing
+from anlit.reporting.text import say
 
 TOKENIZER_BYTES = 256 << 20
 """Text that a BPE is trained on, at most."""

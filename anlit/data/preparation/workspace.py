@@ -10,8 +10,6 @@
 
 import json
 import shutil
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +20,7 @@ from filelock import FileLock, Timeout
 from anlit.data.storage.manifest import SPLITS, WORK
 from anlit.errors import UserError
 from anlit.reporting.files import TEMPORARY
-from anlit.reporting.text import visible
+from anlit.reporting.text import say
 
 LOCK = ".prepare-"
 MOST_GROUPS_LOST = 3
@@ -145,8 +143,3 @@ class Workspace:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def say(text: str) -> None:
-    """One line on the terminal's error stream, with the time: preparing can take days."""
-    print(f"{time.strftime('%H:%M:%S')}  {visible(text)}", file=sys.stderr, flush=True)

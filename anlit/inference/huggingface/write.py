@@ -1,6 +1,5 @@
 """Writes a model's folder for transformers: weights, configuration, tokenizer and, if needed, custom code."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,15 @@ from anlit.checkpoints.exported import write_folder
 from anlit.checkpoints.loading import Checkpoint
 from anlit.inference.huggingface import builtin_models, custom_code
 from anlit.inference.text import Text
+from anlit.reporting.files import write_json
 
 
 def write_huggingface(checkpoint: Checkpoint, folder: Path, text: Text | None) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
-    GPT+ is written in an architecture of transformers if one is exact: that which it was imported from, if it still is
-    one. nGPT and anGPT (folded), and GPT+ with other
-    settings, come with custom code, which from_pretrained runs with `trust_remote_code=True`.
+    GPT+ is written in an architecture of transformers that is exactly the same, first that which it was imported from.
+    nGPT and anGPT (folded), and GPT+ with other settings, come with custom code, which from_pretrained runs with
+    `trust_remote_code=True`.
 
     Raises:
         UserError: The code does not support one of the model's settings.
@@ -34,10 +34,10 @@ def write_huggingface(checkpoint: Checkpoint, folder: Path, text: Text | None) -
     write_folder(folder, weights, {**record, **special, "dtype": "float32"}, text.content if text is not None else None)
     for file in code:
         shutil.copyfile(file, folder / file.name)
-    _write_json(folder / "generation_config.json", {**special, "do_sample": False})
+    write_json(folder / "generation_config.json", {**special, "do_sample": False})
     if text is not None:
         name = text.tokenizer.id_to_token(end) if end is not None else None
-        _write_json(folder / "tokenizer_config.json", _tokenizer_settings(name, checkpoint.training_length))
+        write_json(folder / "tokenizer_config.json", _tokenizer_settings(name, checkpoint.training_length))
 
 
 def _tokenizer_settings(end: str | None, context_length: int) -> dict[str, Any]:
@@ -49,7 +49,3 @@ def _tokenizer_settings(end: str | None, context_length: int) -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
         "padding_side": "left",  # decoders need this to generate
     }
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

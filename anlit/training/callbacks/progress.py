@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from anlit.models.trainer_steps import is_logged
+from anlit.reporting.text import short_number
 
 SECONDS_BETWEEN_LINES = 10.0
 """The interval of lines in a log file. A validation's result is always printed."""
@@ -162,19 +163,11 @@ def numbers(metrics: dict[str, Any]) -> str:
     found = {name: float(value) for name, value in metrics.items()}
     speed, loss, val = found.get("train/tokens_per_second"), found.get("loss"), found.get("val/loss")
     parts = [
-        f"{short(speed)} tokens/s" if speed is not None else "",
+        f"{short_number(speed)} tokens/s" if speed is not None else "",
         f"loss {loss:.3f}" if loss is not None else "",
         f"val {val:.3f}" if val is not None else "",
     ]
     return "  ".join(filter(None, parts))
-
-
-def short(number: float) -> str:
-    """12345 → 12.3k."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"
 
 
 def clock(seconds: float) -> str:
