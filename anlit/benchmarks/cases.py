@@ -52,7 +52,6 @@ class Case:
         label: Its name in the tables.
         build: Builds and checks it, given the rows of the group so far; the last one is its own. It raises
             any exception, if it cannot be timed.
-        facts: Facts for its row.
         base: The label of the case that its times are compared with (default: the first that was timed).
     """
 
@@ -76,7 +75,6 @@ def measure(groups: Iterable[Group], record: Record, rounds: int, minutes: float
 
     Args:
         groups: The most important first.
-        record: It grows with every item.
         rounds: The number of rounds of a group.
         minutes: The time limit. After it only the first round of a group that has begun is started.
     """

@@ -35,12 +35,9 @@ class OurStep:
     Args:
         architecture: A key of `MODELS`.
         size: The shapes of the model and the batch.
-        device: The device.
         runtime: Compiled or not, in float8 or not.
-        mechanism: The attention mechanism.
         documents: Pack documents into the batch and mask them; else each row is one document.
         group: Query heads that share a key head.
-        backend: Attention's.
     """
 
     def __init__(

@@ -59,7 +59,6 @@ class PeerStep:
     Args:
         peer: A key of `PEERS`.
         size: The shapes of the model and the batch.
-        device: The device.
         compiled: `whole` compiles the network with the loss, `no` nothing.
     """
 

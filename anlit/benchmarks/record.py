@@ -33,12 +33,8 @@ class Record:
     `keep` replaces the complete file, so that a killed run leaves its measurements.
 
     Args:
-        name: The benchmark.
-        argv: Its arguments.
         output: The folder, made where missing.
-        device: The device.
         stem: The name of its files (default: the benchmark's).
-        settings: The settings of the measurement.
 
     Raises:
         UserError: The folder cannot be written.

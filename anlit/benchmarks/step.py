@@ -68,7 +68,6 @@ class Plan:
         groups: Numbers of query heads that share a key head, in our models.
         backends: The back ends of attention in our models.
         lengths: Lengths of sequences, a table each; none for the size's own.
-        rounds: The number of rounds.
         repeats: Steps in a turn.
     """
 

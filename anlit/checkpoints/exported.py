@@ -38,7 +38,6 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
     """Write the model of a checkpoint; each file is complete or absent.
 
     Args:
-        content: The checkpoint.
         settings: The model's constructor arguments as plain values.
         folder: Created if missing.
         tokenizer: The content of tokenizer.json; None for no such file.

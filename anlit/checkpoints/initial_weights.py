@@ -29,7 +29,6 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
 
     Args:
         model: The model, not yet sharded or compiled.
-        path: A checkpoint that anlit wrote.
 
     Raises:
         UserError: There is no such file, it is damaged, anlit did not write it, or its weights do not fit the model.

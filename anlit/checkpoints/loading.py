@@ -77,7 +77,6 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     """Load the model of a run folder (its best checkpoint, else its last) or of a .ckpt file.
 
     Args:
-        path: The folder or the file.
         device: A torch device, or auto for the GPU if there is one.
         changes: Constructor arguments to replace, such as backend="eager".
 

@@ -43,7 +43,6 @@ def read_documents(files: Sequence[str], field: str) -> Iterator[Document]:
     """The texts of files: plain text is one document, .jsonl, .jsonl.zst and .parquet hold one per record.
 
     Args:
-        files: The names of the files.
         field: The field of a record that has its text.
 
     Raises:

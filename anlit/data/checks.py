@@ -86,7 +86,6 @@ def check_enough_to_train(
         sources: by the names that weights are given for.
         weights: None makes all sources one, of which some may be too short.
         length: tokens of a sequence.
-        path: of the prepared folder.
     """
     if weights is None:
         drawn = {"": [source for group in sources.values() for source in group]}

@@ -81,7 +81,6 @@ def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
     """The tokenizer in the content of a tokenizer.json, whoever has written it.
 
     Args:
-        content: of the file.
         where: its path or address, for errors.
 
     Raises:

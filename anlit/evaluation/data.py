@@ -70,7 +70,6 @@ def spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> Non
     """Set the data to validate on pieces of `piece` targets, evenly spread over the split.
 
     Args:
-        data: The data to change.
         piece: Targets in a piece, no more than the split has.
         tokens: Targets in total, a multiple of `piece`; all complete pieces if there are fewer.
         batch_tokens: Targets in a batch, which has at least one piece.

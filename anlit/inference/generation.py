@@ -77,8 +77,6 @@ def generate(
         decoder: The network, in eval mode.
         requests: Continued `batch_size` at a time, in this order.
         max_tokens: At least 1.
-        sampling: How tokens are drawn.
-        ending: What ends a document.
         batch_size: Rows in a batch.
         n_allowed: Draw only tokens below this; the other tokens of a rounded-up vocabulary have no text.
         on_token: Called with every token at once.

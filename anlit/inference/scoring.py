@@ -84,7 +84,6 @@ def score(
         documents: Their tokens, (n,) integers with n ≥ 1, without separators.
         length: Tokens in a window.
         stride: Tokens by which windows advance; None for half of `length`.
-        ending: The separator, if any.
         batch_size: Windows in a forward pass; None to choose it by size. It does not change the scores.
 
     Raises:

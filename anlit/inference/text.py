@@ -69,7 +69,6 @@ def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> Text:
     """The tokenizer of a checkpoint: the named one, else that of an exported folder, else that of the training data.
 
     Args:
-        checkpoint: The model.
         tokenizer: A tokenizer.json, or a folder or address that has one; None to find it.
 
     Raises:

@@ -43,9 +43,6 @@ class TerminalTable:
     markup, and with control characters escaped.
 
     Args:
-        title: The line above it.
-        head: Titles of the columns.
-        rows: Cells.
         left: Columns of text, which may be wrapped; cells of the others are never wrapped.
     """
 

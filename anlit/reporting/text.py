@@ -17,7 +17,6 @@ def visible(text: str, keep: str = "") -> str:
     r"""`text` with control characters escaped, such as `\x1b` for Escape, so that a terminal obeys none of them.
 
     Args:
-        text: Any text.
         keep: Characters that are not escaped.
     """
     return "".join(

@@ -65,8 +65,6 @@ def token_table(path: Path, tokenizer: Tokenizer, record: Mapping[str, Any]) -> 
     """A parquet file that appears under its name when it is complete; an existing one is replaced.
 
     Args:
-        path: The file.
-        tokenizer: Decodes the tokens.
         record: Written as JSON into the file's metadata, under `anlit`.
 
     Raises:
@@ -97,7 +95,6 @@ class TokenTable:
         """Add the tokens of one document.
 
         Args:
-            document: Its number.
             scores: The scores of n tokens.
             offsets: (n, 2) int64, their byte ranges.
             source: The origin of its text: the file, and the record in it.

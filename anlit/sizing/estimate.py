@@ -27,7 +27,6 @@ class Plan:
     Args:
         gpus: Number of GPUs on all nodes.
         strategy: One process, DDP, or parameters, gradients and optimizer state sharded over all GPUs.
-        precision: The Trainer's precision.
         gather: The dtype in which fsdp gathers parameters; the strategy's `gather_dtype`.
         checkpoint_every: Activation checkpointing of every n-th block; None for none.
         batch_size: Sequences in a micro-batch on one GPU.
@@ -56,7 +55,6 @@ class Estimate:
     """The needs of a plan; memory in bytes on one GPU.
 
     Args:
-        plan: The plan.
         parameters: Number of parameters by role, and `total`.
         memory: Memory by purpose. The sum is the peak that `torch.cuda.max_memory_allocated` would report.
         allowance: For fragmentation and memory outside torch.
@@ -149,7 +147,6 @@ def gathered_bytes(model: LanguageModel, width: int) -> float:
     being reduced.
 
     Args:
-        model: The model.
         width: Bytes per number in the dtype that a block computes in.
     """
     block = max(sum(p.numel() for p in block.parameters()) for block in model.model.blocks)

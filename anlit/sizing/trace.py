@@ -63,7 +63,6 @@ def step_memory(model: LanguageModel, setting: Setting) -> Bytes:
 
     Args:
         model: A model on the meta device; a copy of it is traced.
-        setting: How the step is computed.
     """
     depth, period = len(model.model.blocks), max(2, setting.checkpoint_every or 1)
     kinds = {(type(a.mechanism), a.mechanism.window, a.backend) for a in attention_layers(model)}

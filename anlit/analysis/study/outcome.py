@@ -57,8 +57,6 @@ class Outcome:
     """The content of a study's run folders.
 
     Args:
-        study: The study.
-        output: Its folder.
         command: What the user typed, for the record.
         tunings: Each tuned arm's grid.
         selected: Arm's name → the setting that is measured; arms whose tuning has not ended are not in it.

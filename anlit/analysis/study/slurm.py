@@ -32,7 +32,6 @@ def submit(runs: list[PlannedRun], output: Path, again: list[str], options: list
     """Submit the `runs` that are not done as a job array, and after it a command that continues the study.
 
     Args:
-        runs: The runs of one phase.
         output: The study's folder; scripts and logs go to its folder `slurm`.
         again: The arguments of `anlit`, which runs on one core when the array has ended, also after failures.
         options: Options of sbatch; they win over those in docker/slurm/train.sbatch.

@@ -18,7 +18,6 @@ def add_length_options(parser: CommandParser, of: str, data: str) -> None:
     """The prepared folder and the lengths.
 
     Args:
-        parser: The command's.
         of: What has a length: `sequence`, `sample`.
         data: What the folder is: `prepared folder`.
     """

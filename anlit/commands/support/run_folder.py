@@ -62,7 +62,6 @@ def refuse_lost_checkpoint(run_dir: str, every_n_steps: int) -> None:
     A run that was killed before its first checkpoint starts again.
 
     Args:
-        run_dir: The run folder.
         every_n_steps: Optimizer steps between two checkpoints. One is complete before the next is due.
 
     Raises:

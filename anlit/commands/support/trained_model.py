@@ -17,7 +17,6 @@ def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: 
         ckpt_path: A checkpoint, a run folder, best, last, or None for the best checkpoint, else the last.
         run_dir: The configuration's run folder.
         configs: The configuration files. If a run was moved, one of them is in its folder.
-        command: The subcommand, for the message.
 
     Raises:
         UserError: There is no such checkpoint.

@@ -42,7 +42,6 @@ class BlockOrder:
 
     Args:
         chunk_blocks: (chunks,) blocks that begin in each chunk, numbered from 0 through all chunks.
-        shuffle: whether to shuffle.
         seed: not negative.
         window_blocks: about how many blocks are mixed.
         number: tells apart the orders of one mixture.

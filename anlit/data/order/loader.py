@@ -77,8 +77,6 @@ class ResumableLoader(Loader):
     it ended, with the same worker processes, so nothing is left out at an epoch's end.
 
     Args:
-        stream: the stream.
-        make_batch: what makes its blocks batches.
         num_workers: processes; the batches do not depend on it.
         micro_batches: in an optimizer step; an epoch has whole steps only.
         identity: the settings that a place in the stream depends on, by name: texts, seed, …

@@ -112,7 +112,6 @@ class MixtureOrder:
     evenly where nothing is shuffled.
 
     Args:
-        orders: the members.
         weights: one for each member, not negative, not all 0; they need not sum to 1.
 
     Raises:
@@ -208,7 +207,6 @@ def training_order(
         chunk_tokens: of each part of the corpus, of each of its sources, the tokens in each chunk.
         length: targets in a block.
         weights: of the parts, one that is not listed has 0; None: all are one, every block comes once.
-        shuffle: whether to shuffle.
         seed: not negative.
 
     Raises:

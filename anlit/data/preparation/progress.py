@@ -16,7 +16,6 @@ class Progress:
     """Source bytes done of all, tokens per second of this run, and the time that is left at its rate.
 
     Args:
-        title: of the bar.
         size: bytes of all source files.
         done: bytes of those whose tokens are there already.
     """

@@ -34,9 +34,6 @@ class Runner:
     """Fetches and encodes the groups of one shard.
 
     Args:
-        job: what the workers are told.
-        plan: the groups.
-        recipe: the sizes of tasks and chunks.
         workers: processes that encode.
         shard, shards: this process does the groups with number ≡ shard modulo shards.
     """

@@ -95,7 +95,6 @@ class LocalFiles(Source):
     """A folder that holds the corpus in the hub's own layout (or any files of a format that can be read).
 
     Args:
-        root: the folder.
         layouts: which files, as globs under it: those of the first layout that has any.
     """
 

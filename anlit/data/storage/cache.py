@@ -27,7 +27,6 @@ class ChunkCache:
     """The local copies of a source's chunks, in a folder named by their address and what they hold.
 
     Args:
-        source: the remote source.
         limit_bytes: size of the whole cache, all sources and runs together. Above it the least recently used chunks
             are removed.
     """

@@ -58,8 +58,6 @@ def fetch(address: str, target: Path, limit: int) -> None:
     """Fetch a file to `target`, which is complete only when this has returned.
 
     Args:
-        address: of the file.
-        target: where to write it.
         limit: bytes that it may have; hf:// ignores it.
 
     Raises:

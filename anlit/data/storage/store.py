@@ -21,7 +21,6 @@ class TokenStore:
     CRC-32 of each chunk is checked the first time that a process opens it. It can be pickled, and used after a fork.
 
     Args:
-        source: what to read.
         cache: where a remote source's chunks are kept.
     """
 

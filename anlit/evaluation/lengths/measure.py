@@ -52,13 +52,10 @@ def measure(
     split.
 
     Args:
-        checkpoint: The model.
-        data: Its data.
         lengths: Tokens per sequence.
         masking: Values of `document_masking` to measure with.
         tokens: Targets to measure on, a multiple of every length; fewer if one of several folders ends within a piece.
         batch_tokens: Tokens in a batch, which has at least one sequence.
-        tell: Called with each measurement.
 
     Raises:
         UserError: A batch does not fit into memory.

@@ -48,7 +48,6 @@ class Haystack:
 
     Args:
         stores: The corpus, as consecutive arrays of tokens.
-        tokenizer: Its tokenizer.
         end_of_document: The token to replace by a blank line.
         name: The name of the corpus in errors.
 

@@ -66,12 +66,9 @@ def measure(
     same samples.
 
     Args:
-        model: The model.
         haystack: The text to hide needles in.
         length: Tokens in a sample.
         depths: The depths, from 0 to 1.
-        n_samples: Samples at each depth.
-        seed: Seed of the samples.
         advance: Called after each forward pass with its number of samples.
 
     Raises:

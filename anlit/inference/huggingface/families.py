@@ -87,8 +87,6 @@ class Family:
     Like GPT+, all of them use half-split pairs for the rotation and normalise heads before it.
 
     Args:
-        name: As people call it.
-        architecture: Its class.
         qk_norm: Whether queries and keys are normalised.
         windows: Where `sliding_window` applies: nowhere, in all layers, or in those that `layer_types` names.
         nope: Whether `no_rope_layers` takes the rotation from some layers.

@@ -37,10 +37,6 @@ class LastCheckpoint(ModelCheckpoint):
     At the first SIGINT, SIGTERM or SIGUSR1 the run writes the checkpoint and stops after the current optimizer step or,
     with several ranks, after the next one. Nothing is lost, and the run can be continued exactly. A second Ctrl-C stops
     at once.
-
-    Args:
-        run_dir: The run folder.
-        every_n_steps: Optimizer steps between two checkpoints.
     """
 
     def __init__(self, run_dir: str, every_n_steps: int = 500) -> None:

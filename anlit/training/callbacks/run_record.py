@@ -22,9 +22,6 @@ class RunRecord(L.Callback):
     """Writes versions, git commit, command, hardware, data fingerprint, parameter count, attention kernels and status.
 
     It writes from the start of training on, so a refused continuation does not change the record.
-
-    Args:
-        run_dir: The run folder.
     """
 
     def __init__(self, run_dir: str) -> None:
