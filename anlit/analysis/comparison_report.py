@@ -88,10 +88,8 @@ def findings(report: Report) -> str:
         told = f"**{literal(result.label)}** ends at {spread(result.final_loss, 4)} nats per token (n = {n})"
         if claim.loss is not None:
             verdict = "lower" if claim.loss.difference < 0 else "higher"
-            sure = claim.p_holm is not None and claim.p_holm < LEAST_P
-            told += (
-                f", {abs(claim.loss.difference):.4f} {verdict} than the baseline ({_sure(sure)}, {_p(claim.p_holm)})"
-            )
+            sure = "significant" if claim.p_holm is not None and claim.p_holm < LEAST_P else "not significant"
+            told += f", {abs(claim.loss.difference):.4f} {verdict} than the baseline ({sure}, {_p(claim.p_holm)})"
         told += f"; speed-up {speedup(speed.tokens, speed.bound)} in tokens"
         if claim.wall_clock is not None and claim.wall_clock.speedup is not None:
             told += f", {interval(claim.wall_clock.speedup)} in wall-clock"
@@ -219,10 +217,6 @@ def provenance(counted: list[Run], first: list[str]) -> str:
         for record in records(tuple(counted), name):
             lines.append(f"- {name}: " + literal(_pairs(record)))
     return "\n".join(lines)
-
-
-def _sure(sure: bool) -> str:
-    return "significant" if sure else "not significant"
 
 
 def _p(value: float | None) -> str:

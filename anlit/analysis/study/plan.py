@@ -87,8 +87,8 @@ class PlannedRun:
     def options(self, run_dir: Path) -> list[str]:
         """The options of `anlit fit`, without `--ckpt_path`."""
         files = [part for config in self.arm.configs for part in ("--config", config)]
-        return [*files, *(f"--{key}={_as_argument(value)}" for key, value in self.settings.items()),
-                f"--run_dir={run_dir}"]  # fmt: skip
+        settings = {key: value if isinstance(value, str) else json.dumps(value) for key, value in self.settings.items()}
+        return [*files, *(f"--{key}={value}" for key, value in settings.items()), f"--run_dir={run_dir}"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +287,3 @@ def read_yaml(name: str) -> Any:
 def _parsed(path: str, changed: int) -> Any:
     """The file's content, cached until the file changes; callers must not modify it."""
     return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
-def _as_argument(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -22,7 +22,7 @@ from anlit.analysis.results import Report, pairing_note, results_against
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots
 from anlit.analysis.study.dynamics import dynamics
-from anlit.analysis.study.outcome import Outcome, Point
+from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.plan import Comparison, Study
 from anlit.analysis.study.scaling_section import scaling
 from anlit.analysis.throughput import unsteady
@@ -136,9 +136,10 @@ def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
 
 def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     value, over = options.get("value", "loss"), options["over"]
+    arms = options.get("arms")
     series: dict[str, list[tuple[float, float, float]]] = {}
-    for point in _points(outcome, options):
-        if point.losses:
+    for point in outcome.points():
+        if point.losses and (arms is None or point.arm.base in arms):
             sd = Summary(point.losses).sd or 0.0
             y = (point.loss, sd) if value == "loss" else (point.number(value), 0.0)
             series.setdefault(outcome.study.title_of(point.arm.base), []).append((point.number(over), *y))
@@ -173,11 +174,6 @@ def embed(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     lines = [f"#{line}" if line.startswith("#") else line for line in twin.read_text().splitlines()]
     text = "\n".join(lines).replace("](", f"]({name}/")
     return [f"## {name.capitalize()}", text]
-
-
-def _points(outcome: Outcome, options: dict[str, Any]) -> list[Point]:
-    arms = options.get("arms")
-    return [point for point in outcome.points() if arms is None or point.arm.base in arms]
 
 
 def _loss(value: float) -> str:

@@ -39,7 +39,7 @@ def state_of(folder: Path) -> State:
     code = launches[-1].get("exit_code") if launches else None
     cut = code == PREEMPTED or record.get("status") == "interrupted"
     if record.get("status") == "failed":
-        return State("failed", _first_line(record.get("error")) or last_line(folder))
+        return State("failed", str(record.get("error") or "").partition("\n")[0] or last_line(folder))
     if code is not None and not cut:
         what = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return State("failed", last_line(folder) if code > 0 and last_line(folder) else what)
@@ -97,7 +97,3 @@ def _record(folder: Path) -> dict[str, Any]:
         return mapping(json.loads((folder / RECORD).read_text()))
     except (OSError, ValueError):
         return {}
-
-
-def _first_line(text: Any) -> str:
-    return next(iter(str(text or "").splitlines()), "")

@@ -42,7 +42,7 @@ def plot(results: Results, training_lengths: list[int], file: Path) -> None:
 
 
 def _draw_lengths(ax: Axes, results: Results) -> None:
-    x, drawn = np.log2(results.lengths), _looks(results)
+    x, drawn = np.log2(results.lengths), looks([arm.label for arm in results.arms])
     for arm in results.arms:
         for masked in results.masking:
             of_lengths = [results.of_arm(arm, length, masked) for length in results.lengths]
@@ -55,7 +55,7 @@ def _draw_lengths(ax: Axes, results: Results) -> None:
 
 def _draw_ranges(ax: Axes, results: Results, training_lengths: list[int]) -> None:
     """Draw each range at its middle on the logarithmic axis."""
-    drawn, largest = _looks(results), 0.0
+    drawn, largest = looks([arm.label for arm in results.arms]), 0.0
     bounds: dict[int, RangeLoss] = {}
     for arm in results.arms:
         for masked in results.masking:
@@ -97,12 +97,8 @@ def _line(ax: Axes, x: np.ndarray, points: list[Summary], look: Look, masked: bo
     ax.fill_between(x, mean - sd, mean + sd, color=look.colour, alpha=0.18, linewidth=0)
 
 
-def _looks(results: Results) -> dict[str, Look]:
-    return looks([arm.label for arm in results.arms])
-
-
 def _legend(results: Results) -> list[Line2D]:
-    drawn = _looks(results)
+    drawn = looks([arm.label for arm in results.arms])
     lines = [
         Line2D([], [], color=drawn[arm.label].colour, marker=drawn[arm.label].marker, label=_name(arm))
         for arm in results.arms

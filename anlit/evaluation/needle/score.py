@@ -80,7 +80,8 @@ def measure(
     at_once = max(1, BATCH_TOKENS // length)
     found = []
     for first in range(0, len(cells), at_once):
-        samples = [_sample(haystack, length, depths[i], seed, i, j) for i, j in cells[first : first + at_once]]
+        randoms = [(i, generator(seed, EVALUATION, length, (i << 32) + j)) for i, j in cells[first : first + at_once]]
+        samples = [haystack.sample(length, depths[i], random, held_out=True) for i, random in randoms]
         match, log_likelihood = score(model, samples, device)
         found += list(zip(samples, match.tolist(), log_likelihood.tolist(), strict=True))
         advance(len(samples))
@@ -96,11 +97,6 @@ def measure(
         table([log_likelihood for _, _, log_likelihood in found]),
         table([sample.n_answer for sample, _, _ in found]),
     )
-
-
-def _sample(haystack: Haystack, length: int, depth: float, seed: int, i: int, j: int) -> Sample:
-    random = generator(seed, EVALUATION, length, (i << 32) + j)
-    return haystack.sample(length, depth, random, held_out=True)
 
 
 @torch.inference_mode()
