@@ -1,4 +1,4 @@
-"""torchmetrics, of which Lightning imports everything and needs two classes.
+"""Lightning imports all of torchmetrics and needs two of its classes.
 
 Its package pulls in scipy.signal, and transformers and torchvision where they are installed: a third of the processor
 time that `anlit fit --help` took. Here the package is a module that reads its own content when something

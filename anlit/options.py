@@ -16,7 +16,7 @@ _KINDS = {"int": "an integer", "float": "a number", "numbers": "integers such as
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose complaints are a UserError that names option, value and fix.
+    """argparse without abbreviations, whose errors are a UserError that names option, value and fix.
 
     Args:
         settings: Of `argparse.ArgumentParser`; `prog` is the whole command, such as `anlit score`.

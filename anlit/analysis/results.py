@@ -172,7 +172,7 @@ def baseline_of_each_seed(group: Group, baseline: Group) -> list[Curve] | None:
 
 
 def is_paired(groups: list[Group], baseline: Group) -> bool:
-    """Whether all groups can be compared seed by seed. The whole table uses one way."""
+    """Whether all groups can be compared seed by seed. The table uses one method for all groups."""
     return all(baseline_of_each_seed(group, baseline) is not None for group in groups)
 
 

@@ -63,7 +63,7 @@ class Plan:
         size: The shapes of the model and the batch.
         models, peers: Our models and those of other libraries.
         compiled: How ours are run: no, blocks, float8 (compiled blocks with products in float8).
-        peers_compiled: How the peers are run: no, blocks, whole.
+        peers_compiled: How the peers are run: no, whole.
         mechanisms: The attention mechanisms of our models.
         groups: Numbers of query heads that share a key head, in our models.
         backends: The back ends of attention in our models.

@@ -28,7 +28,7 @@ from anlit.reporting.files import output_folder
 def main(argv: list[str]) -> int:
     """`anlit study`; 0: every run finished, 1: some failed or it was interrupted (the report says which)."""
     parser = _parser()
-    given = parser.parse_args(_with_slurm_joined(argv, parser))
+    given = parser.parse_args(_with_slurm_attached(argv, parser))
     _check(given)
     study = read_study(given.config, given.budget)
     output = Path(given.output or f"runs/{study.label}")
@@ -108,18 +108,18 @@ def _check(given: argparse.Namespace) -> None:
             raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
 
 
-def _with_slurm_joined(argv: list[str], parser: CommandParser) -> list[str]:
+def _with_slurm_attached(argv: list[str], parser: CommandParser) -> list[str]:
     """`--slurm "--gpus-per-node=1"` as `--slurm=--gpus-per-node=1`: argparse takes what begins with a dash for an
     option of the study's own.
     """
     known = set(vars(parser)["_option_string_actions"])
-    joined: list[str] = []
+    words: list[str] = []
     for word in argv:
-        if joined and joined[-1] == "--slurm" and word.startswith("-") and word.split("=")[0] not in known:
-            joined[-1] += f"={word}"
+        if words and words[-1] == "--slurm" and word.startswith("-") and word.split("=")[0] not in known:
+            words[-1] += f"={word}"
         else:
-            joined.append(word)
-    return joined
+            words.append(word)
+    return words
 
 
 def _on_slurm(study: Study, output: Path, argv: list[str], typed: str, given: argparse.Namespace) -> int:

@@ -84,7 +84,7 @@ def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
         where: its path or address, for errors.
 
     Raises:
-        UserError: it is no tokenizer, or one made to take all memory, by which a text grows without bound.
+        UserError: it is no tokenizer, or its steps could make a text so long that it takes all memory.
     """
     try:
         growth, steps = _growth_and_steps(json.loads(content))

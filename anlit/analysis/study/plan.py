@@ -280,7 +280,7 @@ def read_yaml(name: str) -> Any:
     try:
         return _parsed(path, Path(path).stat().st_mtime_ns)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())}): mend it there") from error
+        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())}): correct it there") from error
 
 
 @lru_cache(maxsize=256)

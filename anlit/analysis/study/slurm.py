@@ -92,6 +92,6 @@ def _sbatch(arguments: list[str | Path]) -> str:
         raise UserError("sbatch is not here: leave --slurm out to run the study on this machine") from error
     if done.returncode:
         raise UserError(
-            f"sbatch refused the study's runs ({' '.join(done.stderr.split())}): mend the options after --slurm"
+            f"sbatch refused the study's runs ({' '.join(done.stderr.split())}): correct the options after --slurm"
         )
     return done.stdout.strip().split(";")[0]

@@ -136,7 +136,7 @@ def model_of(parser: LightningArgumentParser, settings: Any) -> LanguageModel:
 
     Args:
         parser: Of the subcommand.
-        settings: What it parsed; a vocabulary that only the data know is filled in, the usual one.
+        settings: What it parsed. A vocabulary that only the data know is set to the usual one.
     """
     model = settings.model.get("init_args", {})
     if "vocab_size" in model and model.vocab_size is None:
@@ -153,7 +153,7 @@ def origin(error: BaseException) -> BaseException:
 
 
 def require_yaml(arguments: list[str]) -> None:
-    """Refuse a damaged configuration file by name; the parser's own complaint does not say which file it is."""
+    """Refuse a damaged configuration file by name; the parser's own message does not say which file it is."""
     following = zip(arguments, [*arguments[1:], ""], strict=True)
     named = [value for flag, value in following if flag in ("-c", "--config")]
     named += [argument.split("=", 1)[1] for argument in arguments if argument.startswith("--config=")]

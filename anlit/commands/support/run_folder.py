@@ -15,12 +15,14 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints.checkpoint_io import REST
 from anlit.checkpoints.integrity import DamagedError, check_content, next_best, verify
+from anlit.checkpoints.loading import FOLDER as CHECKPOINTS
 from anlit.checkpoints.loading import UNREADABLE
 from anlit.errors import UserError
 from anlit.reporting.provenance import now
+from anlit.runs.folders import METRICS, RECORD
 
 LOCK = ".fit.lock"
-CHECKPOINTS, LAST, RECORD, METRICS = "checkpoints", "last.ckpt", "run.json", "metrics.csv"
+LAST = "last.ckpt"
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _log = logging.getLogger(__name__)
 

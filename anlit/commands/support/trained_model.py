@@ -4,10 +4,8 @@ from pathlib import Path
 
 from anlit.checkpoints.checkpoint_io import refuse_address
 from anlit.checkpoints.exported import is_exported
-from anlit.checkpoints.loading import find_file
+from anlit.checkpoints.loading import FOLDER, find_file
 from anlit.errors import UserError
-
-FOLDER = "checkpoints"
 
 
 def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: list[str], command: str) -> str:

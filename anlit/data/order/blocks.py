@@ -36,9 +36,9 @@ def blocks_per_chunk(chunk_tokens: Sequence[int], length: int) -> np.ndarray:
 class BlockOrder:
     """Blocks of one list of chunks, in order or shuffled.
 
-    Shuffled, each pass puts the chunks into a random order, cuts that into windows of about `window_tokens`, and
-    mixes all blocks of a window: a small corpus is mixed completely, and of a large one only a window's chunks are in
-    use at a time. Finding a draw costs the same wherever in the pass it is.
+    With shuffling, each pass puts the chunks into a random order, cuts that order into windows of about
+    `window_blocks`, and mixes all blocks of a window. So a small corpus is mixed completely, and a large one uses the
+    chunks of one window at a time. Finding a draw costs the same everywhere in a pass.
 
     Args:
         chunk_blocks: (chunks,) blocks that begin in each chunk, numbered from 0 through all chunks.

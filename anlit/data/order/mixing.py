@@ -54,8 +54,8 @@ def spread(draws: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndar
 class PooledOrder:
     """Several sources as one: in a pass every block of each comes exactly once.
 
-    Shuffled, it is the `BlockOrder` of all their chunks; otherwise each is read in its order, and they alternate
-    evenly in proportion to their sizes.
+    With shuffling it is the `BlockOrder` of all their chunks. Without, each source is read in its order, and they
+    alternate in proportion to their sizes.
 
     Args:
         chunk_blocks: of each source, the blocks that begin in each of its chunks.
@@ -108,8 +108,8 @@ class PooledOrder:
 class MixtureOrder:
     """Sources in given proportions, each going through its own passes.
 
-    Of every `PERIOD` draws each member has its quota, exactly; inside a period they are mixed at random, or spread
-    evenly where nothing is shuffled.
+    Each member has exactly its quota of every `PERIOD` draws. Within a period they are mixed at random, or spread
+    evenly if nothing is shuffled.
 
     Args:
         weights: one for each member, not negative, not all 0; they need not sum to 1.

@@ -41,7 +41,7 @@ class Prefetcher:
         self._stopped.set()
 
     def _run(self, number: int) -> None:
-        """Fetch every `PREFETCH_THREADS`-th chunk; what another thread is fetching is left to it."""
+        """Fetch every `PREFETCH_THREADS`-th chunk, except those that another thread or process is fetching."""
         while not self._stopped.is_set():
             with self._order_lock:  # an order keeps its last permutation
                 wanted = list(self._wanted())

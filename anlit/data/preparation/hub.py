@@ -1,7 +1,8 @@
 """Corpora and tokenizers on the Hugging Face hub: listed and fetched, at one commit.
 
-huggingface_hub does the requests. Going on inside of a file after a kill is our own, because its download begins such a
-file again, and so is the patience: little before the hub has answered, minutes once it has.
+huggingface_hub makes the requests. Two things are our own. A download that was killed continues inside the file, where
+huggingface_hub would start again. Failed requests are repeated: once until the hub has answered, for minutes
+afterwards.
 """
 
 import re

@@ -105,10 +105,10 @@ def join_streams(records: list[dict[str, Any]], where: str) -> dict[str, dict[st
     """The streams of tasks or groups, one after the other.
 
     Args:
-        where: the records were read from, for errors.
+        where: the folder or the file of the records, for errors.
 
     Raises:
-        UserError: a stream or a chunk has a name that leads elsewhere.
+        UserError: the name of a stream or a chunk leads out of the folder.
         KeyError, TypeError: a record is damaged in another way.
     """
     streams: dict[str, dict[str, Any]] = {}

@@ -111,10 +111,10 @@ class Workspace:
 
     @contextmanager
     def shard_lock(self, shard: int, shards: int) -> Iterator[None]:
-        """Keep a second process away from this part of the work, and one that divides the work in another way.
+        """Keep a second process away from this part of the work, and processes that use another number of shards.
 
         Raises:
-            UserError: such a one is at work.
+            UserError: a process with another number of shards is at work.
         """
         self._own = f"{shard}-of-{shards}"
         with self.lock(self._own):
