@@ -67,7 +67,7 @@ class AnlitBlock(nn.Module):
 class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
     """tokens (B, T) → logits (B, T, V). A subclass names its block and may override `final_norm`."""
 
-    block_class = AnlitBlock
+    block_class: Any
 
     _input_embed_layer = "embedding"
     _tied_weights_keys = {"head.weight": "embedding.weight"}  # noqa: RUF012  # if tie_word_embeddings
