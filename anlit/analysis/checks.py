@@ -1,7 +1,5 @@
 """Is a comparison fair? Refuses comparisons without meaning, and notes what a reader must know."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compares run folders: groups seeds, finds the baseline, writes plot, report and raw numbers."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from pathlib import Path

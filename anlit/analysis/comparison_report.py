@@ -1,7 +1,5 @@
 """Writes a comparison as a page, its Markdown twin and JSON, and prints its table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

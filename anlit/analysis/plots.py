@@ -1,7 +1,5 @@
 """The picture of a comparison: loss over tokens and over time."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

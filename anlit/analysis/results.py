@@ -1,7 +1,5 @@
 """The results of a comparison: one per group, and the report that holds them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path

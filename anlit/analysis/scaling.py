@@ -11,8 +11,6 @@ a compute C = 6·N·D: with G = (a A / (b B))^{1/(a+b)},
 Intervals are percentiles over fits to runs that are drawn with replacement. With few runs they are wide.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Is a difference between two groups of seeds larger than chance? t-tests, with Holm's correction."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ For the speed-up in wall-clock see `anlit.analysis.wall_clock`. The details:
   the others would be too good.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Names the runs whose throughput was unsteady."""
 
-from __future__ import annotations
-
 from statistics import median
 
 from anlit.analysis.wall_clock import PairedSteps

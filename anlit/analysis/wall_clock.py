@@ -7,8 +7,6 @@ process. It writes `paired_steps.json`, which is read here:
     speed-up in wall-clock = speed-up in tokens × (the baseline's time per token / this configuration's)
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

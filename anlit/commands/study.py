@@ -1,7 +1,5 @@
 """`anlit study`: the runs of a study's YAML, launched, and its report."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

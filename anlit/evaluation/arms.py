@@ -1,7 +1,5 @@
 """The checkpoints that an evaluation compares. Runs of one configuration with different seeds are one arm."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ In a figure of several architectures the colour is the architecture's and the ma
 mechanisms of one architecture both are the mechanism's. Lines that would still be alike differ in marker and dashes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

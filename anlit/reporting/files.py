@@ -1,7 +1,5 @@
 """Atomic writing of files, and numbers as JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Medians with an interval that assumes no distribution, products of ratios with theirs, and fitted powers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

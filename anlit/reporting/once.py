@@ -1,7 +1,5 @@
 """Messages that are logged once per process."""
 
-from __future__ import annotations
-
 import logging
 from functools import cache
 

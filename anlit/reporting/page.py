@@ -1,7 +1,5 @@
 """A report as one HTML file: its Markdown rendered, with the pictures inside."""
 
-from __future__ import annotations
-
 import base64
 import re
 import struct

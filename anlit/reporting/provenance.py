@@ -1,7 +1,5 @@
 """The provenance of numbers: commit, versions and hardware, for the record of every result."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Tables, in Markdown and in the terminal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 

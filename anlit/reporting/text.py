@@ -1,7 +1,5 @@
 """Safe output of foreign text, such as names, settings and messages of other people's runs."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

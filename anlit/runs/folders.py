@@ -5,8 +5,6 @@ empty cells where a row has no value) and `run.json` (versions, hardware, data f
 A crashed run may lack any of them. It is read all the same, so that a report can list it.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -40,7 +38,7 @@ class Curve:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def finite(self) -> Curve:
+    def finite(self) -> "Curve":
         """The same curve without points whose loss is NaN or infinite."""
         keep = np.isfinite(self.loss)
         return Curve(self.tokens[keep], self.seconds[keep], self.loss[keep])

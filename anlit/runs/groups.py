@@ -1,7 +1,5 @@
 """Groups: runs of one configuration with different seeds, each with a unique label."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Synthetic run folders, written in the layout that training writes."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import json

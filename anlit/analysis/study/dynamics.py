@@ -3,8 +3,6 @@
 The values are those of `anlit.training.callbacks.TrainingDynamics`.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from pathlib import Path

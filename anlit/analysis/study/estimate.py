@@ -1,7 +1,5 @@
 """How many tokens and hours the runs of a study need, estimated from its YAML before anything starts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

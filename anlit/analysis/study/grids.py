@@ -1,7 +1,5 @@
 """Grids of settings: `vary` and `tune` of a study's YAML."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ class Choice:
         """Equal for choices of the same settings."""
         return json.dumps(self.settings, sort_keys=True, default=str)
 
-    def __add__(self, other: Choice) -> Choice:
+    def __add__(self, other: "Choice") -> "Choice":
         return Choice(self.shown | other.shown, self.settings | other.settings)
 
 

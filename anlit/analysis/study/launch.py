@@ -1,7 +1,5 @@
 """Runs of a study on this machine: several at a time. Finished ones are skipped, interrupted ones continue."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """The results of a study so far: each arm's measured runs and the points of each grid."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

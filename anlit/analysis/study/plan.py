@@ -11,8 +11,6 @@ Every point of `vary` is a separate arm and is measured. Every point of `tune` i
 with the lowest validation loss is measured on the seeds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The picture of a study's trends, and what settings are called."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

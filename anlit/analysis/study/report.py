@@ -1,7 +1,5 @@
 """A study's report: one HTML page, its Markdown twin, and the raw numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reuses finished runs of other studies that have all settings of a run of this study."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The section `scaling`: a law for each architecture, its compute-optimal frontier, exponents side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -10,8 +10,6 @@
 `arms` names those to show (default: all).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

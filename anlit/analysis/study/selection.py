@@ -1,7 +1,5 @@
 """Each arm's best setting by validation loss, and whether it is at the edge of its grid."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean

@@ -4,8 +4,6 @@ A run is a multi-process `srun` in an image, and that script starts and continue
 options of each task. (submitit starts Python functions instead.)
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The state of a planned run, from its folder and from the launcher's notes there."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ draws of S, which are the same for every mechanism. Expected totals E Î£ e^L = Î
 with [SI]'s a(t), e^L has such a heavy tail that a mean over draws would not converge.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The figure of attention over independent normal scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

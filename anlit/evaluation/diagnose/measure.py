@@ -1,7 +1,5 @@
 """How a trained model's attention spreads its weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures of a model's attention statistics."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

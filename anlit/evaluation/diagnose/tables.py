@@ -1,7 +1,5 @@
 """The report of `anlit diagnose` on a model: raw numbers, a summary per layer, figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A study of two arms whose runs a stand-in trains: as `anlit fit`, but in milliseconds and without a model."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Run folders of a study, as training would leave them, with losses that a function decides."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable
