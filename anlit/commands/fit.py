@@ -179,7 +179,7 @@ def _progress(trainer: Any, callbacks: list[Any]) -> list[RunProgress]:
 
 
 def _loggers(configured: Any, run_dir: str) -> Any:
-    """CSV and TensorBoard in the run folder, beside what is configured; False turns all off."""
+    """CSV and TensorBoard in the run folder, in addition to those configured; False turns all off."""
     if configured is False:
         return False
     own = [] if configured is True else _as_list(configured)

@@ -57,7 +57,7 @@ ROPE: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-"""`rope_type`: the class of the positions, and its settings beside base and fraction."""
+"""`rope_type`: the class of the positions, and its settings without base and fraction."""
 
 WEIGHTS = {
     "model.embed_tokens.weight": "embedding.weight",
