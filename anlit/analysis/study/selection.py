@@ -63,7 +63,8 @@ def select(study: Study, output: Path) -> dict[str, Choice]:
 def edges_of(points: list[Choice], best: Choice) -> list[str]:
     """Settings of `best` whose value is the largest or smallest of several.
 
-    Only points that share all other settings with `best` are compared, because only these bound it.
+    Only points that share all other settings with `best` are compared, because only these bound it. A point that leaves
+    the setting at its default has no value to compare.
     """
     found = []
     for key, value in best.shown.items():
@@ -71,7 +72,9 @@ def edges_of(points: list[Choice], best: Choice) -> list[str]:
         line = sorted({one.shown[key] for one in points if key in one.shown and _without(one, key) == rest}, key=_order)
         numbers = [number for number in line if isinstance(number, int | float) and not isinstance(number, bool)]
         if len(numbers) > 1 and value in (numbers[0], numbers[-1]):
-            found.append(f"{key} {value:g} is the {'smallest' if value == numbers[0] else 'largest'} of {len(numbers)}")
+            end = "smallest" if value == numbers[0] else "largest"
+            unset = " that were set; the default was tried too" if any(one.shown == rest for one in points) else ""
+            found.append(f"{key} {value:g} is the {end} of {len(numbers)}{unset}")
     return found
 
 

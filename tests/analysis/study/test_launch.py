@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,9 @@ def test_a_best_value_at_the_grids_end_is_told(study: Study) -> None:
     points = list(study.arms[0].points)
     assert edges_of(points, points[1]) == []
     assert edges_of(points, points[2]) == ["lr 0.4 is the largest of 3"]
+    default = replace(points[0], shown={}, settings={})
+    told = "lr 0.4 is the largest of 3 that were set; the default was tried too"
+    assert edges_of([*points, default], points[2]) == [told]
 
 
 def test_slurm_gets_an_array_and_a_job_that_goes_on(
