@@ -61,12 +61,12 @@ class ShardedCheckpoints:
         folder = path.parent / FOLDERS / f"{path.stem}-{names[0]}"
         self._agree(_error_of(lambda: self._prepare(folder, rest)), folder, path)
         if self.asynchronous:
-            writing: Any = dcp.async_save(states, checkpoint_id=folder, process_group=self._group)
+            writing: Any = dcp.async_save(states, storage_writer=_Writer(folder), process_group=self._group)
             self._pending = _published(writing, folder, path), folder, path
             return
 
         def write() -> None:
-            dcp.save(states, checkpoint_id=folder, process_group=self._group)
+            dcp.save(states, storage_writer=_Writer(folder), process_group=self._group)
             _publish(folder, path)
 
         self._agree(_error_of(write), folder, path)
@@ -113,6 +113,16 @@ class ShardedCheckpoints:
         if self._pending is not None:
             (pending, *_), self._pending = self._pending, None
             _error_of(lambda: pending.result(self.timeout.total_seconds()))
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Torch's, with the cause in the error's words: an error on its way to other ranks loses the one behind it."""
+
+    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().write_data(*args, **kwargs)
+        except Exception as error:
+            raise RuntimeError(reason_of(error)) from error
 
 
 def _error_of(action: Callable[[], Any]) -> BaseException | None:

@@ -97,8 +97,9 @@ def kill_at(
     wait_until(lambda: steps_logged(run_dir) >= step)
     time.sleep(delay)
     wait_until(during or (lambda: True))
-    for process in processes:
+    for process in processes:  # all before the first is waited for: a rank that sees another gone ends by itself
         process.kill()
+    for process in processes:
         process.join()
     assert {process.exitcode for process in processes} == {-signal.SIGKILL}
 

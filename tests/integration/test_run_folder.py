@@ -5,11 +5,13 @@ import os
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from anlit.cli import main
+from anlit.commands.support.bounds import make_run_dir
 from anlit.commands.support.run_folder import hold
 from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, start, steps_logged
 from tests.integration.ranks import column, start_ranks
@@ -33,6 +35,14 @@ def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path
     os.kill(first.pid, signal.SIGKILL)
     first.join()
     assert run(fit_arguments(shards, run_dir, "--ckpt_path=last", "--trainer.max_steps=12")) == 0
+
+
+def test_all_ranks_may_make_the_folder_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as ranks:
+        for number in range(100):
+            for made in [ranks.submit(make_run_dir, str(tmp_path / str(number))) for _ in range(4)]:
+                made.result()
+    assert not any((tmp_path / "0").iterdir())
 
 
 def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:

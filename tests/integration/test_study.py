@@ -1,5 +1,6 @@
 """`anlit study` over real trainings: killed while it trains, started again, and its report the same as undisturbed."""
 
+import fcntl
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from anlit.analysis.study.launch import LOCK
 
 from .conftest import VOCABULARY
 
@@ -55,6 +58,9 @@ def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(study: Path) -
         time.sleep(0.2)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for lock in (study / "out").glob(f"*/{LOCK}"):  # a killed run may still end what it had asked of the disk
+        with lock.open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
     cut = {path.parents[1].name for path in (study / "out").glob("*/checkpoints/last.ckpt")}
     assert cut
     assert start(study).wait(900) == 0

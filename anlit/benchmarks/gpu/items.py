@@ -47,7 +47,7 @@ BACKENDS = ("--backends", "eager,triton,flex,cute")
 SCALE_INVARIANT = ("--models", "anGPT", "--mechanisms", "scale-invariant", *BACKENDS, *OURS)
 
 ITEMS = (
-    Item("device", "the device and its peaks", 1.5, _module(f"{GPU}.device")),
+    Item("device", "the device and its peaks", 3, _module(f"{GPU}.device")),
     _kernels("bfloat16", " or bits"),
     Item(
         "libraries",

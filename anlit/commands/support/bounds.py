@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -84,9 +85,8 @@ def make_run_dir(run_dir: str) -> None:
     """
     try:
         Path(run_dir).mkdir(parents=True, exist_ok=True)
-        probe = Path(run_dir) / ".writable"
-        probe.touch()
-        probe.unlink()
+        with TemporaryFile(dir=run_dir):  # the ranks of a run do this at the same time
+            pass
     except OSError as error:
         raise UserError(
             f"run_dir={run_dir} cannot be written ({error.strerror}): choose a folder that you may write to"
