@@ -1,7 +1,7 @@
 """The loop of all benchmarks: the cases of a group are built and checked, then timed in turns. Each becomes a row.
 
 A row has `label` and the facts of its case. If it is not timed it has a `reason`, else `seconds` (by kind: median,
-quartiles, values of the rounds), `beside` (by kind: its time over that of the base, paired by round) and `peak_bytes`.
+quartiles, values of the rounds), `ratio` (by kind: its time over that of the base, paired by round) and `peak_bytes`.
 The record is written after every case and every round.
 """
 
@@ -116,7 +116,7 @@ def _measure_group(group: Group, record: Record, rounds: int, deadline: float) -
               after_round=after_round)  # fmt: skip
     for number, ready in running.items():
         rows[number]["peak_bytes"] = ready.peak()
-    put_beside(rows, [case.base for case in group.cases])
+    put_ratios(rows, [case.base for case in group.cases])
     record.keep()
 
 
@@ -137,12 +137,12 @@ def _built(case: Case, rows: list[Row]) -> Ready | None:
     return ready
 
 
-def put_beside(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
+def put_ratios(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
     """Give every timed row the ratio of its times to those of its base, by kind."""
     timed = {row["label"]: row["seconds"] for row in rows if "seconds" in row}
     for row, base in zip(rows, bases, strict=True):
         others = timed.get(base or next(iter(timed), ""), {})
-        row["beside"] = {
+        row["ratio"] = {
             kind: paired_ratio(mine["values"], others[kind]["values"])._asdict()
             for kind, mine in row.get("seconds", {}).items()
             if kind in others and min(others[kind]["values"]) > 0
@@ -189,11 +189,11 @@ def quartiles_of(kind: str) -> Column:
     return lambda row: " – ".join(map(_ms, row["seconds"][kind]["quartiles"]))
 
 
-def beside(kind: str) -> Column:
+def ratio_of(kind: str) -> Column:
     """The time over the base's time, with its 95 % interval."""
 
     def cell(row: Row) -> str:
-        found = row["beside"].get(kind)
+        found = row["ratio"].get(kind)
         return NONE if found is None else f"{found['median']:.3f} ({found['low']:.3f} – {found['high']:.3f})"
 
     return cell

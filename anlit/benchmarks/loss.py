@@ -18,11 +18,11 @@ from anlit.benchmarks.cases import (
     NotTimedError,
     Ready,
     Row,
-    beside,
     measure,
     megabytes,
     milliseconds,
     publish,
+    ratio_of,
 )
 from anlit.benchmarks.clock import peak_bytes, seconds_of
 from anlit.benchmarks.options import add_loop_options, device_of, parser_of
@@ -113,7 +113,7 @@ def main(argv: list[str]) -> int:
     columns = {
         "MB": megabytes,
         "ms": milliseconds("step"),
-        "÷ full (95 %)": beside("step"),
+        "÷ full (95 %)": ratio_of("step"),
         "loss": lambda row: f"{row['loss']:.5f}",
         "gradients' error": lambda row: f"{row['error']:.1e}" if "error" in row else NONE,
     }

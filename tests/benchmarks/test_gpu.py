@@ -165,7 +165,8 @@ def test_killed_at_ten_moments_it_ends_with_the_same_items(tmp_path: Path) -> No
             key: expected[name][key] for key in ("status", "record", "tables")
         }
     assert statuses(killed) == {f"item-{number}": "done" for number in range(5)}
-    assert [result["killed"] for result in results.values()] == [1] * 5
+    # Inside it, and perhaps as it began, when the kill right after the one before came late.
+    assert all(result["killed"] in (1, 2) for result in results.values())
     assert sorted(os.listdir(killed / "output")) == sorted(os.listdir(undisturbed / "output"))
 
 

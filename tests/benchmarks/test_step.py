@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from anlit.benchmarks import step
-from anlit.benchmarks.cases import of_peak, put_beside
+from anlit.benchmarks.cases import of_peak, put_ratios
 from anlit.benchmarks.our_step import MODELS, OurStep
 from anlit.benchmarks.peers import PeerStep
 from anlit.benchmarks.record import Record
@@ -73,7 +73,7 @@ def test_a_run_and_what_it_writes(tmp_path: Path, monkeypatch, capsys) -> None:
         assert len(row["seconds"]["train"]["values"]) == 2
         assert row["flops_per_token"] == flops_per_token(model, 8)
         assert row["flops"]["train"] == 16 * row["flops_per_token"]
-    assert rows["GPT+ eager"]["beside"]["train"]["median"] == 1
+    assert rows["GPT+ eager"]["ratio"]["train"]["median"] == 1
     assert record["finished"]
     assert record["settings"]["size"]["d_model"] == 16
     assert record["environment"]["git"]["commit"]
@@ -210,11 +210,11 @@ def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
     rows: list[dict[str, Any]] = [{"label": name, "seconds": {"train": quartiles(values)}, "flops": {"train": 1e9}}
                                   for name, values in times.items()]  # fmt: skip
     rows.append({"label": "litgpt eager", "reason": "it fails: no"})
-    put_beside(rows, [bases[row["label"]] for row in rows])
-    ratios = [row["beside"]["train"]["median"] for row in rows[:-1]]
+    put_ratios(rows, [bases[row["label"]] for row in rows])
+    ratios = [row["ratio"]["train"]["median"] for row in rows[:-1]]
     assert ratios == pytest.approx([1, 1.02, 1, 1.1, 0.5])  # float8 beside GPT+ compiled without it
-    assert rows[1]["beside"]["train"] == pytest.approx({"median": 1.02, "low": 1.02, "high": 1.02})
-    assert rows[5]["beside"] == {}
+    assert rows[1]["ratio"]["train"] == pytest.approx({"median": 1.02, "low": 1.02, "high": 1.02})
+    assert rows[5]["ratio"] == {}
     assert rows[0]["seconds"]["train"]["quartiles"] == [1.5, 3.0]
     assert of_peak("train", 2e9)(rows[0]) == "25.0%"
 
@@ -224,6 +224,6 @@ def test_a_step_with_shared_keys_beside_one_without(tmp_path: Path) -> None:
     own, shared = rows["GPT+ eager"], rows["GPT+ groups of 2 eager"]
     assert own["parameters"] - shared["parameters"] == 2 * 2 * 8 * 16
     assert shared["reason"] is None
-    assert shared["beside"]["train"]["median"] > 0
+    assert shared["ratio"]["train"]["median"] > 0
     with pytest.raises(UserError, match="--groups must be divisors of the 2 heads"):
         run(tmp_path, "--groups", "3")

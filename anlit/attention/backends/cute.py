@@ -40,7 +40,7 @@ WIDEST_HEAD = {9: 256, 10: 128}
 
 
 def _is_installed() -> bool:
-    """Without importing the package flash_attn, of which it is a part, beside flash-attn 2 if that is installed."""
+    """Without importing the package flash_attn, of which it is a part, next to flash-attn 2 if that is installed."""
     found = importlib.util.find_spec("flash_attn")
     places = found.submodule_search_locations if found is not None else None
     return any((Path(place) / "cute" / "interface.py").is_file() for place in places or ())

@@ -1,4 +1,4 @@
-"""Whether a back end is right: its output and gradients beside those of eager attention in a higher precision."""
+"""Whether a back end is right: its output and gradients against those of eager attention in a higher precision."""
 
 import math
 from collections.abc import Sequence

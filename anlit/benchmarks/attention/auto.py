@@ -1,4 +1,4 @@
-"""`anlit benchmark attention --auto`: what `backend: auto` takes beside what is fastest, each measured for itself.
+"""`anlit benchmark attention --auto`: what `backend: auto` takes, and what is fastest, each measured for itself.
 
 A cell is a mechanism, a length, and packed documents or not. In each, a trial as at the start of a run (of the demo's
 length, without the cache) chooses; then every back end that can do it takes turns.

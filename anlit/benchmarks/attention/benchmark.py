@@ -1,4 +1,4 @@
-"""`anlit benchmark attention`: mechanisms and kernels beside each other, over head width, length and documents.
+"""`anlit benchmark attention`: mechanisms and kernels compared, over head width, length and documents.
 
 For each shape every entrant is first checked against the eager back end in float32 (float64 where it computes in
 float32 itself), output and gradients; what is wrong is not timed. Then they take turns in this one process.
@@ -11,7 +11,7 @@ from anlit.attention.backends import BACKENDS
 from anlit.benchmarks.attention import auto, blocks
 from anlit.benchmarks.attention.measure import group_of
 from anlit.benchmarks.attention.shapes import LAYOUTS, PRESETS, Entrant, entrants
-from anlit.benchmarks.cases import beside, measure, megabytes, milliseconds, notes, of_peak, publish, quartiles_of
+from anlit.benchmarks.cases import measure, megabytes, milliseconds, notes, of_peak, publish, quartiles_of, ratio_of
 from anlit.benchmarks.clock import matrix_peak, prepare_compiler
 from anlit.benchmarks.mechanisms import MECHANISMS
 from anlit.benchmarks.options import add_loop_options, check_names, device_of, names, numbers, parser_of
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         "both, ms": milliseconds("both"),
         "quartiles": quartiles_of("both"),
         "of peak": of_peak("both", peak),
-        "÷ first (95 %)": beside("both"),
+        "÷ first (95 %)": ratio_of("both"),
         "MB": megabytes,
         "error": lambda row: f"{max(row['error'].values()):.0e}",
     }
@@ -78,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("attention", __doc__, example, PRESETS)
     add = parser.add_argument
     add("--entrants", metavar="LIST", help="mechanism,kernel pairs between spaces, in place of the preset's")
-    add("--auto", action="store_true", help="what backend auto takes, beside what is fastest, for five mechanisms")
-    add("--blocks", action="store_true", help="block sizes of our Triton kernels, beside those that they take")
+    add("--auto", action="store_true", help="what backend auto takes, and what is fastest, for five mechanisms")
+    add("--blocks", action="store_true", help="block sizes of our Triton kernels, compared with those they take")
     add("--widths", type=numbers, metavar="D,…", help="head widths")
     add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
     add("--layouts", type=names, metavar="A,…", help=f"of {', '.join(LAYOUTS)} (both)")

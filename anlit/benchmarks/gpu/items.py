@@ -26,7 +26,7 @@ def _tests(*options: str) -> tuple[str, ...]:
 
 def _kernels(precision: str, more: str = "") -> Item:
     command = _tests("tests/attention/test_triton.py", "-k", f"torch.{precision}{more}", "-n", "8")
-    what = f"our Triton kernels beside eager attention in float64, {precision}"
+    what = f"our Triton kernels against eager attention in float64, {precision}"
     return Item(f"kernels-{precision}", what, 5, command, ("-n", "1"), ("tests", "xdist"))
 
 
@@ -67,7 +67,7 @@ ITEMS = (
         (),
         ("compute-sanitizer", "tests", "pytest"),
     ),
-    Item("flex", "FlexAttention beside eager attention in float64", 4, _tests("tests/attention/test_flex.py"), (),
+    Item("flex", "FlexAttention against eager attention in float64", 4, _tests("tests/attention/test_flex.py"), (),
          ("tests", "pytest")),
     _attention("4k", "kernels at T 4096, dense", 4, "--widths", "64", "--lengths", "4096", "--layouts", "dense"),
     _attention("16k", "kernels at T 16,384, dense", 5, "--widths", "64,128", "--lengths", "16384", "--layouts",
@@ -78,11 +78,11 @@ ITEMS = (
                "dense", "--rounds", "4"),
     _attention("blocks", "block sizes of our Triton kernels", 8, "--blocks", "--layouts", "dense", "--lengths",
                "16384"),
-    _attention("auto", "what auto takes beside what is fastest", 8, "--auto", "--lengths", "4096"),
+    _attention("auto", "what auto takes, and what is fastest", 8, "--auto", "--lengths", "4096"),
     _step("models", "0.5B steps of GPT+, nGPT, anGPT, compiled", 6, *OURS),
     _step("scale-invariant", "0.5B steps of scale-invariant anGPT by back end", 6, *SCALE_INVARIANT),
     _step("documents", "the same with packed documents", 6, *SCALE_INVARIANT, "--documents"),
-    _step("peers", "0.5B steps beside Qwen3's and litgpt's", 8, "--models", "GPT", needs=("transformers",)),
+    _step("peers", "0.5B steps against Qwen3's and litgpt's", 8, "--models", "GPT", needs=("transformers",)),
     Item("profile", "where a 0.5B step of anGPT spends its time", 3, _module(f"{GPU}.profile"), ("--preset", "cpu")),
     _step("1b", "1B steps: share of the peak", 6, "--preset", "h200-1b", "--models", "GPT,anGPT", *OURS),
     Item("loss", "memory and time of projection and cross-entropy", 2, _benchmark("loss"),

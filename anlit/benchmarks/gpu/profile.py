@@ -2,7 +2,7 @@
 
 python -m anlit.benchmarks.gpu.profile --output DIR [--preset h200] [--model anGPT]
 
-The trace, for Perfetto, stays in DIR beside the table.
+The trace, for Perfetto, stays in DIR with the table.
 """
 
 import sys
