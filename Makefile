@@ -41,7 +41,7 @@ $(RUNS)/%/finished: | $(VENV)/.installed
 	@$(BIN)/anlit fit --config experiment/demo/$*.yaml --config $(COMMON) --run_dir $(RUNS)/$* --ckpt_path last
 	@touch $@
 
-test: $(VENV)/.installed-dev  ## Fast tests (6 minutes on 2 cores; JOBS=4 on more)
+test: $(VENV)/.installed-dev  ## Fast tests (5 minutes on 2 cores; JOBS=4 on more)
 	$(BIN)/python -m pytest $(BESIDE)
 
 test-slow: $(VENV)/.installed-dev  ## Also the long ones: real runs, killed and resumed
