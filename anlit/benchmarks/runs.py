@@ -58,7 +58,7 @@ PRECISION = 0.02
 TURN_SECONDS = 0.02
 """A turn has as many steps as take this time, so that the resolution of the clock does not matter."""
 WORKING = 0.9
-"""The least share of time that threads of a quiet machine are running: 0.98 was measured there, 0.39 at a load of 9."""
+"""The least share of time that threads of a quiet machine are running: 0.99 was measured there."""
 
 
 class BusyError(Exception):
