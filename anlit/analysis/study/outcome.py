@@ -20,7 +20,8 @@ class Point:
 
     Args:
         arm: The arm that it belongs to.
-        values: Short setting name → value, with `parameters`, `tokens` and `flops` (6·parameters·tokens) of its runs.
+        values: Short setting name → value, with `parameters`, `tokens`, `tokens_per_parameter` and `flops`
+            (6·parameters·tokens) of its runs.
         losses: Final validation losses in nats per token, one per seed.
         failed: Number of seeds without a loss.
     """
@@ -92,7 +93,8 @@ class Outcome:
             tokens = float(runs[0].curve.tokens[-1])
             values["tokens"] = tokens
             if parameters := runs[0].parameters:
-                values |= {"parameters": parameters, "flops": 6.0 * parameters * tokens}
+                values |= {"parameters": parameters, "tokens_per_parameter": tokens / parameters}
+                values["flops"] = 6.0 * parameters * tokens
         losses = tuple(float(run.curve.loss[-1]) for run in runs)
         return Point(arm, values, losses, len(self.study.seeds) - len(losses))
 

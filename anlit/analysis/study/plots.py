@@ -11,7 +11,7 @@ from anlit.reporting.intervals import PowerLaw
 from anlit.reporting.text import short_number
 
 NAMES = {"tokens": "training tokens", "flops": "training compute", "lr": "learning rate", "batch_size": "batch size",
-         "tau": "τ", "d_model": "width"}  # fmt: skip
+         "tau": "τ", "d_model": "width", "tokens_per_parameter": "tokens per parameter"}  # fmt: skip
 """Names of settings in headings and sentences; other settings have their name in the YAML."""
 UNITS = {"flops": "training compute (6 N D, FLOPs)", "lr": "peak learning rate", "batch_size": "batch size (sequences)",
          "loss": "validation loss (nats per token)"}  # fmt: skip

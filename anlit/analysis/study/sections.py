@@ -3,6 +3,7 @@
     convergence   {}                           each comparison: curves, losses, speed-ups, tests
     tuning        {}                           what each arm's grid found, and where it was too narrow
     trend         {value, over, arms}          loss, or the best value of a setting, over another value; a power law
+    lead          {baseline, each, over}       losses minus the baseline's at each point of `vary`
     scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling_section`
     dynamics      {}                           norms, steps and rotations over training, see `TrainingDynamics`
     embed         {name}                       the report of one of the study's `after` commands
@@ -20,6 +21,7 @@ from anlit.analysis.results import Report, pairing_note, results_against
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots
 from anlit.analysis.study.dynamics import dynamics
+from anlit.analysis.study.lead import lead
 from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.plan import Comparison, Study
 from anlit.analysis.study.scaling_section import scaling
@@ -179,6 +181,6 @@ def _loss(value: float) -> str:
 
 
 SECTIONS: dict[str, Section] = {
-    "convergence": convergence, "tuning": tuning, "trend": trend, "scaling": scaling, "dynamics": dynamics,
-    "embed": embed,
+    "convergence": convergence, "tuning": tuning, "trend": trend, "lead": lead, "scaling": scaling,
+    "dynamics": dynamics, "embed": embed,
 }  # fmt: skip

@@ -211,6 +211,35 @@ def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
     assert sum(cells[-1] == "extrapolated" for cells in page.rows) == 1
 
 
+TWO = {name: {"title": title, "configs": [f"{name}.yaml"]} for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))}
+LEAD = [{"lead": {"baseline": "gpt", "each": "d"}}]
+
+
+def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path) -> None:
+    shared = {"configs": ["common.yaml"], "vary": SIZES | {"steps": {n: {"trainer.max_steps": n} for n in (100, 400)}}}
+    study = read_study(write_study(folder, arms=TWO, shared=shared, sections=LEAD, seeds=[1, 2], baseline=None), None)
+    ahead = {(64, 100): (0.5, 0.3), (64, 400): (-0.1, -0.2)}
+
+    def loss(run, values, parameters, tokens):
+        won = ahead.get((values["d"], values["steps"]), (0.1, 0.1))[values["seed"] - 1]
+        return 4.0 + 0.01 * values["seed"] - (run.arm.base == "angpt") * won
+
+    train(study, folder / "out", loss)
+    page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
+    assert len(page.pictures) == 1
+    rows = [row for row in page.rows if len(row) == 6 and row[2] == "anGPT"]
+    assert len(rows) == 6
+    small = {row[1]: row for row in rows if row[0] == "64"}
+    ratio = [100 * 8 * 256 / (2 * 1024 * 64 + 4 * 16 * 64 * 64), 400 * 8 * 256 / (2 * 1024 * 64 + 4 * 16 * 64 * 64)]
+    assert list(small) == [f"{x:.3g}" for x in ratio]
+    early, late = small.values()
+    low, high = stats.ttest_1samp([-0.5, -0.3], 0).confidence_interval()
+    assert early[3:5] == ["4.0150 ± 0.0071", minus(f"-0.4000 ({low:+.4f} … {high:+.4f})")]
+    assert float(early[5].split()[0]) > 1
+    assert late[4].startswith("+0.1500")
+    assert late[5] == "not reached"
+
+
 def test_a_power_law_needs_three_places() -> None:
     assert power_law([1.0, 2.0, 1.0], [2.0, 4.0, 2.0]) is None
     found = power_law([1.0, 10.0, 100.0], [3.0, 3 * 10**-0.5, 0.3])
@@ -225,6 +254,9 @@ def test_a_power_law_needs_three_places() -> None:
     [
         (["curves"], "section 'curves'"),
         ([{"trend": {"value": "lr"}}], "needs the option 'over'"),
+        ([{"lead": {"baseline": "gpt"}}], "needs the option 'each'"),
+        ([{"lead": {"baseline": "other", "each": "lr"}}], "'other', which is no arm"),
+        ([{"lead": {"baseline": "gpt", "each": "size"}}], "each 'size': choose one of none"),
         ([{"trend": {"over": "depth"}}], "'depth', which is no number of arm 'gpt'"),
     ],
 )

@@ -1,0 +1,139 @@
+"""The section `lead`: how far every arm is ahead of the baseline, at each point of their common `vary`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot as plt
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from anlit.analysis.comparison_report import speedup, spread
+from anlit.analysis.results import Result, results_against
+from anlit.analysis.significance import Test, difference
+from anlit.analysis.study.outcome import Outcome
+from anlit.analysis.study.plots import axis_label, named
+from anlit.errors import UserError
+from anlit.reporting.figure import BASELINE_LINE, INK, looks, save, style
+from anlit.reporting.table import markdown_table
+from anlit.reporting.text import minus, short_number
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """An arm against the baseline at one point of `vary`.
+
+    Args:
+        panel: The panel's value of `each`.
+        title: The arm's title.
+        x: The value of `over`, of the baseline's runs.
+        ours, theirs: The results of the arm and of the baseline.
+        test: The arm's final loss minus the baseline's; None without two seeds.
+    """
+
+    panel: str
+    title: str
+    x: float
+    ours: Result
+    theirs: Result
+    test: Test | None
+
+    @property
+    def difference(self) -> float:
+        """Mean final loss of the arm minus the baseline's; nats per token."""
+        assert self.ours.final_loss.mean is not None
+        assert self.theirs.final_loss.mean is not None
+        return self.ours.final_loss.mean - self.theirs.final_loss.mean
+
+
+def lead(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+    """Options: `baseline`, an arm; `each`, a name of `vary` with a panel for each of its values; `over` (default:
+    tokens_per_parameter).
+
+    Raises:
+        UserError: The baseline is no arm, or `each` is no name of `vary`.
+    """
+    over = str(options.get("over", "tokens_per_parameter"))
+    found = cells(outcome, options["baseline"], options["each"], over)
+    title = f"## Lead over {outcome.study.title_of(options['baseline'])}"
+    if not found:
+        return [title, "No pair of runs has finished yet."]
+    path = outcome.output / f"lead-{over}.png"
+    draw(found, over, path)
+    rows = [
+        [one.panel, short_number(one.x), one.title, spread(one.theirs.final_loss, 4), _tested(one),
+         speedup(one.ours.speedup.tokens, one.ours.speedup.bound)]
+        for one in sorted(found, key=lambda one: (one.panel, one.x))
+    ]  # fmt: skip
+    head = [options["each"], named(over), "arm", "baseline's loss", "minus the baseline's (95 %)", "speed-up, tokens"]
+    return [
+        title,
+        f"![loss minus the baseline's over {named(over)}]({path.name})",
+        "Final validation losses in nats per token, same seeds; below zero the arm is ahead. Intervals of two or three "
+        "seeds are wide.",
+        markdown_table(head, rows, left=(0, 2)),
+    ]
+
+
+def cells(outcome: Outcome, baseline: str, each: str, over: str) -> list[Cell]:
+    """Every arm but the baseline at every point of `vary` at which both have a finished run."""
+    if baseline not in outcome.study.content["arms"]:
+        raise UserError(f"the section 'lead' of {outcome.study.path} has the baseline '{baseline}', which is no arm")
+    points = {(point.arm.base, point.arm.varied.name): point for point in outcome.points()}
+    found = []
+    for (base, place), point in points.items():
+        if each not in point.arm.varied.shown:
+            known = ", ".join(point.arm.varied.shown) or "none"
+            raise UserError(f"the section 'lead' of {outcome.study.path} asks for each '{each}': choose one of {known}")
+        against = points.get((baseline, place))
+        if base == baseline or against is None or not (point.losses and against.losses):
+            continue
+        ours, theirs = outcome.group(point.arm), outcome.group(against.arm)
+        if ours is None or theirs is None:
+            continue
+        first, second = results_against([theirs, ours], theirs)
+        test = difference(second.loss_by_seed, first.loss_by_seed)
+        title = outcome.study.title_of(base)
+        found.append(Cell(str(point.arm.varied.shown[each]), title, against.number(over), second, first, test))
+    return found
+
+
+def draw(found: list[Cell], over: str, path: Path) -> None:
+    """Writes a panel for each value of `each`: a dot for each seed, a line through their means."""
+    names = sorted({one.panel for one in found})
+    titles = list(dict.fromkeys(one.title for one in found))
+    drawn = looks(titles)
+    with style():
+        figure, axes = plt.subplots(1, len(names), figsize=(3.4 * len(names), 3.8), sharey=True, squeeze=False)
+        for ax, name in zip(axes.flat, names, strict=True):
+            ax.axhline(0, color=INK, linestyle=BASELINE_LINE, linewidth=1)
+            for title in titles:
+                line = sorted((one for one in found if (one.panel, one.title) == (name, title)), key=lambda one: one.x)
+                colour, marker, dash = drawn[title]
+                for one in line:
+                    values = _by_seed(one)
+                    ax.plot([one.x] * len(values), values, marker, color=colour, markersize=4, alpha=0.5)
+                ax.plot([one.x for one in line], [one.difference for one in line], dash, color=colour, label=title)
+            ax.set_xscale("log")
+            ax.set_xticks(ticks := sorted({one.x for one in found if one.panel == name}))
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.set_xlim(ticks[0] / 1.4, ticks[-1] * 1.4)
+            ax.set_title(name)
+            ax.set_xlabel(axis_label(over))
+            ax.grid()
+        axes[0, 0].set_ylabel(f"loss minus {found[0].theirs.label}'s (nats per token)")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, title="dots: seeds; lines: their means")
+        save(figure, path)
+
+
+def _by_seed(one: Cell) -> list[float]:
+    theirs = one.theirs.loss_by_seed
+    return [loss - theirs[seed] for seed, loss in one.ours.loss_by_seed.items() if seed in theirs]
+
+
+def _tested(one: Cell) -> str:
+    shown = f"{one.difference:+.4f}"
+    if one.test is not None:
+        shown += f" ({one.test.low:+.4f} … {one.test.high:+.4f})"
+    return minus(shown)
