@@ -54,15 +54,16 @@ def lead(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     """
     over = str(options.get("over", "tokens_per_parameter"))
     found = cells(outcome, options["baseline"], options["each"], over)
-    title = f"## Lead over {outcome.study.title_of(options['baseline'])}"
+    baseline = outcome.study.title_of(options["baseline"])
+    title = f"## Lead over {baseline}"
     if not found:
         return [title, "No pair of runs has finished yet."]
     path = outcome.output / f"lead-{over}.png"
-    draw(found, over, path)
+    draw(found, baseline, over, path)
     rows = [
         [one.panel, short_number(one.x), one.title, spread(one.theirs.final_loss, 4), _tested(one),
          speedup(one.ours.speedup.tokens, one.ours.speedup.bound)]
-        for one in sorted(found, key=lambda one: (one.panel, one.x))
+        for one in found
     ]  # fmt: skip
     head = [options["each"], named(over), "arm", "baseline's loss", "minus the baseline's (95 %)", "speed-up, tokens"]
     return [
@@ -94,12 +95,13 @@ def cells(outcome: Outcome, baseline: str, each: str, over: str) -> list[Cell]:
         test = difference(second.loss_by_seed, first.loss_by_seed)
         title = outcome.study.title_of(base)
         found.append(Cell(str(point.arm.varied.shown[each]), title, against.number(over), second, first, test))
-    return found
+    panels = list(dict.fromkeys(one.panel for one in found))
+    return sorted(found, key=lambda one: (panels.index(one.panel), one.x))
 
 
-def draw(found: list[Cell], over: str, path: Path) -> None:
+def draw(found: list[Cell], baseline: str, over: str, path: Path) -> None:
     """Writes a panel for each value of `each`: a dot for each seed, a line through their means."""
-    names = sorted({one.panel for one in found})
+    names = list(dict.fromkeys(one.panel for one in found))
     titles = list(dict.fromkeys(one.title for one in found))
     drawn = looks(titles)
     with style():
@@ -121,7 +123,7 @@ def draw(found: list[Cell], over: str, path: Path) -> None:
             ax.set_title(name)
             ax.set_xlabel(axis_label(over))
             ax.grid()
-        axes[0, 0].set_ylabel(f"loss minus {found[0].theirs.label}'s (nats per token)")
+        axes[0, 0].set_ylabel(f"loss minus {baseline}'s (nats per token)")
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, title="dots: seeds; lines: their means")
         save(figure, path)
