@@ -45,7 +45,7 @@ class Trajectory(L.Callback):
 
 OBSERVERS = {
     AttentionStatistics: ["attention/layer_01/entropy"],
-    TrainingDynamics: ["hidden/layer_01/norm", "rotation/W_d"],
+    TrainingDynamics: ["hidden/layer_01/norm", "rotation/W_d", "copying/second"],
 }
 """And some of what each of them logs."""
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anlit import GPT, NGPT, AnGPT
-from anlit.training.callbacks.dynamics import angles, hidden_states, rotations, share_at_bound
+from anlit.training.callbacks.dynamics import angles, copying, hidden_states, rotations, share_at_bound
 from tests.models.tiny import batches, jolt, tiny
 
 
@@ -53,3 +53,30 @@ def test_norms_of_ngpt_are_1_and_a_shrunken_row_of_angpt_is_not_at_its_bound() -
         model.blocks[0].W_q.weight[:16].mul_(0.5)
         n_rows = sum(len(rows) for rows in model.row_norms())
         assert share_at_bound(model) == {"norms/share_at_bound": pytest.approx(1 - 16 / n_rows)}
+
+
+def test_copying_compares_random_tokens_with_their_copy() -> None:
+    """Against a loop over positions; and a stand-in that repeats what it saw is certain of the second copy alone."""
+    model = jolt(tiny(GPT)).eval()
+    batch = next(iter(batches(4, 16)))
+    with torch.no_grad():
+        values = copying(model, batch, 2)
+        once = torch.randint(29, (2, 8), generator=torch.Generator().manual_seed(0))
+        tokens = torch.cat([once, once], dim=1)
+        log_p = model(tokens).log_softmax(-1)
+    for name, places in (("first", range(1, 8)), ("second", range(9, 16))):
+        losses = [-log_p[row, place - 1, tokens[row, place]].item() for row in range(2) for place in places]
+        assert values[f"copying/{name}"] == pytest.approx(sum(losses) / 14, rel=1e-6)
+
+    class Copier:
+        vocab_size = 29
+
+        def __call__(self, tokens: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+            logits = 30 * torch.nn.functional.one_hot(tokens.roll(7, dims=1), 29).double()
+            logits[:, :7] = 0  # nothing is 8 tokens back
+            return logits
+
+    found = copying(Copier(), batch, 2)
+    assert found["copying/second"] < 1e-6
+    assert found["copying/first"] == pytest.approx(math.log(29))
+    assert copying(Copier(), batch._replace(tokens=batch.tokens[:, :3]), 2) == {}

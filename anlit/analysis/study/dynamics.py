@@ -22,6 +22,7 @@ Series = tuple[NDArray[np.float64], NDArray[np.float64]]
 LAST = "last"
 PANELS = {
     "val/loss": "validation loss (nats per token)",
+    "copying/second": "loss on a second copy of random tokens",
     f"hidden/{LAST}/norm": "‖h‖ after the last block",
     f"hidden/{LAST}/norm_spread": "its spread over tokens (sd / mean)",
     f"hidden/{LAST}/step": "the last block's step ‖h′ − h‖ / ‖h‖",
@@ -42,12 +43,14 @@ def dynamics(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     if not found:
         return ["## Training dynamics", "No measured run logged them: add `trainer/dynamics.yaml` to the study."]
     lines = {title: mean_over_seeds(seeds) for title, seeds in found.items()}
-    draw(lines, outcome.output / "dynamics.png")
+    draw(lines, found, outcome.output / "dynamics.png")
     shown = [name for name in PANELS if any(name in one for one in lines.values())]
     rows = [[PANELS[name], *(_cell(name, one.get(name)) for one in lines.values())] for name in shown]
     return [
         "## Training dynamics",
-        "Means over the measured seeds. A rotation is the mean angle by which one optimizer step turned a row.",
+        "Thin lines are seeds, thick ones and the table their means. A rotation is the mean angle by which one "
+        "optimizer step turned a row. The second copy is random tokens once more: a model that copies has a low loss "
+        "on it.",
         "![training dynamics](dynamics.png)",
         markdown_table(["at the end of training; rotations: mean over training", *lines], rows),
     ]
@@ -82,16 +85,20 @@ def mean_over_seeds(seeds: Sequence[dict[str, Series]]) -> dict[str, Series]:
     return means
 
 
-def draw(lines: dict[str, dict[str, Series]], path: Path) -> None:
-    """Write a panel for each metric that a line has, with one line for each arm."""
+def draw(lines: dict[str, dict[str, Series]], seeds: dict[str, list[dict[str, Series]]], path: Path) -> None:
+    """Write a panel for each metric that a line has: each arm's mean over its seeds, and thinner its seeds."""
     names = [name for name in PANELS if any(name in one for one in lines.values())]
     with style():
-        figure, axes = panels(len(names), 4, 3.6, 3.0)
+        figure, axes = panels(len(names), 3, 3.8, 3.0)
         drawn = looks(list(lines))
         for ax, name in zip(axes, names, strict=True):
             for title, one in lines.items():
+                look: dict[str, Any] = {"linestyle": drawn[title].dash, "color": drawn[title].colour}
+                for seed in seeds[title] if len(seeds[title]) > 1 else ():
+                    if name in seed:
+                        ax.plot(*seed[name], linewidth=0.6, alpha=0.5, **look)
                 if name in one:
-                    ax.plot(*one[name], linestyle=drawn[title].dash, color=drawn[title].colour, label=title)
+                    ax.plot(*one[name], label=title, **look)
             ax.set_title(PANELS[name], fontsize=9)
             ax.set_xlabel("step")
             if name in LOGARITHMIC:

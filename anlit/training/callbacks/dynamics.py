@@ -6,12 +6,15 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from anlit.errors import UserError
 from anlit.layers.sharded import full_tensor
 from anlit.training.callbacks.attention_statistics import evaluating
 from anlit.training.callbacks.throughput import leave_out
 
+MOST_COPIED = 128
+"""Tokens that the copy is made of, or half of a sequence."""
 AT_BOUND = 0.999
 """A vector of at least this norm counts as one at its bound of 1."""
 
@@ -24,9 +27,11 @@ class TrainingDynamics(L.Callback):
     - `hidden/layer_00/step`: the mean of ‖h' − h‖ / ‖h‖, where the block turns h into h'.
     - `rotation/W_q` …: the mean angle in radians by which the optimizer's step turned a row of these matrices,
       restoration of norms included, over all layers: the effective step size (Kosson et al., arXiv 2305.17212).
+    - `copying/first`, `copying/second`: the loss in nats per token on random tokens and on the same tokens once more. A
+      model that has learnt to copy (Olsson et al., arXiv 2209.11895) has a lower one on the second copy.
     - `norms/share_at_bound`: the share of constrained vectors whose norm is at least 0.999; not for GPT+.
 
-    The extra forward pass has no gradient and no dropout and draws no random numbers, so training does not change. It
+    The extra forward passes have no gradient and no dropout and draw no random numbers, so training does not change. It
     needs one copy of the weights during a measured step.
 
     Args:
@@ -62,9 +67,25 @@ class TrainingDynamics(L.Callback):
         self._before = []
         with evaluating(pl_module), trainer.precision_plugin.forward_context():
             values |= hidden_states(pl_module, batch, self.sequences)
+            values |= copying(pl_module, batch, self.sequences)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step - 1)  # where Lightning logs the loss of this batch
         leave_out(trainer, time.perf_counter() - begun)
+
+
+def copying(model: Any, batch: Any, sequences: int) -> dict[str, float]:
+    """Run `model` on random tokens twice over, the same at every call; returns `copying/first` and `copying/second`.
+
+    The first token of each copy is not counted, because nothing tells it. Sequences shorter than 4 have no values.
+    """
+    n = min(batch.tokens.shape[1] // 2, MOST_COPIED)
+    if n < 2:
+        return {}
+    once = torch.randint(model.vocab_size, (sequences, n), generator=torch.Generator().manual_seed(0))
+    tokens = once.repeat(1, 2).to(batch.tokens.device)
+    logits = model(tokens, torch.zeros_like(tokens)).float()
+    losses = functional.cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")  # (B, 2n - 1)
+    return {"copying/first": float(losses[:, : n - 1].mean()), "copying/second": float(losses[:, n:].mean())}
 
 
 def rotations(before: list[tuple[str, Tensor]], after: list[Tensor]) -> dict[str, float]:
