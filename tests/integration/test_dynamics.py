@@ -1,5 +1,6 @@
 """Training dynamics from the command line to the study's section."""
 
+import csv
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,9 @@ def test_the_fragment_fills_the_section_of_a_report(shards: Path, tmp_path: Path
     assert list(found["rotation/W_q"][0]) == [50, 100] == list(found["norms/share_at_bound"][0])
     assert list(found["val/loss"][0]) == [17, 34, 51, 68, 85]
     assert found["hidden/last/norm"][1][-1] > 0
+    rows = [row for row in csv.DictReader((tmp_path / "run/metrics.csv").open()) if row["copying/first"]]
+    saved = [float(row["copying/first"]) - float(row["copying/second"]) for row in rows]
+    assert found["copying/gain"][1] == pytest.approx(saved)
 
     outcome: Any = SimpleNamespace(
         study=SimpleNamespace(arms=[SimpleNamespace(title="anGPT")]), measured=lambda arm: (run,), output=tmp_path

@@ -20,9 +20,11 @@ Series = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Steps and values, each of shape (points,)."""
 
 LAST = "last"
+COPYING = "copying/gain"
+"""`copying/first` minus `copying/second`."""
 PANELS = {
     "val/loss": "validation loss (nats per token)",
-    "copying/second": "loss on a second copy of random tokens",
+    COPYING: "nats that a copy of random tokens saves",
     f"hidden/{LAST}/norm": "‖h‖ after the last block",
     f"hidden/{LAST}/norm_spread": "its spread over tokens (sd / mean)",
     f"hidden/{LAST}/step": "the last block's step ‖h′ − h‖ / ‖h‖",
@@ -49,8 +51,8 @@ def dynamics(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     return [
         "## Training dynamics",
         "Thin lines are seeds, thick ones and the table their means. A rotation is the mean angle by which one "
-        "optimizer step turned a row. The second copy is random tokens once more: a model that copies has a low loss "
-        "on it.",
+        "optimizer step turned a row. What a copy saves is the loss per token on random tokens minus that on the same "
+        "tokens once more.",
         "![training dynamics](dynamics.png)",
         markdown_table(["at the end of training; rotations: mean over training", *lines], rows),
     ]
@@ -67,6 +69,8 @@ def series(run: Run) -> dict[str, Series]:
         columns = {name: name.replace(LAST, layers[-1]) if layers else name for name in PANELS}
         points: dict[str, list[tuple[float, float]]] = {name: [] for name in PANELS}
         for row in reader:
+            if row.get("copying/second"):
+                row[COPYING] = str(float(row["copying/first"]) - float(row["copying/second"]))
             for name, column in columns.items():
                 if row.get(column):
                     points[name].append((float(row["step"]) + 1, float(row[column])))
