@@ -21,6 +21,7 @@ from anlit.evaluation.diagnose.measure import diagnose, sequences
 from anlit.evaluation.diagnose.plot import last_bin, reliable
 from anlit.evaluation.diagnose.tables import cell, rows
 from anlit.evaluation.sequence_lengths import parse_lengths
+from anlit.training.callbacks.dynamics import copying
 from tests.data.prepared import END
 from tests.evaluation.saved import VAL_TOKENS, make_run, prepare, random_text
 
@@ -152,6 +153,12 @@ def test_the_command_writes_numbers_report_and_figures(
     printed = capsys.readouterr().out
     assert ": n = 32 to 64, means over heads" in printed
     assert "report.md" in printed
+    model = load_checkpoint(str(run), "cpu").model
+    with torch.no_grad():
+        losses = copying(model, model.context_length, 16, torch.device("cpu"))
+    told = f"Random tokens cost {losses['copying/first']:.2f} nats each, the same tokens once more"
+    assert told in report
+    assert told in printed
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,12 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import available_targets, spread
 from anlit.targets import IGNORED
+from anlit.training.callbacks.dynamics import copying
 
 # Tokens in a batch: enough short sequences for efficient matrix products.
 BATCH_TOKENS = 4096
+# Sequences of random tokens and their copy.
+COPIES = 16
 
 
 def diagnose(
@@ -32,7 +35,8 @@ def diagnose(
         masked: Whether tokens attend only within their document; None for the setting of the training.
 
     Returns:
-        `masking` and, by length in `lengths`: `length`, `tokens` read, `edges` of the bins of n, `queries` in each,
+        `masking`; `copying`, the loss in nats per token on random tokens (`first`) and on the same tokens once more
+        (`second`); and, by length in `lengths`: `length`, `tokens` read, `edges` of the bins of n, `queries` in each,
         `statistics` as {name: [layer][head][bin]}, NaN if there was nothing to measure. `squared_average` is ‖Σ w v‖²
         over the mean ‖v‖².
 
@@ -43,7 +47,10 @@ def diagnose(
     if masked is not None:
         model.model.document_masking = masked
     found = {length: _at_length(checkpoint, data, length, tokens) for length in lengths}
-    return {"masking": model.model.document_masking, "lengths": found}
+    with torch.no_grad():
+        copied = copying(model, model.context_length, COPIES, checkpoint.device)
+    losses = {name.removeprefix("copying/"): loss for name, loss in copied.items()}
+    return {"masking": model.model.document_masking, "copying": losses, "lengths": found}
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """The report of `anlit diagnose` on a model: raw numbers, a summary per layer, figures."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from anlit.evaluation.diagnose.plot import draw, last_bin, reliable
 from anlit.evaluation.record import provenance
 from anlit.reporting.files import jsonable, write_json, write_text, writing
 from anlit.reporting.table import NONE, TerminalTable, console, markdown_table
-from anlit.reporting.text import literal
+from anlit.reporting.text import literal, minus
 
 COLUMNS = {
     "entropy": ("entropy (nats)", 2),
@@ -40,6 +41,7 @@ def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
     """
     lengths = record["lengths"]
     longest = lengths[max(lengths)]
+    copied = copying_told(record["copying"])
     with writing(folder):
         figures = draw(folder, label, longest)
     parts = [f"# Attention statistics\n\n{literal(label)}, document masking {'on' if record['masking'] else 'off'}"]
@@ -50,6 +52,7 @@ def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
             markdown_table(["layer", *(title for title, _ in COLUMNS.values())], rows(found)),
             DEFINITIONS.format(low=low, high=high),
         ]
+    parts += [f"## Copying\n\n{line}" for line in copied]
     parts += [f"## Figures, for sequences of {max(lengths):,} tokens"]
     parts += [f"![{title}]({file.name})" for title, file in figures.items()]
     parts += ["## Where the numbers come from\n\n" + provenance(record)]
@@ -60,7 +63,7 @@ def publish(folder: Path, label: str, record: dict[str, Any]) -> None:
     shown = [0, *(1 + list(COLUMNS).index(name) for name in PRINTED)]
     body = [[row[index].partition(" [")[0] for index in shown] for row in rows(longest)]
     head = ["layer", *(COLUMNS[name][0] for name in PRINTED)]
-    print_report(f"{label}: n = {low:,} to {high:,}, means over heads", head, body, folder)
+    print_report(f"{label}: n = {low:,} to {high:,}, means over heads", head, body, folder, copied)
 
 
 def column(found: dict[str, Any], name: str) -> np.ndarray:
@@ -90,8 +93,19 @@ def cell(heads: np.ndarray, digits: int) -> str:
     return mean if low == high else f"{mean} [{low}, {high}]"
 
 
-def print_report(title: str, head: list[str], body: list[list[str]], folder: Path) -> None:
-    """Print a table, with a line for each word of its head, and where the report is."""
+def copying_told(losses: dict[str, float]) -> list[str]:
+    """Whether the model copies, as a sentence; nothing of a model too short for it."""
+    if not losses:
+        return []
+    first, second = losses["first"], losses["second"]
+    saved = minus(f"{first - second:.2f}")
+    return [f"Random tokens cost {first:.2f} nats each, the same tokens once more {second:.2f}: a copy saves {saved}."]
+
+
+def print_report(title: str, head: list[str], body: list[list[str]], folder: Path, lines: Sequence[str] = ()) -> None:
+    """Print a table, with a line for each word of its head, then `lines` and where the report is."""
     screen = console()
     screen.print(TerminalTable(title, [name.replace(" ", "\n") for name in head], body))
+    for line in lines:
+        screen.print(line, markup=False, highlight=False)
     screen.print(f"Report: {folder / 'report.md'}", markup=False, highlight=False, soft_wrap=True)

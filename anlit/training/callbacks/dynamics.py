@@ -67,22 +67,22 @@ class TrainingDynamics(L.Callback):
         self._before = []
         with evaluating(pl_module), trainer.precision_plugin.forward_context():
             values |= hidden_states(pl_module, batch, self.sequences)
-            values |= copying(pl_module, batch, self.sequences)
+            values |= copying(pl_module, batch.tokens.shape[1], self.sequences, batch.tokens.device)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step - 1)  # where Lightning logs the loss of this batch
         leave_out(trainer, time.perf_counter() - begun)
 
 
-def copying(model: Any, batch: Any, sequences: int) -> dict[str, float]:
+def copying(model: Any, length: int, sequences: int, device: torch.device) -> dict[str, float]:
     """Run `model` on random tokens twice over, the same at every call; returns `copying/first` and `copying/second`.
 
-    The first token of each copy is not counted, because nothing tells it. Sequences shorter than 4 have no values.
+    The first token of each copy is not counted, because nothing tells it. A length below 4 has no values.
     """
-    n = min(batch.tokens.shape[1] // 2, MOST_COPIED)
+    n = min(length // 2, MOST_COPIED)
     if n < 2:
         return {}
     once = torch.randint(model.vocab_size, (sequences, n), generator=torch.Generator().manual_seed(0))
-    tokens = once.repeat(1, 2).to(batch.tokens.device)
+    tokens = once.repeat(1, 2).to(device)
     logits = model(tokens, torch.zeros_like(tokens)).float()
     losses = functional.cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")  # (B, 2n - 1)
     return {"copying/first": float(losses[:, : n - 1].mean()), "copying/second": float(losses[:, n:].mean())}
