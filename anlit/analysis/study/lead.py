@@ -8,8 +8,9 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from anlit.analysis.comparison_report import speedup, spread
-from anlit.analysis.results import Result, results_against
+from anlit.analysis.results import results_against
 from anlit.analysis.significance import Test, difference
+from anlit.analysis.speedup import SpeedUp, Summary
 from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.plots import axis_label, named
 from anlit.errors import UserError
@@ -26,23 +27,24 @@ class Cell:
         panel: The panel's value of `each`.
         title: The arm's title.
         x: The value of `over`, of the baseline's runs.
-        ours, theirs: The results of the arm and of the baseline.
-        test: The arm's final loss minus the baseline's; None without two seeds.
+        speedup: The arm's speed-up over the baseline.
+        theirs: Final losses of the baseline on the seeds that both have; nats per token.
+        differences: The arm's minus the baseline's on these seeds.
+        test: Of the differences; None without two seeds.
     """
 
     panel: str
     title: str
     x: float
-    ours: Result
-    theirs: Result
+    speedup: SpeedUp
+    theirs: Summary
+    differences: tuple[float, ...]
     test: Test | None
 
     @property
-    def difference(self) -> float:
-        """Mean final loss of the arm minus the baseline's; nats per token."""
-        assert self.ours.final_loss.mean is not None
-        assert self.theirs.final_loss.mean is not None
-        return self.ours.final_loss.mean - self.theirs.final_loss.mean
+    def mean(self) -> float:
+        """Of the differences."""
+        return sum(self.differences) / len(self.differences)
 
 
 def lead(outcome: Outcome, options: dict[str, Any]) -> list[str]:
@@ -61,11 +63,12 @@ def lead(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     path = outcome.output / f"lead-{over}.png"
     draw(found, baseline, over, path)
     rows = [
-        [one.panel, short_number(one.x), one.title, spread(one.theirs.final_loss, 4), _tested(one),
-         speedup(one.ours.speedup.tokens, one.ours.speedup.bound)]
+        [one.panel, short_number(one.x), one.title, str(len(one.differences)), spread(one.theirs, 4), _tested(one),
+         speedup(one.speedup.tokens, one.speedup.bound)]
         for one in found
     ]  # fmt: skip
-    head = [options["each"], named(over), "arm", "baseline's loss", "minus the baseline's (95 %)", "speed-up, tokens"]
+    columns = ("arm", "seeds", "baseline's loss", "minus the baseline's (95 %)", "speed-up, tokens")
+    head = [options["each"], named(over), *columns]
     return [
         title,
         f"![loss minus the baseline's over {named(over)}]({path.name})",
@@ -92,9 +95,21 @@ def cells(outcome: Outcome, baseline: str, each: str, over: str) -> list[Cell]:
         if ours is None or theirs is None:
             continue
         first, second = results_against([theirs, ours], theirs)
-        test = difference(second.loss_by_seed, first.loss_by_seed)
-        title = outcome.study.title_of(base)
-        found.append(Cell(str(point.arm.varied.shown[each]), title, against.number(over), second, first, test))
+        seeds = [seed for seed in second.loss_by_seed if seed in first.loss_by_seed]
+        if not seeds:
+            continue
+        mine, other = ({seed: one.loss_by_seed[seed] for seed in seeds} for one in (second, first))
+        found.append(
+            Cell(
+                panel=str(point.arm.varied.shown[each]),
+                title=outcome.study.title_of(base),
+                x=against.number(over),
+                speedup=second.speedup,
+                theirs=Summary(tuple(other.values())),
+                differences=tuple(mine[seed] - other[seed] for seed in seeds),
+                test=difference(mine, other),
+            )
+        )
     panels = list(dict.fromkeys(one.panel for one in found))
     return sorted(found, key=lambda one: (panels.index(one.panel), one.x))
 
@@ -112,9 +127,10 @@ def draw(found: list[Cell], baseline: str, over: str, path: Path) -> None:
                 line = sorted((one for one in found if (one.panel, one.title) == (name, title)), key=lambda one: one.x)
                 colour, marker, dash = drawn[title]
                 for one in line:
-                    values = _by_seed(one)
-                    ax.plot([one.x] * len(values), values, marker, color=colour, markersize=4, alpha=0.5)
-                ax.plot([one.x for one in line], [one.difference for one in line], dash, color=colour, label=title)
+                    ax.plot(
+                        [one.x] * len(one.differences), one.differences, marker, color=colour, markersize=4, alpha=0.5
+                    )
+                ax.plot([one.x for one in line], [one.mean for one in line], dash, color=colour, label=title)
             ax.set_xscale("log")
             ax.set_xticks(ticks := sorted({one.x for one in found if one.panel == name}))
             ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
@@ -129,13 +145,8 @@ def draw(found: list[Cell], baseline: str, over: str, path: Path) -> None:
         save(figure, path)
 
 
-def _by_seed(one: Cell) -> list[float]:
-    theirs = one.theirs.loss_by_seed
-    return [loss - theirs[seed] for seed, loss in one.ours.loss_by_seed.items() if seed in theirs]
-
-
 def _tested(one: Cell) -> str:
-    shown = f"{one.difference:+.4f}"
+    shown = f"{one.mean:+.4f}"
     if one.test is not None:
         shown += f" ({one.test.low:+.4f} … {one.test.high:+.4f})"
     return minus(shown)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from anlit.analysis.study.grids import NOTHING
 from anlit.analysis.study.outcome import outcome_of
 from anlit.analysis.study.plan import read_study
 from anlit.analysis.study.report import write
@@ -227,17 +229,24 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path) -> None:
     train(study, folder / "out", loss)
     page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
     assert len(page.pictures) == 1
-    rows = [row for row in page.rows if len(row) == 6 and row[2] == "anGPT"]
+    rows = [row for row in page.rows if len(row) == 7 and row[2] == "anGPT"]
     assert len(rows) == 6
     small = {row[1]: row for row in rows if row[0] == "64"}
     ratio = [100 * 8 * 256 / (2 * 1024 * 64 + 4 * 16 * 64 * 64), 400 * 8 * 256 / (2 * 1024 * 64 + 4 * 16 * 64 * 64)]
     assert list(small) == [f"{x:.3g}" for x in ratio]
     early, late = small.values()
     low, high = stats.ttest_1samp([-0.5, -0.3], 0).confidence_interval()
-    assert early[3:5] == ["4.0150 ± 0.0071", minus(f"-0.4000 ({low:+.4f} … {high:+.4f})")]
-    assert float(early[5].split()[0]) > 1
-    assert late[4].startswith("+0.1500")
-    assert late[5] == "not reached"
+    assert early[3:6] == ["2", "4.0150 ± 0.0071", minus(f"-0.4000 ({low:+.4f} … {high:+.4f})")]
+    assert float(early[6].split()[0]) > 1
+    assert late[5].startswith("+0.1500")
+    assert late[6] == "not reached"
+
+    missing = next(run for run in study.measured_runs(dict.fromkeys((arm.name for arm in study.arms), NOTHING))
+                   if run.name.startswith("angpt_d=64_steps=100_seed=2"))  # fmt: skip
+    shutil.rmtree(folder / "out" / missing.name)
+    page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
+    early = next(row for row in page.rows if len(row) == 7 and row[:3] == ["64", f"{ratio[0]:.3g}", "anGPT"])
+    assert early[3:6] == ["1", "4.0100", minus("-0.5000")], "only the seeds that both have"
 
 
 def test_a_power_law_needs_three_places() -> None:
