@@ -49,7 +49,7 @@ MECHANISMS = {
     "dynamic NTK": (COLOURS[3], "D"),
     "ALiBi": (COLOURS[4], "P"),
     "window": (COLOURS[5], "X"),
-    "p-RoPE": (COLOURS[2], "<"),
+    "p-RoPE": (COLOURS[5], "<"),
     "no positions": (COLOURS[4], ">"),
     "log-bias": (COLOURS[5], "p"),
     "log bias": (COLOURS[5], "p"),

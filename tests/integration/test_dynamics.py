@@ -1,6 +1,7 @@
 """Training dynamics from the command line to the study's section."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +27,11 @@ def test_the_fragment_fills_the_section_of_a_report(shards: Path, tmp_path: Path
     saved = [float(row["copying/first"]) - float(row["copying/second"]) for row in rows]
     assert found["copying/gain"][1] == pytest.approx(saved)
 
+    unfinished = replace(run, record={**run.record, "status": "interrupted"})
     outcome: Any = SimpleNamespace(
-        study=SimpleNamespace(arms=[SimpleNamespace(title="anGPT")]), measured=lambda arm: (run,), output=tmp_path
+        study=SimpleNamespace(arms=[SimpleNamespace(title="anGPT")]),
+        measured=lambda arm: (run, unfinished),
+        output=tmp_path,
     )
     text = "\n".join(dynamics(outcome, {}))
     mean = f"{sum(found['rotation/W_q'][1]) / 2:.4g}"
@@ -35,7 +39,7 @@ def test_the_fragment_fills_the_section_of_a_report(shards: Path, tmp_path: Path
     last = f"{found['hidden/last/norm'][1][-1]:.4g}"
     assert f"| ‖h‖ after the last block | {last} |" in text
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
-    outcome.measured = lambda arm: ()
+    outcome.measured = lambda arm: (unfinished,)
     assert "trainer/dynamics.yaml" in dynamics(outcome, {})[1]
 
 

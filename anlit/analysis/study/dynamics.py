@@ -38,12 +38,12 @@ LOGARITHMIC = tuple(name for name in PANELS if name.startswith("rotation/") or n
 
 
 def dynamics(outcome: Outcome, options: dict[str, Any]) -> list[str]:
-    """A panel for each quantity over the steps, and a table of the last values, as means over seeds."""
+    """A panel for each quantity over the steps, and a table of the last values, as means over the finished seeds."""
     arms = {arm.title: outcome.measured(arm) for arm in outcome.study.arms}
-    found = {title: [series(run) for run in runs] for title, runs in arms.items()}
+    found = {title: [series(run) for run in runs if run.complete] for title, runs in arms.items()}
     found = {title: seeds for title, seeds in found.items() if any(len(one) > 1 for one in seeds)}
     if not found:
-        return ["## Training dynamics", "No measured run logged them: add `trainer/dynamics.yaml` to the study."]
+        return ["## Training dynamics", "No finished run logged them: add `trainer/dynamics.yaml` to the study."]
     lines = {title: mean_over_seeds(seeds) for title, seeds in found.items()}
     draw(lines, found, outcome.output / "dynamics.png")
     shown = [name for name in PANELS if any(name in one for one in lines.values())]
