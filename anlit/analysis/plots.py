@@ -63,9 +63,9 @@ def plot_convergence(report: Report) -> None:
     results = list(report.results)
     drawn = looks([result.label for result in results])
     with style():
-        columns = min(len(results), 2)
-        height = 4.8 + 0.2 * len(results) / columns
         panels = panels_of(report)
+        columns = min(len(results), len(panels))  # an entry is about as wide as a panel
+        height = 4.8 + 0.2 * len(results) / columns
         size = (6.25 * len(panels) if len(panels) > 1 else 8.5, height)
         figure, grid = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
         axes = grid[0]

@@ -236,6 +236,19 @@ def test_runs_without_times_are_compared_by_tokens(make_run, tmp_path):
     assert table_row(report.markdown.read_text(), "anGPT, plain")[6] == "–"
 
 
+def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatch):
+    """With one panel there is room for one column of entries with their spreads."""
+    make_run("ngpt3", SLOWER, NGPT, seed=3)
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    compare([runs], str(tmp_path / "o"))
+    figure = drawn[0]
+    figure.draw_without_rendering()
+    edges = figure.legends[0].get_window_extent()
+    assert 0 <= edges.x0 < edges.x1 <= figure.bbox.width
+    assert 0 <= edges.y0 < edges.y1 <= figure.bbox.height
+
+
 EVIL = "x\x1b[2J ![p](http://evil/p.png) ![q](../secret.png) <img src=http://evil/r.png> [l](http://evil) `"
 
 
