@@ -17,6 +17,8 @@ UNITS = {"flops": "training compute (6 N D, FLOPs)", "lr": "peak learning rate",
          "loss": "validation loss (nats per token)"}  # fmt: skip
 # The factor by which lines at one x are moved apart, so that their error bars do not overlap.
 APART = 1.02
+# Ticks nearer than this factor would be written over one another; arms of one width have slightly different parameters.
+TICKS_APART = 1.1
 
 
 def trends(
@@ -46,7 +48,7 @@ def trends(
             heights = sorted({y for found in series.values() for _, y, _ in found})
             ax.set_yticks(heights, [short_number(y) for y in heights])
             ax.set_ylim(heights[0] / 1.3, heights[-1] * 1.3)
-        shown = sorted({x for found in series.values() for x, _, _ in found})
+        shown = _apart(sorted({x for found in series.values() for x, _, _ in found}))
         ax.set_xticks(shown, [short_number(x) for x in shown])
         ax.minorticks_off()
         ax.grid()
@@ -56,6 +58,15 @@ def trends(
         explained = "bars: ± standard deviation over seeds" if has_bars else None
         figure.legend(loc="outside lower center", ncols=3, title=explained)
         save(figure, path)
+
+
+def _apart(ticks: list[float]) -> list[float]:
+    """Of ascending ticks those that have room, the first of each crowd."""
+    kept: list[float] = []
+    for tick in ticks:
+        if not kept or tick > kept[-1] * TICKS_APART:
+            kept.append(tick)
+    return kept
 
 
 def named(key: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from anlit.analysis.study import plots
 from anlit.analysis.study.grids import NOTHING
 from anlit.analysis.study.outcome import outcome_of
 from anlit.analysis.study.plan import read_study
@@ -192,6 +193,14 @@ def test_trends(folder: Path) -> None:
     slope = stats.linregress(np.log(sizes), np.log([0.4, 0.2, 0.1])).slope
     assert page.row("GPT+", 4)[:3] == ["GPT+", "3", f"{slope:.2f}"]
     assert page.row("GPT+", 3)[2] == "3.0200 ± 0.0100"
+
+
+def test_ticks_of_arms_of_about_one_size_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    series = {"GPT+": [(130e3, 0.016, 0.0), (1.31e6, 0.004, 0.0)], "nGPT": [(132e3, 0.016, 0.0), (1.32e6, 0.008, 0.0)]}
+    plots.trends(series, "parameters", "lr", tmp_path / "a.png", {})
+    assert [text.get_text() for text in drawn[0].axes[0].get_xticklabels()] == ["130k", "1.31M"]
 
 
 def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
