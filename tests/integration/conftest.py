@@ -89,8 +89,8 @@ def steps_logged(run_dir: Path) -> int:
     path = run_dir / "metrics.csv"
     if not path.is_file():
         return -1
-    with path.open(newline="") as file:
-        return max((int(row["step"]) for row in csv.DictReader(file) if row.get("step")), default=-1)
+    whole, _, _ = path.read_text().rpartition("\n")  # the run may be writing its last line
+    return max((int(row["step"]) for row in csv.DictReader(whole.splitlines()) if row.get("step")), default=-1)
 
 
 def logged(run_dir: Path, name: str) -> list[tuple[int, str]]:
