@@ -3,12 +3,14 @@
 import copy
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 CONFIG: dict[str, Any] = {
     "seed_everything": 1,
@@ -63,6 +65,15 @@ def write_metrics(folder: Path, log: list[dict[str, Any]]) -> None:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(log)
+
+
+@pytest.fixture
+def drawn() -> Iterator[list[Figure]]:
+    """Figures that a test keeps in place of saving them; closed after it."""
+    figures: list[Figure] = []
+    yield figures
+    for figure in figures:
+        plt.close(figure)
 
 
 @pytest.fixture

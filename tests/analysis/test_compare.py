@@ -236,10 +236,9 @@ def test_runs_without_times_are_compared_by_tokens(make_run, tmp_path):
     assert table_row(report.markdown.read_text(), "anGPT, plain")[6] == "–"
 
 
-def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatch):
+def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatch, drawn):
     """With one panel there is room for one column of entries with their spreads."""
     make_run("ngpt3", SLOWER, NGPT, seed=3)
-    drawn = []
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
     compare([runs], str(tmp_path / "o"))
     figure = drawn[0]

@@ -43,7 +43,7 @@ def test_a_figure_is_written_for_pages_and_for_papers(tmp_path: Path) -> None:
         save(figure, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
-    assert not plt.get_fignums()
+    assert not plt.fignum_exists(figure.number)
 
 
 def test_a_mechanism_has_its_name_and_look_however_it_is_written() -> None:

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from anlit.analysis.study import plots
@@ -195,8 +196,9 @@ def test_trends(folder: Path) -> None:
     assert page.row("GPT+", 3)[2] == "3.0200 ± 0.0100"
 
 
-def test_ticks_of_arms_of_about_one_size_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
+def test_ticks_of_arms_of_about_one_size_do_not_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Figure]
+) -> None:
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
     series = {"GPT+": [(130e3, 0.016, 0.0), (1.31e6, 0.004, 0.0)], "nGPT": [(132e3, 0.016, 0.0), (1.32e6, 0.008, 0.0)]}
     plots.trends(series, "parameters", "lr", tmp_path / "a.png", {})
