@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from matplotlib import pyplot as plt
+from PIL import Image
 
 from anlit.configuration import attention_label
 from anlit.reporting.figure import ARCHITECTURES, MECHANISMS, looks, save, style
@@ -41,7 +42,8 @@ def test_a_figure_is_written_for_pages_and_for_papers(tmp_path: Path) -> None:
         ax.set_title("a $ b $ c")
         figure.legend()
         save(figure, tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    with Image.open(tmp_path / "a.png") as image:
+        assert (image.format, image.mode) == ("PNG", "P")
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
     assert not plt.fignum_exists(figure.number)
 

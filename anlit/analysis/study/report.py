@@ -83,9 +83,12 @@ def markdown(outcome: Outcome) -> str:
 
 
 def raw(outcome: Outcome) -> dict[str, Any]:
-    """The numbers behind the report."""
+    """The numbers behind the report; a comparison names its runs by their folders, as keys of `measured`."""
     study = outcome.study
     reports = [comparison_of(outcome, one, f"{number}-") for number, one in enumerate(study.comparisons, 1)]
+    comparisons = [report.raw() for report in reports if report is not None]
+    measured = {run["folder"]: run for one in comparisons for run in one["runs"]}
+    timed = [one.pop("paired_steps") for one in comparisons]
     return {
         "title": study.title, "path": study.path, "budget": study.budget, "command": outcome.command,
         "selected": {name: choice.shown for name, choice in outcome.selected.items()},
@@ -93,7 +96,9 @@ def raw(outcome: Outcome) -> dict[str, Any]:
                    for one in outcome.tunings},
         "points": [{"arm": point.arm.name, "values": point.values, "losses": point.losses, "failed": point.failed}
                    for point in outcome.points()],
-        "comparisons": [report.raw() for report in reports if report is not None],
+        "comparisons": [{**one, "runs": [run["folder"] for run in one["runs"]]} for one in comparisons],
+        "paired_steps": next(iter(timed), None),
+        "measured": measured,
         "runs": [{"name": run.name, "status": state.status, "reason": state.reason} for run, state, _ in outcome.runs],
     }  # fmt: skip
 

@@ -134,6 +134,7 @@ def test_steps_that_were_timed_give_a_speed_up_in_wall_clock(folder: Path) -> No
     in_tokens = [400 * 8 * 256 / tokens_to(SAID["gpt", seed], SAID["angpt", seed]) for seed in (1, 2, 3)]
     assert row[9] == "1.25 (1.25 … 1.25)"
     assert row[10].startswith(f"{fmean(in_tokens) / 1.25:.2f} (")
+    assert json.loads((output / "report.json").read_text())["paired_steps"]["arms"] == arms
 
 
 def test_tuning_names_the_best_the_failed_and_the_edges(page: Tables) -> None:
@@ -158,7 +159,11 @@ def test_the_page_travels_alone_and_its_twin_says_the_same(page: Tables, reporte
         assert needed in text
     raw = json.loads((reported / "report.json").read_text())
     assert raw["selected"] == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
-    assert raw["comparisons"][0]["groups"][1]["final_loss"]["values"] == pytest.approx([3.30, 3.36, 3.31])
+    (compared,) = raw["comparisons"]
+    assert compared["groups"][1]["final_loss"]["values"] == pytest.approx([3.30, 3.36, 3.31])
+    assert sorted(compared["runs"]) == sorted(raw["measured"])
+    ends = sorted((run["counted_in"], run["curve"]["loss"][-1]) for run in raw["measured"].values())
+    assert ends == [("GPT+", 3.49), ("GPT+", 3.50), ("GPT+", 3.53), ("anGPT", 3.30), ("anGPT", 3.31), ("anGPT", 3.36)]
 
 
 def test_markup_in_a_title_is_shown_and_not_obeyed(folder: Path) -> None:
