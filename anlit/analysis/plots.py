@@ -94,7 +94,7 @@ def _draw(ax: Axes, panel: Panel, results: list[Result], baseline: Result, drawn
         x: NDArray[np.float64] = result.mean.tokens * scale
         longest = max(longest, float(x[-1]))
         every = max(1, len(x) // FEW)
-        ax.plot(x, result.mean.loss, look.dash, marker=look.marker, markevery=every, markersize=4.5,
+        ax.plot(x, result.mean.loss, linestyle=look.dash, marker=look.marker, markevery=every, markersize=4.5,
                 color=look.colour, linewidth=1.7, label=_legend(result))  # fmt: skip
         if len(result.group.counted) > 1:
             low, high = result.mean.loss - result.sd, result.mean.loss + result.sd

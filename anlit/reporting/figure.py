@@ -26,7 +26,7 @@ INK = "#333333"
 """The colour of axes, baselines and text."""
 # Okabe and Ito's palette without its yellow, which is too light for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-DASHES = ("-", "--", "-.", ":")
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (8, 2, 1, 2, 1, 2)), (0, (9, 4)))
 MAP = "cividis"
 """The colour map of heat maps, readable with every kind of colour vision and in grey."""
 BASELINE_LINE: Any = (0, (5, 4))
@@ -37,7 +37,7 @@ class Look(NamedTuple):
 
     colour: str
     marker: str
-    dash: str
+    dash: Any
 
 
 ARCHITECTURES = {"GPT+": INK, "nGPT": COLOURS[1], "anGPT": COLOURS[0]}

@@ -29,7 +29,7 @@ def test_the_fragment_fills_the_section_of_a_report(shards: Path, tmp_path: Path
 
     unfinished = replace(run, record={**run.record, "status": "interrupted"})
     outcome: Any = SimpleNamespace(
-        study=SimpleNamespace(arms=[SimpleNamespace(title="anGPT")]),
+        study=SimpleNamespace(arms=[SimpleNamespace(title="anGPT", base="angpt")]),
         measured=lambda arm: (run, unfinished),
         output=tmp_path,
     )
@@ -39,6 +39,8 @@ def test_the_fragment_fills_the_section_of_a_report(shards: Path, tmp_path: Path
     last = f"{found['hidden/last/norm'][1][-1]:.4g}"
     assert f"| ‖h‖ after the last block | {last} |" in text
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
+    assert dynamics(outcome, {"arms": ["angpt"]}) == dynamics(outcome, {})
+    assert "trainer/dynamics.yaml" in dynamics(outcome, {"arms": ["gpt"]})[1]
     outcome.measured = lambda arm: (unfinished,)
     assert "trainer/dynamics.yaml" in dynamics(outcome, {})[1]
 

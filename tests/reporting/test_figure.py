@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from matplotlib import pyplot as plt
 from PIL import Image
 
@@ -29,8 +30,11 @@ def test_mechanisms_of_one_architecture_have_theirs() -> None:
     assert found["anGPT, scale-invariant"] == looks(labels[:2])["anGPT, scale-invariant"]
 
 
-def test_no_two_lines_look_alike() -> None:
-    labels = ["GPT+, plain, lr=1", "GPT+, plain, lr=2", "first", "second", "GPT+, plain, lr=4", "anGPT, plain"]
+@pytest.mark.parametrize("labels", [
+    ["GPT+, plain, lr=1", "GPT+, plain, lr=2", "first", "second", "GPT+, plain, lr=4", "anGPT, plain"],
+    [f"anGPT, lr={n}" for n in range(6)],
+])  # fmt: skip
+def test_no_two_lines_look_alike(labels: list[str]) -> None:
     found = looks(labels).values()
     assert len({(look.colour, look.marker) for look in found}) == len({(look.colour, look.dash) for look in found}) == 6
 

@@ -39,7 +39,8 @@ LOGARITHMIC = tuple(name for name in PANELS if name.startswith("rotation/") or n
 
 def dynamics(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     """A panel for each quantity over the steps, and a table of the last values, as means over the finished seeds."""
-    arms = {arm.title: outcome.measured(arm) for arm in outcome.study.arms}
+    names = options.get("arms")
+    arms = {arm.title: outcome.measured(arm) for arm in outcome.study.arms if names is None or arm.base in names}
     found = {title: [series(run) for run in runs if run.complete] for title, runs in arms.items()}
     found = {title: seeds for title, seeds in found.items() if any(len(one) > 1 for one in seeds)}
     if not found:

@@ -5,7 +5,7 @@
     trend         {value, over, arms}          loss, or the best value of a setting, over another value; a power law
     lead          {baseline, each, over}       losses minus the baseline's at each point of `vary`
     scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling_section`
-    dynamics      {}                           norms, steps and rotations over training, see `TrainingDynamics`
+    dynamics      {arms}                       norms, steps and rotations over training, see `TrainingDynamics`
     embed         {name}                       the report of one of the study's `after` commands
 
 `arms` names those to show (default: all).
@@ -54,12 +54,17 @@ def render(outcome: Outcome) -> list[str]:
 
 def require_sections(study: Study) -> None:
     """Raises:
-    UserError: A section is not known.
+    UserError: A section, or an arm that one names, is not known.
     """
+    known = [arm.base for arm in study.arms]
     for entry in study.sections:
-        for number, name in enumerate(entry):
+        for number, (name, options) in enumerate(entry.items()):
             if number or name not in SECTIONS:
                 raise UserError(f"{study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}")
+            for arm in (options or {}).get("arms") or ():
+                if arm not in known:
+                    raise UserError(f"the section '{name}' of {study.path} names the arm '{arm}', which is none of "
+                                    + ", ".join(dict.fromkeys(known)))  # fmt: skip
 
 
 def convergence(outcome: Outcome, options: dict[str, Any]) -> list[str]:

@@ -29,8 +29,8 @@ def draw_ranges(found: dict[str, Any], file: Path) -> None:
             for ax, kind in zip(axes, KINDS, strict=True):
                 means = np.array([at[f"{kind}_{t}_to_{10 * t}"]["mean"] for t in begins], dtype=float)
                 # The dashes differ too, because some curves coincide.
-                ax.plot(begins, means, DASHES[number % len(DASHES)], color=colour, linewidth=1.6, marker=marker,
-                        markersize=4, label=shown(name))  # fmt: skip
+                ax.plot(begins, means, linestyle=DASHES[number % len(DASHES)], color=colour, linewidth=1.6,
+                        marker=marker, markersize=4, label=shown(name))  # fmt: skip
         for ax, (kind, title) in zip(axes, KINDS.items(), strict=True):
             ax.set_xscale("log")
             ax.xaxis.set_minor_formatter(NullFormatter())

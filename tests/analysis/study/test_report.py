@@ -282,6 +282,7 @@ def test_a_power_law_needs_three_places() -> None:
         ([{"lead": {"baseline": "gpt"}}], "needs the option 'each'"),
         ([{"lead": {"baseline": "other", "each": "lr"}}], "'other', which is no arm"),
         ([{"lead": {"baseline": "gpt", "each": "size"}}], "each 'size': choose one of none"),
+        ([{"dynamics": {"arms": ["gpt", "bert"]}}], "names the arm 'bert', which is none of gpt, angpt"),
         ([{"trend": {"over": "depth"}}], "'depth', which is no number of arm 'gpt'"),
     ],
 )
