@@ -255,8 +255,15 @@ def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> l
     named = content.get("comparisons")
     if named is None:
         named = [{"title": "All arms", "baseline": content["baseline"]}] if content.get("baseline") else []
-    found = []
+    found, names = [], {name for arm in arms for name in (arm.name, arm.base)}
     for one in named:
+        if not isinstance(one, dict) or "baseline" not in one or set(one) - {"title", "baseline", "arms"}:
+            raise UserError(f"a comparison of {path} must be a mapping with `baseline`, `title` and `arms`: {one}")
+        if unknown := [name for name in one.get("arms") or () if name not in names]:
+            raise UserError(
+                f"a comparison of {path} names the arm '{unknown[0]}', which is none of its arms: choose among "
+                + ", ".join(arm.name for arm in arms)
+            )
         members = [arm for arm in arms if one.get("arms") is None or {arm.name, arm.base} & set(one["arms"])]
         base = [arm for arm in members if arm.name == one["baseline"]]
         if not base:

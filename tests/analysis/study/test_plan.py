@@ -86,6 +86,12 @@ def test_unequal_tuning_is_refused_unless_it_is_said(folder: Path) -> None:
         ({"arms": {"gpt": {"config": "gpt.yaml"}}}, "arm 'gpt'.* must be a mapping with keys of"),
         ({"arms": {"gpt": {"configs": ["gpt.yaml"], "tune": 3}}}, "tune of arm 'gpt'"),
         ({"baseline": "lstm"}, "baseline 'lstm', which is none of its arms"),
+        (
+            {"comparisons": [{"baseline": "gpt", "arms": ["gpt", "ngtp"]}]},
+            "names the arm 'ngtp', which is none of its arms",
+        ),
+        ({"comparisons": [{"title": "All"}]}, "must be a mapping with `baseline`"),
+        ({"comparisons": [{"baseline": "gpt", "arm": ["gpt"]}]}, "must be a mapping with `baseline`"),
         ({"seeds": [], "tuning_seeds": []}, "neither seeds nor anything to tune"),
     ],
 )
