@@ -92,15 +92,13 @@ def nu_concatenated_heads(n_heads: int, d_in: int, d_out: int) -> float:
     return nu_linear(d_in, d_out) / math.sqrt(n_heads)
 
 
-def nu_activation(d_model: int, d_ff: int) -> float:
-    """1/√E[SiLU(σx)²], x ~ N(0, 1), σ = √(d_model/d_ff), by quadrature.
+def nu_activation(sigma: float) -> float:
+    """1/√E[SiLU(σx)²], x ~ N(0, 1), by quadrature: 3.72 at σ = 1/2, 1.68 at σ = 1.
 
-    The norm of u ∘ SiLU(√d_model · z) for unit u and z in d_ff dimensions concentrates at √E[SiLU(σx)²], because
-    the entries of √d_model · z have standard deviation σ. 3.72 at d_ff = 4 d_model.
+    The norm of u ∘ SiLU(z) concentrates at √E[SiLU(σx)²] for a unit u in d_ff dimensions and entries of z of standard
+    deviation σ. In [anGPT] z is √d_model times a unit vector in d_ff dimensions, so σ = √(d_model/d_ff).
     """
     from scipy import integrate  # it takes half a second, which --help does not wait for
-
-    sigma = math.sqrt(d_model / d_ff)
 
     def density(x: float) -> float:
         z = sigma * x

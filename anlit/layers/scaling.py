@@ -6,6 +6,22 @@ from torch import Tensor, nn
 from anlit.layers.sharded import replicated_like
 
 
+def scale_queries_and_keys(q: Tensor, k: Tensor, s_qk: Tensor) -> tuple[Tensor, Tensor]:
+    """q ∘ s_qk and k ∘ s_qk, per head and dimension ([nGPT], section 2.3.2); shapes and dtype stay.
+
+    Heads that share keys have each their own s_qk. Then q takes all of it: (q ∘ s)·(k ∘ s) = (q ∘ s²)·k.
+
+    Args:
+        q: (B, H, T, D).
+        k: (B, G, T, D).
+        s_qk: (H·D,).
+    """
+    s = s_qk.view(q.shape[1], 1, -1)
+    if q.shape[1] == k.shape[1]:
+        return (q * s).to(q.dtype), (k * s).to(k.dtype)
+    return (q * s.square()).to(q.dtype), k
+
+
 class ScalingVector(nn.Module):
     """s = ŝ · (init / scale), shape (width,). The stored ŝ starts at `scale`, so s starts at `init`.
 

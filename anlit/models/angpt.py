@@ -11,7 +11,8 @@ its mean; rows of the weights are bounded by 1. ν = 1/√E‖g(x)‖², see `an
     logits = s_z ∘ (W_head h)
 
 The attention average has no factor, which is exact if attention is peaked. The only norm layer is QK-norm. No weight
-decay, no warm-up. Shape letters as in `anlit.models.decoder`.
+decay, no warm-up. Two settings take a part of nGPT in place of the paper's: `s_qk` multiplies q and k after the QK-norm
+(q ∘ s_qk), `silu_std` gives √d z another standard deviation than √(d/f). Shape letters as in `anlit.models.decoder`.
 """
 
 import math
@@ -37,6 +38,7 @@ from anlit.layers.norms import (
     restore_norms,
 )
 from anlit.layers.positions import Rotation, rotate
+from anlit.layers.scaling import scale_queries_and_keys
 from anlit.layers.swiglu import swiglu
 from anlit.models.config import NormalisedConfig
 from anlit.models.decoder import Decoder, draw_unit_vectors, split_heads
@@ -71,12 +73,23 @@ class AnGPTConfig(NormalisedConfig):
         norms: Rows bounded by norm 1 after each step, or set to it (an ablation).
         approximation: Deviations of the factors, for ablations.
         alpha_init: Initial step size α of both residual updates; 1/n_layers if not given.
+        s_qk: Multiply q and k by a learned vector after RoPE and QK-norm, one number per head and dimension, as nGPT
+            does: init 1, scale 1/√d_model. The paper has none.
+        silu_std: Standard deviation σ of SiLU's argument. By default √(d_model/d_ff), the paper's; nGPT's is 1. ν_acf
+            is that of σ.
     """
 
     norm_eps: float = 1e-6
     norms: Norms = "bounded"
     approximation: Approximation = Approximation()
     alpha_init: float | None = None
+    s_qk: bool = False
+    silu_std: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.silu_std is not None and not 0 < self.silu_std < math.inf:
+            raise UserError(f"model.silu_std={self.silu_std} must be a positive number: nGPT's is 1")
 
 
 class AnGPTBlock(nn.Module):
@@ -89,14 +102,15 @@ class AnGPTBlock(nn.Module):
         q_width, kv_width = config.q_width, config.kv_width
         scale = 1 + config.approximation.error
         nu_qkv, nu_p = scale * nu_linear(d, self.d_head), scale * nu_concatenated_heads(self.n_heads, q_width, d)
-        nu_uz, nu_d, nu_acf = scale * nu_linear(d, f), scale * nu_linear(f, d), scale * nu_activation(d, f)
+        silu_std = nu_linear(d, f) if config.silu_std is None else config.silu_std
+        nu_uz, nu_d, nu_acf = scale * nu_linear(d, f), scale * nu_linear(f, d), scale * nu_activation(silu_std)
         self.has_residual_factor = config.approximation.residual_factor
         # Every constant is the factor of a map, also if it multiplies the map's input: scalars commute with W. Without
         # QK-norm q and k have norm about 1, so the factor √D gives them a root mean square of about 1 (our choice).
         qk_factor = nu_qkv if config.qk_norm else math.sqrt(self.d_head) * nu_qkv
         self.W_q, self.W_k = (ScaledLinear(d, width, qk_factor) for width in (q_width, kv_width))
         self.W_v, self.W_o = ScaledLinear(d, kv_width, nu_qkv), ScaledLinear(q_width, d, nu_p)
-        self.W_u, self.W_z = ScaledLinear(d, f, nu_uz), ScaledLinear(d, f, root_d * nu_uz)
+        self.W_u, self.W_z = ScaledLinear(d, f, nu_uz), ScaledLinear(d, f, root_d * scale * silu_std)
         self.W_d = ScaledLinear(f, d, nu_d * nu_acf)
         alpha_init = 1 / config.n_layers if config.alpha_init is None else config.alpha_init
         self.alpha_A, self.alpha_M = (config.scaling(d, alpha_init, config.alpha_scale) for _ in range(2))
@@ -106,10 +120,11 @@ class AnGPTBlock(nn.Module):
         self.norm_q, self.norm_k = (
             RMSNorm(self.d_head, qk_eps, has_gain) if config.qk_norm else nn.Identity() for _ in range(2)
         )
-        if config.qk_clip is not None and config.qk_norm and not has_gain:
+        self.s_qk = config.scaling(q_width, 1.0, None) if config.s_qk else None
+        if config.qk_clip is not None and config.qk_norm and not has_gain and self.s_qk is None:
             raise UserError(
                 "model.qk_clip has nothing to shrink in an AnGPT with QK-norm, whose scores are bounded by √d_head: "
-                "leave it out, or set qk_norm: false or qk_norm_gain: true"
+                "leave it out, or set qk_norm: false, qk_norm_gain: true or s_qk: true"
             )
         self.norm_v = UnitNorm() if config.v_norm else nn.Identity()
         self.output = config.attention_output(UnitNorm(), gate_factor=root_d)
@@ -136,6 +151,8 @@ class AnGPTBlock(nn.Module):
     def attend(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
         q, k, v = split_heads(fused_linear(h, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads)
         q, k = rotate(rotation, self.norm_q(q), self.norm_k(k))
+        if self.s_qk is not None:
+            q, k = scale_queries_and_keys(q, k, self.s_qk())
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 
     def mlp(self, h: Tensor) -> Tensor:
@@ -143,6 +160,9 @@ class AnGPTBlock(nn.Module):
 
     def shrink_qk(self, factors: Tensor) -> None:
         """Multiply each head's scores by the square of its entry of factors (H,)."""
+        if self.s_qk is not None:
+            self.s_qk.multiply(factors.repeat_interleave(self.d_head))
+            return
         shrink((self.W_q, self.norm_q), (self.W_k, self.norm_k), factors)
 
 

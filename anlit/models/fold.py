@@ -68,6 +68,7 @@ class FoldedAnGPTBlock(AnGPTBlock):
         vars(self).update(vars(block))
         self.alpha_A: Any = _residual_weights(block, block.alpha_A(), block.W_o)
         self.alpha_M: Any = _residual_weights(block, block.alpha_M(), block.W_d)
+        self.s_qk: Any = None if block.s_qk is None else Stored(block.s_qk())
 
     def interpolate(self, h: Tensor, suggestion: Tensor, alpha: Any) -> Tensor:
         """w_h ∘ h + w_s ∘ suggestion; `alpha` holds both weights; w_s is None if W_o or W_d has absorbed it."""

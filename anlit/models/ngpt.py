@@ -25,6 +25,7 @@ from anlit.errors import UserError
 from anlit.layers.linear import ScaledLinear, fused_linear
 from anlit.layers.norms import Norms, RMSNorm, UnitNorm, restore_norms, unit
 from anlit.layers.positions import Rotation, rotate
+from anlit.layers.scaling import scale_queries_and_keys
 from anlit.layers.swiglu import swiglu
 from anlit.models.config import NormalisedConfig
 from anlit.models.decoder import Decoder, draw_unit_vectors, split_heads
@@ -103,11 +104,7 @@ class NGPTBlock(nn.Module):
         q, k, v = split_heads(fused_linear(h, self.W_q, self.W_k, self.W_v), self.n_heads, self.n_kv_heads)
         q, k = (self.norm_qk(x) for x in rotate(rotation, q, k))
         if self.s_qk is not None:
-            s_qk = self.s_qk().view(self.n_heads, 1, -1)
-            if self.n_kv_heads == self.n_heads:
-                q, k = (q * s_qk).to(v.dtype), (k * s_qk).to(v.dtype)
-            else:  # heads that share keys have each their own s_qk: (q ∘ s)·(k ∘ s) = (q ∘ s²)·k
-                q = (q * s_qk.square()).to(v.dtype)
+            q, k = scale_queries_and_keys(q, k, self.s_qk())
         return self.W_o(self.output(self.attention(q, k, self.norm_v(v), documents), h))
 
     def mlp(self, h: Tensor) -> Tensor:

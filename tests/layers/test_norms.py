@@ -54,7 +54,7 @@ def test_factors_of_the_maps_into_and_out_of_the_mlp(d_ff) -> None:
 def test_factor_of_the_activation(d_ff) -> None:
     u, z = unit_rows(SAMPLES, d_ff), unit_rows(SAMPLES, d_ff)
     gated = u * torch.nn.functional.silu(math.sqrt(D) * z)
-    assert near_one(mean_norm(norms.nu_activation(D, d_ff) * gated))
+    assert near_one(mean_norm(norms.nu_activation(math.sqrt(D / d_ff)) * gated))
 
 
 def test_factor_of_the_residual() -> None:
@@ -74,15 +74,15 @@ def test_values_at_the_usual_widths() -> None:
     assert norms.nu_linear(2048, 512) == 2.0
     assert norms.nu_linear(D, D_HEAD) == pytest.approx(math.sqrt(8))
     assert norms.nu_concatenated_heads(HEADS, D, D) == pytest.approx(math.sqrt(1 / 8))
-    assert norms.nu_activation(128, 512) == pytest.approx(3.72, abs=0.01)
-    assert norms.nu_activation(128, 512) == norms.nu_activation(768, 3072)
+    assert norms.nu_activation(0.5) == pytest.approx(3.72, abs=0.01)
+    assert norms.nu_activation(1.0) == pytest.approx(1.677, abs=0.001)
 
 
 @pytest.mark.parametrize("ratio", [4.0, 3.0, 1.0, 8 / 3, 0.25, 64.0])
 def test_factor_of_the_activation_is_the_monte_carlo_estimate(ratio) -> None:
     squares = torch.nn.functional.silu(torch.randn(1_000_000, dtype=torch.float64) / math.sqrt(ratio)).square()
     error = squares.std().item() / math.sqrt(len(squares))
-    mean_square = norms.nu_activation(768, int(768 * ratio)) ** -2
+    mean_square = norms.nu_activation(1 / math.sqrt(ratio)) ** -2
     assert abs(mean_square - squares.mean().item()) < 4 * error
     assert error < 0.01 * mean_square
 

@@ -92,11 +92,12 @@ def test_qk_clip_watches_all_micro_batches_and_forgets_after_the_step() -> None:
     assert torch.stack(QKClip.factors([clip, other])).flatten().tolist() == [1.0] * 4
 
 
-def test_all_layers_clip_after_one_all_reduce(monkeypatch) -> None:
+@pytest.mark.parametrize(("architecture", "settings"), [(NGPT, {}), (AnGPT, {"s_qk": True})])
+def test_all_layers_clip_after_one_all_reduce(monkeypatch, architecture, settings) -> None:
     calls = []
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, op: calls.append((x.clone(), x.fill_(8.0))))
-    model = tiny(NGPT, qk_clip=2.0).model
+    model = tiny(architecture, qk_clip=2.0, **settings).model
     before = [block.s_qk().clone() for block in model.blocks]
     model(TOKENS, IDS)
     model.clip_qk()
@@ -127,6 +128,7 @@ def test_qk_clip_counts_visible_keys_alone() -> None:
 @pytest.mark.parametrize(
     ("architecture", "settings", "message"),
     [
+        (AnGPT, {"silu_std": 0.0}, "model.silu_std=0.0 must be a positive number"),
         (AnGPT, {}, "model.qk_clip has nothing to shrink in an AnGPT with QK-norm"),
         (GPT, {"qk_norm_gain": False}, "model.qk_clip has nothing to shrink where QK-norm has no gain"),
         (NGPT, {"qk_norm_gain": False}, "model.qk_clip shrinks nGPT's s_qk"),

@@ -49,6 +49,8 @@ class Settings:
     attention_norm: bool = False
     gated: bool = False
     post_norm: bool = False
+    s_qk: bool = False
+    silu_std: float | None = None
 
     def layer(self, number: int) -> Layer:
         return self.layers[number % len(self.layers)]
@@ -177,10 +179,10 @@ def attend(
     return output
 
 
-def nu_acf(d_model: int, d_ff: int) -> float:
-    """1/√E[SiLU(σx)²] for x ~ N(0, 1), σ² = d/f, by Gauss-Hermite quadrature."""
+def nu_acf(sigma: float) -> float:
+    """1/√E[SiLU(σx)²] for x ~ N(0, 1), by Gauss-Hermite quadrature."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(160)
-    values = math.sqrt(d_model / d_ff) * nodes
+    values = sigma * nodes
     mean_square = (weights * (values / (1 + np.exp(-values))) ** 2).sum() / math.sqrt(2 * math.pi)
     return float(1 / np.sqrt(mean_square))
 
@@ -293,6 +295,9 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
                     if s.qk_norm_gain:
                         vector = vector * block[f"norm_{name}.gain"]
                     vectors.append(rotate(vector, place(position, ids), layer[1]))
+                if s.s_qk:  # each head of queries has its own, also for keys that it shares; init 1, scale 1/√d
+                    s_qk = (block["s_qk.stored"] * math.sqrt(d)).split(d_head)
+                    vectors = [shared(vectors, index, s) * s_qk[index] for index in range(s.n_heads)]
                 into.append(vectors)
             v.append([nu_qkv * vector for vector in heads(block["W_v.weight"], h_i, s.n_kv_heads)])
         wide = [math.sqrt(d) * h_i for h_i in h]
@@ -302,8 +307,9 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
             h_a = nu_p * (block["W_o.weight"] @ a)
             h_a = unit(h_a) if s.post_norm else h_a
             h_i = (h_i + alpha_a * (h_a - h_i)) / (alpha_a**2 + (1 - alpha_a) ** 2) ** 0.5
-            u, z = nu_uz * (block["W_u.weight"] @ h_i), nu_uz * (block["W_z.weight"] @ h_i)
-            h_m = nu_d * (block["W_d.weight"] @ (nu_acf(d, f) * u * silu(math.sqrt(d) * z)))
+            sigma = math.sqrt(d / f) if s.silu_std is None else s.silu_std
+            u, z = nu_uz * (block["W_u.weight"] @ h_i), sigma * (block["W_z.weight"] @ h_i)
+            h_m = nu_d * (block["W_d.weight"] @ (nu_acf(sigma) * u * silu(math.sqrt(d) * z)))
             h_m = unit(h_m) if s.post_norm else h_m
             after.append((h_i + alpha_m * (h_m - h_i)) / (alpha_m**2 + (1 - alpha_m) ** 2) ** 0.5)
         h = after

@@ -30,6 +30,14 @@ def test_the_gain_of_the_qk_norm_can_be_left_out_or_added(architecture, gain) ->
     check(architecture, qk_norm_gain=gain)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"s_qk": True}, {"silu_std": 1.0}, {"s_qk": True, "silu_std": 0.7, "n_kv_heads": 1}]
+)
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_parts_of_ngpt_in_angpt(qk_norm, changes) -> None:
+    check(AnGPT, qk_norm=qk_norm, **changes)
+
+
 @architectures
 def test_everything_at_once(architecture) -> None:
     norms = dict.fromkeys(("qk_norm_gain", "v_norm", "attention_norm", "post_norm"), True)

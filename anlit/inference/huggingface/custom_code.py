@@ -48,6 +48,8 @@ def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor],
         raise _refusal(f"the architecture {checkpoint.architecture}")
     name = ARCHITECTURES[checkpoint.architecture]
     decoder = checkpoint.model.model
+    if name == "AnGPT" and decoder.blocks[0].s_qk is not None:
+        raise _refusal("an s_qk of anGPT")
     if name != "GPT" and not isinstance(decoder.s_z, Absorbed):
         decoder = fold(decoder)
     module = f"modeling_anlit_{name.lower()}"
