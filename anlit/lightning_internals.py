@@ -6,13 +6,11 @@ tests/test_lightning_internals.py fails where one of them is gone. Nothing else 
 
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.fabric.strategies.model_parallel import _load_raw_module_state
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
-from lightning.fabric.utilities.load import _load_distributed_checkpoint
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
@@ -132,11 +130,6 @@ def save_checkpoint_now(callback: ModelCheckpoint, trainer: L.Trainer) -> None:
 def last_saved_step(callback: ModelCheckpoint) -> int:
     """The `global_step` of the callback's last checkpoint."""
     return callback._last_global_step_saved
-
-
-def read_distributed_checkpoint(folder: Path) -> dict[str, Any]:
-    """All of a sharded checkpoint, on the host."""
-    return _load_distributed_checkpoint(folder)
 
 
 def load_into_shards(weights: dict[str, Any], module: nn.Module, strict: bool) -> None:

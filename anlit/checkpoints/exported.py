@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import anlit
+from anlit.checkpoints.location import SETTINGS, WEIGHTS
 from anlit.reporting.files import replacing, write_text
 
-WEIGHTS, SETTINGS, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
 SEPARATORS = ("end_of_document", "document_token_at")
 """How the corpus separates documents: keys of a prepared folder's manifest."""
@@ -26,11 +27,6 @@ LARGEST_SETTINGS = 10_000_000
 """The largest config.json that is read, in characters."""
 PREFIX = "model."
 """Prefix of the decoder's weights in the LightningModule, which the file leaves out."""
-
-
-def is_exported(path: str | Path) -> bool:
-    """Whether `path` is a folder that `write_exported` made."""
-    return (Path(path) / WEIGHTS).is_file() and (Path(path) / SETTINGS).is_file()
 
 
 def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Path, tokenizer: bytes | None,

@@ -7,9 +7,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from anlit.checkpoints.checkpoint_io import is_sharded
-from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, is_exported
+from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX
 from anlit.checkpoints.loading import read_model
+from anlit.checkpoints.location import is_checkpoint, is_exported
 from anlit.configuration import attention_label, class_name, init_args
 from anlit.errors import UserError
 from anlit.models.continuing import refuse_other_shapes
@@ -33,7 +33,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     Raises:
         UserError: There is no such file, it is damaged, anlit did not write it, or its weights do not fit the model.
     """
-    if not Path(path).is_file() and not is_sharded(path) and not is_exported(path):
+    if not is_checkpoint(path) and not is_exported(path):
         raise UserError(f"initial_weights={path} is not a file: give a checkpoint such as RUN/checkpoints/best.ckpt")
     content = read_model(Path(path))
     saved, expected = content["anlit"]["architecture"], type(model).__name__

@@ -10,9 +10,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from anlit.checkpoints.checkpoint_io import is_sharded, read_checkpoint
-from anlit.checkpoints.exported import is_exported
-from anlit.checkpoints.location import require_path
+from anlit.checkpoints.checkpoint_io import read_checkpoint
+from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
 from anlit.checkpoints.rebuild import rebuild, settings_of
 from anlit.configuration import ARCHITECTURES, CONFIG, attention_label
 from anlit.errors import UserError
@@ -20,8 +19,6 @@ from anlit.models.kernel_choice import take_saved
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals, keep_freed_memory
 
-FOLDER = "checkpoints"
-NAMES = ("best.ckpt", "last.ckpt")
 LONGEST_REASON = 160  # characters; torch's explanations fill a screen
 UNREADABLE = (
     pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, TypeError,
@@ -87,7 +84,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     if target.type == "cpu":
         keep_freed_memory()
         flush_denormals()
-    file = find_file(path)
+    file = find_checkpoint(path)
     content = read_model(file)
     try:
         with warnings.catch_warnings():
@@ -121,24 +118,6 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def find_file(path: str) -> Path:
-    """The checkpoint of `path`, a run folder or a checkpoint.
-
-    Raises:
-        UserError: There is none.
-    """
-    location = Path(path)
-    if location.is_file() or is_sharded(location) or is_exported(location):
-        return location
-    require_path(path)
-    for name in NAMES:
-        if (file := location / FOLDER / name).is_file() or is_sharded(file):
-            return file
-    raise UserError(
-        f"{path} has no {FOLDER}/{' or '.join(NAMES)}: give a run folder whose training has saved one, or a .ckpt file"
-    )
-
-
 def read_model(file: Path) -> dict[str, Any]:
     """The content of a checkpoint that has all that a model needs.
 
@@ -163,7 +142,7 @@ def _parts(content: dict[str, Any]) -> list[tuple[str, bool]]:
     hashes = data.get("tokenizer_sha256") if isinstance(data, dict) else None
     return [
         ("hyper_parameters", isinstance(content.get("hyper_parameters"), dict)),
-        ("state_dict", isinstance(weights, dict) and all(isinstance(one, Tensor) for one in weights.values())),
+        ("state_dict", isinstance(weights, dict) and all(isinstance(weight, Tensor) for weight in weights.values())),
         ("global_step", isinstance(content.get("global_step"), int)),
         ("architecture", isinstance(record.get("architecture"), str)),
         ("data", isinstance(data, dict | None) and isinstance(hashes, str | None)),
@@ -174,7 +153,7 @@ def _parts(content: dict[str, Any]) -> list[tuple[str, bool]]:
 def _run_config(file: Path) -> dict[str, Any] | None:
     """The content of the run folder's config.yaml; None if there is none."""
     path = file.parent.parent / CONFIG
-    if file.parent.name != FOLDER or not path.is_file():
+    if file.parent.name != CHECKPOINTS or not path.is_file():
         return None
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))

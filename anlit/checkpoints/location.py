@@ -1,8 +1,68 @@
-"""Whether there is anything at a checkpoint's path, without torch: a misspelt one is answered at once."""
+"""Finds checkpoints by their files' names, without torch: a misspelt path is answered at once.
 
+RUN/checkpoints/best.ckpt, last.ckpt    a file; if each rank wrote a part, a link to a folder in checkpoints/.sharded
+a sharded checkpoint                    a folder with `REST` and a safetensors file from each rank
+an exported model                       a folder with `WEIGHTS` and `SETTINGS`
+"""
+
+import os
 from pathlib import Path
 
 from anlit.errors import UserError
+
+CHECKPOINTS = "checkpoints"
+BEST, LAST = BEST_THEN_LAST = ("best.ckpt", "last.ckpt")
+SHARDED = ".sharded"
+"""The folder next to the checkpoints that holds sharded ones; the names of checkpoints are links into it."""
+REST = "meta.pt"
+"""In a sharded checkpoint, the file of all that is not a tensor of the model or the optimizer."""
+WEIGHTS, SETTINGS = "model.safetensors", "config.json"
+"""The files of an exported model."""
+
+
+def is_sharded(path: str | Path) -> bool:
+    """Whether `path` is a checkpoint with a part from every rank."""
+    return (Path(path) / REST).is_file()
+
+
+def is_exported(path: str | Path) -> bool:
+    """Whether `path` is a folder that `anlit export` or `anlit import` made."""
+    return (Path(path) / WEIGHTS).is_file() and (Path(path) / SETTINGS).is_file()
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether training can go on from `path`: a file or a sharded checkpoint."""
+    return Path(path).is_file() or is_sharded(path)
+
+
+def checkpoint_of_run(run: str | Path, names: tuple[str, ...] = BEST_THEN_LAST) -> Path | None:
+    """The first of `names` that the run folder has; None if it has none."""
+    files = (Path(run) / CHECKPOINTS / name for name in names)
+    return next((file for file in files if is_checkpoint(file)), None)
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, the newest first; the name of a file that is being written begins with a dot."""
+    files = [file for file in folder.glob("*.ckpt") if not file.name.startswith(".") and file.exists()]
+    return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
+
+
+def find_checkpoint(path: str) -> Path:
+    """The checkpoint of `path`: a run folder (its best, else its last), a checkpoint or an exported folder.
+
+    Raises:
+        UserError: There is none.
+    """
+    location = Path(path)
+    if is_checkpoint(location) or is_exported(location):
+        return location
+    require_path(path)
+    if (file := checkpoint_of_run(location)) is None:
+        raise UserError(
+            f"{path} has no {CHECKPOINTS}/{' or '.join(BEST_THEN_LAST)}: give a run folder whose training has saved "
+            "one, or a .ckpt file"
+        )
+    return file
 
 
 def require_path(path: str) -> None:
@@ -11,3 +71,28 @@ def require_path(path: str) -> None:
     """
     if not Path(path).exists():
         raise UserError(f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt")
+
+
+def refuse_address(path: str | Path) -> None:
+    """Raise UserError for a checkpoint that is not on a file system of this machine."""
+    if "://" in str(path) or str(path).startswith("registry"):
+        raise UserError(
+            f"the checkpoint {path} is not on this machine: download it, and give the path of the file or folder"
+        )
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse to write checkpoints through a link: nothing outside of a run's folder may change or go.
+
+    Args:
+        folder: The run's `CHECKPOINTS`; it need not exist.
+
+    Raises:
+        UserError: It, or its folder of sharded checkpoints, is a link.
+    """
+    for path in (folder, folder / SHARDED):
+        if path.is_symlink():
+            raise UserError(
+                f"{path} is a link to {os.readlink(path)}, and a run writes into its own folder alone: replace it by a "
+                "folder, or give the --run_dir where it leads"
+            )

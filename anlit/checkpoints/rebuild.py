@@ -33,6 +33,9 @@ def rebuild(content: dict[str, Any], file: Path, changes: dict[str, Any]) -> Lan
     _check_sizes(settings, weights, kind, file)
     model = build(kind, settings | changes, f"{file}: model")
     model.configure_model()
+    for name, weight in model.state_dict().items():
+        if name in weights and weights[name].is_floating_point() != weight.is_floating_point():
+            raise UserError(f"{file} has {weights[name].dtype} for the weights {name}: choose another checkpoint")
     model.load_state_dict(weights)
     return model
 

@@ -10,20 +10,24 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch import distributed
+from torch import Tensor, distributed
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from anlit.checkpoints.checkpoint_io import (
-    FOLDERS,
-    REST,
-    make_way,
-    reason_of,
-    remove_unnamed,
+from anlit.checkpoints.integrity import write_sums
+from anlit.checkpoints.location import REST, SHARDED, refuse_links
+from anlit.checkpoints.parts import PartsWriter, without_tensors
+from anlit.checkpoints.writing import (
+    first_cause,
+    move_folder_away,
+    remove_checkpoint,
+    remove_if_unlinked,
     write_durably,
     write_failed,
 )
-from anlit.checkpoints.integrity import write_sums
+
+STATES = ("state_dict", "optimizer_states")
+"""The keys of a checkpoint with tensors of which each rank has a part."""
 
 
 class ShardedCheckpoints:
@@ -42,11 +46,12 @@ class ShardedCheckpoints:
         self.asynchronous, self.timeout = asynchronous, timeout
         self._started = time.time()
         self._cleaned: set[Path] = set()
+        self._written: set[Path] = set()
         self._group: distributed.ProcessGroup | None = None
         self._pending: tuple[Future[None], Path, Path] | None = None
 
-    def save(self, states: dict[str, Any], rest: dict[str, Any], path: Path) -> None:
-        """Write the checkpoint `path`: all ranks write `states` of sharded tensors, rank 0 writes `rest`.
+    def save(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """Write the checkpoint `path`: all ranks write their part of the tensors, rank 0 writes the rest.
 
         In the background: waits for the previous checkpoint, and returns when the state is copied.
 
@@ -54,25 +59,36 @@ class ShardedCheckpoints:
             RunError: On all ranks, if this checkpoint or the previous one could not be written.
         """
         self.wait()
+        tensors: dict[str, Tensor] = {}
+        states = {key: without_tensors(checkpoint.pop(key, []), key, tensors) for key in STATES}
+        rest = {**checkpoint, **states}
         if self._group is None:
             self._group = distributed.new_group(backend="gloo", timeout=self.timeout)
         names = [uuid.uuid4().hex[:12]]
         distributed.broadcast_object_list(names, group=self._group)
-        folder = path.parent / FOLDERS / f"{path.stem}-{names[0]}"
+        folder = path.parent / SHARDED / f"{path.stem}-{names[0]}"
         self._agree(_error_of(lambda: self._prepare(folder, rest)), folder, path)
+        self._written.add(path)
+        writer = PartsWriter(folder)
         if self.asynchronous:
-            writing: Any = dcp.async_save(states, storage_writer=_Writer(folder), process_group=self._group)
-            self._pending = _published(writing, folder, path), folder, path
+            writing: Any = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
+            self._pending = _published(writing, writer, path), folder, path
             return
 
         def write() -> None:
-            dcp.save(states, storage_writer=_Writer(folder), process_group=self._group)
-            _publish(folder, path)
+            dcp.save(tensors, storage_writer=writer, process_group=self._group)
+            _publish(writer, path)
 
         self._agree(_error_of(write), folder, path)
 
+    def remove(self, path: Path) -> None:
+        """Remove a checkpoint that this process wrote, and no other: the path may come from somebody's checkpoint."""
+        if path in self._written:
+            remove_checkpoint(path)
+
     def _prepare(self, folder: Path, rest: dict[str, Any]) -> None:
         if distributed.get_rank() == 0:
+            refuse_links(folder.parent.parent)
             self._remove_leftovers(folder.parent.parent)
             folder.mkdir(parents=True)
             write_durably(rest, folder / REST)
@@ -80,7 +96,7 @@ class ShardedCheckpoints:
     def _agree(self, error: BaseException | None, folder: Path, path: Path) -> None:
         """Wait for all ranks. If any has an error, remove the folder and raise on all."""
         reasons: list[Any] = [None] * distributed.get_world_size(self._group)
-        distributed.all_gather_object(reasons, None if error is None else reason_of(error), group=self._group)
+        distributed.all_gather_object(reasons, None if error is None else first_cause(error), group=self._group)
         if not any(reasons):
             return
         if distributed.get_rank() == 0:
@@ -94,9 +110,9 @@ class ShardedCheckpoints:
         self._cleaned.add(folder)
         for link in folder.glob(".link-*"):  # to a complete checkpoint that had no name yet
             link.unlink()
-        for leftover in (folder / FOLDERS).glob("*"):
+        for leftover in (folder / SHARDED).glob("*"):
             if leftover.stat().st_mtime < self._started:
-                remove_unnamed(leftover)
+                remove_if_unlinked(leftover)
 
     def wait(self) -> None:
         """Wait until the checkpoint in the background is complete on all ranks.
@@ -115,16 +131,6 @@ class ShardedCheckpoints:
             _error_of(lambda: pending.result(self.timeout.total_seconds()))
 
 
-class _Writer(dcp.FileSystemWriter):
-    """Torch's, with the cause in the error's words: an error on its way to other ranks loses the one behind it."""
-
-    def write_data(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().write_data(*args, **kwargs)
-        except Exception as error:
-            raise RuntimeError(reason_of(error)) from error
-
-
 def _error_of(action: Callable[[], Any]) -> BaseException | None:
     """The error of an action, for the other ranks. torch's CheckpointException is not an `Exception`."""
     try:
@@ -134,12 +140,12 @@ def _error_of(action: Callable[[], Any]) -> BaseException | None:
     return None
 
 
-def _published(writing: Future, folder: Path, path: Path) -> Future[None]:
+def _published(writing: Future, writer: PartsWriter, path: Path) -> Future[None]:
     """A future that is done when `writing` is done and `path` links to the result."""
     published: Future[None] = Future()
 
     def publish(done: Future) -> None:
-        error = _error_of(done.result) or _error_of(lambda: _publish(folder, path))
+        error = _error_of(done.result) or _error_of(lambda: _publish(writer, path))
         if error is None:
             published.set_result(None)
         else:
@@ -149,14 +155,15 @@ def _published(writing: Future, folder: Path, path: Path) -> Future[None]:
     return published
 
 
-def _publish(folder: Path, path: Path) -> None:
-    """On rank 0, make `path` a link to `folder`, atomically, and remove the folder that it linked to."""
+def _publish(writer: PartsWriter, path: Path) -> None:
+    """On rank 0, make `path` a link to the complete folder, atomically, and remove the folder that it linked to."""
     if distributed.get_rank() != 0:
         return
-    write_sums(folder)
+    folder = Path(writer.path)
+    write_sums(folder, writer.files)
     link = path.with_name(".link-" + path.name)
     link.unlink(missing_ok=True)
     link.symlink_to(folder.relative_to(path.parent), target_is_directory=True)
-    replaced = make_way(path)
+    replaced = move_folder_away(path)
     os.replace(link, path)
-    remove_unnamed(replaced)
+    remove_if_unlinked(replaced)

@@ -15,8 +15,17 @@ from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, is_sharded, refuse_address
+from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
 from anlit.checkpoints.initial_weights import load_initial_weights
+from anlit.checkpoints.location import (
+    BEST,
+    CHECKPOINTS,
+    LAST,
+    checkpoint_of_run,
+    is_sharded,
+    refuse_address,
+    refuse_links,
+)
 from anlit.commands.support.bounds import make_run_dir, refused_by_lightning
 from anlit.commands.support.parser import RunParser, origin, read_command
 from anlit.commands.support.quiet import quiet
@@ -69,12 +78,13 @@ class AnlitCLI(RunParser):
             rank_zero_only(print)(f"{self.subcommand}: {config.ckpt_path}", flush=True)
             return
         make_run_dir(config.run_dir)
+        refuse_links(Path(config.run_dir) / CHECKPOINTS)
         if config.ckpt_path is None:
             _refuse_existing_run(config.run_dir)
         if config.ckpt_path == "last":
             refuse_lost_checkpoint(config.run_dir, config.checkpoint_every_n_steps)
         if config.ckpt_path == "best":
-            config.ckpt_path = str(Path(config.run_dir) / "checkpoints" / "best.ckpt")
+            config.ckpt_path = str(Path(config.run_dir) / CHECKPOINTS / BEST)
         if config.ckpt_path not in (None, "last"):
             _require_checkpoint(config.ckpt_path)
         if config.initial_weights is not None and config.ckpt_path not in (None, "last"):
@@ -94,7 +104,7 @@ class AnlitCLI(RunParser):
             self.held = hold(run_dir)
             if ckpt_path is not None:
                 refuse_damaged_checkpoint(run_dir, ckpt_path)
-        continues = ckpt_path == "last" and (Path(run_dir) / "checkpoints" / "last.ckpt").exists()
+        continues = ckpt_path == "last" and checkpoint_of_run(run_dir, (LAST,)) is not None
         if path is not None and not continues:
             load_initial_weights(self.model, path)
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anlit.checkpoints.loading import Checkpoint, describe, find_file, load_checkpoint
+from anlit.checkpoints.loading import Checkpoint, describe, load_checkpoint
+from anlit.checkpoints.location import find_checkpoint
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
@@ -53,7 +54,7 @@ def load_candidates(paths: Sequence[str], data_path: str | None) -> list[Candida
         UserError: A checkpoint or its data are wrong, or two have different data.
     """
     found: list[Candidate] = []
-    for file in {file.resolve(): file for file in map(find_file, paths)}.values():
+    for file in {file.resolve(): file for file in map(find_checkpoint, paths)}.values():
         checkpoint = load_checkpoint(str(file), "cpu")
         masked, data = checkpoint.model.model.document_masking, data_of(checkpoint, data_path)
         found.append(

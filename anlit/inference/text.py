@@ -10,8 +10,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from anlit.checkpoints.exported import SEPARATORS, is_exported, read_settings
+from anlit.checkpoints.exported import SEPARATORS, read_settings
 from anlit.checkpoints.loading import Checkpoint
+from anlit.checkpoints.location import is_exported
 from anlit.data.batch import TokenAt
 from anlit.data.storage.manifest import MANIFEST, TOKENIZER, read_bytes
 from anlit.data.storage.remote import is_remote

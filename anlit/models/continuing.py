@@ -88,15 +88,21 @@ def refuse_other_shapes(saved: dict[str, torch.Tensor], expected: dict[str, torc
         source: The setting that names the checkpoint, with its value.
 
     Raises:
-        UserError: A weight is missing, unknown or of another shape.
+        UserError: A weight is missing, unknown, of another shape or of whole numbers.
     """
     for name in [*expected, *(name for name in saved if name not in expected)]:
-        then, now = (str(tuple(weights[name].shape)) if name in weights else "missing" for weights in (saved, expected))
+        then, now = (_form(weights[name]) if name in weights else "missing" for weights in (saved, expected))
         if then != now:
             raise UserError(
                 f"{source} does not fit the model ({name} is {then} in it and {now} in the model): give the settings "
                 "of the run that it comes from, with --config RUN/config.yaml"
             )
+
+
+def _form(weight: torch.Tensor) -> str:
+    """The shape, and the dtype if it is not one of weights."""
+    shape = str(tuple(weight.shape))
+    return shape if weight.is_floating_point() else f"{shape} of {weight.dtype}"
 
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

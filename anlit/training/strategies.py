@@ -10,21 +10,28 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.optim import Optimizer
 
-from anlit.checkpoints.checkpoint_io import by_name, by_number, is_sharded, read_rest
+from anlit.checkpoints.checkpoint_io import by_name, by_number, read_rest
 from anlit.checkpoints.integrity import DamagedError, next_best, verify
+from anlit.checkpoints.location import is_sharded
+from anlit.checkpoints.parts import MARK, refuse_other_tensors, with_tensors, without_tensors
 from anlit.checkpoints.sharded import ShardedCheckpoints
 from anlit.errors import UserError
 from anlit.lightning_internals import MeshStrategy, load_into_shards
 
-GATHERED = {"float32": None, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class FullySharded(MeshStrategy):
@@ -51,6 +58,7 @@ class FullySharded(MeshStrategy):
         self,
         replicas: int = 1,
         gather_dtype: Literal["float32", "bfloat16"] = "float32",
+        reduce_dtype: Literal["float32", "bfloat16"] = "float32",
         reshard_after_forward: bool = True,
         sharded_checkpoints: bool = True,
         async_checkpoints: bool = False,
@@ -63,7 +71,9 @@ class FullySharded(MeshStrategy):
             timeout=timedelta(minutes=timeout_minutes),
         )
         self.replicas = replicas
-        self.policy = MixedPrecisionPolicy(param_dtype=GATHERED[gather_dtype], cast_forward_inputs=False)
+        self.policy = MixedPrecisionPolicy(
+            param_dtype=DTYPES[gather_dtype], reduce_dtype=DTYPES[reduce_dtype], cast_forward_inputs=False
+        )
         self.reshard_after_forward = reshard_after_forward
         self._checkpoints = ShardedCheckpoints(async_checkpoints, timedelta(minutes=timeout_minutes))
 
@@ -113,9 +123,14 @@ class FullySharded(MeshStrategy):
             path = self.broadcast(str(filepath))
             super(ModelParallelStrategy, self).save_checkpoint(checkpoint, path, storage_options)
             return
-        states = {"state_dict": checkpoint.pop("state_dict")}
-        states |= {f"optimizer_{number}": state for number, state in enumerate(checkpoint.pop("optimizer_states", []))}
-        self._checkpoints.save(states, checkpoint, Path(self.broadcast(str(filepath))))
+        checkpoint["state_dict"] = self._without_shared(checkpoint["state_dict"])
+        self._checkpoints.save(checkpoint, Path(self.broadcast(str(filepath))))
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        if not self.writes_parts:
+            super().remove_checkpoint(filepath)
+        elif self.is_global_zero:
+            self._checkpoints.remove(Path(filepath))
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """This rank's part of the state, by parameter name. For a single file: all of it on rank 0, in torch's form."""
@@ -131,37 +146,67 @@ class FullySharded(MeshStrategy):
         """Load weights and optimizer states of either form of checkpoint into the shards; returns the rest.
 
         Lightning numbers an optimizer's parameters in the order of the model; torch, and so a single file, by groups.
+
+        Raises:
+            UserError: It is damaged or another model's.
         """
         assert self.lightning_module is not None
-        assert self.model is not None
         path = Path(self.broadcast(str(checkpoint_path)))
+        if self.lightning_module.trainer.state.fn != TrainerFn.FITTING:  # before a fit, the command line has looked
+            self._refuse_damaged(path)
         try:
             rest = read_rest(path)
-        except pickle.UnpicklingError as error:
+            self.lightning_module.on_load_checkpoint(rest)  # refuses another model's before its weights do
+            optimizers = [] if self.lightning_module.begins_new_optimizer else self.optimizers
+            if is_sharded(path):
+                self._load_parts(path, rest.pop("optimizer_states"), optimizers)
+            else:
+                self._load_file(
+                    path, rest.pop("optimizer_states", []), optimizers, self.lightning_module.strict_loading
+                )
+        except (DamagedError, pickle.UnpicklingError) as error:
             raise UserError(
                 f"ckpt_path={path} cannot be read as a checkpoint ({str(error).splitlines()[0]}): choose another one"
             ) from error
-        if self.lightning_module.trainer.state.fn != TrainerFn.FITTING:  # before a fit, the command line has looked
-            self._refuse_damaged(path)
-        self.lightning_module.on_load_checkpoint(rest)  # refuses another model's before its weights do
-        optimizers = [] if self.lightning_module.begins_new_optimizer else self.optimizers
-        if is_sharded(path):
-            all_optimizers, self.optimizers = self.optimizers, optimizers
-            rest = super().load_checkpoint(path, weights_only)
-            self.optimizers = all_optimizers
-            return rest
-        checkpoint = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
-        strict = self.lightning_module.strict_loading
-        load_into_shards(checkpoint.pop("state_dict"), self.model, strict)
+        return rest
+
+    def _load_parts(self, path: Path, saved: list[dict[str, Any]], optimizers: list[Optimizer]) -> None:
+        """Read this rank's rows. Each optimizer first gets an empty state, into which the tensors are read."""
+        model = self._module
+        tensors: dict[str, Tensor] = {}
+        without_tensors(self._without_shared(get_model_state_dict(model)), "state_dict", tensors)
+        for number, optimizer in enumerate(optimizers):
+            without_tensors(get_optimizer_state_dict(model, optimizer), f"optimizer_states.{number}", tensors)
+        refuse_other_tensors(path, tensors, complete=bool(optimizers))
+        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)))
+        for optimizer, state in zip(optimizers, with_tensors(saved, tensors) if optimizers else [], strict=True):
+            set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(cpu_offload=True))
+
+    def _load_file(self, path: Path, saved: list[dict[str, Any]], optimizers: list[Optimizer], strict: bool) -> None:
+        model = self._module
+        weights = torch.load(path, mmap=True, map_location="cpu", weights_only=True)["state_dict"]
+        load_into_shards(weights, model, strict)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        for optimizer, state in zip(optimizers, checkpoint.get("optimizer_states", []), strict=False):
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        for optimizer, state in zip(optimizers, saved, strict=False):
             ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
             before = [dict(group) for group in optimizer.param_groups]
-            set_optimizer_state_dict(self.model, optimizer, by_name(state, ordered), options=options)
+            set_optimizer_state_dict(model, optimizer, by_name(state, ordered), options=options)
             for group, settings in zip(optimizer.param_groups, before, strict=True):  # tuples come back as lists
                 group |= {key: tuple(group[key]) for key, value in settings.items() if isinstance(value, tuple)}
-        return checkpoint
+
+    def _without_shared(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """The weights with a mark in place of a tied head: safetensors has no tensors that share memory."""
+        first: dict[nn.Parameter, str] = {}
+        for name, parameter in self._module.named_parameters(remove_duplicate=False):
+            if first.setdefault(parameter, name) != name:
+                weights[name] = f"{MARK}state_dict.{first[parameter]}"
+        return weights
+
+    @property
+    def _module(self) -> nn.Module:
+        assert self.model is not None
+        return self.model
 
     def _refuse_damaged(self, path: Path) -> None:
         """Compare the checkpoint's sums on rank 0.

@@ -12,8 +12,10 @@ import torch
 import yaml
 from torch.distributed import checkpoint as dcp
 
-from anlit.checkpoints.checkpoint_io import REST
-from anlit.checkpoints.integrity import write_sums
+from anlit.checkpoints.integrity import checksum, write_sums
+from anlit.checkpoints.location import REST
+from anlit.checkpoints.parts import PartsWriter, without_tensors
+from anlit.checkpoints.sharded import STATES
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from tests.data.prepared import VOCABULARY
@@ -64,11 +66,23 @@ def as_shards(run: Path, folder: Path, settings: Settings) -> Path:
     """A folder that ranks wrote."""
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     content["hyper_parameters"] |= settings
-    dcp.save({"state_dict": content.pop("state_dict")}, checkpoint_id=folder / "shards", no_dist=True)
-    content.pop("optimizer_states")
-    torch.save(content, folder / "shards" / REST)
-    write_sums(folder / "shards")
-    return folder / "shards"
+    return write_parts(content, folder / "shards")
+
+
+def write_parts(content: dict[str, Any], folder: Path) -> Path:
+    """A checkpoint's content as a single rank writes it into its part."""
+    tensors: dict[str, torch.Tensor] = {}
+    states = {key: without_tensors(content[key], key, tensors) for key in STATES}
+    dcp.save(tensors, storage_writer=PartsWriter(folder), no_dist=True)
+    torch.save({**content, **states}, folder / REST)
+    return with_sums(folder)
+
+
+def with_sums(folder: Path) -> Path:
+    """Write sums.json again: whoever makes a folder can make that too."""
+    (folder / "sums.json").unlink(missing_ok=True)
+    write_sums(folder, {part.name: checksum(part) for part in folder.glob("*.safetensors") if part.is_file()})
+    return folder
 
 
 def as_export(run: Path, folder: Path, settings: Settings, *options: str) -> Path:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from anlit.checkpoints.checkpoint_io import FOLDERS
+from anlit.checkpoints.location import SHARDED
 from tests.integration.conftest import assert_identical, assert_same_training_state, fit_arguments, last_checkpoint
 from tests.integration.ranks import DDP, FSDP, column, run_ranks
 from tests.integration.test_strategies import MUON, assert_same_training, weights
 
 SAVED_AT, END = 6, 9
+PART_FILES = [f"shard-{rank:05}-model-00001-of-00001.safetensors" for rank in (1, 2)]
 SINGLE = [*FSDP, "--trainer.strategy.sharded_checkpoints=false"]
 BACKGROUND = [*FSDP, "--trainer.strategy.async_checkpoints=true"]
 SETTINGS: dict[str, tuple[int, list[str]]] = {
@@ -108,15 +109,21 @@ def test_written_in_the_background_is_the_same(saved: Saved) -> None:
     assert_same_training_state(now, later)
     assert_identical(now["loops"], later["loops"], "loops")
     names = [sorted(p.name for p in (saved(s) / "checkpoints" / "last.ckpt").iterdir()) for s in ("fsdp2", "async2")]
-    assert names[0] == names[1] == [".metadata", "__0_0.distcp", "__1_0.distcp", "meta.pt", "sums.json"]
+    assert names[0] == names[1] == ["meta.pt", *PART_FILES, "sums.json"]
+
+
+def test_a_tied_head_is_written_once(saved: Saved) -> None:
+    """safetensors refuses tensors that share memory."""
+    weights = last_checkpoint(saved("fsdp2", 3, "--model.tie_embeddings=true", model="GPT"))["state_dict"]
+    assert weights["model.head.weight"] is weights["model.embedding.weight"]
 
 
 def test_one_folder_for_each_name(saved: Saved) -> None:
     """What a name stood for before is removed."""
     checkpoints = saved("fsdp2") / "checkpoints"
-    assert sorted(p.name for p in checkpoints.iterdir()) == [FOLDERS, "best.ckpt", "last.ckpt"]
+    assert sorted(p.name for p in checkpoints.iterdir()) == [SHARDED, "best.ckpt", "last.ckpt"]
     named = {(checkpoints / name).resolve() for name in ("best.ckpt", "last.ckpt")}
-    assert {p.resolve() for p in (checkpoints / FOLDERS).iterdir()} == named
+    assert {p.resolve() for p in (checkpoints / SHARDED).iterdir()} == named
 
 
 @pytest.mark.parametrize("setting", ["one", pytest.param("ddp2", marks=slow), pytest.param("fsdp2", marks=slow)])

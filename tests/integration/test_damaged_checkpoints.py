@@ -14,6 +14,7 @@ from anlit.commands.support.run_folder import refuse_damaged_checkpoint
 from anlit.errors import UserError
 from tests.integration.conftest import fit_arguments
 from tests.integration.ranks import FSDP, run_ranks, start_ranks
+from tests.integration.test_checkpoint_matrix import PART_FILES
 
 STEPS = 6
 Damage = Callable[[Path], None]
@@ -79,11 +80,10 @@ FILE: dict[str, Damage] = {
     "a link to nothing": linked_to_nothing,
 }
 PARTS: dict[str, Damage] = {
-    "a flipped bit in a part": lambda path: flip(path / "__1_0.distcp"),
-    "a part cut short": lambda path: cut(path / "__1_0.distcp"),
-    "a part missing": lambda path: (path / "__0_0.distcp").unlink(),
-    "no description": lambda path: (path / ".metadata").unlink(),
-    "a flipped bit in the description": lambda path: flip(path / ".metadata"),
+    "a flipped bit in a part": lambda path: flip(path / PART_FILES[1]),
+    "a part cut short": lambda path: cut(path / PART_FILES[1]),
+    "a part missing": lambda path: (path / PART_FILES[0]).unlink(),
+    "a flipped bit in a header": lambda path: flip(path / PART_FILES[0], 0.01),
     "no rest": lambda path: (path / "meta.pt").unlink(),
     "a flipped bit in the rest": lambda path: flip(path / "meta.pt"),
     "no sums": lambda path: (path / "sums.json").unlink(),
@@ -132,12 +132,12 @@ def test_whoever_reads_looks_at_the_sums(tmp_path: Path, finished: Path, sharded
         read_checkpoint(copy)
     folder = shutil.copytree((sharded / "checkpoints" / "last.ckpt").resolve(), tmp_path / "folder")
     assert read_checkpoint(folder)["global_step"] == STEPS
-    flip(folder / "__0_0.distcp")
+    flip(folder / PART_FILES[0])
     with pytest.raises(DamagedError):
         read_checkpoint(folder)
 
 
-@pytest.mark.parametrize("part", ["__1_0.distcp", pytest.param("meta.pt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", [PART_FILES[1], pytest.param("meta.pt", marks=pytest.mark.slow)])
 def test_all_ranks_refuse_to_validate_a_damaged_folder(tmp_path: Path, sharded: Path, part: str) -> None:
     run_dir = shutil.copytree(sharded, tmp_path / "run", symlinks=True)
     last = run_dir / "checkpoints" / "last.ckpt"

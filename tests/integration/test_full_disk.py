@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from anlit.checkpoints.checkpoint_io import FOLDERS, read_checkpoint
+from anlit.checkpoints.checkpoint_io import read_checkpoint
+from anlit.checkpoints.location import SHARDED
 from tests.data.preparing import members, wait_for
 from tests.integration.conftest import fit_arguments
 from tests.integration.ranks import DDP, FSDP, start_ranks
@@ -58,7 +59,7 @@ def test_every_rank_ends(shards: Path, tmp_path: Path, strategy: list[str], rank
     assert_failed_in_one_sentence(run_dir, (tmp_path / "log.0").read_text())
     if strategy is not DDP:
         assert_failed_in_one_sentence(run_dir, (tmp_path / "log.1").read_text())
-        assert len([*(run_dir / "checkpoints" / FOLDERS).iterdir()]) == 1
+        assert len([*(run_dir / "checkpoints" / SHARDED).iterdir()]) == 1
 
 
 def test_one_process_ends(shards: Path, tmp_path: Path) -> None:

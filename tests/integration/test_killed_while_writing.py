@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from anlit.checkpoints import checkpoint_io, sharded
-from anlit.checkpoints.checkpoint_io import FOLDERS
+from anlit.checkpoints import checkpoint_io, sharded, writing
+from anlit.checkpoints.location import SHARDED
 from tests.integration.conftest import assert_same_training_state, die_at, fit_arguments, last_checkpoint, steps_logged
 from tests.integration.ranks import FSDP, run_ranks, start_ranks
 
@@ -36,7 +36,7 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["make_way", pytest.param("write_durably", marks=slow), pytest.param("_publish", marks=slow)]
+    "name", ["move_folder_away", pytest.param("write_durably", marks=slow), pytest.param("_publish", marks=slow)]
 )
 def test_killed_at_each_stage_of_writing(
     shards: Path, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -49,26 +49,46 @@ def test_killed_at_each_stage_of_writing(
     assert codes[0] == -signal.SIGKILL
     assert codes[1] != 0
     assert last_checkpoint(run_dir)["global_step"] == 3
-    folders = run_dir / "checkpoints" / FOLDERS
+    folders = run_dir / "checkpoints" / SHARDED
     assert len([*folders.iterdir()]) == 2
     assert run_ranks(arguments(shards, run_dir, steps, *FSDP, "--ckpt_path=last"), 2) == [0, 0]
     assert_same_training_state(last_checkpoint(run_dir), last_checkpoint(undisturbed))
     assert [*folders.iterdir()] == [(run_dir / "checkpoints" / "last.ckpt").resolve()]
 
 
+def test_killed_inside_the_first_checkpoint_it_begins_anew_and_says_so(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What was half-written is no checkpoint to go on from."""
+    run_dir = tmp_path / "run"
+    run = arguments(shards, run_dir, 3, "--ckpt_path=last")
+    with monkeypatch.context() as patch:
+        die_at(patch, checkpoint_io, "move_folder_away", 1)
+        assert run_ranks(run, 1) == [-signal.SIGKILL]
+    assert [file.name for file in (run_dir / "checkpoints").iterdir()] == [".partial-last.ckpt"]
+    assert run_ranks(run, 1) == [0]
+    said = capfd.readouterr().out
+    assert said.count("was stopped before its first checkpoint was complete: it starts again at step 0") == 1
+    assert last_checkpoint(run_dir)["global_step"] == 3
+    assert [file.name for file in (run_dir / "checkpoints").iterdir()] == ["last.ckpt"]
+
+
 def test_a_folder_that_has_a_name_is_no_leftover(tmp_path: Path) -> None:
     """Not even where another name stood for it first; nor is a folder that belongs to another run."""
-    ours, others = tmp_path / "run" / FOLDERS / "last-1", tmp_path / "other" / FOLDERS / "last-2"
+    ours, others = tmp_path / "run" / SHARDED / "last-1", tmp_path / "other" / SHARDED / "last-2"
     for folder in (ours, others):
         folder.mkdir(parents=True)
-    (tmp_path / "run" / "best.ckpt").symlink_to(Path(FOLDERS) / "last-1")
+    (tmp_path / "run" / "best.ckpt").symlink_to(Path(SHARDED) / "last-1")
     (tmp_path / "run" / "last.ckpt").symlink_to(others)
-    checkpoint_io.AtomicCheckpointIO().save_checkpoint({"step": 1}, tmp_path / "run" / "last.ckpt")
-    checkpoint_io.remove_unnamed(ours)
+    storage = checkpoint_io.AtomicCheckpointIO()
+    storage.save_checkpoint({"step": 1}, tmp_path / "run" / "last.ckpt")
+    writing.remove_if_unlinked(ours)
     assert ours.is_dir()
     assert others.is_dir()
     assert torch.load(tmp_path / "run" / "last.ckpt") == {"step": 1}
-    checkpoint_io.AtomicCheckpointIO().remove_checkpoint(tmp_path / "run" / "best.ckpt")
+    storage.remove_checkpoint(tmp_path / "run" / "best.ckpt")
+    assert ours.is_dir(), "this process did not write it"
+    writing.remove_checkpoint(tmp_path / "run" / "best.ckpt")
     assert not ours.exists()
 
 
@@ -141,7 +161,7 @@ def test_two_ranks_killed_at_random_moments(
 ) -> None:
     strategy = [*FSDP, f"--trainer.strategy.async_checkpoints={background}"]
     whole, cut, half_written = tmp_path / "whole", tmp_path / "cut", 0
-    folders = cut / "checkpoints" / FOLDERS
+    folders = cut / "checkpoints" / SHARDED
 
     def unfinished(begun: float) -> bool:
         whole = (cut / "checkpoints" / "last.ckpt").resolve()

@@ -115,7 +115,7 @@ def damaged_part(place: Place) -> Outcome:
     new = place.folder / "new"
     arguments = tiny(place, new, *FSDP)
     assert run_ranks(arguments, 2) == [0, 0]
-    flip((new / "checkpoints" / "last.ckpt").resolve() / "__1_0.distcp")
+    flip((new / "checkpoints" / "last.ckpt").resolve() / "shard-00002-model-00001-of-00001.safetensors")
     return place.command(*arguments, LAST)
 
 

@@ -13,16 +13,14 @@ from typing import IO
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.checkpoints.checkpoint_io import REST
 from anlit.checkpoints.integrity import DamagedError, check_content, next_best, verify
-from anlit.checkpoints.loading import FOLDER as CHECKPOINTS
 from anlit.checkpoints.loading import UNREADABLE
+from anlit.checkpoints.location import CHECKPOINTS, LAST, REST, complete_checkpoints
 from anlit.errors import UserError
 from anlit.reporting.provenance import now
 from anlit.runs.folders import METRICS, RECORD
 
 LOCK = ".fit.lock"
-LAST = "last.ckpt"
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _log = logging.getLogger(__name__)
 
@@ -72,9 +70,13 @@ def refuse_lost_checkpoint(run_dir: str, every_n_steps: int) -> None:
     folder = Path(run_dir)
     if os.path.lexists(folder / CHECKPOINTS / LAST):
         return
-    others = sorted((folder / CHECKPOINTS).glob("*.ckpt"))
+    others = complete_checkpoints(folder / CHECKPOINTS)
     n_steps = _steps_logged(folder / METRICS)
     if not others and n_steps <= 2 * every_n_steps and not _is_finished(folder / RECORD):
+        if (folder / RECORD).is_file():
+            print(
+                f"{run_dir} was stopped before its first checkpoint was complete: it starts again at step 0", flush=True
+            )
         return
     what = f"holds {others[0].relative_to(folder)}" if others else f"holds {n_steps} logged steps"
     instead = f"--ckpt_path {others[0]}" if others else "another --run_dir"

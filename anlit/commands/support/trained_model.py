@@ -2,9 +2,16 @@
 
 from pathlib import Path
 
-from anlit.checkpoints.checkpoint_io import refuse_address
-from anlit.checkpoints.exported import is_exported
-from anlit.checkpoints.loading import FOLDER, find_file
+from anlit.checkpoints.location import (
+    BEST,
+    BEST_THEN_LAST,
+    CHECKPOINTS,
+    LAST,
+    checkpoint_of_run,
+    find_checkpoint,
+    is_exported,
+    refuse_address,
+)
 from anlit.errors import UserError
 
 
@@ -26,15 +33,15 @@ def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: 
                 f"ckpt_path={ckpt_path} is an exported model, which anlit {command} does not read: give the run's "
                 "checkpoint, or use anlit lengths"
             )
-        return str(find_file(ckpt_path))
-    names = ["last.ckpt"] if ckpt_path == "last" else ["best.ckpt", "last.ckpt"] if ckpt_path is None else ["best.ckpt"]
+        return str(find_checkpoint(ckpt_path))
+    names = {None: BEST_THEN_LAST, "best": (BEST,), "last": (LAST,)}[ckpt_path]
     folders = list(dict.fromkeys([*(Path(config).parent for config in configs), *([Path(run_dir)] if run_dir else [])]))
     for folder in folders:
-        for name in names:
-            if (found := folder / FOLDER / name).exists():
-                return str(found)
+        if (checkpoint := checkpoint_of_run(folder, names)) is not None:
+            return str(checkpoint)
+    searched = " or ".join(str(folder / CHECKPOINTS) for folder in folders) or "any run"
     wanted = f"ckpt_path={ckpt_path}" if ckpt_path else f"anlit {command} without --ckpt_path"
     raise UserError(
-        f"{wanted} finds no {' or '.join(names)} in {' or '.join(str(f / FOLDER) for f in folders) or 'any run'}: give "
+        f"{wanted} finds no {' or '.join(names)} in {searched}: give "
         "--config RUN/config.yaml of a trained run, or --ckpt_path RUN/checkpoints/best.ckpt"
     )

@@ -206,7 +206,7 @@ def read_weights(folder: Path) -> dict[str, "Tensor"]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from anlit.checkpoints.exported import WEIGHTS
+    from anlit.checkpoints.location import WEIGHTS
 
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
