@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
 from anlit import GPT, RoPE
@@ -199,6 +200,47 @@ def test_values_of_no_such_type_are_refused(tmp_path: Path, capsys) -> None:
     assert not accepted
 
 
+def change_weights(folder: Path, **tensors: torch.Tensor) -> None:
+    """Write all tensors into one file, some of them changed."""
+    held = {key: tensor for file in folder.glob("*.safetensors") for key, tensor in load_file(file).items()}
+    for file in folder.glob("model*"):
+        file.unlink()
+    save_file({**held, **tensors}, folder / "model.safetensors")
+
+
+def test_a_head_beside_a_tied_embedding_is_compared(tmp_path: Path, capsys) -> None:
+    theirs = published("SmolLM2-135M", tmp_path / "theirs")
+    embedding = theirs.get_input_embeddings().weight.detach()
+    change_weights(tmp_path / "theirs", **{"lm_head.weight": embedding.clone()})
+    import_model(tmp_path / "theirs", tmp_path / "same")
+    change_weights(tmp_path / "theirs", **{"lm_head.weight": embedding + 1})
+    capsys.readouterr()
+    assert main(["import", str(tmp_path / "theirs"), "--output", str(tmp_path / "other")]) == 2
+    assert (
+        "a head (lm_head.weight) that is not the embedding: set tie_word_embeddings to false" in capsys.readouterr().err
+    )
+    edit(tmp_path / "theirs", tie_word_embeddings=False)
+    loaded = load_checkpoint(str(import_model(tmp_path / "theirs", tmp_path / "head")), "cpu")
+    torch.testing.assert_close(loaded.model.model.head.weight, embedding + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_numbers_that_are_no_weights_are_refused(dtype: torch.dtype, tmp_path: Path, capsys) -> None:
+    theirs = published("Qwen3-0.6B", tmp_path / "theirs")
+    name = "model.layers.0.mlp.up_proj.weight"
+    change_weights(tmp_path / "theirs", **{name: theirs.state_dict()[name].to(dtype)})
+    assert main(["import", str(tmp_path / "theirs"), "--output", str(tmp_path / "gpt")]) == 2
+    assert f"model.safetensors has {name} of {dtype}, and GPT+ no quantised weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("length", ["0", "-4"])
+def test_a_context_length_below_one_is_refused(length: str, tmp_path: Path, capsys) -> None:
+    published("Qwen3-0.6B", tmp_path / "theirs")
+    output = ["--output", str(tmp_path / "gpt")]
+    assert main(["import", str(tmp_path / "theirs"), *output, f"--context_length={length}"]) == 2
+    assert f"--context_length {length} is less than 1" in capsys.readouterr().err
+
+
 def test_damaged_folders_are_refused(tmp_path: Path, capsys) -> None:
     whole, copy = tmp_path / "qwen3", tmp_path / "copy"
     published("Qwen3-0.6B", whole)
@@ -216,6 +258,9 @@ def test_damaged_folders_are_refused(tmp_path: Path, capsys) -> None:
     assert f"has no {part}" in complaint()
     (copy / part).write_bytes((copy / part).read_bytes()[:-50])
     assert f"{part} cannot be read" in complaint()
+    for weight_map in ([], None, {"a": 1}, {"a": None}, "x", {"a": ["b"]}):
+        (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        assert "has no weight_map with a file for each tensor" in complaint()
     (copy / "config.json").write_text("{")
     assert "config.json cannot be read" in complaint()
     (copy / "model.safetensors.index.json").unlink()

@@ -44,16 +44,21 @@ def import_huggingface(source: str, output: str, context_length: int | None = No
     """
     import yaml
 
-    from anlit.checkpoints.exported import PREFIX, TOKENIZER, write_exported
+    from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, TOKENIZER, write_exported
     from anlit.inference.export import new_folder
 
+    if context_length is not None and context_length < 1:
+        raise UserError(f"--context_length {context_length} is less than 1: give the tokens of a training sequence")
     folder, target = Path(source), new_folder(output)
     record = _read_json(folder / CONFIG, "give a folder that holds a model of transformers")
     refuse(record, folder)
     read = read_weights(folder)
     _check_layers(read, record, folder)
     settings = settings_of(record, folder) | ({"context_length": context_length} if context_length else {})
-    weights = as_gpt(read, record["num_hidden_layers"], settings["tie_embeddings"])
+    weights = as_gpt(read, record["num_hidden_layers"])
+    if settings["tie_embeddings"] and EMBEDDING in weights:
+        _refuse_other_head(weights, folder)
+        weights[HEAD] = weights[EMBEDDING]
     stored, shapes = _model(settings, folder)
     _check(weights, shapes, folder)
     content = {
@@ -201,16 +206,21 @@ def read_weights(folder: Path) -> dict[str, "Tensor"]:
     """All tensors of model.safetensors, or of the files that its index names, in float32.
 
     Raises:
-        UserError: A file is missing or damaged.
+        UserError: A file is missing or damaged, or has numbers that are no weights.
     """
+    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from anlit.checkpoints.location import WEIGHTS
 
+    floats = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
-        names = sorted(set(_read_json(folder / INDEX, "download it again").get("weight_map", {}).values()))
+        named = _read_json(folder / INDEX, "download it again").get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+            raise UserError(f"{folder / INDEX} has no weight_map with a file for each tensor: download it again")
+        names = sorted(set(named.values()))
         if outside := [name for name in names if Path(name).name != name]:
             raise UserError(f"{folder / INDEX} names {outside[0]!r}, not a file in its folder: download it again")
     weights: dict[str, Tensor] = {}
@@ -218,19 +228,30 @@ def read_weights(folder: Path) -> dict[str, "Tensor"]:
         if not (folder / name).is_file():
             raise UserError(f"{folder} has no {name}: anlit import reads safetensors, all parts of them")
         try:
-            weights |= {key: tensor.float() for key, tensor in load_file(folder / name).items()}
+            tensors = load_file(folder / name)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{folder / name} cannot be read ({error}): download it again") from error
+        if quantised := [f"{key} of {tensor.dtype}" for key, tensor in tensors.items() if tensor.dtype not in floats]:
+            raise UserError(f"{folder / name} has {quantised[0]}, and GPT+ no quantised weights: choose others")
+        weights |= {key: tensor.float() for key, tensor in tensors.items()}
     return weights
 
 
-def as_gpt(read: dict[str, "Tensor"], n_layers: int, tied: bool) -> dict[str, "Tensor"]:
+def as_gpt(read: dict[str, "Tensor"], n_layers: int) -> dict[str, "Tensor"]:
     """The weights by our names."""
     names = our_names(n_layers)
-    weights = {names.get(name, name): tensor for name, tensor in read.items() if not name.endswith(".inv_freq")}
-    if tied and "embedding.weight" in weights:
-        weights["head.weight"] = weights["embedding.weight"]
-    return weights
+    return {names.get(name, name): tensor for name, tensor in read.items() if not name.endswith(".inv_freq")}
+
+
+def _refuse_other_head(weights: dict[str, "Tensor"], folder: Path) -> None:
+    """Refuse files with a head of their own where config.json says that it is the embedding."""
+    from anlit.checkpoints.exported import EMBEDDING, HEAD
+
+    if HEAD in weights and not weights[HEAD].equal(weights[EMBEDDING]):
+        raise UserError(
+            f"{folder / CONFIG} says tie_word_embeddings=True, but the files have a head (lm_head.weight) that is not "
+            "the embedding: set tie_word_embeddings to false to take it"
+        )
 
 
 def _check_layers(weights: dict[str, "Tensor"], record: dict[str, Any], folder: Path) -> None:
