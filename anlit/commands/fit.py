@@ -49,6 +49,7 @@ from anlit.training.callbacks.throughput import Throughput
 from anlit.training.callbacks.whole_steps import WholeSteps
 from anlit.training.interruption import TRY_AGAIN, Preempted
 from anlit.training.loggers import CSVLogger
+from anlit.training.refusals import StopListening, refusals
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the operating system says where a disk, a quota or the limit of a file's size is used up."""
@@ -173,6 +174,7 @@ class AnlitCLI(RunParser):
                 BestCheckpoint(run_dir),
                 LastCheckpoint(run_dir, every),
                 WholeSteps(),
+                StopListening(),
             ],
             **kwargs,
         )
@@ -220,6 +222,7 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     flush_denormals()  # before torch starts its threads
     quiet()
+    refusals.listen()
     try:
         read_command(
             AnlitCLI, arguments, save_config_callback=SaveConfigOfTraining, save_config_kwargs={"overwrite": True}
@@ -232,5 +235,8 @@ def main(arguments: list[str]) -> int:
     except SystemExit as end:  # Lightning exits after an interruption
         if isinstance(end.__context__, Preempted):
             return TRY_AGAIN
+        raise
+    except Exception as error:
+        refusals.tell(error.exit_code if isinstance(error, UserError) else 1)
         raise
     return 0

@@ -7,6 +7,8 @@ from typing import Any
 
 import lightning as L
 
+from anlit.errors import UserError
+
 
 class AtBatch(L.Callback):
     """Does something when training batch number `batch` (from 0) begins.
@@ -50,3 +52,21 @@ class FullDisk(AtBatch):
 
     def act(self) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.RLIM_INFINITY))
+
+
+class Refuses(L.Callback):
+    """A mistake that one rank alone notices.
+
+    Args:
+        rank: That rank.
+        made: Whether it notices before the ranks are connected, or in `setup`.
+    """
+
+    def __init__(self, rank: int, made: bool) -> None:
+        self.rank = rank
+        if made and os.environ["RANK"] == str(rank):
+            raise UserError("this rank alone refuses")
+
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        if trainer.global_rank == self.rank:
+            raise UserError("this rank alone refuses")
