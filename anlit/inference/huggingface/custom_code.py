@@ -128,18 +128,18 @@ def _rotation(positions: Positions, d_head: int) -> dict[str, Any]:
 
 def _weights(decoder: Any) -> dict[str, Tensor]:
     """The weights by the decoder's names, without the mechanisms' coefficients, and with an s_qk for every nGPT."""
-    found = {
+    weights = {
         name: tensor
         for name, tensor in decoder.state_dict().items()
         if ".attention." not in name and not name.startswith("shared_coefficients.")
     }
     if decoder.tie_embeddings:
-        del found["head.weight"]
+        del weights["head.weight"]
     for number, block in enumerate(decoder.blocks):
-        if hasattr(block, "s_qk") and block.s_qk is None:
+        if hasattr(block, "norm_qk") and block.s_qk is None:
             factor = getattr(block.norm_qk, "factor", 1.0)
-            found[f"blocks.{number}.s_qk.vector"] = torch.full((block.W_q.out_features,), float(factor))
-    return found
+            weights[f"blocks.{number}.s_qk.vector"] = torch.full((block.W_q.out_features,), float(factor))
+    return weights
 
 
 def _refusal(what: str) -> UserError:
