@@ -1,4 +1,1 @@
-"""Models as folders for `transformers`: in one of its architectures if that is exact, else with custom code.
-
-Only `modelling`, whose files are copied into the folders, imports transformers.
-"""
+"""Models as folders for `transformers`: in one of its architectures if that is exact, else with custom code."""

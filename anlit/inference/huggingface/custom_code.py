@@ -1,4 +1,4 @@
-"""nGPT, anGPT, and GPT+ with settings that transformers lacks, for the custom code in `modelling`.
+"""nGPT, anGPT, and GPT+ with settings that transformers lacks, for the code in `modeling_anlit.py`.
 
 nGPT and anGPT are written folded (`anlit.models.fold`). The coefficients of mechanisms, learned or not, are numbers in
 config.json.
@@ -21,7 +21,8 @@ from anlit.layers.norms import RMSNorm, UnitNorm
 from anlit.layers.positions import LinearRoPE, Llama3RoPE, NoPE, Positions, PRoPE, RoPE, YaRN
 from anlit.models.fold import Absorbed, fold
 
-CODE = Path(__file__).parent / "modelling"
+CODE = Path(__file__).parent / "modeling_anlit.py"
+"""Copied into the folders. Only this file imports transformers."""
 ARCHITECTURES = {"GPT": "GPT", "NGPT": "NGPT", "FoldedNGPT": "NGPT", "AnGPT": "AnGPT", "FoldedAnGPT": "AnGPT"}
 LEARNED = ("strength", "decay")
 """The names of the mechanisms' coefficient."""
@@ -38,8 +39,8 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
 """The mechanisms that the code supports, and their settings apart from the coefficient."""
 
 
-def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor], list[Path]]:
-    """config.json without the ids of special tokens, the weights, and the code files.
+def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json without the ids of special tokens, and the weights.
 
     Raises:
         UserError: The code does not support the model's class or one of its settings.
@@ -52,15 +53,16 @@ def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor],
         raise _refusal("an s_qk of anGPT")
     if name != "GPT" and not isinstance(decoder.s_z, Absorbed):
         decoder = fold(decoder)
-    module = f"modeling_anlit_{name.lower()}"
     record = {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": f"anlit_{name.lower()}",
-        "auto_map": {"AutoConfig": f"{module}.{name}Config", "AutoModelForCausalLM": f"{module}.{name}ForCausalLM"},
+        "auto_map": {
+            "AutoConfig": f"{CODE.stem}.{name}Config",
+            "AutoModelForCausalLM": f"{CODE.stem}.{name}ForCausalLM",
+        },
         **_configuration(decoder, checkpoint.training_length),
     }
-    code = [CODE / f"{file}.py" for file in ("anlit_attention", "anlit_model", module)]
-    return record, _weights(decoder), code
+    return record, _weights(decoder)
 
 
 def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:

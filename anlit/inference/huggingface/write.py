@@ -26,14 +26,13 @@ def write_huggingface(checkpoint: Checkpoint, folder: Path, text: Text | None) -
     if family is not None:
         record = builtin_models.configuration(decoder, checkpoint.training_length, family)
         weights = builtin_models.weights(decoder)
-        code: list[Path] = []
     else:
-        record, weights, code = custom_code.exported(checkpoint)
+        record, weights = custom_code.exported(checkpoint)
     end = text.end_of_document if text is not None else None
     special = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
     write_folder(folder, weights, {**record, **special, "dtype": "float32"}, text.content if text is not None else None)
-    for file in code:
-        shutil.copyfile(file, folder / file.name)
+    if family is None:
+        shutil.copyfile(custom_code.CODE, folder / custom_code.CODE.name)
     write_json(folder / "generation_config.json", {**special, "do_sample": False})
     if text is not None:
         name = text.tokenizer.id_to_token(end) if end is not None else None
