@@ -115,10 +115,10 @@ def check_content(content: Any, in_parts: bool) -> None:
     if not isinstance(content, dict) or "anlit" not in content:
         raise DamagedError("anlit did not write it")
     for path, kind in (NEEDED if in_parts else NEEDED | NEEDED_OF_ONE_FILE).items():
-        found: Any = content
+        value: Any = content
         for name in path.split("."):
-            found = dict(enumerate(found)).get(int(name)) if isinstance(found, list) else found.get(name)
-        if not isinstance(found, kind):
+            value = dict(enumerate(value)).get(int(name)) if isinstance(value, list) else value.get(name)
+        if not isinstance(value, kind):
             raise DamagedError(f"{path} is missing in it, or is no {kind.__name__}")
 
 

@@ -1,7 +1,7 @@
 """`anlit export`: a checkpoint's model in a folder of its own, for anlit or for transformers."""
 
 from anlit.checkpoints.location import require_path
-from anlit.inference.export import FORMATS, export
+from anlit.inference.export import FORMATS, export_model
 from anlit.options import CommandParser
 
 
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
     arguments = parser.parse_args(argv)
     require_path(arguments.checkpoint)
-    folder = export(arguments.checkpoint, arguments.output, arguments.format, arguments.fold, arguments.tokenizer)
+    folder = export_model(arguments.checkpoint, arguments.output, arguments.format, arguments.fold, arguments.tokenizer)
     names = ", ".join(sorted(path.name for path in folder.iterdir()))
     print(f"{folder}: {names}")
     if not (folder / "tokenizer.json").is_file():

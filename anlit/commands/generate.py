@@ -13,7 +13,7 @@ from anlit.options import CommandParser
 
 if TYPE_CHECKING:
     from anlit.inference.generation import OnToken
-    from anlit.inference.text import Text
+    from anlit.inference.text import CheckpointTokenizer
 
 
 def read_prompts(texts: Sequence[str], file: str | None, stdin: TextIO) -> list[str]:
@@ -61,7 +61,7 @@ def _from_file(path: Path) -> list[str]:
     return prompts
 
 
-def _stream(header: str, text: "Text", out: TextIO) -> "OnToken":
+def _stream(header: str, text: "CheckpointTokenizer", out: TextIO) -> "OnToken":
     """Print the header, and return what prints the tokens of the only continuation as they come."""
     from tokenizers.decoders import DecodeStream
 

@@ -7,12 +7,12 @@ from anlit.errors import UserError
 
 if TYPE_CHECKING:
     from anlit.checkpoints.loading import Checkpoint
-    from anlit.inference.text import Text
+    from anlit.inference.text import CheckpointTokenizer
 
 FORMATS = ("safetensors", "huggingface")
 
 
-def export(
+def export_model(
     checkpoint: str, output: str, form: str = "safetensors", folded: bool = False, tokenizer: str | None = None
 ) -> Path:
     """Write the model of `checkpoint` into the folder `output`; returns the folder.
@@ -62,7 +62,7 @@ def new_folder(output: str) -> Path:
     return folder
 
 
-def _write_safetensors(loaded: "Checkpoint", folder: Path, text: "Text | None", folded: bool) -> None:
+def _write_safetensors(loaded: "Checkpoint", folder: Path, text: "CheckpointTokenizer | None", folded: bool) -> None:
     from anlit.checkpoints.checkpoint_io import read_checkpoint
     from anlit.checkpoints.exported import PREFIX, write_exported
     from anlit.models.fold import FOLDED, fold

@@ -90,7 +90,7 @@ def generate(
         check_prompt(request.prompt, vocabulary)
     longest = max((len(request.prompt) for request in requests), default=0) + max_tokens
     check_memory(decoder, min(batch_size, len(requests)), longest)
-    found = [Continuation() for _ in requests]
+    continuations = [Continuation() for _ in requests]
     for numbers in _batches(decoder, requests, max_tokens, batch_size):
         batch = _Batch(decoder, [requests[number].prompt for number in numbers], max_tokens, ending)
         uniforms = torch.stack([sampling.uniforms(requests[number].sample, max_tokens) for number in numbers])
@@ -98,15 +98,15 @@ def generate(
             tokens = sampling.draw(finite(batch.logits[:, :n_allowed]), uniforms[:, step].to(batch.logits.device))
             chances = batch.logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
             for number, token, chance in zip(numbers, tokens.tolist(), chances, strict=True):
-                if found[number].finish is None:
-                    _note(found[number], token, chance, ending, step + 1 == max_tokens)
-                    on_token(number, None if found[number].finish == "end_of_document" else token)
-                    if found[number].finish == "length":
+                if continuations[number].finish is None:
+                    _note(continuations[number], token, chance, ending, step + 1 == max_tokens)
+                    on_token(number, None if continuations[number].finish == "end_of_document" else token)
+                    if continuations[number].finish == "length":
                         on_token(number, None)
-            if all(found[number].finish for number in numbers):
+            if all(continuations[number].finish for number in numbers):
                 break
             batch.go_on(tokens)
-    return found
+    return continuations
 
 
 def check_prompt(tokens: Sequence[int], vocabulary: int) -> None:

@@ -26,7 +26,7 @@ class MissingTokenizerError(UserError):
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
+class CheckpointTokenizer:
     """A tokenizer, and how its corpus separates documents."""
 
     tokenizer: Tokenizer
@@ -66,7 +66,7 @@ class Text:
         return [self.end_of_document, *tokens] if is_seen and self.end_of_document is not None else tokens
 
 
-def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> Text:
+def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> CheckpointTokenizer:
     """The tokenizer of a checkpoint: the named one, else that of an exported folder, else that of the training data.
 
     Args:
@@ -77,14 +77,14 @@ def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> Text:
         UserError: It cannot be read, or the model was trained with another one.
     """
     content, path = _named(tokenizer) if tokenizer is not None else _find(checkpoint)
-    found = parse_tokenizer(content, path)
+    parsed = parse_tokenizer(content, path)
     manifest = _manifest(path.rpartition("/")[0] or ".") or _exported(checkpoint) or _manifest(_local_data(checkpoint))
-    _check(checkpoint, content, found)
+    _check(checkpoint, content, parsed)
     known = manifest.get("end_of_document")
-    return Text(
-        found,
+    return CheckpointTokenizer(
+        parsed,
         content,
-        known if isinstance(known, int) else found.token_to_id(END_OF_DOCUMENT),
+        known if isinstance(known, int) else parsed.token_to_id(END_OF_DOCUMENT),
         "start" if manifest.get("document_token_at") == "start" else "end",
     )
 
@@ -126,10 +126,10 @@ def _local_data(checkpoint: Checkpoint) -> str:
 def _manifest(folder: str) -> dict[str, Any]:
     """The manifest of a prepared folder; empty if there is none, or one of an older format."""
     try:
-        found = json.loads(read_bytes(f"{folder}/{MANIFEST}")) if folder else {}
+        manifest = json.loads(read_bytes(f"{folder}/{MANIFEST}")) if folder else {}
     except (FileNotFoundError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def _exported(checkpoint: Checkpoint) -> dict[str, Any]:

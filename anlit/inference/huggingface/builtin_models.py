@@ -38,14 +38,14 @@ def _is_common(decoder: Decoder) -> bool:
             or (isinstance(block.norm_q, RMSNorm) and block.norm_q.eps != block.norm_1.eps)
         ):
             return False
-    turning = [one for one in _positions(decoder) if type(one) is not NoPE]
-    return bool(turning) and type(turning[0]) in ROPE_TYPES and all(_same(one, turning[0]) for one in turning)
+    turning = [part for part in _positions(decoder) if type(part) is not NoPE]
+    return bool(turning) and type(turning[0]) in ROPE_TYPES and all(_same(part, turning[0]) for part in turning)
 
 
 def _fits(decoder: Decoder, family: Family) -> bool:
     block: Any = decoder.blocks[0]
     windows, rope = _windows(decoder), _rope(decoder)
-    n_nope = sum(type(one) is NoPE for one in _positions(decoder))
+    n_nope = sum(type(part) is NoPE for part in _positions(decoder))
     return (
         family.qk_norm == isinstance(block.norm_q, RMSNorm)
         and rope.fraction == 1
@@ -67,13 +67,13 @@ def _windows(decoder: Decoder) -> list[int | None]:
 
 def _rope(decoder: Decoder) -> Any:
     """The positions of the layers that have a rotation, which are all of one kind."""
-    return next(one for one in _positions(decoder) if type(one) is not NoPE)
+    return next(part for part in _positions(decoder) if type(part) is not NoPE)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(part: Any, other: Any) -> bool:
     from anlit.settings import part_as_plain
 
-    return one is other or part_as_plain(one) == part_as_plain(other)
+    return part is other or part_as_plain(part) == part_as_plain(other)
 
 
 def configuration(decoder: Decoder, context_length: int, model_type: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def configuration(decoder: Decoder, context_length: int, model_type: str) -> dic
         record["use_sliding_window"] = any(windows)
         record["layer_types"] = ["sliding_attention" if width else "full_attention" for width in windows]
     if family.nope:
-        record["no_rope_layers"] = [int(type(one) is not NoPE) for one in _positions(decoder)]
+        record["no_rope_layers"] = [int(type(part) is not NoPE) for part in _positions(decoder)]
     return record
 
 

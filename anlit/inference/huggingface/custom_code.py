@@ -73,7 +73,7 @@ def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:
     gate = block.output.W_g
     vocab_size, d_model = decoder.embedding.weight.shape
     rotations = [_rotation(each.positions, block.d_head) for each in blocks]
-    distinct = [one for number, one in enumerate(rotations) if one not in rotations[:number]]
+    distinct = [rotation for number, rotation in enumerate(rotations) if rotation not in rotations[:number]]
     return {
         "vocab_size": vocab_size,
         "hidden_size": d_model,
@@ -86,7 +86,7 @@ def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:
         "tie_word_embeddings": decoder.tie_embeddings,
         "mechanisms": [_mechanism(each.attention.mechanism) for each in blocks],
         "rotations": distinct,
-        "positions": [distinct.index(one) for one in rotations],
+        "positions": [distinct.index(rotation) for rotation in rotations],
         "qk_norm": _qk_norm(norm),
         "norm_eps": block.norm_1.eps if hasattr(block, "norm_1") else 0.0,
         "v_norm": not isinstance(block.norm_v, nn.Identity),

@@ -26,7 +26,7 @@ NOT_OF_THE_SHAPE = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
 """Keys of `rope_parameters` that every type may have."""
 
 
-def import_huggingface(source: str, output: str, context_length: int | None = None) -> list[str]:
+def import_model(source: str, output: str, context_length: int | None = None) -> list[str]:
     """Write the model in the folder `source` as a GPT+ into the folder `output`, in the form of `anlit export`.
 
     The folder also gets `model.yaml`, with which `anlit fit` makes this GPT+.
@@ -85,7 +85,7 @@ def refuse(record: dict[str, Any], folder: Path) -> None:
     kind = record.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
-        names = ", ".join(one.name for one in FAMILIES.values())
+        names = ", ".join(known.name for known in FAMILIES.values())
         why = f" ({UNFIT[kind]})" if isinstance(kind, str) and kind in UNFIT else ""
         raise UserError(
             f"{folder / CONFIG} has model_type={shown(kind)}, which GPT+ cannot be{why}: choose a checkpoint of {names}"
@@ -101,17 +101,19 @@ def refuse(record: dict[str, Any], folder: Path) -> None:
     if wrong:
         raise UserError(f"{folder / CONFIG} has {wrong[0]}={shown(record[wrong[0]])}: download it again")
     values = [(key, record.get(key, only), only, why) for key, (only, why) in MUST_BE.items()]
-    found = [f"{key}={shown(value)} ({why})" for key, value, only, why in values if value != only]
+    reasons = [f"{key}={shown(value)} ({why})" for key, value, only, why in values if value != only]
     rope = _rope(record, family)
     if rope["rope_type"] not in ROPE:
-        found.append(f"rope_type={shown(rope['rope_type'])} (GPT+ has {', '.join(ROPE)})")
+        reasons.append(f"rope_type={shown(rope['rope_type'])} (GPT+ has {', '.join(ROPE)})")
     elif strange := rope.keys() - ROPE[rope["rope_type"]][1].keys() - NOT_OF_THE_SHAPE:
-        found.append(f"rope_parameters.{min(strange)} (the positions of GPT+ have no such setting)")
+        reasons.append(f"rope_parameters.{min(strange)} (the positions of GPT+ have no such setting)")
     if rope["partial_rotary_factor"] != 1:
-        found.append(f"partial_rotary_factor={shown(rope['partial_rotary_factor'])} ({family.architecture} ignores it)")
-    if found:
+        reasons.append(
+            f"partial_rotary_factor={shown(rope['partial_rotary_factor'])} ({family.architecture} ignores it)"
+        )
+    if reasons:
         raise UserError(
-            f"GPT+ cannot be the model in {folder}, whose {CONFIG} has {', '.join(found)}: choose another checkpoint"
+            f"GPT+ cannot be the model in {folder}, whose {CONFIG} has {', '.join(reasons)}: choose another checkpoint"
         )
 
 

@@ -7,11 +7,11 @@ from typing import Any
 from anlit.checkpoints.exported import write_folder
 from anlit.checkpoints.loading import Checkpoint
 from anlit.inference.huggingface import builtin_models, custom_code
-from anlit.inference.text import Text
+from anlit.inference.text import CheckpointTokenizer
 from anlit.reporting.files import write_json
 
 
-def write_huggingface(checkpoint: Checkpoint, folder: Path, text: Text | None) -> None:
+def write_huggingface(checkpoint: Checkpoint, folder: Path, text: CheckpointTokenizer | None) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
     GPT+ is written in an architecture of transformers that is exactly the same, first that which it was imported from.
