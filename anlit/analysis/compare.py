@@ -1,20 +1,22 @@
 """Compares run folders: groups seeds, finds the baseline, writes plot, report and raw numbers."""
 
+import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anlit.analysis import checks
-from anlit.analysis.results import Report, pairing_note, results_against
+from anlit.analysis.results import Report, pairing_notes, parted_notes, results_against
 from anlit.analysis.throughput import unsteady
-from anlit.analysis.wall_clock import read_paired, usable
-from anlit.configuration import ARCHITECTURES
+from anlit.analysis.wall_clock import PairedSteps, read_paired, usable
+from anlit.configuration import ARCHITECTURES, mapping
 from anlit.errors import UserError
 from anlit.reporting.files import output_folder, writing
-from anlit.runs.folders import find_runs, load_run
+from anlit.runs.folders import Run, find_runs, load_run
 from anlit.runs.groups import Group, group_runs
 
 STANDARD = ARCHITECTURES["GPT"]
+MEASURE = " --measure_steps"
 TimeSteps = Callable[[list[Group], Path], None]
 
 
@@ -30,7 +32,8 @@ def compare(runs: list[str], output: str, baseline: str | None = None, time_step
             report uses what an earlier call measured for `output`.
 
     Raises:
-        UserError: nothing to compare, no such baseline, different tokenizers, `output` not writable.
+        UserError: nothing to compare, no such baseline, different tokenizers, `output` not writable or of
+            another comparison.
     """
     loaded = [load_run(folder) for folder in find_runs(runs)]
     every = group_runs(loaded)
@@ -42,29 +45,70 @@ def compare(runs: list[str], output: str, baseline: str | None = None, time_step
         )
     chosen, told = find_baseline(groups, baseline)
     checks.refuse_other_tokenizers(groups)
-    results = results_against(groups, chosen)
     folder = output_folder(output)
+    command = _command(runs, output, baseline, time_steps is not None)
+    _refuse_other_comparison(folder, command, loaded)
     if time_steps is not None:
         time_steps([chosen, *(group for group in groups if group is not chosen)], folder)
-    paired, left_out = usable(read_paired(folder), groups)
-    report = Report(
-        output=folder,
-        command=_command(runs, output, baseline, time_steps is not None),
-        results=tuple(results),
-        baseline=next(result for result in results if result.group is chosen),
-        runs=tuple(loaded),
-        notes=(
-            *told,
-            *pairing_note(groups, chosen),
-            *checks.state_notes(every, loaded),
-            *checks.notes(groups, chosen),
-            *unsteady(groups, chosen, paired),
-            *(left_out if len(groups) > 1 else []),
-        ),
-        paired=paired,
-    )
+    report = comparison(every, chosen, tuple(loaded), folder, command, notes=told)
     _publish(report)
     return report
+
+
+def comparison(
+    every: list[Group],
+    baseline: Group,
+    runs: tuple[Run, ...],
+    output: Path,
+    command: str,
+    name: str = "",
+    notes: Sequence[str] = (),
+    paired: PairedSteps | None = None,
+) -> Report:
+    """The comparison of `anlit compare` and of a study: results, and notes on what makes it less fair.
+
+    Args:
+        every: All groups; those without a counted run are only noted.
+        runs: All runs, also those in no group.
+        name: The beginning of the picture's file name.
+        notes: Notes to print before the others.
+        paired: Steps taken in turns (default: those that were timed for `output`).
+
+    Raises:
+        UserError: Two runs have different tokenizers.
+    """
+    groups = [group for group in every if group.counted]
+    checks.refuse_other_tokenizers(groups)
+    results = results_against(groups, baseline)
+    timed, left_out = usable(paired or read_paired(output), groups)
+    told = (
+        *notes,
+        *parted_notes(results),
+        *pairing_notes(results),
+        *checks.state_notes(every, list(runs)),
+        *checks.notes(groups, baseline),
+        *unsteady(groups, baseline, timed),
+        *(left_out if len(groups) > 1 else []),
+    )
+    return Report(output, command, tuple(results), results[0], runs, told, timed, name)
+
+
+def _refuse_other_comparison(folder: Path, command: str, runs: list[Run]) -> None:
+    """Raises:
+    UserError: `folder` has the report of another command on other runs.
+    """
+    path = folder / "convergence.json"
+    if not path.is_file():
+        return
+    try:
+        record = mapping(json.loads(path.read_text(encoding="utf-8")))
+        folders = {str(run["folder"]) for run in record["runs"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): remove it, or give another --output") from error
+    same = str(record.get("command")).replace(MEASURE, "") == command.replace(MEASURE, "")
+    if not same and folders != {str(run.folder) for run in runs}:
+        raise UserError(f"--output {folder} has the report of another comparison ({record.get('command')}): "
+                        "give another folder, or remove that report")  # fmt: skip
 
 
 def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:

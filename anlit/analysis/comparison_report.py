@@ -24,17 +24,17 @@ COLUMNS = (
 # What fits into a terminal of 80 columns.
 PRINTED = ("validation loss", "speed-up, tokens", "time per token", "speed-up, wall-clock")
 DEFINITION = """\
-Validation loss is in nats per token at the end of training. *Speed-up, tokens* is the tokens that the baseline needs
-for its final loss, {target:.4f}, over those needed to reach the same loss: linear between validation points, first
-crossing, never extrapolated; *% of tokens* is its inverse. Values are mean ± standard deviation over seeds. A speed-up
-whose seeds did not all get there has no mean. *Time per token* is that of training steps over the baseline's, taken in
+Validation loss is in nats per token at the end of training. *Speed-up, tokens* is the tokens at which
+the baseline first has its own final loss over those at which the other first has it: linear between validation points,
+not smoothed, never extrapolated, pair by pair on the seeds that both have. It is the geometric mean with its 95 %
+interval; "k of n seeds" if a run never gets there. *% of tokens* is its inverse. Other values are mean ± standard
+deviation over seeds. *Time per token* is that of training steps over the baseline's, taken in
 turns in one process: the median over rounds with its 95 % interval. *Speed-up, wall-clock* is the speed-up in tokens
 divided by it; its interval combines that of the time with the one over seeds, if there are several. *Seconds* are what
-the runs took, including other work of the machine. *Averaged* is the mean over the losses that the baseline has at
-these shares of its tokens."""
+the runs took, including other work of the machine."""
 TESTS = """\
 Losses are compared by a t-test, paired where both have the same seeds (of initial weights and data order), else
-Welch's; speed-ups, one per seed, by a t-test of their logarithm against 1, with the geometric mean. *Holm* corrects p
+Welch's; speed-ups, one per pair of seeds, by a t-test of their logarithm. *Holm* corrects p
 for the number of rows. Called significant: p (Holm) below 0.05. Few seeds make wide intervals: read those first."""
 LEAST_P = 0.05
 
@@ -68,12 +68,10 @@ def comparison(report: Report, explained: bool = False) -> list[str]:
         findings(report),
         f"![validation loss over tokens and time]({report.plot.name})",
         markdown_table(["configuration", *COLUMNS], rows),
-        *([] if explained else [DEFINITION.format(target=report.baseline.mean.loss[-1])]),
+        *([] if explained else [DEFINITION]),
     ]
-    if len(report.results) > 1:
-        parts += [_fractions(report)]
-        if any(claim.loss or claim.tokens for claim in report.claims):
-            parts += [_tests(report), *([] if explained else [TESTS])]
+    if any(claim.loss or claim.tokens for claim in report.claims):
+        parts += [_tests(report), *([] if explained else [TESTS])]
     return parts
 
 
@@ -88,7 +86,7 @@ def findings(report: Report) -> str:
             verdict = "lower" if claim.loss.difference < 0 else "higher"
             sure = "significant" if claim.p_holm is not None and claim.p_holm < LEAST_P else "not significant"
             told += f", {abs(claim.loss.difference):.4f} {verdict} than the baseline ({sure}, {_p(claim.p_holm)})"
-        told += f"; speed-up {speedup(speed.tokens, speed.bound)} in tokens"
+        told += f"; speed-up {speed.words} in tokens"
         if claim.wall_clock is not None and claim.wall_clock.speedup is not None:
             told += f", {interval(claim.wall_clock.speedup)} in wall-clock"
         lines.append(f"- {told}.")
@@ -127,16 +125,8 @@ def interval(found: Interval) -> str:
     return f"{found.median:.2f} ({found.low:.2f} … {found.high:.2f})"
 
 
-def speedup(summary: Summary, bound: bool = False) -> str:
-    """`1.40 ± 0.03`, `not reached`, or the number of seeds that reached the loss."""
-    if summary.mean is not None:
-        return ("≥ " if bound else "") + spread(summary, 2)
-    return summary.words
-
-
 def _cells(result: Result, claim: Claim | None) -> list[str]:
     group, found = result.group, result.speedup
-    share = found.tokens_share
     return [
         str(len(group.counted)),
         f"{group.counted[0].parameters:,}" if group.counted[0].parameters else NONE,
@@ -144,8 +134,8 @@ def _cells(result: Result, claim: Claim | None) -> list[str]:
         spread(result.bits_per_byte, 4),
         spread(Summary((result.tokens.mean,)), 0),
         spread(result.seconds, 0),
-        speedup(found.tokens, found.bound),
-        NONE if share is None else f"{share:.0f} %",
+        found.words,
+        NONE if found.mean is None else f"{100 / found.mean:.0f} %",
         *_times(claim, found.bound),
     ]
 
@@ -161,17 +151,6 @@ def _times(claim: Claim | None, bound: bool) -> list[str]:
 def _name(result: Result, report: Report) -> str:
     marks = ["baseline"] * (result is report.baseline) + ["unfinished"] * result.group.unfinished
     return f"{result.label} ({', '.join(marks)})" if marks else result.label
-
-
-def _fractions(report: Report) -> str:
-    fractions = list(report.baseline.speedup.by_fraction)
-    rows = []
-    for result in report.results:
-        found = result.speedup
-        cells = [speedup(value) for value in (*found.by_fraction.values(), found.averaged_tokens)]
-        rows.append([literal(result.label), *cells])
-    head = ["speed-up, tokens", *(f"{100 * f:.0f} %" for f in fractions), "averaged"]
-    return markdown_table(head, rows)
 
 
 def _tests(report: Report) -> str:

@@ -1,6 +1,7 @@
 """The results of a comparison: one per group, and the report that holds them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anlit.analysis.significance import Test, difference, holm, ratio
+from anlit.analysis.significance import Test, difference, holm
 from anlit.analysis.speedup import SpeedUp, Summary, speed_up
 from anlit.analysis.wall_clock import PairedSteps, WallClock, wall_clock
 from anlit.runs.folders import Curve, Run
 from anlit.runs.groups import Group
+
+LEAST_PARTED, GAP = 4, 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +121,9 @@ class Report:
         others = [result for result in self.results if result is not self.baseline]
         found = []
         for result in others:
-            tokens = _ratio(result.speedup.tokens)
-            timed = wall_clock(self.paired, result.group, self.baseline.group, result.speedup.tokens, tokens)
-            found.append(Claim(result, difference(result.loss_by_seed, self.baseline.loss_by_seed), tokens, timed))
+            timed = wall_clock(self.paired, result.group, self.baseline.group, result.speedup)
+            loss = difference(result.loss_by_seed, self.baseline.loss_by_seed)
+            found.append(Claim(result, loss, result.speedup.test, timed))
         corrected = holm([claim.loss.p if claim.loss else None for claim in found])
         return [replace(claim, p_holm=p) for claim, p in zip(found, corrected, strict=True)]
 
@@ -150,45 +153,57 @@ class Report:
 
 def results_against(groups: list[Group], baseline: Group) -> list[Result]:
     """The baseline first, then by final loss."""
-    curve, _ = baseline.mean()
-    paired = is_paired(groups, baseline)
     results = []
     for group in groups:
         mean, sd = group.mean()
-        # Against itself the baseline is one curve: its seeds scatter around its own target.
-        curves = [curve] if group is baseline else group.curves()
-        own = baseline_of_each_seed(group, baseline) if paired and group is not baseline else None
-        results.append(Result(group, mean, sd, speed_up(own or curve, curves)))
+        speedup = SpeedUp((1.0,)) if group is baseline else speed_up(_seeded(baseline), _seeded(group))
+        results.append(Result(group, mean, sd, speedup))
     return sorted(results, key=lambda result: (result.group is not baseline, result.final_loss.mean))
 
 
-def baseline_of_each_seed(group: Group, baseline: Group) -> list[Curve] | None:
-    """For each counted run of `group` the baseline's curve of the same seeds; None if one has no such partner."""
-    partners = {run.seeds: run.curve.finite() for run in baseline.counted}
-    found = [partners.get(run.seeds) for run in group.counted]
-    return [curve for curve in found if curve is not None] if None not in found else None
+def pairing_notes(results: list[Result]) -> list[str]:
+    """How speed-ups were paired, where the baseline or another group has several seeds."""
+    notes = []
+    baseline = results[0].group
+    for result in results[1:]:
+        pairs, runs = len(result.speedup.values), len(result.group.counted)
+        if not result.speedup.paired and max(runs, len(baseline.counted)) > 1:
+            notes.append(f"{result.label}: no seed in common with the baseline, so its speed-up is over the baseline's "
+                         "mean curve.")  # fmt: skip
+        elif result.speedup.paired and pairs < max(runs, len(baseline.counted)):
+            notes.append(f"{result.label}: its speed-up is of the {pairs} seeds that it has in common with the "
+                         "baseline.")  # fmt: skip
+    return notes
 
 
-def is_paired(groups: list[Group], baseline: Group) -> bool:
-    """Whether all groups can be compared seed by seed. The table uses one method for all groups."""
-    return all(baseline_of_each_seed(group, baseline) is not None for group in groups)
+def parted(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
+    """Final losses in two groups, if a gap of more than three times the spread within parts them.
+
+    The spread within is the larger range of the two groups. Of fewer than four runs nothing is said: of three numbers
+    drawn by chance half are parted so.
+    """
+    ordered = sorted(losses)
+    if len(ordered) < LEAST_PARTED:
+        return None
+    at = max(range(1, len(ordered)), key=lambda i: ordered[i] - ordered[i - 1])
+    low, high = ordered[:at], ordered[at:]
+    within = max(low[-1] - low[0], high[-1] - high[0])
+    return (low, high) if high[0] - low[-1] > GAP * within else None
 
 
-def pairing_note(groups: list[Group], baseline: Group) -> list[str]:
-    """How speed-ups are measured, if the baseline has several seeds."""
-    if len(baseline.counted) < 2:
-        return []
-    method = (
-        "seed by seed: each run against the baseline's run with the same seeds of model and data order"
-        if is_paired(groups, baseline)
-        else "with the baseline's mean curve, because not every run has a baseline run with the same seeds"
-    )
-    return [f"Speed-ups are measured {method}."]
+def parted_notes(results: list[Result]) -> list[str]:
+    """One sentence for each configuration whose final losses are in two groups."""
+    notes = []
+    for result in results:
+        if groups := parted([float(run.curve.loss[-1]) for run in result.group.counted]):
+            low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in groups)
+            notes.append(f"{result.label}: TWO GROUPS of final losses, {low} and {high}; the mean lies between them "
+                         "and says nothing.")  # fmt: skip
+    return notes
 
 
-def _ratio(summary: Summary) -> Test | None:
-    known = [value for value in summary.values if value is not None]
-    return ratio(known) if summary.mean is not None else None
+def _seeded(group: Group) -> list[tuple[Any, Curve]]:
+    return [(run.seeds, run.curve.finite()) for run in group.counted]
 
 
 def _group(result: Result) -> dict[str, Any]:
@@ -205,10 +220,7 @@ def _group(result: Result) -> dict[str, Any]:
         "bits_per_byte": _summary(result.bits_per_byte),
         "tokens": _summary(result.tokens),
         "seconds": _summary(result.seconds),
-        "speedup_tokens": _summary(speedup.tokens),
-        "tokens_share_percent": speedup.tokens_share,
-        "speedup_tokens_by_fraction": {f"{f:g}": _summary(value) for f, value in speedup.by_fraction.items()},
-        "speedup_tokens_averaged": _summary(speedup.averaged_tokens),
+        "speedup_tokens": {"mean": speedup.mean, "values": list(speedup.values), "paired": speedup.paired},
         "speedup_is_lower_bound": speedup.bound,
         "mean_curve": {**vars(result.mean), "sd": result.sd},
     }

@@ -66,7 +66,7 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _one_sample(values: np.ndarray, method: str, n: tuple[int, int]) -> Test | None:
-    if len(values) < 2 or np.ptp(values) < NO_SPREAD * np.abs(values).max() or not np.isfinite(values).all():
+    if len(values) < 2 or np.ptp(values) < NO_SPREAD * max(1.0, np.abs(values).max()) or not np.isfinite(values).all():
         return None
     found = stats.ttest_1samp(values, 0.0)
     low, high = found.confidence_interval(LEVEL)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.significance import Test
-from anlit.analysis.speedup import Summary
+from anlit.analysis.speedup import SpeedUp
 from anlit.configuration import mapping
 from anlit.errors import UserError
 from anlit.reporting.intervals import Interval, median_with_interval, product
@@ -65,19 +64,16 @@ class WallClock:
     speedup: Interval | None
 
 
-def wall_clock(
-    paired: PairedSteps | None, group: Group, baseline: Group, tokens: Summary, test: Test | None
-) -> WallClock | None:
-    """The `WallClock` of `group` from its speed-up in `tokens` and the t-test of that; None if it was not timed."""
+def wall_clock(paired: PairedSteps | None, group: Group, baseline: Group, tokens: SpeedUp) -> WallClock | None:
+    """The `WallClock` of `group` from its speed-up in tokens; None if it was not timed."""
     time = paired.ratio(group, baseline) if paired is not None else None
     if time is None:
         return None
-    faster = Interval(1 / time.median, 1 / time.high, 1 / time.low)
     if tokens.mean is None:
         return WallClock(time, None)
-    # The interval of the test is around the geometric mean. Its relative width applies to the table's mean too.
-    low, high = (test.low / test.difference, test.high / test.difference) if test is not None else (1.0, 1.0)
-    return WallClock(time, product(Interval(tokens.mean, tokens.mean * low, tokens.mean * high), faster))
+    faster = Interval(1 / time.median, 1 / time.high, 1 / time.low)
+    low, high = (tokens.test.low, tokens.test.high) if tokens.test else (tokens.mean, tokens.mean)
+    return WallClock(time, product(Interval(tokens.mean, low, high), faster))
 
 
 def read_paired(folder: Path) -> PairedSteps | None:

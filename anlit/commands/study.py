@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anlit.analysis.study.estimate import overview
 from anlit.analysis.study.launch import launch
-from anlit.analysis.study.outcome import outcome_of
+from anlit.analysis.study.outcome import outcome_of, refuse_other_study
 from anlit.analysis.study.plan import PlannedRun, Study, read_study
 from anlit.analysis.study.reuse import reuse
 from anlit.analysis.study.selection import require_selection, select
@@ -27,11 +27,14 @@ def main(argv: list[str]) -> int:
     """`anlit study`; 0: every run finished, 1: some failed or it was interrupted (the report says which)."""
     parser = _parser()
     given = parser.parse_args(_with_slurm_attached(argv, parser))
+    if given.recompute:
+        return _recompute(given.recompute)
     _check(given)
     study = read_study(given.config, given.budget)
     output = Path(given.output or f"runs/{study.label}")
     cores = os.cpu_count() or 1
     jobs, threads = given.jobs, given.threads or max(1, cores // given.jobs)
+    refuse_other_study(study, output)
     if not given.report_only:
         check_study(study)
     if given.dry_run:
@@ -72,7 +75,7 @@ def _parser() -> CommandParser:
         epilog="Example: anlit study --config study/convergence.yaml --budget cpu --jobs 2",
     )
     add = parser.add_argument
-    add("--config", required=True, metavar="FILE", help="the study, such as study/convergence.yaml")
+    add("--config", metavar="FILE", help="the study, such as study/convergence.yaml")
     add("--budget", metavar="NAME", help="one of the file's budgets: cpu, 1gpu …")
     add("--output", metavar="DIR", help="folder of the run folders and the report (default: runs/<study>-<budget>)")
     add("--dry_run", action="store_true", help="print the runs, their tokens and the estimated hours, start nothing")
@@ -87,6 +90,13 @@ def _parser() -> CommandParser:
         help="folders of studies: take finished runs that "
         "have all settings of one of this study's, instead of training it again",
     )
+    add(
+        "--recompute",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="compute the comparisons in these folders' report.json again from their curves; nothing else is needed",
+    )
     add("--jobs", type=int, default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
     add("--threads", type=int, metavar="N", help="CPU threads of each run (default: the cores divided by --jobs)")
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help="submit job arrays; in quotes, options of sbatch")
@@ -95,8 +105,10 @@ def _parser() -> CommandParser:
 
 def _check(given: argparse.Namespace) -> None:
     """Raises:
-    UserError: An option is out of range.
+    UserError: An option is missing or out of range.
     """
+    if given.config is None:
+        raise UserError("the option --config is missing: name the study, such as study/convergence.yaml")
     for name in ("jobs", "threads"):
         value = getattr(given, name)
         if value is not None and value < 1:
@@ -187,6 +199,16 @@ def _report(study: Study, output: Path, typed: str) -> int:
     show(outcome)
     print(f"Report: {page}")
     return 0 if all(state_of(output / run.name).status == "finished" for run in _known_runs(study, output)) else 1
+
+
+def _recompute(folders: list[Path]) -> int:
+    from anlit.analysis.study.recorded import recompute
+
+    for folder in folders:
+        for report in recompute(folder):
+            for claim in report.claims:
+                print(f"{folder}: {claim.result.label}: speed-up in tokens {claim.result.speedup.words}")
+    return 0
 
 
 def _known_runs(study: Study, output: Path) -> list[PlannedRun]:

@@ -129,7 +129,7 @@ def heat_map(ax: Axes, table: np.ndarray, top: float, numbers: bool) -> AxesImag
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write `figure` as PNG of 256 colours for pages and as PDF for papers; then close it.
+    """Write `figure` as PNG of 256 colours for pages, and as PDF and SVG for papers; then close it.
 
     Dollar signs in labels do not begin formulas. Numbers on logarithmic axes stay formulas.
     """
@@ -143,5 +143,6 @@ def save(figure: Figure, path: Path) -> None:
             reduced = image.convert("RGB").quantize(dither=Image.Dither.NONE)
         reduced.save(path, optimize=True)
         figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Producer": None, "Creator": None})
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
     finally:
         plt.close(figure)

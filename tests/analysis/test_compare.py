@@ -58,10 +58,11 @@ def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
     loss, speedup = angpt["final_loss"], angpt["speedup_tokens"]
     assert cells[1] == "2"
     assert cells[3] == f"{loss['mean']:.4f} ± {loss['sd']:.4f}" == "2.6500 ± 0.0707"
-    assert cells[7] == f"{speedup['mean']:.2f} ± {speedup['sd']:.2f}"
-    assert cells[8] == f"{angpt['tokens_share_percent']:.0f} %"
+    assert speedup["mean"] == pytest.approx((400 / at[0] * 400 / at[1]) ** 0.5)
+    assert cells[7].startswith(f"{speedup['mean']:.2f} (")
+    assert cells[8] == f"{100 / speedup['mean']:.0f} %"
     assert table_row(markdown, "GPT+, plain (baseline)")[7] == "1.00"
-    assert any("seed by seed" in note for note in raw["notes"])
+    assert "nGPT, plain: its speed-up is of the 1 seeds that it has in common with the baseline." in raw["notes"]
     assert table_row(markdown, "nGPT, plain")[7:] == ["not reached", "–", "–", "–"]
 
     assert "failed, no validation: out of memory" in markdown
@@ -101,7 +102,9 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     cells = table_row(report.markdown.read_text(), "anGPT, plain")
     assert cells[9:] == ["1.25 (1.20 … 1.30)", "1.28 (1.23 … 1.33)"]
     assert "speed-up 1.60 in tokens, 1.28 (1.23 … 1.33) in wall-clock" in report.markdown.read_text()
-    assert [panel.speedups["anGPT, plain"] for panel in plots.panels_of(report)] == ["1.60×", "1.28×"]
+    assert [panel.per_token["anGPT, plain"] for panel in plots.panels_of(report)] == pytest.approx(
+        [1, 1.05 * 1.25 / 60]
+    )
     assert any("anGPT, plain: unsteady throughput, 10.00 times the baseline's" in note for note in raw["notes"])
     assert raw["groups"][0]["seconds"]["mean"] == 400  # as recorded
 
@@ -112,7 +115,7 @@ def test_the_wall_clock_interval_has_the_spread_of_the_seeds_in_it(runs, tmp_pat
     write_paired(tmp_path / "out", [Path(run) for run in first.values()], [[1.0] * 8, [1.25] * 8])
     claim = compare([runs], str(tmp_path / "out")).claims[0]
     assert claim.wall_clock.time == (1.25, 1.25, 1.25)
-    expected = [value / 1.25 for value in (claim.result.speedup.tokens.mean, claim.tokens.low, claim.tokens.high)]
+    expected = [value / 1.25 for value in (claim.result.speedup.mean, claim.tokens.low, claim.tokens.high)]
     assert claim.wall_clock.speedup.median == pytest.approx(expected[0])
     assert claim.wall_clock.speedup.high / claim.wall_clock.speedup.median == pytest.approx(
         claim.tokens.high / claim.tokens.difference
@@ -178,13 +181,27 @@ def test_no_gpt_asks_for_a_baseline(make_run, tmp_path):
         compare([str(folder)], str(tmp_path / "o"))
 
 
-def test_without_a_baseline_of_the_same_seeds_its_mean_curve_is_the_measure(make_run, runs, tmp_path, no_plot):
+def test_without_a_common_seed_the_baselines_mean_curve_is_the_measure(make_run, tmp_path, no_plot):
+    make_run("gpt1")
+    make_run("gpt2", [(100, 5.2), (200, 4.2), (300, 3.7), (400, 3.2)], seed=2)
     make_run("angpt3", [(100, 4.0), (400, 2.8)], ANGPT, seed=3)
-    compare([runs], str(tmp_path / "out"))
+    compare([str(tmp_path / "runs")], str(tmp_path / "out"))
     raw = json.loads((tmp_path / "out" / "convergence.json").read_text())
-    at = [200 + 100 * 0.1 / 0.4, 100 + 300 * 1.1 / 1.5, 100 + 300 * 0.9 / 1.2]  # where 3.1 is
-    assert raw["groups"][1]["speedup_tokens"]["values"] == pytest.approx([400 / x for x in at])
+    at = 100 + 300 * 0.9 / 1.2  # where the mean of the final losses, 3.1, is
+    assert raw["groups"][1]["speedup_tokens"]["values"] == pytest.approx([400 / at])
     assert any("mean curve" in note for note in raw["notes"])
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_another_comparison_is_not_written_over(make_run, tmp_path):
+    runs = [str(make_run("a")), str(make_run("b", FASTER, ANGPT)), str(make_run("c", SLOWER, NGPT))]
+    out = str(tmp_path / "o")
+    compare(runs[:2], out)
+    compare(runs[:2], out)
+    before = (tmp_path / "o" / "convergence.json").read_bytes()
+    with pytest.raises(UserError, match="report of another comparison"):
+        compare(runs, out)
+    assert (tmp_path / "o" / "convergence.json").read_bytes() == before
 
 
 def test_different_tokenizers_are_refused(make_run, tmp_path):
@@ -216,7 +233,7 @@ def test_unfair_comparisons_are_noted_and_fair_ones_are_not(make_run, tmp_path, 
     baseline, fair = make_run("a"), make_run("fair", model=NGPT)
     other = make_run("b", model=NGPT, **changes)
     assert compare([str(baseline), str(fair)], str(tmp_path / "o")).notes == (NOT_MEASURED,)
-    notes = compare([str(baseline), str(other)], str(tmp_path / "o")).notes
+    notes = compare([str(baseline), str(other)], str(tmp_path / "o2")).notes
     assert any(note in told for told in notes), notes
 
 

@@ -1,9 +1,13 @@
 """Speed-ups of curves whose answer can be worked out by hand."""
 
+import math
+
 import numpy as np
 import pytest
+from scipy import stats
 
-from anlit.analysis.speedup import speed_up, targets
+from anlit.analysis.results import parted
+from anlit.analysis.speedup import speed_up
 from anlit.runs.folders import Curve
 from anlit.runs.groups import mean_curve
 
@@ -33,71 +37,62 @@ BASELINE = curve([(100, 5.0), (200, 4.0), (300, 3.5), (400, 3.0)], seconds_per_t
 )
 def test_one_curve(points, speedup, bound):
     for seconds_per_token in (4.0, np.nan):  # time that was not logged changes nothing
-        found = speed_up(BASELINE, [curve(points, seconds_per_token)])
-        assert found.tokens.mean == pytest.approx(speedup)
-        assert found.tokens_share == (None if speedup is None else pytest.approx(100 / speedup))
-        assert (found.tokens.sd, found.bound) == (None, bound)
-
-
-def test_fractions_of_the_way_have_speed_ups_of_their_own():
-    itself, never = (speed_up(BASELINE, [one]) for one in (BASELINE, curve([(100, 4.0), (400, 3.0001)])))
-    assert [value.mean for value in itself.by_fraction.values()] == pytest.approx([1.0] * 5)
-    assert never.averaged_tokens.mean is None
-    assert never.by_fraction[0.6].mean is not None
+        result = speed_up([(1, BASELINE)], [(1, curve(points, seconds_per_token))])
+        assert result.mean == pytest.approx(speedup)
+        assert (result.test, result.bound) == (None, bound)
 
 
 def test_a_baseline_that_rises_at_the_end_is_charged_its_first_crossing():
     overfit = curve([(100, 5.0), (200, 3.0), (300, 2.0), (400, 2.5)])
-    found = speed_up(overfit, [curve([(100, 3.0), (150, 2.5)])])
-    assert found.tokens.mean == pytest.approx(250 / 150)
+    assert speed_up([(1, overfit)], [(1, curve([(100, 3.0), (150, 2.5)]))]).mean == pytest.approx(250 / 150)
 
 
-def test_seeds_give_mean_and_sample_standard_deviation():
-    seeds = [curve([(100, 4.0), (end, 3.0)]) for end in (200, 250, 400)]
-    found = speed_up(BASELINE, seeds).tokens
-    assert found.values == pytest.approx((2.0, 1.6, 1.0))
-    assert found.mean == pytest.approx(4.6 / 3)
-    assert found.sd == pytest.approx(np.std([2.0, 1.6, 1.0], ddof=1))
+def test_pairs_give_a_geometric_mean_with_an_interval_of_the_logarithm():
+    seeds = [(seed, curve([(100, 4.0), (end, 3.0)])) for seed, end in enumerate((200, 250, 400))]
+    result = speed_up([(seed, BASELINE) for seed, _ in seeds], seeds)
+    assert result.values == pytest.approx((2.0, 1.6, 1.0))
+    assert result.mean == pytest.approx((2.0 * 1.6 * 1.0) ** (1 / 3))
+    low, high = stats.ttest_1samp(np.log([2.0, 1.6, 1.0]), 0).confidence_interval()
+    assert (result.test.low, result.test.high) == pytest.approx((math.exp(low), math.exp(high)))
+    assert result.words == f"{result.mean:.2f} ({math.exp(low):.2f} … {math.exp(high):.2f})"
 
 
 def test_one_seed_that_misses_takes_the_mean_away():
-    found = speed_up(BASELINE, [curve([(100, 4.0), (200, 3.0)]), curve([(100, 4.0), (200, 3.1)])]).tokens
-    assert found.values == (2.0, None)
-    assert (found.reached, found.mean, found.sd) == (1, None, None)
+    seeds = [(1, curve([(100, 4.0), (200, 3.0)])), (2, curve([(100, 4.0), (200, 3.1)]))]
+    result = speed_up([(1, BASELINE), (2, BASELINE)], seeds)
+    assert result.values == (2.0, None)
+    assert (result.mean, result.test, result.words) == (None, None, "1 of 2 seeds")
 
 
-def test_average_over_points_of_the_curve():
-    other = curve([(50, 5.0), (100, 4.0), (150, 3.5), (200, 3.0)])
-    found = speed_up(BASELINE, [other], fractions=(0.5, 0.75, 1.0))
-    assert targets(BASELINE, (0.5, 0.75, 1.0)) == pytest.approx({0.5: 4.0, 0.75: 3.5, 1.0: 3.0})
-    assert found.averaged_tokens.mean == pytest.approx(2.0)
-    slower_start = curve([(80, 5.0), (160, 4.0), (200, 3.5), (200.5, 3.0)])
-    found = speed_up(BASELINE, [slower_start], fractions=(0.5, 0.75))
-    assert found.averaged_tokens.mean == pytest.approx((200 / 160 + 300 / 200) / 2)
-
-
-def test_fractions_before_the_first_point_are_left_out():
-    assert list(targets(BASELINE, (0.1, 0.5))) == [0.5]
+def test_every_pair_has_its_own_target_and_only_common_seeds_count():
+    easy, hard = curve([(100, 4.0), (400, 1.0)]), curve([(100, 6.0), (400, 3.0)])
+    quick_easy, quick_hard = curve([(100, 3.0), (200, 1.0)]), curve([(100, 5.0), (200, 3.0)])
+    paired = speed_up([(1, easy), (2, hard)], [(2, quick_hard), (1, quick_easy), (3, quick_hard)])
+    assert paired.values == (2.0, 2.0)
+    without = speed_up([(1, easy), (2, hard)], [(3, quick_easy), (4, quick_hard)])
+    assert not without.paired
+    assert without.words == "1 of 2 seeds"  # the hard seed never gets to the mean curve's end
 
 
 def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range():
-    one = curve([(100, 4.0), (200, 3.0), (300, 2.0)])
-    two = curve([(100, 5.0), (300, 3.0)])
-    mean, sd = mean_curve([one, two])
+    first = curve([(100, 4.0), (200, 3.0), (300, 2.0)])
+    second = curve([(100, 5.0), (300, 3.0)])
+    mean, sd = mean_curve([first, second])
     assert mean.tokens.tolist() == [100, 200, 300]
     assert mean.loss.tolist() == [4.5, 3.5, 2.5]
     assert sd == pytest.approx([np.sqrt(0.5)] * 3)
     with pytest.raises(ValueError, match="no range"):
-        mean_curve([one, curve([(400, 1.0)])])
+        mean_curve([first, curve([(400, 1.0)])])
 
 
-def test_with_a_baseline_of_each_seed_every_curve_has_its_own_target():
-    easy, hard = curve([(100, 4.0), (400, 1.0)]), curve([(100, 6.0), (400, 3.0)])
-    quick_easy, quick_hard = curve([(100, 3.0), (200, 1.0)]), curve([(100, 5.0), (200, 3.0)])
-    paired = speed_up([easy, hard], [quick_easy, quick_hard])
-    assert paired.tokens.values == (2.0, 2.0)
-    assert paired.tokens.sd == 0.0
-    mean, _ = mean_curve([easy, hard])
-    assert speed_up(mean, [quick_easy, quick_hard]).tokens.mean is None  # the hard seed never gets to the mean target
-    with pytest.raises(ValueError, match="zip"):
-        speed_up([easy], [quick_easy, quick_hard])
+@pytest.mark.parametrize(
+    ("losses", "groups"),
+    [
+        ([2.30, 2.10, 2.31, 2.12, 2.29], ([2.10, 2.12], [2.29, 2.30, 2.31])),
+        ([2.30, 2.10, 2.31, 2.16], None),
+        ([2.0, 2.1, 2.2, 2.3, 2.4], None),
+        ([2.0, 2.0, 2.5], None),
+    ],
+)
+def test_final_losses_in_two_groups_are_recognised(losses, groups):
+    assert parted(losses) == groups

@@ -60,6 +60,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("study --config tiny.yaml --dry_run", r"has the unknown key 'data': the known ones are after, arms"),
     ("study --config seeded.yaml --dry_run", r"sets seed_everything, which its seeds set too: leave it out"),
     ("study --config one-seed.yaml --dry_run", r"seeds of one-seed\.yaml is 3, which is no list: write `seeds: \["),
+    ("study --config tuned-seed.yaml --dry_run", r"measures on the seed 0, on which it also tunes: give `seeds` and"),
     ("study --config wrong-seed.yaml --dry_run", r"arm 'gpt', wrong-seed\.yaml: seed_everything=one has the wrong t"),
     ("study --config misspelt.yaml --dry_run", r"arm 'gpt', misspelt\.yaml: trainer\.max_stepz is not a setting: did"),
     ("study --config sections.yaml --dry_run", r"the section 'nonesuch': choose one of convergence, tuning"),

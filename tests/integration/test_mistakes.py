@@ -51,6 +51,7 @@ STUDIES: dict[str, dict[str, Any]] = {
     "study": {},
     "seeded": {"shared": {"settings": {"seed_everything": "one"}}},
     "one-seed": {"seeds": 3},
+    "tuned-seed": {"seeds": [0, 1]},
     "wrong-seed": {"seeds": ["one"]},
     "misspelt": {"shared": {"settings": {"trainer.max_stepz": 3}}},
     "sections": {"sections": ["nonesuch"]},

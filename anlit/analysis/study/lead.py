@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from anlit.analysis.comparison_report import speedup, spread
+from anlit.analysis.comparison_report import spread
 from anlit.analysis.results import results_against
 from anlit.analysis.significance import Test, difference
 from anlit.analysis.speedup import SpeedUp, Summary
@@ -64,7 +64,7 @@ def lead(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     draw(found, baseline, over, path)
     rows = [
         [one.panel, short_number(one.x), one.title, str(len(one.differences)), spread(one.theirs, 4), _tested(one),
-         speedup(one.speedup.tokens, one.speedup.bound)]
+         one.speedup.words]
         for one in found
     ]  # fmt: skip
     columns = ("arm", "seeds", "baseline's loss", "minus the baseline's (95 %)", "speed-up, tokens")

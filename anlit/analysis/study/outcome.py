@@ -1,5 +1,6 @@
 """The results of a study so far: each arm's measured runs and the points of each grid."""
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from anlit.analysis.study.grids import Choice
 from anlit.analysis.study.plan import Arm, PlannedRun, Study
 from anlit.analysis.study.selection import Tuning, select, tune
 from anlit.analysis.study.state import State, state_of
+from anlit.configuration import mapping
 from anlit.errors import UserError
 from anlit.runs.folders import Run, load_run
 from anlit.runs.groups import Group, learned_settings
@@ -108,3 +110,22 @@ def outcome_of(study: Study, output: Path, command: str) -> Outcome:
         state = state_of(output / name)
         runs.append((run, state, load_run(output / name) if state.status != "waiting" else None))
     return Outcome(study, output, command, tuple(tune(study, output)), selected, tuple(runs))
+
+
+def refuse_other_study(study: Study, output: Path) -> None:
+    """Raises:
+    UserError: `output` has the report of another study, or of another budget.
+    """
+    path = output / "report.json"
+    if not path.is_file():
+        return
+    try:
+        record = mapping(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): remove it, or give another --output") from error
+    theirs = (Path(str(record.get("path"))).stem, record.get("budget"))
+    if theirs != (Path(study.path).stem, study.budget):
+        known = f"{theirs[0]}, budget {theirs[1] or 'none'}"
+        raise UserError(
+            f"--output {output} has the report of another study ({known}): give another folder, or remove that report"
+        )

@@ -155,7 +155,7 @@ def read_study(path: str, budget: str | None) -> Study:
 
     Raises:
         UserError: The file, a configuration file or the budget does not exist, a key is not known, the arms' tuning
-            budgets differ without `equal_tuning: false`, or nothing would be run.
+            budgets differ without `equal_tuning: false`, a seed both tunes and measures, or nothing would be run.
     """
     content = _with_budget(read_yaml(path), budget, path)
     if unknown := set(content) - KEYS:
@@ -168,6 +168,8 @@ def read_study(path: str, budget: str | None) -> Study:
     study = Study(path, budget, content, arms, seeds, tuning_seeds)
     if not seeds and not study.tuning_runs():
         raise UserError(f"{path} has neither seeds nor anything to tune: give `seeds: [1, 2, 3]`")
+    if study.tuning_runs():
+        _refuse_tuned_seeds(seeds, tuning_seeds, path)
     if content.get("equal_tuning", True):
         _require_equal_tuning(arms, path)
     return Study(path, budget, content, arms, seeds, tuning_seeds, tuple(_comparisons(content, arms, path)))
@@ -232,6 +234,19 @@ def _refuse_ignored(arms: tuple[Arm, ...], seeds: tuple[Choice, ...], path: str)
                 f"arm '{arm.name}' of {path} sets {key}, which its seeds set too: leave it out, and give its values "
                 "with `seeds` and `tuning_seeds`"
             )
+
+
+def _refuse_tuned_seeds(seeds: tuple[Choice, ...], tuning_seeds: tuple[Choice, ...], path: str) -> None:
+    """A setting that was chosen on a seed is too good on that seed."""
+    for seed in seeds:
+        for tuned in tuning_seeds:
+            common = seed.settings.keys() & tuned.settings.keys()
+            same = bool(common) and all(seed.settings[key] == tuned.settings[key] for key in common)
+            if same or seed.settings == tuned.settings:
+                raise UserError(
+                    f"{path} measures on the seed {seed.shown.get('seed', seed.name)}, on which it also tunes: give "
+                    "`seeds` and `tuning_seeds` without a common one"
+                )
 
 
 def _seed(value: Any) -> Choice:

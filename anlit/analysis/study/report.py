@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from anlit.analysis.comparison_report import provenance, runs_table, speedup, spread
+from anlit.analysis.comparison_report import provenance, runs_table, spread
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.sections import comparison_of, render, winners
@@ -55,7 +55,7 @@ def _speed_ups(outcome: Outcome) -> dict[str, str]:
         report = comparison_of(outcome, asked, "")
         arms = {arm.title: arm.name for arm in asked.arms}
         for result in report.results if report is not None else ():
-            found.setdefault(arms[result.group.label], speedup(result.speedup.tokens, result.speedup.bound))
+            found.setdefault(arms[result.group.label], result.speedup.words)
     return found
 
 

@@ -15,9 +15,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from anlit.analysis import compare
 from anlit.analysis.comparison_report import comparison, listed
 from anlit.analysis.plots import plot_convergence
-from anlit.analysis.results import Report, pairing_note, results_against
+from anlit.analysis.results import Report
 from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots
 from anlit.analysis.study.dynamics import dynamics
@@ -25,8 +26,6 @@ from anlit.analysis.study.lead import lead
 from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.plan import Comparison, Study
 from anlit.analysis.study.scaling_section import scaling
-from anlit.analysis.throughput import unsteady
-from anlit.analysis.wall_clock import read_paired, usable
 from anlit.errors import UserError
 from anlit.reporting.intervals import power_law
 from anlit.reporting.table import NONE, markdown_table
@@ -91,12 +90,9 @@ def comparison_of(outcome: Outcome, asked: Comparison, name: str) -> Report | No
     if baseline is None:
         return None
     groups = [baseline if arm is asked.baseline else outcome.group(arm) for arm in asked.arms]
-    found = [group for group in groups if group is not None]
-    results = results_against(found, baseline)
-    runs = tuple(run for group in found for run in group.runs)
-    paired, left_out = usable(read_paired(outcome.output), found)
-    notes = (*pairing_note(found, baseline), *unsteady(found, baseline, paired), *(left_out if found[1:] else []))
-    return Report(outcome.output, outcome.command, tuple(results), results[0], runs, notes, paired, name)
+    known = [group for group in groups if group is not None]
+    runs = tuple(run for group in known for run in group.runs)
+    return compare.comparison(known, baseline, runs, outcome.output, outcome.command, name)
 
 
 def winners(outcome: Outcome) -> list[str]:

@@ -112,3 +112,9 @@ def test_the_estimate_counts_tokens_and_hours(folder: Path) -> None:
     assert f"estimate: {hours:.2f} h with --jobs 2" in text
     assert "tuning: 6 runs, 4,915,200 tokens" in text
     assert "gpt: 3 settings × 1 tuning seeds, the best on 3 seeds" in text
+
+
+@pytest.mark.parametrize("seeds", [[0, 1], [1, {"seed_everything": 0}]])
+def test_a_study_does_not_measure_on_a_seed_that_it_tunes_on(folder: Path, seeds: list) -> None:
+    with pytest.raises(UserError, match=r"measures on the seed .*0, on which it also tunes"):
+        read_study(write_study(folder, seeds=seeds, tuning_seeds=[0]), None)

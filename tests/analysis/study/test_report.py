@@ -20,6 +20,7 @@ from anlit.analysis.study.outcome import outcome_of
 from anlit.analysis.study.plan import read_study
 from anlit.analysis.study.report import write
 from anlit.analysis.wall_clock import FILE
+from anlit.commands.study import main
 from anlit.errors import UserError
 from anlit.reporting.intervals import power_law
 from anlit.reporting.text import minus
@@ -107,7 +108,8 @@ def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Tables) -
     assert row[3] == f"{fmean(ours):.4f} ± {stdev(ours):.4f}"
     costs = [tokens_to(SAID["gpt", seed], SAID["angpt", seed]) for seed in (1, 2, 3)]
     in_tokens = [400 * 8 * 256 / tokens for tokens in costs]
-    assert row[7] == f"{fmean(in_tokens):.2f} ± {stdev(in_tokens):.2f}"
+    mean, interval = stats.gmean(in_tokens), stats.ttest_1samp(np.log(in_tokens), 0).confidence_interval()
+    assert row[7] == f"{mean:.2f} ({math.exp(interval.low):.2f} … {math.exp(interval.high):.2f})"
     assert row[9:] == ["–", "–"]
 
     tested = page.row("anGPT", 8)
@@ -133,7 +135,7 @@ def test_steps_that_were_timed_give_a_speed_up_in_wall_clock(folder: Path) -> No
     row = Tables(write(outcome_of(study, output, "anlit study --config study.yaml")).read_text()).row("anGPT", 11)
     in_tokens = [400 * 8 * 256 / tokens_to(SAID["gpt", seed], SAID["angpt", seed]) for seed in (1, 2, 3)]
     assert row[9] == "1.25 (1.25 … 1.25)"
-    assert row[10].startswith(f"{fmean(in_tokens) / 1.25:.2f} (")
+    assert row[10].startswith(f"{stats.gmean(in_tokens) / 1.25:.2f} (")
     assert json.loads((output / "report.json").read_text())["paired_steps"]["arms"] == arms
 
 
@@ -164,6 +166,46 @@ def test_the_page_travels_alone_and_its_twin_says_the_same(page: Tables, reporte
     assert sorted(compared["runs"]) == sorted(raw["measured"])
     ends = sorted((run["counted_in"], run["curve"]["loss"][-1]) for run in raw["measured"].values())
     assert ends == [("GPT+", 3.49), ("GPT+", 3.50), ("GPT+", 3.53), ("anGPT", 3.30), ("anGPT", 3.31), ("anGPT", 3.36)]
+
+
+def test_a_recorded_report_is_computed_again_from_its_curves(reported: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    shutil.copytree(reported, folder, ignore=shutil.ignore_patterns("g*", "a*", "*.png"))
+    record = json.loads((folder / "report.json").read_text())
+    expected = record["comparisons"][0]["groups"][1]["speedup_tokens"]["values"]
+    record["comparisons"][0]["groups"][1]["speedup_tokens"]["values"] = [9.0]
+    (folder / "report.json").write_text(json.dumps(record))
+    text = (folder / "report.md").read_text()
+    (folder / "report.md").write_text(text.replace("speed-up", "velocity"))
+    assert main(["--recompute", str(folder)]) == 0
+    (again,) = json.loads((folder / "report.json").read_text())["comparisons"]
+    assert again["groups"][1]["speedup_tokens"]["values"] == pytest.approx(expected, rel=1e-5)
+    assert (folder / "report.md").read_text() == text
+    assert (folder / "1-convergence.png").is_file()
+    with pytest.raises(UserError, match="no report of a study"):
+        main(["--recompute", str(tmp_path)])
+
+
+def test_a_study_does_not_write_over_the_report_of_another(folder: Path) -> None:
+    study = read_study(write_study(folder), None)
+    train(study, folder / "out", final)
+    write(outcome_of(study, folder / "out", "x"))
+    (folder / "other.yaml").write_text((folder / "study.yaml").read_text())
+    with pytest.raises(UserError, match="report of another study"):
+        main(["--config", "other.yaml", "--output", "out", "--report_only"])
+
+
+def test_a_study_notes_what_is_unfair_and_refuses_other_tokenizers(folder: Path) -> None:
+    arms = {name: {"title": name, "configs": [f"{name}.yaml"], "settings": {"data.init_args.batch_size": size}}
+            for name, size in (("gpt", 8), ("angpt", 16))}  # fmt: skip
+    study = read_study(write_study(folder, arms=arms, sections=["convergence"]), None)
+    train(study, folder / "out", lambda run, values, parameters, tokens: 3.0 + values["seed"])
+    text = write(outcome_of(study, folder / "out", "x")).with_suffix(".md").read_text()
+    assert "trained differently: batch_size is 16, the baseline 8" in text
+    path = next((folder / "out").glob("angpt*seed=1*")) / "run.json"
+    path.write_text(path.read_text().replace("deed", "other"))
+    with pytest.raises(UserError, match="different tokenizers"):
+        write(outcome_of(study, folder / "out", "x"))
 
 
 def test_markup_in_a_title_is_shown_and_not_obeyed(folder: Path) -> None:
