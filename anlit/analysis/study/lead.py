@@ -120,7 +120,7 @@ def draw(found: list[Cell], baseline: str, over: str, path: Path) -> None:
     titles = list(dict.fromkeys(one.title for one in found))
     drawn = looks(titles)
     with style():
-        figure, axes = plt.subplots(1, len(names), figsize=(3.4 * len(names), 3.8), sharey=True, squeeze=False)
+        figure, axes = plt.subplots(1, len(names), figsize=(6.75, 3.4), sharey=True, squeeze=False)
         for ax, name in zip(axes.flat, names, strict=True):
             ax.axhline(0, color=INK, linestyle=BASELINE_LINE, linewidth=1)
             for title in titles:

@@ -30,7 +30,7 @@ def trends(
 ) -> None:
     """Writes lines of (x, y, standard deviation of y), with x on a logarithmic axis, and fitted power laws."""
     with style():
-        figure, ax = plt.subplots(figsize=(7.5, 4.6))
+        figure, ax = plt.subplots(figsize=(6.75, 3.8))
         drawn = looks(list(series))
         for i, (label, found) in enumerate(series.items()):
             colour, marker, dash = drawn[label]

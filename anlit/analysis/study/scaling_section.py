@@ -58,7 +58,7 @@ def plot(arms: dict[str, list[Point]], fits: dict[str, Fit], path: Path) -> None
     """Writes loss over compute: runs as dots, L(C) as lines with bands, dotted where extrapolated."""
     drawn = looks(list(arms))
     with style():
-        figure, ax = plt.subplots(figsize=(8, 5))
+        figure, ax = plt.subplots(figsize=(6.75, 4.2))
         for title, points in arms.items():
             colour, marker, _ = drawn[title]
             flops = _flops(points)
