@@ -27,6 +27,9 @@ TAKEN = ("model.optimizer.", "model.schedule", "model.dropout", "model.z_loss", 
          "trainer.")  # fmt: skip
 """Prefixes of the settings that a continued run may change. `model.optimizer` without a dot is the class."""
 
+PATHS = frozenset(("best_model_path", "best_k_models", "kth_best_model_path", "last_model_path", "dirpath"))
+"""The keys of a ModelCheckpoint's state that hold paths."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -136,3 +139,22 @@ def _short(value: Any) -> str:
     if isinstance(value, dict) and "class_path" in value:
         return str(value["class_path"]).rsplit(".", 1)[-1]
     return str(value)
+
+
+def without_paths(states: dict[Any, Any]) -> dict[Any, Any]:
+    """Callbacks' states of a checkpoint, with nothing but the monitor and the scores of each ModelCheckpoint.
+
+    Lightning's has the paths of earlier checkpoints, removes the worst of them, and lets loggers upload them. Such a
+    path may be somebody else's: no path comes out of a checkpoint.
+    """
+    return {key: _scores(state) if _is_of_model_checkpoint(state) else state for key, state in states.items()}
+
+
+def _is_of_model_checkpoint(state: Any) -> bool:
+    return isinstance(state, dict) and not PATHS.isdisjoint(state)
+
+
+def _scores(state: dict[str, Any]) -> dict[str, Any]:
+    scores = {key: state.get(key) for key in ("best_model_score", "current_score")}
+    numbers = {key: s if isinstance(s, torch.Tensor) and s.numel() == 1 else None for key, s in scores.items()}
+    return {"monitor": state.get("monitor"), **numbers, "best_model_path": ""}

@@ -27,6 +27,7 @@ from anlit.models.continuing import (
     refuse_other_shapes,
     run_settings,
     take_group_settings,
+    without_paths,
 )
 from anlit.models.kernel_choice import choose_at_first_batch, take_saved
 from anlit.models.trainer_steps import is_logged
@@ -249,6 +250,7 @@ class LanguageModel(L.LightningModule):
                 f"the checkpoint in ckpt_path holds a {record['architecture']}, but the configuration's model is "
                 f"{type(self).__name__}: set --model {record['architecture']} or choose another checkpoint"
             )
+        checkpoint["callbacks"] = without_paths(checkpoint.get("callbacks", {}))  # callbacks read them after this
         self.family = record.get("family")
         data = self._data()
         then, now = record["data"], data.fingerprint if data is not None else None

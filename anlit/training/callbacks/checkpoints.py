@@ -7,6 +7,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
+from anlit.checkpoints.location import BEST, is_checkpoint
 from anlit.lightning_internals import (
     ask_for_sigterm_again,
     last_saved_step,
@@ -29,6 +30,18 @@ class BestCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=False,
             enable_version_counter=False,
         )
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._trainer = trainer
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Join the best score to this run's own best.ckpt; `LanguageModel` has taken all paths out of the state."""
+        super().load_state_dict(state_dict)
+        own, score = Path(str(self.dirpath)) / BEST, self.best_model_score
+        if score is not None and is_checkpoint(own) and Path(str(self._trainer.ckpt_path)).parent.samefile(own.parent):
+            self.best_model_path = self.kth_best_model_path = str(own)
+            self.best_k_models, self.kth_value = {str(own): score}, score
 
 
 class LastCheckpoint(ModelCheckpoint):

@@ -1,0 +1,78 @@
+"""A checkpoint whose callbacks' states name paths: they are not read, so nothing there is removed or uploaded."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from anlit import GPT
+from tests.integration.conftest import fit_arguments, run
+from tests.models.tiny import adamw, batches, tiny
+
+
+def poisoned(source: Path, target: Path, victim: str) -> Path:
+    """A copy of a checkpoint in which every path of every ModelCheckpoint's state is `victim`."""
+    content = torch.load(source, weights_only=True)
+    states = [state for state in content["callbacks"].values() if "best_model_path" in state]
+    assert states
+    for state in states:
+        state |= dict.fromkeys(("best_model_path", "kth_best_model_path", "last_model_path"), victim)
+        state |= {"best_k_models": {victim: torch.tensor(9e9)}, "kth_value": torch.tensor(9e9)}
+    torch.save(content, target)
+    return target
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("years of work")
+    return tmp_path / "home"
+
+
+def own_trainer(folder: Path, max_steps: int) -> L.Trainer:
+    kept = ModelCheckpoint(folder, "{step}", monitor="train/loss", save_top_k=1, every_n_train_steps=1)
+    last = ModelCheckpoint(folder, "last", every_n_train_steps=1, enable_version_counter=False)
+    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    return L.Trainer(max_steps=max_steps, accelerator="cpu", devices=1, callbacks=[kept, last], **quiet)
+
+
+@pytest.mark.parametrize("scheme", ["", "local://"])
+def test_a_trainer_of_ones_own_removes_nothing_that_a_checkpoint_names(tmp_path: Path, victim: Path, scheme) -> None:
+    folder = tmp_path / "checkpoints"
+    model = tiny(GPT, optimizer=adamw(lr=0.01))
+    own_trainer(folder, 2).fit(model, batches(64, model.context_length))
+    foreign = poisoned(folder / "last.ckpt", folder / "foreign.ckpt", f"{scheme}{victim}")
+    trainer = own_trainer(folder, 4)
+    trainer.fit(tiny(GPT, optimizer=adamw(lr=0.01)), batches(64, model.context_length), ckpt_path=foreign)
+    assert trainer.global_step == 4
+    assert (victim / "thesis.txt").read_text() == "years of work"
+    named = {path for callback in trainer.checkpoint_callbacks for path in [callback.best_model_path]}
+    assert str(victim) not in "".join(named)
+
+
+def test_fit_removes_nothing_that_a_checkpoint_names(
+    shards: Path, finished: Path, tmp_path: Path, victim: Path
+) -> None:
+    foreign = poisoned(finished / "checkpoints" / "last.ckpt", tmp_path / "foreign.ckpt", f"local://{victim}")
+    arguments = fit_arguments(shards, tmp_path / "run", "--trainer.val_check_interval=4", f"--ckpt_path={foreign}")
+    assert run(arguments) == 0
+    assert (victim / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_continued_run_keeps_its_best_checkpoint_where_later_ones_are_worse(shards: Path, tmp_path: Path) -> None:
+    """The score comes from the checkpoint, the path from the run's own folder."""
+    folder = tmp_path / "run"
+    assert run(fit_arguments(shards, folder, "--trainer.max_steps=20")) == 0
+    best = folder / "checkpoints" / "best.ckpt"
+    content = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    for state in content["callbacks"].values():
+        if "best_model_score" in state:
+            state["best_model_score"] = torch.tensor(0.0)  # no later loss is below it
+    torch.save(content, folder / "checkpoints" / "last.ckpt")
+    (folder / "checkpoints" / "last.ckpt.sha256").unlink(missing_ok=True)
+    before = best.read_bytes()
+    assert run(fit_arguments(shards, folder, "--ckpt_path=last")) == 0
+    assert best.read_bytes() == before
