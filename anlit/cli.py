@@ -115,7 +115,7 @@ def _import_modules(arguments: list[str]) -> list[str]:
                 f"--import {module} fails ({error}): give the dotted name of an installed module, or set PYTHONPATH to "
                 "the folder that contains it"
             ) from error
-    IMPORTED.extend(options.modules)
+    IMPORTED[:] = options.modules
     return others
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
+from anlit.configuration import IMPORTED
 from anlit.errors import UserError
 from tests.checkpoints.foreign import FORMS, RunsCode, as_file, as_run, trained
 
@@ -237,6 +238,8 @@ def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
     capsys.readouterr()
     assert main([*asked, "--import", "nosuchlab"]) == 2
     assert "--import nosuchlab fails" in capsys.readouterr().err
+    assert main(["generate", str(path), "the cat", "--max_tokens", "2", "--device", "cpu"]) == 0
+    assert IMPORTED == []  # the next command starts no process with a module that only this one named
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/a.ckpt", "s3://bucket/a.ckpt", "registry:someone/model"])
