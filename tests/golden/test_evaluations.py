@@ -1,0 +1,99 @@
+"""All numbers of `lengths`, `needle`, `diagnose` and `diagnose --gaussian` on tiny checkpoints, against stored ones.
+
+To 1e-12 where the processor and the build of torch are those of the record, elsewhere to 1e-3. Only where an issue
+says that numbers change may they be written anew:
+
+    python -m tests.golden.test_evaluations
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+
+from anlit import GPT, AnGPT, TextFiles
+from anlit.cli import main
+from tests.data.conftest import write_corpus
+from tests.evaluation.saved import make_run, prepare
+from tests.golden.test_losses import machine
+
+RECORD = Path(__file__).with_name("evaluations.json")
+COMMANDS = {
+    "lengths": ["--lengths", "16,64", "--tokens", "512"],
+    "needle": ["--lengths", "128,256", "--depths", "3", "--samples", "2", "--seed", "3"],
+    "diagnose": ["--lengths", "16,64", "--tokens", "256"],
+    "gaussian": ["--gaussian", "--lengths", "20,200", "--draws", "5"],
+}
+NUMBERS = ("tokens", "depths", "arms", "measurements", "copying", "lengths", "mechanisms")
+"""The parts of a record that were measured."""
+
+
+def runs(folder: Path, data: Path, **size: Any) -> list[str]:
+    """Two seeds of GPT+ and one anGPT."""
+    kinds = {"gpt-1": (GPT, 1), "gpt-2": (GPT, 2), "angpt": (AnGPT, 1)}
+    return [str(make_run(folder / name, data, kind, seed, **size)) for name, (kind, seed) in kinds.items()]
+
+
+def measured(folder: Path) -> dict[str, dict[str, Any]]:
+    """The numbers of each command, from the files that it writes."""
+    write_corpus(folder / "text")
+    text = TextFiles(str(folder / "text"), str(folder / "shards"), vocab_size=320, val_fraction=0.3)
+    text.prepare_data()
+    checkpoints = {
+        "lengths": runs(folder / "lengths", prepare(folder / "data")),
+        "needle": runs(folder / "needle", folder / "shards", context_length=128),
+        "diagnose": [str(make_run(folder / "angpt", folder / "data", AnGPT, n_layers=2))],
+        "gaussian": [],
+    }
+    found = {}
+    for name, options in COMMANDS.items():
+        output = folder / "out" / name
+        command = "diagnose" if name == "gaussian" else name
+        device = [] if name == "gaussian" else ["--device", "cpu"]
+        assert main([command, *checkpoints[name], *options, *device, "--output", str(output)]) == 0
+        record = json.loads((output / f"{name}.json").read_text())
+        found[name] = {part: record[part] for part in NUMBERS if part in record}
+    return found
+
+
+def numbers(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Each number, text and null with its place."""
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from numbers(part, f"{place}/{key}")
+    else:
+        yield place, value
+
+
+@pytest.fixture(scope="module")
+def now(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return measured(tmp_path_factory.mktemp("evaluations"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_numbers_are_the_stored_ones(command: str, now: dict[str, Any]) -> None:
+    record = json.loads(RECORD.read_text())
+    tolerance = 1e-12 if record["machine"] == machine() else 1e-3
+    stored, found = (dict(numbers(each[command])) for each in (record["numbers"], now))
+    assert stored.keys() == found.keys()
+    for place, value in stored.items():
+        right = value
+        if isinstance(value, float):
+            right = pytest.approx(value, rel=tolerance, abs=tolerance if tolerance > 1e-6 else 0)
+        assert found[place] == right, place
+
+
+def write() -> None:
+    """Store this machine's numbers."""
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        record = {"machine": machine(), "numbers": measured(Path(folder))}
+    RECORD.write_text(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    write()
