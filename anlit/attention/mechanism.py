@@ -19,23 +19,30 @@ from anlit.attention.coefficient import Coefficient
 class Mechanism(nn.Module):
     """Base class: a(t) = 1, g(n) = 1, m(t) = 0. A function that returns None is trivial and costs nothing.
 
-    A subclass that overrides `distance_gain` sets `scales_with_distance = True`. Kernels that cannot multiply single
-    logits then refuse it.
+    Which functions a subclass overrides decides which kernels can compute it.
 
     The object that a user makes is a template. `for_layer` makes from it the module of one layer, with `n_heads` and
     `d_head`. A number that may be learned is a `Coefficient`; call it for its value.
     """
 
-    scales_with_distance: bool = False
     window: int | None = None
     n_heads: int
     d_head: int
 
     @property
+    def scales_with_distance(self) -> bool:
+        """Whether it overrides `distance_gain`, a(t). Many kernels cannot multiply single logits."""
+        return getattr(self.distance_gain, "__func__", None) is not Mechanism.distance_gain
+
+    @property
+    def shifts_with_distance(self) -> bool:
+        """Whether it overrides `distance_bias`, m(t)."""
+        return getattr(self.distance_bias, "__func__", None) is not Mechanism.distance_bias
+
+    @property
     def depends_on_distance(self) -> bool:
         """Whether logits change by distance in any way: by a(t), m(t) or a window."""
-        has_bias = type(self).distance_bias is not Mechanism.distance_bias
-        return has_bias or self.scales_with_distance or self.window is not None
+        return self.scales_with_distance or self.shifts_with_distance or self.window is not None
 
     def for_layer(self, n_heads: int, d_head: int, layer: int) -> "Mechanism":
         """The mechanism of layer number `layer`, from 0: a copy with its own learned coefficients."""

@@ -21,8 +21,6 @@ from tests.models.tiny import random_tokens
 class Straight(Mechanism):
     """a(t) = 1 + s·t/64 and m(t) = −s·2^{−h}·t for head h, s learned per head: straight at every distance."""
 
-    scales_with_distance = True
-
     def __init__(self) -> None:
         super().__init__()
         self.slope = Coefficient(0.7, "per_head")

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from anlit import GPT, ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention import backends
 from anlit.attention.backends import BACKENDS, BY_DISTANCE, HARMLESS, check, choose, flash, flex, likely, sdpa
 from anlit.attention.choice.inputs import own_copy
 from anlit.attention.choice.kind import form_of
@@ -38,7 +37,7 @@ def on_cuda(dtype: torch.dtype = torch.bfloat16, width: int = 64) -> Tensor:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_on_cpu_auto_takes_without_a_trial_what_needs_no_mask_of_all_pairs(name: str) -> None:
-    by_distance = any(part in name for part in ("scale-invariant", "log bias", "alibi", "window"))
+    by_distance = any(part in name for part in ("scale-invariant", "log bias", "alibi", "window", "pattern"))
     assert choose("auto", SHIPPED[name], Q) == ("blockwise" if by_distance else "sdpa")
     usual = "eager" if SHIPPED[name].scales_with_distance else "sdpa"
     assert choose("auto", SHIPPED[name], Q, dropout=0.1) == usual
@@ -94,11 +93,10 @@ def test_what_flex_refuses() -> None:
     assert "dropout is 0.1" in str(flex.reason_against(Plain(), None, 0.1))
 
 
-def test_what_auto_took_is_said_once_with_the_reasons(caplog) -> None:
-    backends.say_once.cache_clear()
-    with caplog.at_level(logging.INFO, logger="anlit.attention"):
-        for _ in range(2):
-            assert choose("auto", ScaleInvariant(), Q, dropout=0.1) == "eager"
+def test_what_auto_took_is_logged_for_debugging_with_the_reasons(caplog) -> None:
+    with caplog.at_level(logging.DEBUG, logger="anlit.attention"):
+        assert choose("auto", ScaleInvariant(), Q, dropout=0.1) == "eager"
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
     (message,) = [record.getMessage() for record in caplog.records]
     for part in ("ScaleInvariant", "'eager'", "not blockwise", "not sdpa", "a(t)", "cpu, float32"):
         assert part in message

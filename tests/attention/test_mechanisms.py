@@ -17,11 +17,13 @@ from anlit import (
     SlidingWindow,
     SqrtLogN,
 )
+from anlit.attention.attention import Attention
 from anlit.attention.coefficient import Coefficient, Reference
 from anlit.attention.mechanism import Mechanism
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.optim.optimizers import parameter_groups
 from tests.attention.examples import LEARNED, LogNWithSlopes
+from tests.attention.kernels import inputs, packed
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, fit, random_tokens, tiny
 
 H, LAYERS = SIZE["n_heads"], SIZE["n_layers"]
@@ -124,6 +126,47 @@ def test_a_reference_follows_the_precision_of_what_it_refers_to() -> None:
     owner.double()
     assert reference().dtype == torch.float64
     assert list(reference.parameters()) == []
+
+
+class Stretched(Mechanism):
+    """a(t) = 1 + t/8, nothing else."""
+
+    def distance_gain(self, t: Tensor) -> Tensor:
+        return 1 + t / 8
+
+
+class Falling(Mechanism):
+    """m(t) = −t/4, nothing else."""
+
+    def distance_bias(self, t: Tensor) -> Tensor:
+        return -t / 4
+
+
+def attend_naively(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
+    """Attention of (B, H, T, D), key by key, from the functions of `mechanism`, of one document a row."""
+    rows = []
+    for i in range(q.shape[2]):
+        t = torch.arange(i, -1, -1, dtype=q.dtype)
+        a, m = mechanism.distance_gain(t), mechanism.distance_bias(t)
+        scores = (q[:, :, i : i + 1] * k[:, :, : i + 1]).sum(-1) * q.shape[-1] ** -0.5
+        logits = scores * (1 if a is None else a) + (0 if m is None else m)
+        rows.append((logits.softmax(-1)[..., None] * v[:, :, : i + 1]).sum(2))
+    return torch.stack(rows, 2)
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: inner, lambda inner: SlidingWindow(99, inner)], ids=["alone", "window"])
+@pytest.mark.parametrize("kind", [Stretched, Falling])
+def test_whichever_function_a_new_mechanism_has_is_computed(kind: type[Mechanism], wrap) -> None:
+    """Forward and backward, by the back end that auto takes."""
+    shape = 2, H, 13, 8
+    q, k, v, probe = inputs(*shape, dtype=torch.float64)
+    attention = Attention(wrap(kind()).for_layer(H, 8, 0), "auto")
+    results = []
+    for attend in (lambda *x: attention(*x, packed(2, 13, "dense")), lambda *x: attend_naively(*x, kind())):
+        given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        out = attend(*given)
+        results.append([out, *torch.autograd.grad(out, given, probe)])
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

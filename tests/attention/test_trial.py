@@ -236,9 +236,11 @@ def test_a_cache_that_cannot_be_read_or_written_is_done_without(tmp_path: Path, 
     assert "cannot be written" in caplog.text
 
 
-def test_a_run_that_is_short_takes_the_first_and_tries_nothing(monkeypatch) -> None:
+def test_a_run_that_is_short_takes_the_first_and_tries_and_says_nothing(monkeypatch, caplog) -> None:
     tried = pretended_trial(monkeypatch, sdpa=2.0, blockwise=1.0, eager=3.0)
-    (made,) = choose([a_wanted(n_passes=200)], CPU).made
+    with caplog.at_level(logging.INFO, logger="anlit.attention"):
+        (made,) = choose([a_wanted(n_passes=200)], CPU).made
+    assert caplog.records == []
     assert (made.backend, made.seconds, tried) == ("sdpa", {}, [])
     assert "too short" in made.because
     choose([a_wanted()], CPU)

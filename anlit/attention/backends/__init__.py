@@ -26,7 +26,6 @@ from anlit.attention.documents import Documents
 from anlit.attention.groups import repeat_heads
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
-from anlit.reporting.once import say_once
 
 BACKENDS: dict[str, ModuleType] = {
     "flash": flash,
@@ -74,7 +73,7 @@ def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:
 def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> str:
     """The back end for queries like `q`: `name`, or for auto what is taken without a trial, see `untimed`.
 
-    What auto takes, and the reasons against the back ends before it, are logged once.
+    What auto takes, and the reasons against the back ends before it, are logged for debugging.
 
     Raises:
         UserError: The back end `name` cannot compute it for such queries. The message names those that can.
@@ -86,7 +85,7 @@ def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> 
     candidate, reasons = _first_harmless(q.device.type, mechanism, q, dropout)
     where = f"{q.device.type}, {str(q.dtype).removeprefix('torch.')}"
     why = f" ({'; '.join(reasons)})" if reasons else ""
-    say_once(_log, f"attention {type(mechanism).__name__} runs on the back end '{candidate}' ({where}){why}")
+    _log.debug(f"attention {type(mechanism).__name__} runs on the back end '{candidate}' ({where}){why}")
     return candidate
 
 

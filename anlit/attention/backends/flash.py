@@ -46,7 +46,7 @@ def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float
     if mechanism.scales_with_distance:
         return "its gain a(t) changes logits by distance, which flash attention cannot"
     inner = without_window(mechanism)
-    if type(inner).distance_bias is not Mechanism.distance_bias:
+    if inner.shifts_with_distance:
         if type(inner).distance_bias is not ALiBi.distance_bias:
             return "of all biases m(t), flash attention can only compute ALiBi's"
         if not HAS_PACKAGE:

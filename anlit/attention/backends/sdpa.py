@@ -34,8 +34,7 @@ def mask_bytes(mechanism: Mechanism, q: Tensor) -> int:
     """Bytes of the mask of all pairs that `attend` makes for one long document like q, (B, H, T, D), on a CPU."""
     if not mechanism.depends_on_distance:
         return 0
-    by_head = type(mechanism).distance_bias is not Mechanism.distance_bias
-    return (q.shape[1] if by_head else 1) * q.shape[2] ** 2 * q.element_size()
+    return (q.shape[1] if mechanism.shifts_with_distance else 1) * q.shape[2] ** 2 * q.element_size()
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:

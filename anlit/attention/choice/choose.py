@@ -81,7 +81,7 @@ def choose(wanted: Sequence[Wanted], device: torch.device, known: Choices | None
     with TrialProcess() as process:
         for one in wanted:
             found = _choice(one, device, kept, cache, process)
-            _log.info(str(found))
+            _log.log(logging.INFO if found.seconds else logging.DEBUG, str(found))
             for name, reason in found.left_out.items():
                 _log.info(f"attention {one.kind.mechanism} ({one.kind.size}): '{name}' is left out: {reason}")
             made.append(found)

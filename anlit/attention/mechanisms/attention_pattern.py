@@ -20,7 +20,14 @@ class AttentionPattern(Mechanism):
         if not layers:
             raise ValueError("AttentionPattern's layers must name at least one mechanism")
         self.layers = list(layers)
-        self.scales_with_distance = any(mechanism.scales_with_distance for mechanism in self.layers)
+
+    @property
+    def scales_with_distance(self) -> bool:
+        return any(mechanism.scales_with_distance for mechanism in self.layers)
+
+    @property
+    def depends_on_distance(self) -> bool:
+        return any(mechanism.depends_on_distance for mechanism in self.layers)
 
     def for_layer(self, n_heads: int, d_head: int, layer: int) -> Mechanism:
         return self.layers[layer % len(self.layers)].for_layer(n_heads, d_head, layer)

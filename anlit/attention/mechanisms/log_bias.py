@@ -23,10 +23,9 @@ class LogBias(Mechanism):
         super().__init__()
         if tau <= 0:
             raise ValueError(f"LogBias's tau must be positive, not {tau}")
-        kind = type(g)
-        if g.scales_with_distance or kind.distance_bias is not Mechanism.distance_bias:
+        if g.depends_on_distance:
             raise ValueError(
-                f"LogBias's g must be a mechanism of g(n) alone, but {kind.__name__} changes logits by distance: "
+                f"LogBias's g must be a mechanism of g(n) alone, but {type(g).__name__} changes logits by distance: "
                 "choose Plain, LogN, SqrtLogN, ExpectedMaximum or BetaScaling"
             )
         self.tau, self.g = tau, g

@@ -20,8 +20,6 @@ class ScaleInvariant(Mechanism):
         learned: Whether c is learned, starting from `c`; [NOR] learns it per layer.
     """
 
-    scales_with_distance = True
-
     def __init__(self, tau: float = 10.0, c: float = 2.0, learned: Learned = "never") -> None:
         super().__init__()
         if tau <= 0:

@@ -26,7 +26,14 @@ class SlidingWindow(Mechanism):
             )
         self.width, self.mechanism = width, mechanism
         self.window = width
-        self.scales_with_distance = mechanism.scales_with_distance
+
+    @property
+    def scales_with_distance(self) -> bool:
+        return self.mechanism.scales_with_distance
+
+    @property
+    def shifts_with_distance(self) -> bool:
+        return self.mechanism.shifts_with_distance
 
     def gain(self, n: Tensor) -> Tensor | None:
         return self.mechanism.gain(n)

@@ -26,13 +26,16 @@ class WarmStart(Mechanism):
         if mechanism.window is not None:
             raise ValueError("WarmStart's mechanism must have no window, because a window cannot grow step by step")
         self.mechanism, self.steps = mechanism, steps
-        self.scales_with_distance = mechanism.scales_with_distance
         self.register_buffer("share", torch.zeros(()))
         self.share: Tensor
 
     @property
-    def depends_on_distance(self) -> bool:
-        return self.mechanism.depends_on_distance
+    def scales_with_distance(self) -> bool:
+        return self.mechanism.scales_with_distance
+
+    @property
+    def shifts_with_distance(self) -> bool:
+        return self.mechanism.shifts_with_distance
 
     def reset_parameters(self) -> None:
         self.share.zero_()
