@@ -1,15 +1,13 @@
 """Writes a comparison as a page, its Markdown twin and JSON, and prints its table."""
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Console
 
 from anlit.analysis.results import Claim, Report, Result
-from anlit.analysis.speedup import Summary
 from anlit.reporting.files import write_json, write_text
-from anlit.reporting.intervals import Interval
+from anlit.reporting.intervals import Interval, Summary, mean_sd
 from anlit.reporting.page import html
 from anlit.reporting.table import NONE, TerminalTable, markdown_table
 from anlit.reporting.table import console as terminal
@@ -81,7 +79,7 @@ def findings(report: Report) -> str:
     for claim in report.claims:
         result, speed = claim.result, claim.result.speedup
         n = len(result.group.counted)
-        told = f"**{literal(result.label)}** ends at {spread(result.final_loss, 4)} nats per token (n = {n})"
+        told = f"**{literal(result.label)}** ends at {mean_sd(result.final_loss, 4)} nats per token (n = {n})"
         if claim.loss is not None:
             verdict = "lower" if claim.loss.difference < 0 else "higher"
             sure = "significant" if claim.p_holm is not None and claim.p_holm < LEAST_P else "not significant"
@@ -110,16 +108,6 @@ def show(report: Report, console: Console | None = None) -> None:
     console.print(paths, markup=False, highlight=False, soft_wrap=True)
 
 
-def spread(summary: Summary, digits: int) -> str:
-    """`3.2101 ± 0.0042`; without ± for one seed, – without a mean, words if it is not finite."""
-    if summary.mean is None:
-        return NONE
-    if not math.isfinite(summary.mean):
-        return "not finite"
-    sd = f" ± {summary.sd:,.{digits}f}" if summary.sd is not None else ""
-    return f"{summary.mean:,.{digits}f}{sd}"
-
-
 def interval(found: Interval) -> str:
     """`1.08 (1.06 … 1.11)`: an estimate with its 95 % interval."""
     return f"{found.median:.2f} ({found.low:.2f} … {found.high:.2f})"
@@ -130,10 +118,10 @@ def _cells(result: Result, claim: Claim | None) -> list[str]:
     return [
         str(len(group.counted)),
         f"{group.counted[0].parameters:,}" if group.counted[0].parameters else NONE,
-        spread(result.final_loss, 4),
-        spread(result.bits_per_byte, 4),
-        spread(Summary((result.tokens.mean,)), 0),
-        spread(result.seconds, 0),
+        mean_sd(result.final_loss, 4),
+        mean_sd(result.bits_per_byte, 4),
+        mean_sd(Summary((result.tokens.mean,)), 0),
+        mean_sd(result.seconds, 0),
         found.words,
         NONE if found.mean is None else f"{100 / found.mean:.0f} %",
         *_times(claim, found.bound),

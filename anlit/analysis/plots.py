@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from anlit.analysis.results import Report, Result
-from anlit.reporting.figure import BASELINE_LINE, INK, Look, looks, save, style
+from anlit.reporting.figure import BASELINE_LINE, INK, LineStyle, line_styles, save, style
 
 WIDTH = 6.75
 """Inches: the text of a page, two columns of a paper."""
@@ -56,7 +56,7 @@ def plot_convergence(report: Report) -> None:
     final loss. A legend below has losses and speed-ups; nothing is written on the curves.
     """
     results = list(report.results)
-    drawn = looks([result.label for result in results])
+    drawn = line_styles([result.label for result in results])
     with style(), plt.rc_context({"font.size": 8, "axes.titlesize": 8}):
         panels = panels_of(report)
         size = (WIDTH, 2.9 + 0.16 * (len(results) + 1))
@@ -71,7 +71,7 @@ def plot_convergence(report: Report) -> None:
         save(figure, report.plot)
 
 
-def _draw(ax: Axes, panel: Panel, results: list[Result], baseline: Result, drawn: dict[str, Look]) -> None:
+def _draw(ax: Axes, panel: Panel, results: list[Result], baseline: Result, drawn: dict[str, LineStyle]) -> None:
     target = float(baseline.mean.loss[-1])
     ax.grid()
     ax.set_title(panel.title)

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anlit.analysis.significance import Test, difference, holm
-from anlit.analysis.speedup import SpeedUp, Summary, speed_up
+from anlit.analysis.speedup import SpeedUp, speed_up
 from anlit.analysis.wall_clock import PairedSteps, WallClock, wall_clock
+from anlit.reporting.intervals import Summary
 from anlit.runs.folders import Curve, Run
 from anlit.runs.groups import Group
 

@@ -30,24 +30,6 @@ SeededCurves = Sequence[tuple[Hashable, Curve]]
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Values of the seeds, None for a seed without one; the mean needs all of them."""
-
-    values: tuple[float | None, ...]
-
-    @property
-    def mean(self) -> float | None:
-        known = [value for value in self.values if value is not None]
-        return float(np.mean(known)) if known and len(known) == len(self.values) else None
-
-    @property
-    def sd(self) -> float | None:
-        """Sample standard deviation (n − 1) over seeds; None for one seed or without a mean."""
-        known = [value for value in self.values if value is not None]
-        return float(np.std(known, ddof=1)) if self.mean is not None and len(known) > 1 else None
-
-
-@dataclass(frozen=True)
 class SpeedUp:
     """A speed-up in tokens.
 

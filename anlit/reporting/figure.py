@@ -32,7 +32,7 @@ MAP = "cividis"
 BASELINE_LINE: Any = (0, (5, 4))
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     """The colour, marker and dashes of a line."""
 
     colour: str
@@ -61,12 +61,12 @@ MECHANISMS = {
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
-def looks(labels: Sequence[str]) -> dict[str, Look]:
+def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
     """The look of each label's line in a figure that has all of them."""
     architectures = {label: _find(label, ARCHITECTURES) for label in labels}
     mechanisms = {label: _find(label, MECHANISMS) or "plain" for label in labels}
     several = len(set(architectures.values())) > 1 or len(set(mechanisms.values())) == 1
-    found: dict[str, Look] = {}
+    found: dict[str, LineStyle] = {}
     spare = [colour for colour in COLOURS if colour not in ARCHITECTURES.values()] if several else list(COLOURS)
     for number, label in enumerate(labels):
         colour, marker = MECHANISMS[mechanisms[label]]
@@ -77,7 +77,7 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
             colour, marker = spare[number % len(spare)], MARKERS[number % len(MARKERS)]
         taken = [one.marker for one in found.values() if one.colour == colour]
         free = [marker, *(other for other in MARKERS if other not in taken)]
-        found[label] = Look(colour, free[marker in taken and len(free) > 1], DASHES[len(taken) % len(DASHES)])
+        found[label] = LineStyle(colour, free[marker in taken and len(free) > 1], DASHES[len(taken) % len(DASHES)])
     return found
 
 

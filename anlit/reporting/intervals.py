@@ -1,7 +1,8 @@
-"""Medians with an interval that assumes no distribution, products of ratios with theirs, and fitted powers."""
+"""Means over seeds, medians with an interval that assumes no distribution, products of ratios, and fitted powers."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,37 @@ from numpy.typing import NDArray
 from scipy.stats import binom, linregress
 from scipy.stats import t as student
 
+from anlit.reporting.table import NONE
+
 CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Values of the seeds, None for a seed without one; the mean needs all of them."""
+
+    values: tuple[float | None, ...]
+
+    @property
+    def mean(self) -> float | None:
+        known = [value for value in self.values if value is not None]
+        return float(np.mean(known)) if known and len(known) == len(self.values) else None
+
+    @property
+    def sd(self) -> float | None:
+        """Sample standard deviation (n − 1) over seeds; None for one seed or without a mean."""
+        known = [value for value in self.values if value is not None]
+        return float(np.std(known, ddof=1)) if self.mean is not None and len(known) > 1 else None
+
+
+def mean_sd(summary: Summary, digits: int) -> str:
+    """`3.2101 ± 0.0042`; without ± for one seed, – without a mean, words if it is not finite."""
+    if summary.mean is None:
+        return NONE
+    if not math.isfinite(summary.mean):
+        return "not finite"
+    sd = f" ± {summary.sd:,.{digits}f}" if summary.sd is not None else ""
+    return f"{summary.mean:,.{digits}f}{sd}"
 
 
 class Interval(NamedTuple):

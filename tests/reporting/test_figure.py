@@ -7,27 +7,27 @@ from matplotlib import pyplot as plt
 from PIL import Image
 
 from anlit.configuration import attention_label
-from anlit.reporting.figure import ARCHITECTURES, MECHANISMS, looks, save, style
+from anlit.reporting.figure import ARCHITECTURES, MECHANISMS, line_styles, save, style
 
 
 def test_an_architecture_has_its_colour_in_every_figure() -> None:
     few, many = ["anGPT, plain", "GPT+, plain"], ["GPT+", "nGPT, scale-invariant", "anGPT, plain", "anGPT, LogN, lr=1"]
     for labels in (few, many):
-        for label, look in looks(labels).items():
+        for label, look in line_styles(labels).items():
             name = label.split(",")[0]
             assert look.colour == ARCHITECTURES[name]
-    assert looks(many)["nGPT, scale-invariant"].marker == MECHANISMS["scale-invariant"][1]
+    assert line_styles(many)["nGPT, scale-invariant"].marker == MECHANISMS["scale-invariant"][1]
 
 
 def test_mechanisms_of_one_architecture_have_theirs() -> None:
     labels = ["anGPT, plain", "anGPT, scale-invariant", "anGPT, plain, dynamic NTK"]
-    found = looks(labels)
+    found = line_styles(labels)
     assert [found[label][:2] for label in labels] == [
         MECHANISMS["plain"],
         MECHANISMS["scale-invariant"],
         MECHANISMS["dynamic NTK"],
     ]
-    assert found["anGPT, scale-invariant"] == looks(labels[:2])["anGPT, scale-invariant"]
+    assert found["anGPT, scale-invariant"] == line_styles(labels[:2])["anGPT, scale-invariant"]
 
 
 @pytest.mark.parametrize("labels", [
@@ -35,7 +35,7 @@ def test_mechanisms_of_one_architecture_have_theirs() -> None:
     [f"anGPT, lr={n}" for n in range(6)],
 ])  # fmt: skip
 def test_no_two_lines_look_alike(labels: list[str]) -> None:
-    found = looks(labels).values()
+    found = line_styles(labels).values()
     assert len({(look.colour, look.marker) for look in found}) == len({(look.colour, look.dash) for look in found}) == 6
 
 
@@ -54,7 +54,7 @@ def test_a_figure_is_written_for_pages_and_for_papers(tmp_path: Path) -> None:
 
 def test_a_mechanism_has_its_name_and_look_however_it_is_written() -> None:
     for label, name in (("ALiBi, RoPE", "ALiBi"), ("√(2 log n), RoPE", "SqrtLogN"), ("log bias, RoPE", "log-bias")):
-        found = looks([label, "plain", "scale-invariant"])[label]
+        found = line_styles([label, "plain", "scale-invariant"])[label]
         assert (found.colour, found.marker) == MECHANISMS[name]
     names = ["ALiBi", "alibi", "log_n", "LogN", "sqrt_log_n", "ScaleInvariant"]
     assert [attention_label(name) for name in names] == [

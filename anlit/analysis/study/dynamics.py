@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anlit.analysis.study.outcome import Outcome
-from anlit.reporting.figure import looks, panels, save, style
+from anlit.reporting.figure import line_styles, panels, save, style
 from anlit.reporting.table import NONE, markdown_table
 from anlit.runs.folders import METRICS, Run
 
@@ -95,7 +95,7 @@ def draw(lines: dict[str, dict[str, Series]], seeds: dict[str, list[dict[str, Se
     names = [name for name in PANELS if any(name in one for one in lines.values())]
     with style():
         figure, axes = panels(len(names), 3, 3.8, 3.0)
-        drawn = looks(list(lines))
+        drawn = line_styles(list(lines))
         for ax, name in zip(axes, names, strict=True):
             for title, one in lines.items():
                 look: dict[str, Any] = {"linestyle": drawn[title].dash, "color": drawn[title].colour}

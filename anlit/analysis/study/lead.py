@@ -7,14 +7,14 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from anlit.analysis.comparison_report import spread
 from anlit.analysis.results import results_against
 from anlit.analysis.significance import Test, difference
-from anlit.analysis.speedup import SpeedUp, Summary
+from anlit.analysis.speedup import SpeedUp
 from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.plots import axis_label, named
 from anlit.errors import UserError
-from anlit.reporting.figure import BASELINE_LINE, INK, looks, save, style
+from anlit.reporting.figure import BASELINE_LINE, INK, line_styles, save, style
+from anlit.reporting.intervals import Summary, mean_sd
 from anlit.reporting.table import markdown_table
 from anlit.reporting.text import minus, short_number
 
@@ -63,7 +63,7 @@ def lead(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     path = outcome.output / f"lead-{over}.png"
     draw(found, baseline, over, path)
     rows = [
-        [one.panel, short_number(one.x), one.title, str(len(one.differences)), spread(one.theirs, 4), _tested(one),
+        [one.panel, short_number(one.x), one.title, str(len(one.differences)), mean_sd(one.theirs, 4), _tested(one),
          one.speedup.words]
         for one in found
     ]  # fmt: skip
@@ -118,7 +118,7 @@ def draw(found: list[Cell], baseline: str, over: str, path: Path) -> None:
     """Writes a panel for each value of `each`: a dot for each seed, a line through their means."""
     names = list(dict.fromkeys(one.panel for one in found))
     titles = list(dict.fromkeys(one.title for one in found))
-    drawn = looks(titles)
+    drawn = line_styles(titles)
     with style():
         figure, axes = plt.subplots(1, len(names), figsize=(6.75, 3.4), sharey=True, squeeze=False)
         for ax, name in zip(axes.flat, names, strict=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import pyplot as plt
 
-from anlit.reporting.figure import looks, save, style
+from anlit.reporting.figure import line_styles, save, style
 from anlit.reporting.intervals import PowerLaw
 from anlit.reporting.text import short_number
 
@@ -31,7 +31,7 @@ def trends(
     """Writes lines of (x, y, standard deviation of y), with x on a logarithmic axis, and fitted power laws."""
     with style():
         figure, ax = plt.subplots(figsize=(6.75, 3.8))
-        drawn = looks(list(series))
+        drawn = line_styles(list(series))
         for i, (label, found) in enumerate(series.items()):
             colour, marker, dash = drawn[label]
             x, y, sd = (np.array(column) for column in zip(*sorted(found), strict=True))

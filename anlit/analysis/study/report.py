@@ -5,11 +5,11 @@ from typing import Any
 
 from rich.console import Console
 
-from anlit.analysis.comparison_report import provenance, runs_table, spread
-from anlit.analysis.speedup import Summary
+from anlit.analysis.comparison_report import provenance, runs_table
 from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.sections import comparison_of, render, winners
 from anlit.reporting.files import write_json, write_text
+from anlit.reporting.intervals import Summary, mean_sd
 from anlit.reporting.page import html
 from anlit.reporting.table import NONE, TerminalTable, markdown_table
 from anlit.reporting.table import console as terminal
@@ -38,7 +38,7 @@ def show(outcome: Outcome, console: Console | None = None) -> None:
     rows = []
     for point in outcome.points():
         setting = outcome.selected[point.arm.name].words or "as configured"
-        loss = spread(Summary(point.losses), 4) if point.losses else NONE
+        loss = mean_sd(Summary(point.losses), 4) if point.losses else NONE
         rows.append([point.arm.title, setting, str(len(point.losses)), loss,
                      *([speeds.get(point.arm.name, NONE)] if speeds else [])])  # fmt: skip
     if rows:

@@ -8,7 +8,7 @@ from matplotlib import pyplot as plt
 
 from anlit.analysis.scaling import Fit, fit
 from anlit.analysis.study.outcome import Outcome, Point
-from anlit.reporting.figure import looks, save, style
+from anlit.reporting.figure import line_styles, save, style
 from anlit.reporting.table import NONE, markdown_table
 
 BEYOND = 10.0
@@ -56,7 +56,7 @@ def scaling(outcome: Outcome, options: dict[str, Any]) -> list[str]:
 
 def plot(arms: dict[str, list[Point]], fits: dict[str, Fit], path: Path) -> None:
     """Writes loss over compute: runs as dots, L(C) as lines with bands, dotted where extrapolated."""
-    drawn = looks(list(arms))
+    drawn = line_styles(list(arms))
     with style():
         figure, ax = plt.subplots(figsize=(6.75, 4.2))
         for title, points in arms.items():

@@ -19,7 +19,6 @@ from anlit.analysis import compare
 from anlit.analysis.comparison_report import comparison, listed
 from anlit.analysis.plots import plot_convergence
 from anlit.analysis.results import Report
-from anlit.analysis.speedup import Summary
 from anlit.analysis.study import plots
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.lead import lead
@@ -27,7 +26,7 @@ from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.plan import Comparison, Study
 from anlit.analysis.study.scaling_section import scaling
 from anlit.errors import UserError
-from anlit.reporting.intervals import power_law
+from anlit.reporting.intervals import Summary, power_law
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal, short_number
 

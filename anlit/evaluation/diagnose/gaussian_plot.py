@@ -8,7 +8,7 @@ from matplotlib.ticker import NullFormatter
 
 from anlit.configuration import attention_label
 from anlit.evaluation.diagnose.plot import SMALL
-from anlit.reporting.figure import DASHES, looks, panels, plt, save, style
+from anlit.reporting.figure import DASHES, line_styles, panels, plt, save, style
 
 KINDS = {
     "expected_total": "expected total weight E Σ e^L in [t, 10t)",
@@ -20,7 +20,7 @@ KINDS = {
 def draw_ranges(found: dict[str, Any], file: Path) -> None:
     """[SI]'s figures 1 and 2: the expected total weight in [t, 10t), and the entropy there, at the largest n."""
     longest = max(next(iter(found.values())))
-    drawn = looks([shown(name) for name in found])
+    drawn = line_styles([shown(name) for name in found])
     with style(), plt.rc_context(SMALL):
         figure, axes = panels(len(KINDS), len(KINDS), 3.8, 3.2)
         for number, (name, lengths) in enumerate(found.items()):

@@ -7,7 +7,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from anlit.analysis.speedup import Summary
 from anlit.checkpoints.loading import device_name, find_device, load_checkpoint
 from anlit.evaluation.arms import Arm, Candidate, group_by_seed, load_candidates
 from anlit.evaluation.data import available_targets, data_of
@@ -16,6 +15,7 @@ from anlit.evaluation.lengths.settings import Settings
 from anlit.evaluation.lengths.tables import Results
 from anlit.evaluation.record import header
 from anlit.evaluation.sequence_lengths import lengths_for
+from anlit.reporting.intervals import Summary
 
 
 def measure_all(paths: list[str], settings: Settings, command: str) -> tuple[Results, dict[str, Any], list[str]]:

@@ -9,11 +9,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from anlit.analysis.speedup import Summary
 from anlit.evaluation.arms import Arm
 from anlit.evaluation.lengths.tables import Results
 from anlit.evaluation.lengths.tally import RangeLoss
-from anlit.reporting.figure import Look, looks, save, style
+from anlit.reporting.figure import LineStyle, line_styles, save, style
+from anlit.reporting.intervals import Summary
 
 STYLES: dict[bool, Literal["-", "--"]] = {True: "-", False: "--"}
 MASKED = {True: "documents masked", False: "not masked"}
@@ -42,7 +42,7 @@ def plot(results: Results, training_lengths: list[int], file: Path) -> None:
 
 
 def _draw_lengths(ax: Axes, results: Results) -> None:
-    x, drawn = np.log2(results.lengths), looks([arm.label for arm in results.arms])
+    x, drawn = np.log2(results.lengths), line_styles([arm.label for arm in results.arms])
     for arm in results.arms:
         for masked in results.masking:
             of_lengths = [results.of_arm(arm, length, masked) for length in results.lengths]
@@ -55,7 +55,7 @@ def _draw_lengths(ax: Axes, results: Results) -> None:
 
 def _draw_ranges(ax: Axes, results: Results, training_lengths: list[int]) -> None:
     """Draw each range at its middle on the logarithmic axis."""
-    drawn, largest = looks([arm.label for arm in results.arms]), 0.0
+    drawn, largest = line_styles([arm.label for arm in results.arms]), 0.0
     bounds: dict[int, RangeLoss] = {}
     for arm in results.arms:
         for masked in results.masking:
@@ -91,14 +91,14 @@ def _middle(part: RangeLoss) -> float:
     return (math.log2(part.first) + math.log2(part.end)) / 2 if part.first else -0.5
 
 
-def _line(ax: Axes, x: np.ndarray, points: list[Summary], look: Look, masked: bool) -> None:
+def _line(ax: Axes, x: np.ndarray, points: list[Summary], look: LineStyle, masked: bool) -> None:
     mean, sd = (np.array(values, dtype=float) for values in zip(*((one.mean, one.sd) for one in points), strict=True))
     ax.plot(x, mean, STYLES[masked], marker=look.marker, markersize=4.5, color=look.colour, linewidth=1.7)
     ax.fill_between(x, mean - sd, mean + sd, color=look.colour, alpha=0.18, linewidth=0)
 
 
 def _legend(results: Results) -> list[Line2D]:
-    drawn = looks([arm.label for arm in results.arms])
+    drawn = line_styles([arm.label for arm in results.arms])
     lines = [
         Line2D([], [], color=drawn[arm.label].colour, marker=drawn[arm.label].marker, label=_name(arm))
         for arm in results.arms

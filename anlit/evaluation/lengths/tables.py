@@ -6,12 +6,11 @@ from typing import Any
 
 from rich.console import Console
 
-from anlit.analysis.comparison_report import spread
-from anlit.analysis.speedup import Summary
 from anlit.evaluation.arms import Arm
 from anlit.evaluation.lengths.measure import Measurement
 from anlit.evaluation.lengths.tally import Estimate
 from anlit.evaluation.record import provenance
+from anlit.reporting.intervals import Summary, mean_sd
 from anlit.reporting.table import NONE, TerminalTable, markdown_table
 from anlit.reporting.text import literal
 
@@ -82,7 +81,7 @@ def _row(arm: Arm, masked: bool, length: int, seeds: list[Measurement]) -> list[
 
 
 def _mean(values: Iterable[float | None]) -> str:
-    return spread(Summary(tuple(values)), 4)
+    return mean_sd(Summary(tuple(values)), 4)
 
 
 def _error(estimates: Sequence[Estimate | None]) -> str:
