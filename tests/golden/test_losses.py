@@ -16,7 +16,7 @@ import lightning as L
 import pytest
 import torch
 
-from anlit import GPT, NGPT, AnGPT, ScaleInvariant
+from anlit import GPT, NGPT, ALiBi, AnGPT, LogN, ScaleInvariant, SlidingWindow
 from anlit.attention.mechanisms.plain import Plain
 from tests.models.tiny import adamw, batches, tiny
 
@@ -28,6 +28,15 @@ MECHANISMS = {
     "plain": (Plain(), ("eager", "sdpa")),
     "scale-invariant": (ScaleInvariant(tau=3.0), ("eager", "blockwise")),  # SDPA cannot scale logits by distance
 }
+OTHERS = {
+    "alibi": (ALiBi(), ("sdpa", "blockwise"), {}),
+    "log n": (LogN(), ("sdpa",), {}),
+    "grouped": (ScaleInvariant(tau=3.0, learned="per_head"), ("blockwise",), {"n_kv_heads": 1}),
+    "window": (SlidingWindow(40, ScaleInvariant(tau=3.0)), ("eager", "blockwise"), {}),
+    "dense": (ScaleInvariant(tau=3.0), ("blockwise",), {"document_masking": False}),
+    "dense alibi": (ALiBi(), ("sdpa",), {"document_masking": False}),
+}
+"""Of anGPT in float64 alone, on sequences of more than one block of blockwise."""
 PRECISIONS = ("64-true", "32-true")
 CASES = [
     (architecture, mechanism, backend, precision)
@@ -36,6 +45,7 @@ CASES = [
     for backend in backends
     for precision in PRECISIONS
 ]
+CASES += [("AnGPT", name, backend, "64-true") for name, (_, backends, _) in OTHERS.items() for backend in backends]
 
 
 class Losses(L.Callback):
@@ -54,7 +64,11 @@ def losses(architecture: str, mechanism: str, backend: str, precision: str) -> l
     Clipping, z-loss and the schedule are on.
     """
     build, weight_decay = ARCHITECTURES[architecture]
-    settings = {"attention": MECHANISMS[mechanism][0], "backend": backend, "z_loss": 1e-3, "context_length": 32}
+    settings = {"backend": backend, "z_loss": 1e-3, "context_length": 32}
+    if mechanism in OTHERS:
+        settings |= {"attention": OTHERS[mechanism][0], **OTHERS[mechanism][2], "context_length": 160}
+    else:
+        settings["attention"] = MECHANISMS[mechanism][0]
     model = tiny(build, optimizer=adamw(lr=0.01, weight_decay=weight_decay), **settings)
     kept = Losses()
     off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
