@@ -1,6 +1,5 @@
 """Compares run folders: groups seeds, finds the baseline, writes plot, report and raw numbers."""
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,8 +8,9 @@ from anlit.analysis import checks
 from anlit.analysis.results import Report, pairing_notes, parted_notes, results_against
 from anlit.analysis.throughput import unsteady
 from anlit.analysis.wall_clock import PairedSteps, read_paired, usable
-from anlit.configuration import ARCHITECTURES, mapping
+from anlit.configuration import ARCHITECTURES
 from anlit.errors import UserError
+from anlit.reading import read_json
 from anlit.reporting.files import output_folder, writing
 from anlit.runs.folders import Run, find_runs, load_run
 from anlit.runs.groups import Group, group_runs
@@ -98,13 +98,10 @@ def _refuse_other_comparison(folder: Path, command: str, runs: list[Run]) -> Non
     UserError: `folder` has the report of another command on other runs.
     """
     path = folder / "convergence.json"
-    if not path.is_file():
+    if not path.exists():
         return
-    try:
-        record = mapping(json.loads(path.read_text(encoding="utf-8")))
-        folders = {str(run["folder"]) for run in record["runs"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): remove it, or give another --output") from error
+    record = read_json(path, {"runs": [dict], "command": str}, "remove it, or give another --output")
+    folders = {str(run.get("folder")) for run in record.get("runs") or []}
     same = str(record.get("command")).replace(MEASURE, "") == command.replace(MEASURE, "")
     if not same and folders != {str(run.folder) for run in runs}:
         raise UserError(f"--output {folder} has the report of another comparison ({record.get('command')}): "

@@ -7,19 +7,18 @@ process. It writes `paired_steps.json`, which is read here:
     speed-up in wall-clock = speed-up in tokens × (the baseline's time per token / this configuration's)
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anlit.analysis.speedup import SpeedUp
-from anlit.configuration import mapping
-from anlit.errors import UserError
+from anlit.reading import read_json
 from anlit.reporting.intervals import Interval, median_with_interval, product
-from anlit.runs.folders import hardware_label
+from anlit.runs.folders import RECORD_SCHEMA, hardware_label
 from anlit.runs.groups import Group
 
 FILE = "paired_steps.json"
+SCHEMA = RECORD_SCHEMA | {"arms": [{"key": str, "seconds_per_token": [(int, float)]}]}
 BUSY = 75
 """The exit status of `anlit.benchmarks.runs --unless_busy` where other work takes the processors."""
 NOT_MEASURED = (
@@ -83,13 +82,12 @@ def read_paired(folder: Path) -> PairedSteps | None:
         UserError: The file is damaged.
     """
     path = folder / FILE
-    if not path.is_file():
+    if not path.exists():
         return None
-    try:
-        record = mapping(json.loads(path.read_text(encoding="utf-8")))
-        seconds = {str(arm["key"]): tuple(map(float, arm["seconds_per_token"])) for arm in record["arms"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): remove it and measure again with --measure_steps") from error
+    record = read_json(path, SCHEMA, "remove it and measure again with --measure_steps")
+    seconds = {
+        arm.get("key", ""): tuple(map(float, arm.get("seconds_per_token") or ())) for arm in record.get("arms") or []
+    }
     return PairedSteps(hardware_label(record), seconds, record)
 
 

@@ -17,14 +17,13 @@ from torch import Tensor
 
 import anlit
 from anlit.checkpoints.location import SETTINGS, WEIGHTS
+from anlit.reading import read_json
 from anlit.reporting.files import replacing, write_text
 
 TOKENIZER = "tokenizer.json"
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
 SEPARATORS = ("end_of_document", "document_token_at")
 """How the corpus separates documents: keys of a prepared folder's manifest."""
-LARGEST_SETTINGS = 10_000_000
-"""The largest config.json that is read, in characters."""
 PREFIX = "model."
 """Prefix of the decoder's weights in the LightningModule, which the file leaves out."""
 
@@ -70,11 +69,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: It is damaged, or another program wrote it.
     """
-    with (Path(folder) / SETTINGS).open(encoding="utf-8") as file:
-        text = file.read(LARGEST_SETTINGS + 1)
-    if len(text) > LARGEST_SETTINGS:
-        raise ValueError(f"{SETTINGS} has more than {LARGEST_SETTINGS:,} characters")
-    record = json.loads(text)
+    record = read_json(Path(folder) / SETTINGS)
     if isinstance(record, dict) and "model_type" in record:
         raise ValueError("it is a model for transformers; `anlit import` reads those of Qwen3, Llama and others")
     if not isinstance(record, dict) or "anlit" not in record:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from anlit.checkpoints.checkpoint_io import read_checkpoint
@@ -18,6 +17,7 @@ from anlit.errors import UserError
 from anlit.models.kernel_choice import take_saved
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals, keep_freed_memory
+from anlit.reading import read_yaml
 
 LONGEST_REASON = 160  # characters; torch's explanations fill a screen
 UNREADABLE = (
@@ -153,13 +153,9 @@ def _parts(content: dict[str, Any]) -> list[tuple[str, bool]]:
 def _run_config(file: Path) -> dict[str, Any] | None:
     """The content of the run folder's config.yaml; None if there is none."""
     path = file.parent.parent / CONFIG
-    if file.parent.name != CHECKPOINTS or not path.is_file():
+    if file.parent.name != CHECKPOINTS or not path.exists():
         return None
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}): correct it, or copy the checkpoint elsewhere") from error
+    config = read_yaml(path, advice="correct it, or copy the checkpoint elsewhere")
     return config if isinstance(config, dict) else None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.options import CommandParser
+from anlit.reading import read_text
 
 if TYPE_CHECKING:
     from anlit.inference.generation import OnToken
@@ -43,9 +44,9 @@ def read_prompts(texts: Sequence[str], file: str | None, stdin: TextIO) -> list[
 
 def _from_file(path: Path) -> list[str]:
     try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        content = read_text(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8, or too large"
         raise UserError(f"--prompts {path} cannot be read ({reason}): give a text file or .jsonl") from error
     if path.suffix != ".jsonl":
         return [content]

@@ -5,8 +5,6 @@ empty cells where a row has no value) and `run.json` (versions, hardware, data f
 A crashed run may lack any of them. It is read all the same, so that a report can list it.
 """
 
-import csv
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,13 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from anlit.configuration import ARCHITECTURES, CONFIG, attention_label, class_name, init_args, mapping
 from anlit.errors import UserError
+from anlit.reading import number, read_json, read_rows, read_yaml
 
 METRICS, RECORD = "metrics.csv", "run.json"
+RECORD_SCHEMA = {
+    "status": str, "started": str, "ended": str, "resumed": [str], "error": str, "command": str, "architecture": str,
+    "parameters": int, "versions": dict, "git": {"commit": str, "dirty": bool}, "attention": object,
+    "hardware": {"devices": [str], "cpu": str, "cores": int, "threads": int},
+    "data": {"content_sha256": str, "tokenizer_sha256": str},
+}  # fmt: skip
+"""What run.json holds, see `anlit.reading`."""
+LEAVE_OUT = "repair the file or leave the run out"
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,10 +179,10 @@ def load_run(folder: Path) -> Run:
     Raises:
         UserError: a file is there but cannot be parsed.
     """
-    config = _parse(folder / CONFIG, lambda text: yaml.safe_load(text))
-    record = _parse(folder / RECORD, json.loads)
+    config = read_yaml(folder / CONFIG, (dict, type(None)), LEAVE_OUT) if (folder / CONFIG).exists() else {}
+    record = read_json(folder / RECORD, RECORD_SCHEMA, LEAVE_OUT) if (folder / RECORD).exists() else {}
     curve, bits = _read_validation(folder / METRICS)
-    return Run(folder, config, record, curve, bits)
+    return Run(folder, mapping(config), record, curve, bits)
 
 
 def _walk(root: Path) -> Iterable[Path]:
@@ -187,43 +193,19 @@ def _walk(root: Path) -> Iterable[Path]:
             yield Path(folder)
 
 
-def _parse(path: Path, parse: Any) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}): repair the file or leave the run out.") from error
-    return mapping(content)
-
-
 def _read_validation(path: Path) -> tuple[Curve, float | None]:
     """The validation curve and the last bits per byte.
 
     A resumed run repeats the steps after its checkpoint. When the tokens go back, the later points replace the
     earlier ones.
     """
-    points: list[tuple[float, float, float, float]] = []
-    if path.is_file():
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    tokens = _number(row.get("val/tokens"))
-                    if np.isfinite(tokens) and row.get("val/loss"):
-                        while points and points[-1][0] >= tokens:
-                            points.pop()
-                        rest = ("val/seconds", "val/loss", "val/bits_per_byte")
-                        points.append((tokens, *(_number(row.get(key)) for key in rest)))  # type: ignore[arg-type]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{path} cannot be read ({error}): repair it or leave the run out.") from error
+    points: list[tuple[float, ...]] = []
+    for row in read_rows(path) if path.exists() else []:
+        tokens, *rest = (number(row, f"val/{name}", path) for name in ("tokens", "seconds", "loss", "bits_per_byte"))
+        if np.isfinite(tokens) and row.get("val/loss"):
+            while points and points[-1][0] >= tokens:
+                points.pop()
+            points.append((tokens, *rest))
     columns = np.array(points, dtype=np.float64).reshape(-1, 4).T
     bits = float(columns[3, -1]) if points and np.isfinite(columns[3, -1]) else None
     return Curve(*columns[:3]), bits
-
-
-def _number(cell: str | None) -> float:
-    try:
-        return float(cell) if cell else float("nan")
-    except ValueError:
-        return float("nan")

@@ -9,6 +9,7 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
 from anlit.lightning_internals import MetricsWriter, experiment_of
+from anlit.reading import number, read_rows
 from anlit.reporting.files import replacing
 
 
@@ -26,9 +27,7 @@ class _AppendingWriter(MetricsWriter):
     def rewrite(self, header: list[str]) -> None:
         """Rewrite the file with a new header, atomically, so that a kill loses nothing."""
         path = Path(self.metrics_file_path)
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        _write_rows(path, header, rows)
+        _write_rows(path, header, read_rows(path))
 
 
 def _write_rows(path: Path, fieldnames: list[str], rows: list[dict[str, str]]) -> None:
@@ -54,9 +53,8 @@ class CSVLogger(LightningCSVLogger):
         path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
         if not path.is_file():
             return []
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        kept = [row for row in rows if row["step"].isdigit() and int(row["step"]) < step]
+        rows = read_rows(path)
+        kept = [row for row in rows if number(row, "step", path) < step]
         if len(kept) < len(rows):
             _write_rows(path, list(rows[0]), kept)
         return kept

@@ -147,7 +147,7 @@ def test_without_comparable_times_the_column_says_so_and_is_empty(make_run, tmp_
 def test_a_damaged_file_of_times_is_told(make_run, tmp_path):
     folder = make_run("a")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / FILE).write_text('{"arms": [{}]}')
+    (tmp_path / "out" / FILE).write_text('{"arms": [{"key": 3}]}')
     with pytest.raises(UserError, match=r"paired_steps.json cannot be read .* measure again with --measure_steps"):
         compare([str(folder)], str(tmp_path / "out"))
 

@@ -3,7 +3,6 @@
 The values are those of `anlit.training.callbacks.TrainingDynamics`.
 """
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anlit.analysis.study.outcome import Outcome
+from anlit.reading import number, read_rows
 from anlit.reporting.figure import line_styles, panels, save, style
 from anlit.reporting.table import NONE, markdown_table
 from anlit.runs.folders import METRICS, Run
@@ -62,19 +62,16 @@ def dynamics(outcome: Outcome, options: dict[str, Any]) -> list[str]:
 def series(run: Run) -> dict[str, Series]:
     """The panels' metrics of one run by name; those that it did not log are left out."""
     path = run.folder / METRICS
-    if not path.is_file():
-        return {}
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        layers = sorted({name.split("/")[1] for name in reader.fieldnames or () if name.startswith("hidden/")})
-        columns = {name: name.replace(LAST, layers[-1]) if layers else name for name in PANELS}
-        points: dict[str, list[tuple[float, float]]] = {name: [] for name in PANELS}
-        for row in reader:
-            if row.get("copying/second"):
-                row[COPYING] = str(float(row["copying/first"]) - float(row["copying/second"]))
-            for name, column in columns.items():
-                if row.get(column):
-                    points[name].append((float(row["step"]) + 1, float(row[column])))
+    rows = read_rows(path) if path.exists() else []
+    layers = sorted({name.split("/")[1] for name in (rows[0] if rows else ()) if name.startswith("hidden/")})
+    columns = {name: name.replace(LAST, layers[-1]) if layers else name for name in PANELS}
+    points: dict[str, list[tuple[float, float]]] = {name: [] for name in PANELS}
+    for row in rows:
+        if row.get("copying/second"):
+            row[COPYING] = str(number(row, "copying/first", path) - number(row, "copying/second", path))
+        for name, column in columns.items():
+            if row.get(column):
+                points[name].append((number(row, "step", path) + 1, number(row, column, path)))
     pairs = {name: np.array(values).T for name, values in points.items() if values}
     return {name: (steps, values) for name, (steps, values) in pairs.items()}
 

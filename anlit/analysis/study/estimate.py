@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from anlit.analysis.study.plan import PlannedRun, Study, merged, read_yaml
+from anlit.analysis.study.plan import PlannedRun, Study, merged, read_config
 from anlit.configuration import mapping
 
 DEFAULTS = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
@@ -87,7 +87,7 @@ def configuration_of(run: PlannedRun) -> dict[str, Any]:
     """The run's configuration files and settings merged, without the defaults of the classes that they name."""
     config: dict[str, Any] = {}
     for path in run.arm.configs:
-        config = merged(config, mapping(read_yaml(path)))
+        config = merged(config, mapping(read_config(path)))
     for key, value in run.settings.items():
         nested: Any = value
         for part in reversed(key.split(".")):

@@ -1,6 +1,5 @@
 """The results of a study so far: each arm's measured runs and the points of each grid."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,8 @@ from anlit.analysis.study.grids import Choice
 from anlit.analysis.study.plan import Arm, PlannedRun, Study
 from anlit.analysis.study.selection import Tuning, select, tune
 from anlit.analysis.study.state import State, state_of
-from anlit.configuration import mapping
 from anlit.errors import UserError
+from anlit.reading import read_json
 from anlit.runs.folders import Run, load_run
 from anlit.runs.groups import Group, learned_settings
 
@@ -117,12 +116,9 @@ def refuse_other_study(study: Study, output: Path) -> None:
     UserError: `output` has the report of another study, or of another budget.
     """
     path = output / "report.json"
-    if not path.is_file():
+    if not path.exists():
         return
-    try:
-        record = mapping(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): remove it, or give another --output") from error
+    record = read_json(path, {"path": str, "budget": str}, "remove it, or give another --output")
     theirs = (Path(str(record.get("path"))).stem, record.get("budget"))
     if theirs != (Path(study.path).stem, study.budget):
         known = f"{theirs[0]}, budget {theirs[1] or 'none'}"

@@ -19,10 +19,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from anlit.analysis.study.grids import NOTHING, Choice, expand, plain
 from anlit.errors import UserError
+from anlit.reading import read_yaml
 from anlit.shipped import configuration_file
 
 KEYS = frozenset(
@@ -77,7 +76,7 @@ class PlannedRun:
 
         So a run with other settings never has the same name.
         """
-        content = [read_yaml(path) for path in self.arm.configs]
+        content = [read_config(path) for path in self.arm.configs]
         text = json.dumps([content, self.settings], sort_keys=True, default=str)
         words = [plain(self.arm.name), self.point.name, self.seed.name]
         return "_".join(filter(None, words)) + "-" + hashlib.sha256(text.encode()).hexdigest()[:6]
@@ -157,7 +156,7 @@ def read_study(path: str, budget: str | None) -> Study:
         UserError: The file, a configuration file or the budget does not exist, a key is not known, the arms' tuning
             budgets differ without `equal_tuning: false`, a seed both tunes and measures, or nothing would be run.
     """
-    content = _with_budget(read_yaml(path), budget, path)
+    content = _with_budget(read_config(path), budget, path)
     if unknown := set(content) - KEYS:
         raise UserError(f"{path} has the unknown key '{min(unknown)}': the known ones are {', '.join(sorted(KEYS))}")
     if not isinstance(content.get("arms"), dict) or not content["arms"]:
@@ -290,20 +289,17 @@ def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> l
     return found
 
 
-def read_yaml(name: str) -> Any:
+def read_config(name: str) -> Any:
     """The content of a configuration file, local or shipped.
 
     Raises:
         UserError: The file does not exist, or is no YAML.
     """
     path = configuration_file(name)
-    try:
-        return _parsed(path, Path(path).stat().st_mtime_ns)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())}): correct it there") from error
+    return _parsed(path, Path(path).stat().st_mtime_ns if Path(path).exists() else 0)
 
 
 @lru_cache(maxsize=256)
 def _parsed(path: str, changed: int) -> Any:
     """The file's content, cached until the file changes; callers must not modify it."""
-    return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return read_yaml(path)

@@ -1,14 +1,13 @@
 """The state of a planned run, from its folder and from the launcher's notes there."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from anlit.configuration import mapping
+from anlit.reading import read_json
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import now
-from anlit.runs.folders import RECORD, load_run
+from anlit.runs.folders import RECORD, RECORD_SCHEMA, load_run
 
 LAUNCHES = "launches.json"
 LOG = "fit.log"
@@ -41,7 +40,7 @@ def state_of(folder: Path) -> State:
     if code is not None and not cut:
         what = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return State("failed", last_line(folder) if code > 0 and last_line(folder) else what)
-    if sum(one["how"].startswith("slurm") for one in launches) >= MOST_LOST and not cut:
+    if sum(str(launch.get("how")).startswith("slurm") for launch in launches) >= MOST_LOST and not cut:
         return State("failed", f"ended {MOST_LOST} times without saying why, see {LOG}")
     return State("cut") if launches or record else State("waiting")
 
@@ -75,10 +74,10 @@ def forget_failure(folder: Path) -> None:
 
 def read_launches(folder: Path) -> list[dict[str, Any]]:
     """One entry per start: {started, how, ended, exit_code}; the last two are missing if the end was not seen."""
-    try:
-        return list(json.loads((folder / LAUNCHES).read_text()))
-    except (OSError, ValueError):
+    if not (folder / LAUNCHES).exists():
         return []
+    schema = [{"started": str, "how": str, "ended": str, "exit_code": int}]
+    return list(read_json(folder / LAUNCHES, schema, "remove it, and the run goes on from its last checkpoint"))
 
 
 def last_line(folder: Path) -> str:
@@ -91,7 +90,4 @@ def last_line(folder: Path) -> str:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    try:
-        return mapping(json.loads((folder / RECORD).read_text()))
-    except (OSError, ValueError):
-        return {}
+    return dict(read_json(folder / RECORD, RECORD_SCHEMA)) if (folder / RECORD).exists() else {}

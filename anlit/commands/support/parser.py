@@ -6,7 +6,6 @@
 import inspect
 import os
 from argparse import ArgumentError
-from pathlib import Path
 from typing import Any, TypeVar
 
 import lightning as L
@@ -29,6 +28,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.language_model import LanguageModel
+from anlit.reading import parse_yaml, read_text
 from anlit.shipped import with_configuration_files
 
 TRAINER_DEFAULTS = {
@@ -157,12 +157,12 @@ def require_yaml(arguments: list[str]) -> None:
     following = zip(arguments, [*arguments[1:], ""], strict=True)
     named = [value for flag, value in following if flag in ("-c", "--config")]
     named += [argument.split("=", 1)[1] for argument in arguments if argument.startswith("--config=")]
-    for path in filter(os.path.isfile, named):
+    for path in filter(os.path.exists, named):
         try:
-            yaml.load(Path(path).read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            parse_yaml(read_text(path))
         except OSError as error:
             raise UserError(f"the configuration file {path} cannot be read ({error.strerror})") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError) as error:
             problem = " ".join(str(error).split())
             raise UserError(f"the configuration file {path} is not valid YAML ({problem}): correct it there") from error
 

@@ -1,9 +1,7 @@
 """Protects run folders: one process at a time, and no run is started again by mistake."""
 
-import csv
 import errno
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -17,8 +15,9 @@ from anlit.checkpoints.integrity import DamagedError, check_content, next_best, 
 from anlit.checkpoints.loading import UNREADABLE
 from anlit.checkpoints.location import CHECKPOINTS, LAST, REST, complete_checkpoints
 from anlit.errors import UserError
+from anlit.reading import number, read_json, read_rows
 from anlit.reporting.provenance import now
-from anlit.runs.folders import METRICS, RECORD
+from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA
 
 LOCK = ".fit.lock"
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -108,16 +107,9 @@ def refuse_damaged_checkpoint(run_dir: str, ckpt_path: str) -> None:
 
 
 def _steps_logged(metrics: Path) -> int:
-    try:
-        with metrics.open(newline="") as file:
-            steps = [row.get("step") or "" for row in csv.DictReader(file)]
-    except FileNotFoundError:
-        return 0
-    return max((int(step) + 1 for step in steps if step.isdigit()), default=0)
+    rows = read_rows(metrics) if metrics.exists() else []
+    return max((int(number(row, "step", metrics)) + 1 for row in rows if row["step"]), default=0)
 
 
 def _is_finished(record: Path) -> bool:
-    try:
-        return json.loads(record.read_text()).get("status") == "finished"
-    except (OSError, ValueError):
-        return False
+    return record.exists() and read_json(record, RECORD_SCHEMA).get("status") == "finished"

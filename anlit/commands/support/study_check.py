@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.study.plan import PlannedRun, Study, read_yaml
+from anlit.analysis.study.plan import PlannedRun, Study, read_config
 from anlit.errors import UserError
 
 
@@ -77,7 +77,7 @@ def _different(study: Study) -> Iterator[PlannedRun]:
 def _refusal(run: PlannedRun, study: Study, sentence: str) -> UserError:
     """The parser's sentence, with the arm and the file that has the key."""
     key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]
-    below = [config for config in run.arm.configs if key in _keys(read_yaml(config))]
+    below = [config for config in run.arm.configs if key in _keys(read_config(config))]
     in_study = any(key == name.rsplit(".", 1)[-1] for name in run.settings)
     file = study.path if in_study or not below else below[-1]
     return UserError(f"arm '{run.arm.name}', {file}: {sentence}")

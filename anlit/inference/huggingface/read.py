@@ -1,6 +1,5 @@
 """A checkpoint of transformers as a GPT+: Qwen3, Llama, Mistral and the other families of `families.py`."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from anlit.inference.huggingface.families import (
     Family,
     our_names,
 )
+from anlit.reading import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -276,10 +276,4 @@ def _check(weights: dict[str, "Tensor"], expected: dict[str, "Tensor"], folder: 
 
 
 def _read_json(file: Path, remedy: str) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({str(error).splitlines()[0]}): {remedy}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is not a configuration: {remedy}")
-    return content
+    return dict(read_json(file, dict, remedy))

@@ -1,6 +1,5 @@
 """`run.json` in the run folder: versions, command, hardware, data, and how the run ended."""
 
-import json
 import logging
 import shlex
 import sys
@@ -12,8 +11,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 import anlit
+from anlit.reading import read_json
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import git_state, machine, now, versions
+from anlit.runs.folders import RECORD_SCHEMA
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class RunRecord(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         decoder: Any = pl_module.model
         data = getattr(trainer, "datamodule", None)
-        earlier = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        earlier = read_json(self.path, RECORD_SCHEMA) if self.path.exists() else {}
         self.record = {
             "anlit": anlit.__version__,
             "versions": versions(),

@@ -43,11 +43,11 @@ def main(arguments: list[str]) -> int:
     with (folder / "metrics.csv").open("a") as metrics:
         if not done:
             metrics.truncate(0)
-            metrics.write("val/loss,val/tokens,val/seconds,val/bits_per_byte\n")
+            metrics.write("step,val/loss,val/tokens,val/seconds,val/bits_per_byte\n")
         for step in range(done + 1, STEPS + 1):
             time.sleep(seconds)
             loss = target + (5 - target) * (1 - step / STEPS) ** 2
-            metrics.write(f"{loss},{step * 1000},{step * (1.0 if name == 'GPT' else 1.1)},{loss / 3}\n")
+            metrics.write(f"{step},{loss},{step * 1000},{step * (1.0 if name == 'GPT' else 1.1)},{loss / 3}\n")
             metrics.flush()
             partial = folder / "partial"
             partial.write_text(str(step))

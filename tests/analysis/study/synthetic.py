@@ -49,7 +49,7 @@ def write_run(folder: Path, run: PlannedRun, final: Final, slowness: float = 1.0
     curve = loss + 2.0 * (share**-0.4 - 1)
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["val/loss", "val/tokens", "val/seconds", "val/bits_per_byte"])
+        writer.writerow(["step", "val/loss", "val/tokens", "val/seconds", "val/bits_per_byte"])
         for part, value in zip(share, curve, strict=True):
             tokens = float(part * cost.tokens)
-            writer.writerow([float(value), tokens, tokens / 1000 * slowness, float(value / 2)])
+            writer.writerow([int(tokens // 10), float(value), tokens, tokens / 1000 * slowness, float(value / 2)])

@@ -1,0 +1,178 @@
+"""Damaged and foreign files of run folders: one sentence that names the file, whatever is in it, in every command."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anlit.analysis.study.grids import NOTHING
+from anlit.analysis.study.plan import read_study
+from anlit.cli import main
+from anlit.errors import UserError
+from anlit.reading import check, parse_yaml, read_json, read_rows, read_yaml
+from tests.checkpoints.foreign import trained
+
+NINE_TIMES = "".join(f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+MERGED = "".join(
+    f"{b}: &{b} {{<<: [{', '.join(['*' + a] * 9)}]}}\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+BOMBS = {
+    "aliases": f"a: &a [x, x, x, x, x, x, x, x, x]\n{NINE_TIMES}",
+    "merged": f"a: &a {{x: 1}}\n{MERGED}",
+    "nested": "[" * 60_000 + "]" * 60_000,
+    "itself": "a: &a [*a]\n",
+    "chained": "a0: &a0 [1]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}]\n" for i in range(300)),
+    "long": "a: &a " + "x" * 1_000_000 + f"\nb: [{', '.join(['*a'] * 2000)}]\n",
+    "digits": "a: " + "9" * 100_000,
+    "nul": "a: \0b",
+}
+FIELD = "9" * 1_000_000
+HEADER = "step,val/tokens,val/loss\n"
+DAMAGED = {
+    "run.json": {
+        "cut": '{"status": "fini', "list": "[]", "nul": "\0\0\0", "nested": "[" * 60_000,
+        "kinds": '{"hardware": {"devices": 3}}', "kind": '{"status": 7}', "field": '{"git": {"commit": ' + FIELD + "}}",
+    },
+    "metrics.csv": {
+        "json": "[1, 2]\n3, 4\n", "nul": f"{HEADER}1,\0,2\n", "word": f"{HEADER}1,8,low\n",
+        "field": f"{HEADER}1,{FIELD},2\n", "wide": f"{HEADER}1,2,3,4\n", "quoted": f'{HEADER}"1,2,3\n',
+    },
+    "config.yaml": {name: text for name, text in BOMBS.items() if name != "digits"},
+}  # fmt: skip
+CASES = [(name, kind) for name, contents in DAMAGED.items() for kind in contents]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("read"), "GPT")
+
+
+def one_sentence(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    output = capsys.readouterr()
+    assert "Traceback" not in output.err
+    (error,) = [line for line in output.err.splitlines() if line.startswith("anlit: error: ")]
+    return error
+
+
+def copied(run: Path, to: Path) -> Path:
+    return Path(shutil.copytree(run, to / "copy", symlinks=True))
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_compare_names_a_damaged_file(name: str, kind: str, run: Path, tmp_path: Path, capsys) -> None:
+    copy = copied(run, tmp_path)
+    (copy / name).write_text(DAMAGED[name][kind])
+    said = one_sentence(capsys, "compare", copy, run, "--output", tmp_path / "out")
+    assert f"{copy / name} cannot be read (" in said
+    assert len(said) < 600
+
+
+@pytest.mark.parametrize(("name", "kind"), [("run.json", "cut"), ("run.json", "kinds"), ("metrics.csv", "json")])
+def test_fit_continues_no_run_with_a_damaged_file(name: str, kind: str, run: Path, tmp_path: Path, capsys) -> None:
+    copy = copied(run, tmp_path)
+    (copy / name).write_text(DAMAGED[name][kind])
+    more = ["--ckpt_path=last", "--trainer.max_steps=4"]
+    assert f"{copy / name} cannot be read (" in one_sentence(
+        capsys, "fit", f"--config={copy}/config.yaml", f"--run_dir={copy}", *more
+    )
+
+
+@pytest.mark.parametrize("kind", ["aliases", "nested"])
+def test_a_config_that_expands_too_far_is_refused(kind: str, run: Path, tmp_path: Path, capsys) -> None:
+    copy = copied(run, tmp_path)
+    (copy / "config.yaml").write_text(BOMBS[kind])
+    for command in (["validate", f"--config={copy}/config.yaml"], ["generate", copy, "the", "--device", "cpu"]):
+        assert f"{copy / 'config.yaml'} " in one_sentence(capsys, *command)
+
+
+STUDY = "title: T\nseeds: [1]\nshared: {configs: [run.yaml]}\narms: {gpt: {title: GPT+}}\nbaseline: gpt\n"
+
+
+@pytest.mark.parametrize(
+    "content", ["[", "{}", '[{"exit_code": "x"}]', "[1]", '["\\u0000"]', '[{"how": 3}]', "[" * 60_000]
+)
+def test_a_study_names_damaged_launches(content: str, run: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(run / "config.yaml", tmp_path / "run.yaml")
+    (tmp_path / "study.yaml").write_text(STUDY)
+    given = ["study", "--config", "study.yaml", "--output", tmp_path / "out"]
+    name = read_study("study.yaml", None).measured_runs({"gpt": NOTHING})[0].name
+    (tmp_path / "out" / name).mkdir(parents=True)
+    (tmp_path / "out" / name / "launches.json").write_text(content)
+    assert "launches.json cannot be read (" in one_sentence(capsys, *given)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"arms": 3}', '{"arms": [{"seconds_per_token": ["a"]}]}', '"\\u0000"'])
+def test_compare_names_damaged_timings(content: str, run: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "paired_steps.json").write_text(content)
+    copy = copied(run, tmp_path)
+    said = one_sentence(capsys, "compare", run, copy, "--output", tmp_path / "out")
+    assert "paired_steps.json cannot be read (" in said
+    assert "measure again with --measure_steps" in said
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_is_no_file_is_not_read(make: Callable[[Path], object], run: Path, tmp_path: Path, capsys) -> None:
+    """Without the check the first two never end."""
+    for name in ("run.json", "metrics.csv", "config.yaml"):
+        copy = copied(run, tmp_path / name)
+        (copy / name).unlink()
+        make(copy / name)
+        said = one_sentence(capsys, "compare", copy, run, "--output", tmp_path / "out")
+        assert f"{copy / name} cannot be read (it is no regular file)" in said
+    make(path := tmp_path / "strange")
+    for command in (
+        ["fit", f"--config={path}"],
+        ["generate", run, "--prompts", path, "--device", "cpu"],
+        ["generate", run, "the", "--tokenizer", path, "--device", "cpu"],
+        ["generate", path, "the", "--device", "cpu"],
+        ["score", run, path, "--output", tmp_path / "scores.parquet", "--device", "cpu"],
+        ["study", "--config", path],
+        ["import", path, "--output", tmp_path / "imported"],
+    ):
+        assert str(path) in one_sentence(capsys, *command)
+
+
+def test_yaml_with_aliases_of_a_usual_size_is_read(tmp_path: Path) -> None:
+    assert parse_yaml("a: &a [1, 2]\nb: {c: *a, d: {<<: {e: 3}}}\n") == {"a": [1, 2], "b": {"c": [1, 2], "d": {"e": 3}}}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_yaml_that_expands_is_refused(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(BOMBS[kind])
+    with pytest.raises(UserError, match=r"a\.yaml cannot be read"):
+        read_yaml(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "said"),
+    [
+        ({"a": {"b": [1]}}, {"a": {"b": [str]}}, "an entry of a.b is int in place of str"),
+        ({"a": True}, {"a": int}, "a is bool in place of int"),
+        ([], {"a": int}, "its content is list in place of dict"),
+        ({"a": "1"}, {"a": (int, float)}, "a is str in place of int or float"),
+    ],
+)
+def test_a_schema_names_the_part(value: object, schema: object, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check(value, schema)
+    check({"a": None, "more": 3}, {"a": int, "b": str})
+
+
+def test_deep_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(nested := [[[]]]))
+    assert read_json(tmp_path / "a.json") == nested
+    (tmp_path / "a.json").write_text("[" * 200 + "]" * 200)
+    with pytest.raises(UserError, match="nested deeper than 100"):
+        read_json(tmp_path / "a.json")
+
+
+def test_the_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("step,val/loss\n1,2.5\n3,2.4")
+    assert read_rows(tmp_path / "metrics.csv") == [{"step": "1", "val/loss": "2.5"}]
