@@ -30,7 +30,7 @@ case $VARIANT in
         set -- --build-arg BASE=docker.io/library/debian:12-slim \
             --build-arg DEVEL=docker.io/library/debian:12-slim \
             --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu \
-            --build-arg FLASH_ATTN_VERSION= --build-arg RUNTIME_PACKAGES= "$@"
+            --build-arg FLASH_ATTN_VERSION= --build-arg FLASH_ATTN_4= --build-arg RUNTIME_PACKAGES= "$@"
         ;;
     *)
         echo "VARIANT=$VARIANT is not known: give cuda or cpu" >&2

@@ -37,9 +37,7 @@ case $MORE in
 float8)
     collect "$WHEELS-float8" "torchao>=0.18" ;;
 flash4)
-    collect "$WHEELS-flash4" flash-attn-4==4.0.0b36 nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base \
-        nvidia-cutlass-dsl-libs-core nvidia-cutlass-dsl-libs-cu13 quack-kernels apache-tvm-ffi torch-c-dlpack-ext \
-        einops protobuf ;;
+    collect "$WHEELS-flash4" -r docker/flash-attn-4.txt einops protobuf ;;
 *)
     echo "MORE=$MORE is not known: leave it out, or choose flash4 or float8" >&2; exit 2 ;;
 esac
