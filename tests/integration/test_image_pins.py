@@ -74,8 +74,9 @@ def test_the_registry_has_every_package_and_none_is_missing(python: str, more: t
     inline = re.findall(r"[\w-]+==[\d.]+(?=[ \\])", DOCKERFILE)
     assert len(inline) == 3
     files = ["-r", "docker/constraints.txt", *more]
-    report = pip("install", "--dry-run", "--report=-", "--quiet", "--ignore-installed", "--no-deps", *PLATFORMS,
-                 "--only-binary=:all:", f"--python-version={python}", f"--target={tmp_path}", *inline, *files)  # fmt: skip
+    options = ["--dry-run", "--report=-", "--quiet", "--ignore-installed", "--no-deps", "--only-binary=:all:"]
+    target = [f"--python-version={python}", f"--target={tmp_path}", *PLATFORMS]
+    report = pip("install", *options, *target, *inline, *files)
     packages = {canonicalize_name(item["metadata"]["name"]): item["metadata"] for item in json.loads(report)["install"]}
     surroundings = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
     for name, metadata in packages.items():
