@@ -37,15 +37,20 @@ def configuration_file(name: str, option: str = "--config") -> str:
 def with_configuration_files(arguments: list[str]) -> list[str]:
     """The arguments of `anlit fit`, with the path of the file that each `--config` means.
 
+    The files come first after the subcommand, in their order, so that an option wins over a file wherever it stands.
+
     Raises:
         UserError: One of the files does not exist.
     """
-    found: list[str] = []
-    for argument in arguments:
+    command, *rest = arguments
+    files: list[str] = []
+    options: list[str] = []
+    while rest:
+        argument = rest.pop(0)
         flag, equals, name = argument.partition("=")
-        if found and found[-1] in ("-c", "--config") and not argument.startswith("-"):
-            argument = configuration_file(argument)
-        elif flag == "--config" and equals:
-            argument = f"--config={configuration_file(name)}"
-        found.append(argument)
-    return found
+        if flag not in ("-c", "--config") or not (equals or rest):
+            options.append(argument)
+        else:
+            name = name if equals else rest.pop(0)
+            files.append(f"--config={configuration_file(name)}")
+    return [command, *files, *options]

@@ -62,9 +62,23 @@ def test_unknown_name_is_refused_with_the_fix(name: str, says: str) -> None:
 def test_every_form_of_the_option_is_understood() -> None:
     path = str(FOLDER / "model" / "gpt.yaml")
     given = ["fit", "--config", "model/gpt.yaml", "-c", "model/gpt.yaml", "--config=model/gpt.yaml", "--model", "GPT"]
-    assert with_configuration_files(given) == [
-        "fit", "--config", path, "-c", path, f"--config={path}", "--model", "GPT"
-    ]  # fmt: skip
+    assert with_configuration_files(given) == ["fit", *[f"--config={path}"] * 3, "--model", "GPT"]
+
+
+def test_an_option_wins_over_a_file_wherever_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("small.yaml").write_text("trainer: {max_steps: 25, log_every_n_steps: 5}\n")
+    Path("later.yaml").write_text("trainer: {max_steps: 30, log_every_n_steps: 7}\n")
+    files = ["--config=model/gpt.yaml", "--config", "data/python.yaml", "-c", "small.yaml"]
+    option = ["--trainer.max_steps", "5"]
+    for given in (
+        [*files, *option, "-c", "later.yaml"],
+        [*option, *files, "--config", "later.yaml"],
+        [*files, "--config=later.yaml", *option],
+    ):
+        with pytest.raises(SystemExit):
+            main(["fit", *given, "--print_config"])
+        trainer = yaml.safe_load(capsys.readouterr().out)["trainer"]
+        assert (trainer["max_steps"], trainer["log_every_n_steps"]) == (5, 7)
 
 
 def test_fit_takes_shipped_names_from_any_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,9 +154,7 @@ def origin(error: BaseException) -> BaseException:
 
 def require_yaml(arguments: list[str]) -> None:
     """Refuse a damaged configuration file by name; the parser's own message does not say which file it is."""
-    following = zip(arguments, [*arguments[1:], ""], strict=True)
-    named = [value for flag, value in following if flag in ("-c", "--config")]
-    named += [argument.split("=", 1)[1] for argument in arguments if argument.startswith("--config=")]
+    named = [argument.split("=", 1)[1] for argument in arguments if argument.startswith("--config=")]
     for path in filter(os.path.exists, named):
         try:
             parse_yaml(read_text(path))
