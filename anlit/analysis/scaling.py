@@ -3,7 +3,7 @@
     L(N, D) = E + A/N^a + B/D^b
 
 fitted as in Hoffmann et al. (arXiv 2203.15556, appendix D.2): Huber's loss (δ = 1e-3) between log L and the logarithm
-of the law, in log A, log B, log E, a, b, from a grid of starting points, with L-BFGS. From it follows the best split of
+of the law, in log A, log B, log E, a, b, from a grid of starting points. From it follows the best split of
 a compute C = 6·N·D: with G = (a A / (b B))^{1/(a+b)},
 
     N*(C) = G (C/6)^{b/(a+b)},   D*(C) = (C/6)^{a/(a+b)} / G,   L(C) = L(N*, D*)
@@ -24,7 +24,8 @@ LEAST_RUNS = 6
 """One more than the law has parameters."""
 STARTS = tuple(itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.5), (0.2, 0.6), (0.2, 0.6)))
 """log A, log B, log E, a, b. Fewer than the paper's 4,500: with centred data most starts agree."""
-NAMES = ("E", "A", "B", "a", "b")
+BOUNDS = ((-30.0, -30.0, -10.0, 0.01, 0.01), (10.0, 10.0, 5.0, 3.0, 3.0))
+"""Of the loss's parts at the middle run, log E, a, b."""
 
 
 @dataclass(frozen=True)
@@ -93,30 +94,24 @@ def fit_law(parameters: Array, tokens: Array, losses: Array, starts: tuple[tuple
     if len(losses) < LEAST_RUNS or len(np.unique(parameters)) < 3 or len(np.unique(tokens)) < 3:
         raise ValueError("a law of five numbers needs six runs or more, of three sizes and three lengths at least")
     log_n, log_d, log_l = np.log(parameters), np.log(tokens), np.log(losses)
-    # With centred data the five numbers hardly depend on one another.
-    mid_n, mid_d = log_n.mean(), log_d.mean()
+    n, d = log_n - log_n.mean(), log_d - log_d.mean()  # centred, the five numbers hardly depend on one another
 
-    def objective(x: Array) -> tuple[float, Array]:
-        log_a, log_b, log_e, a, b = x
-        terms = np.stack([log_a - a * (log_n - mid_n), log_b - b * (log_d - mid_d), np.full_like(log_l, log_e)])
-        error = special.logsumexp(terms, axis=0) - log_l
-        slope = np.clip(error, -HUBER_DELTA, HUBER_DELTA) / HUBER_DELTA
-        weights = special.softmax(terms, axis=0) * slope
-        gradient = np.array([weights[0].sum(), weights[1].sum(), weights[2].sum(),
-                             -(weights[0] * (log_n - mid_n)).sum(), -(weights[1] * (log_d - mid_d)).sum()])  # fmt: skip
-        return float(special.huber(HUBER_DELTA, error).sum() / HUBER_DELTA), gradient
+    def terms(x: Array) -> Array:
+        return np.stack([x[0] - x[3] * n, x[1] - x[4] * d, np.full_like(log_l, x[2])])
 
-    best = None
-    for start in starts:
-        x = np.array([start[0] - start[3] * mid_n, start[1] - start[4] * mid_d, *start[2:]])
-        bounds = [(-30, 10), (-30, 10), (-10, 5), (0.01, 3), (0.01, 3)]
-        found = optimize.minimize(objective, np.clip(x, *np.array(bounds).T), jac=True, method="L-BFGS-B",
-                                  bounds=bounds, options={"maxiter": 2000, "ftol": 1e-12, "gtol": 1e-9})  # fmt: skip
-        if best is None or found.fun < best.fun:
-            best = found
-    assert best is not None
-    log_a, log_b, log_e, a, b = best.x
-    scale_a, scale_b = np.exp(log_a + a * mid_n), np.exp(log_b + b * mid_d)
+    def error(x: Array) -> Array:
+        return np.asarray(special.logsumexp(terms(x), axis=0) - log_l)
+
+    def slopes(x: Array) -> Array:
+        of_n, of_d, of_e = special.softmax(terms(x), axis=0)
+        return np.stack([of_n, of_d, of_e, -of_n * n, -of_d * d], axis=1)
+
+    fits = []
+    for log_a, log_b, log_e, a, b in starts:
+        x = np.clip([log_a - a * log_n.mean(), log_b - b * log_d.mean(), log_e, a, b], *BOUNDS)
+        fits.append(optimize.least_squares(error, x, slopes, BOUNDS, loss="huber", f_scale=HUBER_DELTA, max_nfev=2000))
+    log_a, log_b, log_e, a, b = min(fits, key=lambda fit: float(fit.cost)).x
+    scale_a, scale_b = np.exp(log_a + a * log_n.mean()), np.exp(log_b + b * log_d.mean())
     return Law(float(np.exp(log_e)), float(scale_a), float(scale_b), float(a), float(b))
 
 

@@ -1,7 +1,8 @@
 """One style for all figures: each architecture and mechanism has the same colour and marker in all figures.
 
-In a figure of several architectures the colour is the architecture's and the marker the mechanism's. In one of several
-mechanisms of one architecture both are the mechanism's. Lines that would still be alike differ in marker and dashes.
+In a figure of several architectures the colour is the architecture's, and so is the marker; with several mechanisms the
+marker is the mechanism's. In one of several mechanisms of one architecture both are the mechanism's. Lines that would
+still be alike differ in marker and dashes.
 """
 
 import re
@@ -22,6 +23,8 @@ from matplotlib.text import Text
 from PIL import Image
 
 DPI = 150
+COLUMN, TEXT = 3.35, 6.75
+"""Widths of figures for a paper in inches: one column (85 mm), and the text of a page."""
 INK = "#333333"
 """The colour of axes, baselines and text."""
 # Okabe and Ito's palette without its yellow, which is too light for a line on white.
@@ -40,7 +43,7 @@ class LineStyle(NamedTuple):
     dash: Any
 
 
-ARCHITECTURES = {"GPT+": INK, "nGPT": COLOURS[1], "anGPT": COLOURS[0]}
+ARCHITECTURES = {"GPT+": (INK, "o"), "nGPT": (COLOURS[1], "^"), "anGPT": (COLOURS[0], "s")}
 MECHANISMS = {
     "plain": (INK, "o"),
     "scale-invariant": (COLOURS[0], "s"),
@@ -67,12 +70,14 @@ def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
     mechanisms = {label: _find(label, MECHANISMS) or "plain" for label in labels}
     several = len(set(architectures.values())) > 1 or len(set(mechanisms.values())) == 1
     found: dict[str, LineStyle] = {}
-    spare = [colour for colour in COLOURS if colour not in ARCHITECTURES.values()] if several else list(COLOURS)
+    reserved = [colour for colour, _ in ARCHITECTURES.values()] if several else []
+    spare = [colour for colour in COLOURS if colour not in reserved]
     for number, label in enumerate(labels):
         colour, marker = MECHANISMS[mechanisms[label]]
         architecture = architectures[label]
         if several and architecture is not None:
-            colour = ARCHITECTURES[architecture]
+            colour, own = ARCHITECTURES[architecture]
+            marker = own if len(set(mechanisms.values())) == 1 else marker
         elif architecture is None and _find(label, MECHANISMS) is None:  # unknown: the next free colour
             colour, marker = spare[number % len(spare)], MARKERS[number % len(MARKERS)]
         taken = [one.marker for one in found.values() if one.colour == colour]
@@ -87,14 +92,14 @@ def _find(label: str, names: dict[str, Any]) -> str | None:
     return max(matches, key=len, default=None)
 
 
-def style() -> AbstractContextManager[None]:
-    """The matplotlib settings for making and writing a figure."""
+def style(size: float = 10) -> AbstractContextManager[None]:
+    """The matplotlib settings for making and writing a figure, with text of a size in points."""
     return plt.rc_context({
-        "font.size": 10,
+        "font.size": size,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.titlelocation": "left",
-        "axes.titlesize": 10,
+        "axes.titlesize": size,
         "axes.edgecolor": INK,
         "axes.unicode_minus": True,
         "axes.formatter.useoffset": False,

@@ -15,7 +15,7 @@ def test_an_architecture_has_its_colour_in_every_figure() -> None:
     for labels in (few, many):
         for label, look in line_styles(labels).items():
             name = label.split(",")[0]
-            assert look.colour == ARCHITECTURES[name]
+            assert look.colour == ARCHITECTURES[name][0]
     assert line_styles(many)["nGPT, scale-invariant"].marker == MECHANISMS["scale-invariant"][1]
 
 

@@ -3,6 +3,7 @@
 The values are those of `anlit.training.callbacks.TrainingDynamics`.
 """
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from anlit.analysis.study.outcome import Outcome
 from anlit.reading import number, read_rows
-from anlit.reporting.figure import line_styles, panels, save, style
+from anlit.reporting.figure import TEXT, line_styles, panels, save, style
 from anlit.reporting.table import NONE, markdown_table
 from anlit.runs.folders import METRICS, Run
 
@@ -34,6 +35,8 @@ PANELS = {
     "rotation/head": "rotation of the head's rows per step (radians)",
 }
 """Metric → axis. `last` stands for the deepest layer that a run logged."""
+MARKS, WRAPPED = 6, 34
+"""Markers on a line, and characters in a line of a panel's title."""
 LOGARITHMIC = tuple(name for name in PANELS if name.startswith("rotation/") or name.endswith("/norm"))
 
 
@@ -90,23 +93,26 @@ def mean_over_seeds(seeds: Sequence[dict[str, Series]]) -> dict[str, Series]:
 def draw(lines: dict[str, dict[str, Series]], seeds: dict[str, list[dict[str, Series]]], path: Path) -> None:
     """Write a panel for each metric that a line has: each arm's mean over its seeds, and thinner its seeds."""
     names = [name for name in PANELS if any(name in one for one in lines.values())]
-    with style():
-        figure, axes = panels(len(names), 3, 3.8, 3.0)
+    with style(8):
+        figure, axes = panels(len(names), 3, TEXT / 3, 1.9)
         drawn = line_styles(list(lines))
         for ax, name in zip(axes, names, strict=True):
             for title, one in lines.items():
                 look: dict[str, Any] = {"linestyle": drawn[title].dash, "color": drawn[title].colour}
                 for seed in seeds[title] if len(seeds[title]) > 1 else ():
                     if name in seed:
-                        ax.plot(*seed[name], linewidth=0.6, alpha=0.5, **look)
+                        ax.plot(*seed[name], linewidth=0.4, alpha=0.5, **look)
                 if name in one:
-                    ax.plot(*one[name], label=title, **look)
-            ax.set_title(PANELS[name], fontsize=9)
+                    every = max(1, len(one[name][0]) // MARKS)
+                    ax.plot(*one[name], label=title, linewidth=1.2, marker=drawn[title].marker, markersize=3,
+                            markevery=every, **look)  # fmt: skip
+            ax.set_title("\n".join(textwrap.wrap(PANELS[name], WRAPPED)))
             ax.set_xlabel("step")
+            ax.locator_params(axis="x", nbins=4)
             if name in LOGARITHMIC:
                 ax.set_yscale("log")
         handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
         save(figure, path)
 
 

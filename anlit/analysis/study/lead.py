@@ -5,18 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.lines import Line2D
 
 from anlit.analysis.results import results_against
 from anlit.analysis.significance import Test, difference
 from anlit.analysis.speedup import SpeedUp
 from anlit.analysis.study.outcome import Outcome
-from anlit.analysis.study.plots import axis_label, named
+from anlit.analysis.study.plots import apart, axis_label, named
 from anlit.errors import UserError
-from anlit.reporting.figure import BASELINE_LINE, INK, line_styles, save, style
+from anlit.reporting.figure import BASELINE_LINE, COLUMN, INK, line_styles, save, style
 from anlit.reporting.intervals import Summary, mean_sd
 from anlit.reporting.table import markdown_table
 from anlit.reporting.text import minus, short_number
+
+COLUMNS = 3
+"""Panels in a row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,29 +122,36 @@ def draw(found: list[Cell], baseline: str, over: str, path: Path) -> None:
     names = list(dict.fromkeys(one.panel for one in found))
     titles = list(dict.fromkeys(one.title for one in found))
     drawn = line_styles(titles)
-    with style():
-        figure, axes = plt.subplots(1, len(names), figsize=(6.75, 3.4), sharey=True, squeeze=False)
-        for ax, name in zip(axes.flat, names, strict=True):
-            ax.axhline(0, color=INK, linestyle=BASELINE_LINE, linewidth=1)
+    n_rows = -(-len(names) // COLUMNS)
+    with style(8):
+        figure, grid = plt.subplots(n_rows, min(COLUMNS, len(names)), figsize=(COLUMN, 0.9 + 1.6 * n_rows),
+                                    sharey=True, squeeze=False)  # fmt: skip
+        for ax in grid.flat[len(names) :]:
+            ax.set_axis_off()
+        for ax, name in zip(grid.flat, names, strict=False):
+            ax.axhline(0, color=INK, linestyle=BASELINE_LINE, linewidth=0.8)
             for title in titles:
                 line = sorted((one for one in found if (one.panel, one.title) == (name, title)), key=lambda one: one.x)
                 colour, marker, dash = drawn[title]
                 for one in line:
-                    ax.plot(
-                        [one.x] * len(one.differences), one.differences, marker, color=colour, markersize=4, alpha=0.5
-                    )
-                ax.plot([one.x for one in line], [one.mean for one in line], dash, color=colour, label=title)
+                    ax.plot([one.x] * len(one.differences), one.differences, marker, color=colour, markersize=3,
+                            alpha=0.6, linestyle="none")  # fmt: skip
+                ax.plot(
+                    [one.x for one in line], [one.mean for one in line], linestyle=dash, color=colour, linewidth=1.2
+                )
             ax.set_xscale("log")
-            ax.set_xticks(ticks := sorted({one.x for one in found if one.panel == name}))
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.set_xlim(ticks[0] / 1.4, ticks[-1] * 1.4)
+            ticks = apart([one.x for one in found if one.panel == name])
+            ax.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks] if max(ticks) < 100 else map(short_number, ticks))
+            ax.minorticks_off()
+            ax.tick_params(labelsize=7)
+            ax.set_xlim(ticks[0] / 1.6, ticks[-1] * 1.6)
             ax.set_title(name)
-            ax.set_xlabel(axis_label(over))
             ax.grid()
-        axes[0, 0].set_ylabel(f"loss minus {baseline}'s (nats per token)")
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, title="dots: seeds; lines: their means")
+        grid[-1, grid.shape[1] // 2].set_xlabel(axis_label(over))
+        figure.supylabel(f"loss minus {baseline}'s (nats per token)", fontsize=8)
+        legend = [Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dash, markersize=4, label=title)
+                  for title, look in drawn.items()]  # fmt: skip
+        figure.legend(handles=legend, loc="outside lower center", ncols=3, title="dots: seeds; lines: their means")
         save(figure, path)
 
 

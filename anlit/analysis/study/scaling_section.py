@@ -8,7 +8,7 @@ from matplotlib import pyplot as plt
 
 from anlit.analysis.scaling import Fit, fit
 from anlit.analysis.study.outcome import Outcome, Point
-from anlit.reporting.figure import line_styles, save, style
+from anlit.reporting.figure import COLUMN, line_styles, save, style
 from anlit.reporting.table import NONE, markdown_table
 
 BEYOND = 10.0
@@ -57,23 +57,28 @@ def scaling(outcome: Outcome, options: dict[str, Any]) -> list[str]:
 def plot(arms: dict[str, list[Point]], fits: dict[str, Fit], path: Path) -> None:
     """Writes loss over compute: runs as dots, L(C) as lines with bands, dotted where extrapolated."""
     drawn = line_styles(list(arms))
-    with style():
-        figure, ax = plt.subplots(figsize=(6.75, 4.2))
+    heights: list[float] = []
+    with style(8):
+        figure, ax = plt.subplots(figsize=(COLUMN, 2.9))
         for title, points in arms.items():
             colour, marker, _ = drawn[title]
-            flops = _flops(points)
-            ax.plot(flops, _arrays(points)[2], marker, color=colour, markersize=4, alpha=0.6, label=title)
+            flops, losses = _flops(points), _arrays(points)[2]
+            heights += [*losses]
+            ax.plot(flops, losses, marker, color=colour, markersize=3.5, alpha=0.6, linestyle="none", label=title)
             if title not in fits:
                 continue
             for low, high, line in ((flops.min(), flops.max(), "-"), (flops.max(), BEYOND * flops.max(), ":")):
                 fine = np.geomspace(low, high, 60)
-                ax.plot(fine, fits[title].law.loss_of_compute(fine), line, color=colour)
-                ax.fill_between(fine, *fits[title].band(fine), color=colour, alpha=0.15, linewidth=0)
+                heights += [*(law := fits[title].law.loss_of_compute(fine))]
+                ax.plot(fine, law, line, color=colour, linewidth=1.2)
+                ax.fill_between(fine, *fits[title].band(fine), color=colour, alpha=0.13, linewidth=0)
         ax.set_xscale("log")
+        ax.set_ylim(min(heights) - (margin := 0.08 * (max(heights) - min(heights))), max(heights) + margin)
         ax.set_xlabel("training compute (6 N D, FLOPs)")
         ax.set_ylabel("validation loss (nats per token)")
         ax.grid()
-        figure.legend(loc="outside lower center", ncols=3, title="dots: runs; band: 95 % of the bootstrap's laws")
+        figure.legend(loc="outside lower center", ncols=3, title="marks: runs; lines: best split of N and D;\n"
+                      "dotted: extrapolated; bands: 95 % of the bootstrap's laws")  # fmt: skip
         save(figure, path)
 
 

@@ -1,6 +1,7 @@
 """The report of synthetic run folders: its numbers are those computed here from the same losses."""
 
 import contextlib
+import itertools
 import json
 import math
 import re
@@ -243,13 +244,26 @@ def test_trends(folder: Path) -> None:
     assert page.row("GPT+", 3)[2] == "3.0200 ± 0.0100"
 
 
-def test_ticks_of_arms_of_about_one_size_do_not_overlap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Figure]
+RATES = {"GPT+": [(130e3, 0.016, 0.0), (1.31e6, 0.004, 0.0)], "nGPT": [(132e3, 0.016, 0.0), (1.32e6, 0.008, 0.0)]}
+LOSSES = {"GPT+": [(x * 1e11, 5 - x / 100, 0.1) for x in (1.5, 3.1, 4.8, 5.8, 10, 14, 19, 30, 48, 57, 101, 189)]}
+
+
+@pytest.mark.parametrize(("series", "value", "ticks"), [(RATES, "lr", ["130k", "1.31M"]), (LOSSES, "loss", None)])
+def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Figure], series: dict, value: str, ticks: list | None
 ) -> None:
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
-    series = {"GPT+": [(130e3, 0.016, 0.0), (1.31e6, 0.004, 0.0)], "nGPT": [(132e3, 0.016, 0.0), (1.32e6, 0.008, 0.0)]}
-    plots.trends(series, "parameters", "lr", tmp_path / "a.png", {})
-    assert [text.get_text() for text in drawn[0].axes[0].get_xticklabels()] == ["130k", "1.31M"]
+    plots.trends(series, "parameters", value, tmp_path / "a.png", {})
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text() and label.get_visible()]
+    if ticks:
+        assert [label.get_text() for label in labels] == ticks
+    boxes = [label.get_window_extent() for label in labels]
+    assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
+    assert figure.get_figwidth() * 25.4 == pytest.approx(85, abs=0.2)
+    legend = figure.legends[0].get_window_extent()
+    assert not legend.overlaps(figure.axes[0].get_window_extent())
 
 
 def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
