@@ -5,8 +5,7 @@ import shlex
 
 from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
-from anlit.evaluation.diagnose.settings import LENGTHS, NORMAL_LENGTHS, NORMAL_SEEDS, TOKENS
-from anlit.evaluation.sequence_lengths import parse_lengths
+from anlit.evaluation.settings import NORMAL_LENGTHS, NORMAL_SEEDS, DiagnoseSettings, parse_lengths
 from anlit.options import CommandParser
 from anlit.reporting.files import output_folder
 
@@ -22,30 +21,22 @@ def main(argv: list[str]) -> int:
         return _of_normal_scores(arguments, command)
     if arguments.checkpoint is None:
         raise UserError("anlit diagnose needs a run folder or a .ckpt file, or --gaussian")
-    lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(LENGTHS)
-    if arguments.tokens < 1:
-        raise UserError(f"--tokens must be at least 1, not {arguments.tokens}")
+    given = {"lengths": parse_lengths(arguments.lengths)} if arguments.lengths is not None else {}
+    masking = None if arguments.masking is None else arguments.masking == "on"
+    settings = DiagnoseSettings(
+        tokens=arguments.tokens, masking=masking, data=arguments.data, device=arguments.device, **given
+    )
     require_path(arguments.checkpoint)
-    folder = output_folder(arguments.output)
 
-    from anlit.checkpoints.loading import describe, device_name, load_checkpoint  # torch and matplotlib take seconds
-    from anlit.evaluation.data import data_of
-    from anlit.evaluation.diagnose.measure import diagnose
-    from anlit.evaluation.diagnose.tables import publish
-    from anlit.evaluation.record import header
+    from anlit.evaluation.diagnose.evaluation import Diagnose  # torch and matplotlib take seconds
+    from anlit.evaluation.runner import evaluate
 
-    checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
-    data = data_of(checkpoint, arguments.data)
-    record = header(command) | {"checkpoints": [describe(checkpoint)], "data": data.fingerprint}
-    record["device"] = device_name(checkpoint.device)
-    masked = None if arguments.masking is None else arguments.masking == "on"
-    record |= diagnose(checkpoint, data, lengths, arguments.tokens, masked)
-    publish(folder, checkpoint.label, record)
+    evaluate(Diagnose(settings), [arguments.checkpoint], arguments.output, command)
     return 0
 
 
 def _of_normal_scores(arguments: argparse.Namespace, command: str) -> int:
-    lengths = list(parse_lengths(arguments.lengths)) if arguments.lengths else list(NORMAL_LENGTHS)
+    lengths = list(parse_lengths(arguments.lengths) if arguments.lengths else NORMAL_LENGTHS)
     if max(lengths) < NORMAL_LENGTHS[0]:
         raise UserError(
             f"--lengths {arguments.lengths} with --gaussian is too short for a range of distances: add one of "
@@ -57,7 +48,8 @@ def _of_normal_scores(arguments: argparse.Namespace, command: str) -> int:
         raise UserError(f"--seed must be at least 0 and below 2^63, not {arguments.seed}")
 
     from anlit.evaluation.diagnose import gaussian  # torch and matplotlib take seconds
-    from anlit.evaluation.record import header
+    from anlit.evaluation.diagnose.gaussian_report import report
+    from anlit.evaluation.runner import header, keep, publish
 
     mechanisms = gaussian.named((arguments.mechanisms or gaussian.MECHANISMS).split(","))
     folder = output_folder(arguments.output)
@@ -66,7 +58,7 @@ def _of_normal_scores(arguments: argparse.Namespace, command: str) -> int:
         name: {n: gaussian.at_length(mechanism, n, arguments.draws, arguments.seed) for n in lengths}
         for name, mechanism in mechanisms.items()
     }
-    gaussian.publish(folder, record)
+    publish(keep(record, folder, "gaussian", digits=7), report, folder, "report.md")
     return 0
 
 
@@ -80,13 +72,15 @@ def _parser() -> CommandParser:
         "anlit diagnose runs/angpt --output reports/attention; "
         "anlit diagnose --gaussian --mechanisms Plain,SqrtLogN,ScaleInvariant --output reports/gaussian",
     )
-    parser.add_argument("checkpoint", nargs="?", metavar="CHECKPOINT", help="run folder or .ckpt file")
+    kinds = "run folder, .ckpt file or exported folder; or an earlier diagnose.json, to draw it again"
+    parser.add_argument("checkpoint", nargs="?", metavar="CHECKPOINT", help=kinds)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
     parser.add_argument("--data", metavar="PATH", help="prepared folder to read instead of the run's")
     parser.add_argument(
         "--lengths", metavar="N,N…", help="sequence lengths (default: 256,1024,4096; with --gaussian 100 … 100,000)"
     )
-    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"tokens read at each length (default: {TOKENS:,})")
+    tokens = DiagnoseSettings.tokens
+    parser.add_argument("--tokens", type=int, default=tokens, help=f"tokens read at each length (default: {tokens:,})")
     parser.add_argument(
         "--masking", choices=("on", "off"), help="attend within documents only, or not (default: as in training)"
     )

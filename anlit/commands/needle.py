@@ -1,33 +1,10 @@
 """`anlit needle`: how often models find a number in a long text, by depth and length (arXiv 2505.17083)."""
 
 import shlex
-from typing import Any
 
 from anlit.commands.support.checkpoints import add_checkpoint_options, add_length_options, parse_with_checkpoints
-from anlit.evaluation.needle.settings import Settings
-from anlit.evaluation.sequence_lengths import parse_lengths
+from anlit.evaluation.settings import NeedleSettings, parse_lengths
 from anlit.options import CommandParser
-
-
-def needle(checkpoints: list[str], output: str, settings: Settings, command: str = "") -> dict[str, Any]:
-    """Score every checkpoint, print the table and write the report; returns the content of needle.json."""
-    # imported late, because torch and matplotlib take seconds
-    from anlit.evaluation.needle import tables
-    from anlit.evaluation.needle.checkpoints import score_all
-    from anlit.evaluation.needle.plot import plot_heat_maps
-    from anlit.reporting.files import output_folder, write_json, write_text, writing
-    from anlit.reporting.table import console as terminal
-
-    folder, console = output_folder(output), terminal()
-    results, record = score_all(checkpoints, settings, command)
-    tables.show(results, console)
-    picture = folder / tables.PLOT
-    with writing(folder):
-        write_json(folder / "needle.json", record)
-        write_text(folder / "needle.md", tables.markdown(results, record))
-        plot_heat_maps(results, picture)
-    console.print(f"Plot: {picture}", markup=False, highlight=False, soft_wrap=True)
-    return record
 
 
 def main(argv: list[str]) -> int:
@@ -42,13 +19,13 @@ def main(argv: list[str]) -> int:
         "anlit needle runs/gpt-needle runs/angpt-needle --output reports/needle",
     )
     add = parser.add_argument
-    add_checkpoint_options(parser)
+    add_checkpoint_options(parser, "needle.json")
     add_length_options(parser, "sample", "prepared folder of the haystacks")
     add("--depths", type=int, default=11, metavar="N", help="number of depths, evenly from 0 to 100 %% (default: 11)")
     add("--samples", type=int, default=20, metavar="N", help="samples at each depth and length (default: 20)")
     add("--seed", type=int, default=0, help="seed of the samples (default: 0)")
     arguments = parse_with_checkpoints(parser, argv)
-    settings = Settings(
+    settings = NeedleSettings(
         lengths=parse_lengths(arguments.lengths) if arguments.lengths is not None else None,
         n_depths=arguments.depths,
         n_samples=arguments.samples,
@@ -56,5 +33,9 @@ def main(argv: list[str]) -> int:
         data=arguments.data,
         device=arguments.device,
     )
-    needle(arguments.checkpoints, arguments.output, settings, shlex.join(["anlit", "needle", *argv]))
+
+    from anlit.evaluation.needle.evaluation import Needle  # torch and matplotlib take seconds
+    from anlit.evaluation.runner import evaluate
+
+    evaluate(Needle(settings), arguments.checkpoints, arguments.output, shlex.join(["anlit", "needle", *argv]))
     return 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anlit.checkpoints.loading import Checkpoint, describe, load_checkpoint
+from anlit.checkpoints.loading import describe, load_checkpoint
 from anlit.checkpoints.location import find_checkpoint
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
@@ -32,15 +32,11 @@ class Candidate:
     data: TokenShards
     """The data that it is evaluated on."""
 
-
-@dataclass(frozen=True, eq=False)
-class Arm:
-    """Checkpoints of one configuration."""
-
-    label: str
-    """Unique among the arms."""
-    members: tuple[int, ...]
-    """Indices of the checkpoints in the list."""
+    @property
+    def name(self) -> str:
+        """The run's name with the file's and the step."""
+        location = f"{self.run.name}/{self.file.name}" if self.run is not None else str(self.file)
+        return f"{location}, step {self.step:,}"
 
 
 def load_candidates(paths: Sequence[str], data_path: str | None) -> list[Candidate]:
@@ -53,47 +49,43 @@ def load_candidates(paths: Sequence[str], data_path: str | None) -> list[Candida
     Raises:
         UserError: A checkpoint or its data are wrong, or two have different data.
     """
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for file in {file.resolve(): file for file in map(find_checkpoint, paths)}.values():
         checkpoint = load_checkpoint(str(file), "cpu")
         masked, data = checkpoint.model.model.document_masking, data_of(checkpoint, data_path)
-        found.append(
+        candidates.append(
             Candidate(file, checkpoint.label, checkpoint.run, checkpoint.step, masked, describe(checkpoint), data)
         )
-    for other in found[1:]:
-        one, two = found[0].data.fingerprint, other.data.fingerprint
-        if one["content_sha256"] != two["content_sha256"]:
+    first = candidates[0]
+    for other in candidates[1:]:
+        ours, theirs = first.data.fingerprint, other.data.fingerprint
+        if ours["content_sha256"] != theirs["content_sha256"]:
             raise UserError(
-                f"{found[0].file} and {other.file} have different data ({one['path']} and {two['path']}), so their "
+                f"{first.file} and {other.file} have different data ({ours['path']} and {theirs['path']}), so their "
                 "results cannot be compared: set --data"
             )
-    return found
+    return candidates
 
 
-def group_by_seed(checkpoints: Sequence[Candidate | Checkpoint]) -> list[Arm]:
-    """The arms in the order of their first checkpoint. A file outside a run folder is an arm of its own.
+def group_by_seed(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+    """The arms: {label, checkpoints}, the latter as indices, in the order of their first checkpoint.
 
     best.ckpt and last.ckpt of a run are different arms. Fine-tuned runs may start from different weights and still be
-    one arm, because each seed has its own.
+    one arm, because each seed has its own. A file outside a run folder is an arm of its own. Labels are unique.
     """
-    runs = [load_run(one.run) if one.run is not None else None for one in checkpoints]
+    runs = [load_run(candidate.run) if candidate.run is not None else None for candidate in candidates]
     labels: dict[Path, str] = {}
     for group in group_runs([run for run in runs if run is not None]):
         labels |= {run.folder.resolve(): group.label for run in group.runs}
-    found: dict[tuple[str, str], list[int]] = {}  # label and file name → indices
-    for index, (one, run) in enumerate(zip(checkpoints, runs, strict=True)):
+    arms: dict[tuple[str, str], list[int]] = {}  # label and file name → indices
+    for index, (candidate, run) in enumerate(zip(candidates, runs, strict=True)):
         label = labels.get(run.folder.resolve()) if run is not None else None
         # Without a run's configuration it is not known what the file has in common with others.
-        found.setdefault((label, one.file.name) if label else (one.label, str(one.file)), []).append(index)
-    n_arms = Counter(label for label, _ in found)
-    arms = []
-    for (label, file), members in found.items():
-        name = _name(checkpoints[members[0]]) if len(members) == 1 else file
-        arms.append(Arm(f"{label}, {name}" if n_arms[label] > 1 else label, tuple(members)))
-    return arms
-
-
-def _name(one: Candidate | Checkpoint) -> str:
-    """The name of one checkpoint alone."""
-    location = f"{one.run.name}/{one.file.name}" if one.run is not None else str(one.file)
-    return f"{location}, step {one.step:,}"
+        key = (label, candidate.file.name) if label else (candidate.label, str(candidate.file))
+        arms.setdefault(key, []).append(index)
+    n_arms = Counter(label for label, _ in arms)
+    named = []
+    for (label, file), members in arms.items():
+        name = candidates[members[0]].name if len(members) == 1 else file
+        named.append({"label": f"{label}, {name}" if n_arms[label] > 1 else label, "checkpoints": members})
+    return named

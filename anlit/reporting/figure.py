@@ -19,6 +19,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.patches import Patch
 from matplotlib.text import Text
 from PIL import Image
 
@@ -33,6 +34,14 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (8, 2, 1, 2, 1, 2)), (0, (9
 MAP = "cividis"
 """The colour map of heat maps, readable with every kind of colour vision and in grey."""
 BASELINE_LINE: Any = (0, (5, 4))
+SHADE: Any = {"color": "0.93", "linewidth": 0, "zorder": 0}
+"""The ground behind what no training has seen."""
+SHADED = Patch(**SHADE, label="longer than in training")
+NAMES = {"SqrtLogN": "√(2 log n)", "LogN": "log n"}
+"""How a legend writes a mechanism's name."""
+_MECHANISM = re.compile(rf"(?<![\w-])({'|'.join(NAMES)})(?![\w-])")
+INCHES = 0.06
+"""Mean width of a letter in a legend."""
 
 
 class LineStyle(NamedTuple):
@@ -82,8 +91,33 @@ def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
             colour, marker = spare[number % len(spare)], MARKERS[number % len(MARKERS)]
         taken = [one.marker for one in found.values() if one.colour == colour]
         free = [marker, *(other for other in MARKERS if other not in taken)]
-        found[label] = LineStyle(colour, free[marker in taken and len(free) > 1], DASHES[len(taken) % len(DASHES)])
+        found[label] = LineStyle(colour, free[marker in taken and len(free) > 1], DASHES[number % len(DASHES)])
     return found
+
+
+def shade(ax: Axes, begin: float) -> None:
+    """Shade x from `begin` on, what is longer than any training."""
+    low, high = ax.get_xlim()
+    if begin < high:
+        ax.axvspan(max(begin, low), high, **SHADE)
+    ax.set_xlim(low, high)
+
+
+def legend_name(label: str) -> str:
+    """A label with its mechanism's formula, √(2 log n) for SqrtLogN."""
+    return _MECHANISM.sub(lambda name: NAMES[name[0]], label)
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], columns: int = 2, title: str | None = None) -> None:
+    """A legend below the panels, row by row, in as many of `columns` as have room."""
+    for handle in handles:
+        handle.set_label(legend_name(handle.get_label()))
+    longest = max(len(handle.get_label()) for handle in handles)
+    room = figure.get_figwidth() / (INCHES * (longest + 6))
+    columns = max(1, min(columns, len(handles), int(room)))
+    # matplotlib fills column after column
+    ordered = [handles[place] for column in range(columns) for place in range(column, len(handles), columns)]
+    figure.legend(handles=ordered, loc="outside lower center", ncols=columns, handlelength=3.2, title=title)
 
 
 def _find(label: str, names: dict[str, Any]) -> str | None:
@@ -109,6 +143,7 @@ def style(size: float = 10) -> AbstractContextManager[None]:
         "figure.constrained_layout.use": True,
         "savefig.facecolor": "white",  # also on a dark page
         "pdf.fonttype": 42,  # keep text as text
+        "svg.hashsalt": "anlit",  # the same figure is the same file
     })  # fmt: skip
 
 

@@ -17,10 +17,10 @@ from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
 from anlit.evaluation.diagnose import measure as module
+from anlit.evaluation.diagnose.evaluation import cell, rows
 from anlit.evaluation.diagnose.measure import diagnose, sequences
 from anlit.evaluation.diagnose.plot import last_bin, reliable
-from anlit.evaluation.diagnose.tables import cell, rows
-from anlit.evaluation.sequence_lengths import parse_lengths
+from anlit.evaluation.settings import parse_lengths
 from anlit.training.callbacks.dynamics import copying
 from tests.data.prepared import END
 from tests.evaluation.saved import VAL_TOKENS, make_run, prepare, random_text
@@ -167,7 +167,7 @@ def test_the_command_writes_numbers_report_and_figures(
         ([], "needs a run folder or a .ckpt file, or --gaussian"),
         (["nowhere"], "nowhere does not exist"),
         (["nowhere", "--lengths", "0"], "--lengths '0' is no list of positive whole numbers"),
-        (["nowhere", "--tokens", "0"], "--tokens must be at least 1"),
+        (["nowhere", "--tokens", "0"], "--tokens is 0: set it to 1 or more"),
     ],
 )
 def test_options_that_are_refused(arguments: list[str], sentence: str, tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ from anlit import GPT, AnGPT, TokenShards
 from anlit.attention.documents import Documents
 from anlit.checkpoints.loading import Checkpoint, load_checkpoint
 from anlit.errors import UserError
-from anlit.evaluation.arms import group_by_seed
+from anlit.evaluation.arms import group_by_seed, load_candidates
 from anlit.evaluation.data import available_targets, data_of
 from anlit.evaluation.lengths import measure as lengths_measure
-from anlit.evaluation.lengths.measure import Measurement, measure, token_losses
-from anlit.evaluation.lengths.tally import estimate
+from anlit.evaluation.lengths.measure import estimate, measure, token_losses
 from tests.data.prepared import VOCABULARY, write_prepared
 from tests.evaluation.saved import LENGTH, VAL_TOKENS, make_run, prepare, save, small
 
@@ -76,60 +75,55 @@ def counting(tmp_path: Path) -> tuple[Checkpoint, TokenShards]:
     return checkpoint, data_of(checkpoint, str(tmp_path / "counting"))
 
 
-def of(found: list[Measurement], length: int, masking: bool) -> Measurement:
-    return next(one for one in found if (one.length, one.masking) == (length, masking))
+def at(losses: list[dict[str, Any]], length: int, masking: bool) -> dict[str, Any]:
+    return next(own for own in losses if (own["length"], own["masking"]) == (length, masking))
 
 
 def test_known_losses_come_out_by_length_and_position(counting: tuple[Checkpoint, TokenShards]) -> None:
-    checkpoint, data = counting
-    found = measure(checkpoint, data, [16, 64], [True, False], N, batch_tokens=128)
-    assert [(one.masking, one.length) for one in found] == [(True, 16), (True, 64), (False, 16), (False, 64)]
-    for length in (16, 64):
-        in_sequence = np.arange(N) % length
+    losses = measure(*counting, [16, 64], [True, False], N, batch_tokens=128)
+    assert [(own["masking"], own["length"]) for own in losses] == [(True, 16), (True, 64), (False, 16), (False, 64)]
+    for own in losses:
+        in_sequence = np.arange(N) % own["length"]
         # Documents begin at the tokens 0, 24, 48, … of the split, and anew with each sequence.
-        in_document = np.minimum(np.arange(N) % DOCUMENT, in_sequence)
-        for masked, known in ((True, in_document), (False, in_sequence)):
-            one = of(found, length, masked)
-            assert one.total.tokens == N
-            assert one.sequences == N // length
-            assert one.total.loss == pytest.approx(known_loss(known).mean(), rel=1e-6)
-            assert one.bits_per_byte == pytest.approx(known_loss(known).mean() / math.log(2) / 3)
-            for part in one.by_position:
-                inside = (part.first <= known) & (known < part.end)
-                assert part.estimate.tokens == inside.sum()
-                if inside.any():
-                    assert part.estimate.loss == pytest.approx(known_loss(known[inside]).mean(), rel=1e-6)
-    bounds = [(part.first, part.end) for part in of(found, 64, True).by_position]
+        known = np.minimum(np.arange(N) % DOCUMENT, in_sequence) if own["masking"] else in_sequence
+        assert (own["total"]["tokens"], own["sequences"]) == (N, N // own["length"])
+        assert own["total"]["loss"] == pytest.approx(known_loss(known).mean(), rel=1e-6)
+        assert own["bits_per_byte"] == pytest.approx(known_loss(known).mean() / math.log(2) / 3)
+        for part in own["by_position"]:
+            inside = (part["first"] <= known) & (known < part["end"])
+            assert part["estimate"]["tokens"] == inside.sum()
+            if inside.any():
+                assert part["estimate"]["loss"] == pytest.approx(known_loss(known[inside]).mean(), rel=1e-6)
+    bounds = [(part["first"], part["end"]) for part in at(losses, 64, True)["by_position"]]
     assert bounds == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
 
 
 def test_change_is_against_the_training_length_on_the_same_tokens(counting: tuple[Checkpoint, TokenShards]) -> None:
-    found = measure(*counting, [4, 16, 32], [False], N, batch_tokens=64)
-    trained = of(found, LENGTH, False)
-    assert trained.change is None
+    losses = measure(*counting, [4, 16, 32], [False], N, batch_tokens=64)
+    trained = at(losses, LENGTH, False)
+    assert trained["change"] is None
     for length in (4, 32):
-        one = of(found, length, False)
-        assert one.change is not None
-        assert one.change.loss == pytest.approx(one.total.loss - trained.total.loss, rel=1e-9)
-        assert one.change.standard_error == pytest.approx(0, abs=1e-9)  # every block of 32 changes by the same
-        assert one.total.standard_error == pytest.approx(0, abs=1e-9)
+        total, change = at(losses, length, False)["total"], at(losses, length, False)["change"]
+        assert change["loss"] == pytest.approx(total["loss"] - trained["total"]["loss"], rel=1e-9)
+        assert change["standard_error"] == pytest.approx(0, abs=1e-9)  # every block of 32 changes by the same
+        assert total["standard_error"] == pytest.approx(0, abs=1e-9)
 
 
 def test_standard_error_is_that_of_the_mean_over_sequences() -> None:
     losses = np.random.default_rng(0).normal(size=50)
-    one = estimate(10 * losses, np.full(50, 10.0))
-    assert one.loss == pytest.approx(losses.mean())
-    assert one.standard_error == pytest.approx(losses.std(ddof=1) / math.sqrt(50))
+    known = estimate(10 * losses, np.full(50, 10.0))
+    assert known["loss"] == pytest.approx(losses.mean())
+    assert known["standard_error"] == pytest.approx(losses.std(ddof=1) / math.sqrt(50))
     # A ratio of two sums: against the spread over many draws of sequences with different counts.
     rng = np.random.default_rng(1)
     tokens = rng.integers(1, 9, (4000, 60)).astype(float)
     sums = tokens * rng.normal(3, 0.5, tokens.shape) + rng.normal(0, 2, tokens.shape)
     estimates = [estimate(*draw) for draw in zip(sums, tokens, strict=True)]
-    spread = np.std([draw.loss for draw in estimates])
-    assert np.mean([draw.standard_error for draw in estimates]) == pytest.approx(spread, rel=0.05)
-    assert estimate(np.append(10 * losses, 0.0), np.append(np.full(50, 10.0), 0.0)) == one
-    assert estimate(np.zeros(3), np.zeros(3)).loss is None
-    assert estimate(np.ones(1), np.ones(1)).standard_error is None
+    spread = np.std([draw["loss"] for draw in estimates])
+    assert np.mean([draw["standard_error"] for draw in estimates]) == pytest.approx(spread, rel=0.05)
+    assert estimate(np.append(10 * losses, 0.0), np.append(np.full(50, 10.0), 0.0)) == known
+    assert estimate(np.zeros(3), np.zeros(3))["loss"] is None
+    assert estimate(np.ones(1), np.ones(1))["standard_error"] is None
 
 
 def test_loss_at_the_training_length_is_that_of_validation(run: Path) -> None:
@@ -139,9 +133,9 @@ def test_loss_at_the_training_length_is_that_of_validation(run: Path) -> None:
     validated = data_of(checkpoint)
     validated.val_tokens, validated.val_batch_size = N, 4
     logged = trainer.validate(checkpoint.model, validated, verbose=False)[0]
-    found = measure(load_checkpoint(str(run), "cpu"), data_of(checkpoint), [LENGTH], [True], N, 4 * LENGTH)[0]
-    assert found.total.loss == pytest.approx(logged["val/loss"], rel=1e-6)
-    assert found.bits_per_byte == pytest.approx(logged["val/bits_per_byte"], rel=1e-6)
+    (own,) = measure(load_checkpoint(str(run), "cpu"), data_of(checkpoint), [LENGTH], [True], N, 4 * LENGTH)
+    assert own["total"]["loss"] == pytest.approx(logged["val/loss"], rel=1e-6)
+    assert own["bits_per_byte"] == pytest.approx(logged["val/bits_per_byte"], rel=1e-6)
 
 
 def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> None:
@@ -149,12 +143,10 @@ def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> 
     assert checkpoint.config is not None
     paths = {"a": str(prepare(tmp_path / "a", n_val=101)), "b": str(prepare(tmp_path / "b", n_val=301))}
     checkpoint.config["data"] = {"class_path": "anlit.Mixture", "init_args": {"paths": paths}}
-    found = measure(checkpoint, data_of(checkpoint), [16, 64], [True], 384, 256)
-    assert [one.total.tokens for one in found] == [384, 384]
-    assert [one.sequences for one in found] == [7 + 18, 2 + 5]
-    assert found[0].change is None
-    assert found[1].change is not None
-    assert found[1].change.loss == pytest.approx(found[1].total.loss - found[0].total.loss, rel=1e-9)
+    short, long = measure(checkpoint, data_of(checkpoint), [16, 64], [True], 384, 256)
+    assert short["total"]["tokens"] == long["total"]["tokens"] == 384
+    assert (short["sequences"], long["sequences"]) == (7 + 18, 2 + 5)
+    assert long["change"]["loss"] == pytest.approx(long["total"]["loss"] - short["total"]["loss"], rel=1e-9)
 
 
 def test_a_part_of_the_tokens_is_from_all_over_the_split(run: Path) -> None:
@@ -173,9 +165,9 @@ def test_a_part_of_the_tokens_is_from_all_over_the_split(run: Path) -> None:
             for number, batch in enumerate(data.val_dataloader())
             if number in chosen
         ]
-        found = of(measure(checkpoint, data_of(checkpoint), [16, 64], [True], 64 * n_chosen, 32), length, True)
-        assert found.total.loss == pytest.approx(np.mean(expected), rel=1e-5)
-        assert (found.total.tokens, found.sequences) == (64 * n_chosen, 64 * n_chosen // length)
+        own = at(measure(checkpoint, data_of(checkpoint), [16, 64], [True], 64 * n_chosen, 32), length, True)
+        assert own["total"]["loss"] == pytest.approx(np.mean(expected), rel=1e-5)
+        assert (own["total"]["tokens"], own["sequences"]) == (64 * n_chosen, 64 * n_chosen // length)
 
 
 def test_too_little_memory_is_told_with_what_to_set(run: Path, monkeypatch) -> None:
@@ -207,14 +199,14 @@ def test_runs_that_differ_in_the_seed_are_one_arm(run: Path, data: Path, tmp_pat
     second = make_run(tmp_path / "gpt-2", data, GPT, seed=2)
     other = make_run(tmp_path / "angpt", data, AnGPT)
     wider = make_run(tmp_path / "wider", data, GPT, d_model=16)
-    alone = save(small(GPT), tmp_path / "alone.ckpt")
+    alone = save(small(GPT, vocab_size=VOCABULARY), tmp_path / "alone.ckpt")
     run = Path(shutil.copytree(run, tmp_path / "gpt-1"))
     twice = run / "checkpoints" / "twice.ckpt"
     shutil.copy(run / "checkpoints" / "best.ckpt", twice)
-    paths = (run, other, second, wider, twice, alone)
-    arms = group_by_seed([load_checkpoint(str(path), "cpu") for path in paths])
-    assert [arm.members for arm in arms] == [(0, 2), (1,), (3,), (4,), (5,)]
-    labels = [arm.label for arm in arms]
+    paths = [str(path) for path in (run, other, second, wider, twice, alone)]
+    arms = group_by_seed(load_candidates(paths, str(data)))
+    assert [arm["checkpoints"] for arm in arms] == [[0, 2], [1], [3], [4], [5]]
+    labels = [arm["label"] for arm in arms]
     assert len(set(labels)) == len(labels)
     assert labels[1] == "anGPT, scale-invariant"
     assert all(label.startswith("GPT+, scale-invariant") for label in labels if label != labels[1])
@@ -229,5 +221,5 @@ def test_seeds_of_one_arm_may_begin_with_weights_of_their_own(run: Path, tmp_pat
         if place:  # the first is of a version without the setting
             config["initial_weights"] = weights
         (paths[-1] / "config.yaml").write_text(yaml.safe_dump(config))
-    arms = group_by_seed([load_checkpoint(str(path), "cpu") for path in paths])
-    assert [arm.members for arm in arms] == [(0, 3), (1, 2)]
+    arms = group_by_seed(load_candidates([str(path) for path in paths], None))
+    assert [arm["checkpoints"] for arm in arms] == [[0, 3], [1, 2]]

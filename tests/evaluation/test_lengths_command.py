@@ -4,15 +4,15 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from anlit import GPT, AnGPT
-from anlit.commands.lengths import lengths, main
+from anlit.commands.lengths import main
 from anlit.errors import UserError
-from anlit.evaluation.lengths.settings import Settings
 from tests.evaluation.saved import VAL_TOKENS, make_run, prepare
 
 
@@ -46,22 +46,44 @@ def test_command_writes_table_numbers_and_picture(run: Path, data: Path, tmp_pat
     assert f"{loss['mean']:.4f} ± {loss['sd']:.4f}" in capsys.readouterr().out
 
 
+def lengths(output: Path, *arguments: object) -> dict[str, Any]:
+    """The content of lengths.json."""
+    assert main([*map(str, arguments), f"--output={output}"]) == 0
+    return json.loads((output / "lengths.json").read_text())
+
+
 def test_default_lengths_are_1_4_and_16_times_the_training_length(run: Path, tmp_path: Path) -> None:
-    record = lengths([str(run)], str(tmp_path), Settings(masking=(True,)))
-    assert record["settings"]["lengths"] == [16, 64, 256]
-    assert record["settings"]["tokens"] == VAL_TOKENS // 256 * 256
+    settings = lengths(tmp_path, run, "--masking=on")["settings"]
+    assert settings["lengths"] == [16, 64, 256]
+    assert settings["tokens"] == VAL_TOKENS // 256 * 256
+
+
+def test_the_record_gives_the_same_report_again(run: Path, tmp_path: Path, capsys) -> None:
+    record = lengths(tmp_path, run, "--lengths=16,64")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    printed = capsys.readouterr().out
+    assert {"lengths.json", "lengths.md", "lengths.png", "lengths.pdf", "lengths.svg"} == before.keys()
+    for name in before.keys() - {"lengths.json"}:
+        (tmp_path / name).unlink()
+    assert lengths(tmp_path, tmp_path / "lengths.json") == record
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("content", ["[", "[]", "{}", '{"command": 1}'])
+def test_what_is_no_record_is_one_sentence(content: str, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(UserError, match=r"other\.json .*: give (the|its) lengths\.json"):
+        main([str(tmp_path / "other.json"), f"--output={tmp_path}"])
 
 
 def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) -> None:
-    folder = tmp_path / "broken"
-    shutil.copytree(run, folder)
+    folder = Path(shutil.copytree(run, tmp_path / "broken"))
     file = folder / "checkpoints" / "best.ckpt"
     content = torch.load(file, weights_only=True)
     content["state_dict"]["model.embedding.weight"][:] = math.nan
     torch.save(content, file)
-    record = lengths([str(folder)], str(tmp_path), Settings(lengths=(16,)))
-    assert record["arms"][0]["loss"][0]["mean"] != record["arms"][0]["loss"][0]["mean"]
-    assert "NaN" not in (tmp_path / "lengths.json").read_text()
+    assert lengths(tmp_path, folder, "--lengths=16")["arms"][0]["loss"][0]["mean"] is None
     assert "not finite" in capsys.readouterr().out
 
 
@@ -88,9 +110,9 @@ def test_checkpoints_of_different_data_are_not_compared(run: Path, tmp_path: Pat
     other = prepare(tmp_path / "other", seed=9)
     second = make_run(tmp_path / "gpt-2", other, GPT)
     with pytest.raises(UserError, match=r"have different data .* set --data"):
-        lengths([str(run), str(second)], str(tmp_path / "out"), Settings(lengths=(16,)))
-    record = lengths([str(run), str(second)], str(tmp_path / "out"), Settings(lengths=(16,), data=str(other)))
+        lengths(tmp_path / "out", run, second, "--lengths=16")
+    record = lengths(tmp_path / "out", run, second, "--lengths=16", f"--data={other}")
     assert record["data"]["path"] == str(other)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--output .* cannot be made"):
-        lengths([str(run)], str(tmp_path / "file"), Settings())
+        lengths(tmp_path / "file", run)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,19 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 from scipy.stats import binomtest
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from anlit import GPT, AnGPT, TextFiles, TokenShards
-from anlit.commands.needle import main, needle
+from anlit.commands.needle import main
 from anlit.errors import UserError
-from anlit.evaluation.needle import checkpoints as needle_checkpoints
-from anlit.evaluation.needle import score as scoring
+from anlit.evaluation.needle import measure as scoring
+from anlit.evaluation.needle.evaluation import over_seeds, wilson
 from anlit.evaluation.needle.haystack import Haystack
-from anlit.evaluation.needle.plot import plot_heat_maps
-from anlit.evaluation.needle.score import Scores, measure, score
-from anlit.evaluation.needle.settings import Settings
-from anlit.evaluation.needle.tables import ArmScores, Results, wilson
+from anlit.evaluation.needle.measure import measure, score
+from anlit.evaluation.needle.plot import plot
+from anlit.reporting.figure import style
 from tests.data.conftest import write_corpus
 from tests.evaluation.saved import make_run
 from tests.models.tiny import tiny
@@ -89,28 +86,29 @@ def haystack(shards: Path) -> Haystack:
     return Haystack.of(TokenShards(str(shards)), "val")
 
 
+def shares(scores: dict[str, Any]) -> list[float]:
+    """Exact matches by depth."""
+    return [own["matches"] / own["samples"] for own in scores["by_depth"]]
+
+
 @pytest.mark.parametrize("length", [130, 256])
 def test_a_model_that_looks_up_finds_every_needle(haystack: Haystack, length: int) -> None:
     told: list[int] = []
     scores = measure(Finder(), haystack, length, DEPTHS, 3, seed=0, advance=told.append)
-    assert scores.match.shape == (5, 3)
-    assert scores.accuracy == 1
-    assert scores.nats_per_token == pytest.approx(-math.log1p((VOCABULARY - 1) * math.exp(-SURE)), rel=1e-3)
+    assert scores["accuracy"] == 1
+    assert scores["nats_per_token"] == pytest.approx(-math.log1p((VOCABULARY - 1) * math.exp(-SURE)), rel=1e-3)
     assert sum(told) == 15
-    assert np.abs(scores.depth - scores.asked[:, None]).max() <= 0.05 + 1 / 60
+    assert max(abs(own["mean_depth"] - own["depth"]) for own in scores["by_depth"]) <= 0.05 + 1 / 60
 
 
 def test_a_model_that_sees_half_the_text_finds_the_later_needles(haystack: Haystack) -> None:
-    scores = measure(Finder(reach=160), haystack, 320, DEPTHS, 3, seed=0)
-    assert scores.match.mean(1).tolist() == [0, 0, 0, 1, 1]
+    assert shares(measure(Finder(reach=160), haystack, 320, DEPTHS, 3, seed=0)) == [0, 0, 0, 1, 1]
 
 
 def test_an_untrained_model_finds_none(haystack: Haystack) -> None:
-    model = tiny(GPT, vocab_size=VOCABULARY).eval()
-    scores = measure(model, haystack, 130, DEPTHS, 4, seed=0)
-    assert scores.accuracy == 0
-    assert scores.nats_per_token == pytest.approx(-math.log(VOCABULARY), rel=0.1)
-    assert "logits" not in vars(model.model)  # the head is back
+    scores = measure(tiny(GPT, vocab_size=VOCABULARY).eval(), haystack, 130, DEPTHS, 4, seed=0)
+    assert scores["accuracy"] == 0
+    assert scores["nats_per_token"] == pytest.approx(-math.log(VOCABULARY), rel=0.1)
 
 
 def greedy(model: Finder, prompt: list[int], count: int) -> list[int]:
@@ -143,39 +141,30 @@ def test_log_likelihood_is_that_of_the_answer(haystack: Haystack) -> None:
 
 
 def test_samples_depend_on_neither_model_nor_batch(haystack: Haystack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nats(model: Any, seed: int = 0) -> list[float]:
+        return [own["nats_per_token"] for own in measure(model, haystack, 130, DEPTHS, 3, seed)["by_depth"]]
+
+    def depths(model: Any) -> list[float]:
+        return [own["mean_depth"] for own in measure(model, haystack, 130, DEPTHS, 3, seed=0)["by_depth"]]
+
     model = tiny(GPT, vocab_size=VOCABULARY).eval()
-    one = measure(model, haystack, 130, DEPTHS, 3, seed=0)
+    at_once = nats(model)
     monkeypatch.setattr(scoring, "BATCH_TOKENS", 300)
-    two = measure(model, haystack, 130, DEPTHS, 3, seed=0)
-    np.testing.assert_allclose(one.log_likelihood, two.log_likelihood, rtol=1e-4)
-    assert (one.depth == measure(Finder(), haystack, 130, DEPTHS, 3, seed=0).depth).all()
-    other = measure(model, haystack, 130, DEPTHS, 3, seed=1)
-    assert not np.allclose(one.log_likelihood, other.log_likelihood)
-    assert len(np.unique(one.log_likelihood)) == 15
-
-
-def scores_of(match: list[list[int]], length: int) -> Scores:
-    table = np.array(match, dtype=bool)
-    return Scores(length, np.array([0.0, 1.0]), table * 0.5, table, table - 1.0, np.full(table.shape, 4))
-
-
-def two_arms() -> Results:
-    one = {128: scores_of([[1, 1], [1, 1]], 128), 512: scores_of([[1, 0], [1, 1]], 512)}
-    two = {128: scores_of([[1, 1], [1, 1]], 128), 512: scores_of([[0, 0], [1, 0]], 512)}
-    bad = {128: scores_of([[0, 0], [0, 0]], 128), 512: scores_of([[0, 0], [0, 0]], 512)}
-    arms = [ArmScores("anGPT, scale-invariant", (0, 2), (one, two)), ArmScores("GPT+, plain", (1,), (bad,))]
-    return Results(arms, [128, 512], [0.0, 1.0], 2, [128])
+    assert nats(model) == pytest.approx(at_once, rel=1e-4)
+    assert depths(model) == depths(Finder())
+    assert nats(model, seed=1) != pytest.approx(at_once, rel=1e-4)
+    assert len(set(at_once)) == 5
 
 
 def test_seeds_are_averaged() -> None:
-    arm, other = two_arms().arms
-    assert arm.accuracy(128) == 1
-    assert arm.accuracy(512) == 0.5
-    assert arm.accuracy_sd(512) == pytest.approx(np.std([0.75, 0.25], ddof=1))
-    assert arm.by_depth(512).tolist() == [0.25, 0.75]
-    assert arm.nats_per_token(512) == pytest.approx((-1 / 16 - 3 / 16) / 2)
-    assert arm.interval(512) == wilson(0.5, 4)
-    assert other.accuracy_sd(512) is None
+    first, second = ({"length": 512, "accuracy": accuracy, "nats_per_token": nats}
+                     for accuracy, nats in ((0.75, -1 / 16), (0.25, -3 / 16)))  # fmt: skip
+    both = over_seeds((first, second), 4)
+    assert both["accuracy"] == 0.5
+    assert both["accuracy_sd"] == pytest.approx(np.std([0.75, 0.25], ddof=1))
+    assert both["nats_per_token"] == pytest.approx(-1 / 8)
+    assert both["interval_95"] == wilson(0.5, 4)
+    assert over_seeds((first,), 4)["accuracy_sd"] is None
 
 
 def test_the_interval_is_wilsons() -> None:
@@ -184,27 +173,36 @@ def test_the_interval_is_wilsons() -> None:
         assert wilson(hits / n, n) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
+def record_of(n_arms: int) -> dict[str, Any]:
+    """A record of two lengths and depths; arms are in turn two seeds that find some and one seed that finds none."""
+
+    def scores(*matches: tuple[int, int]) -> list[dict[str, Any]]:
+        return [{"by_depth": [{"matches": n, "samples": 2} for n in each]} for each in matches]
+
+    arms = [("anGPT, SqrtLogN", [0, 2]), ("GPT+, plain", [1])]
+    return {
+        "settings": {"lengths": [128, 512], "depths": [0.0, 1.0]},
+        "checkpoints": [{"training_length": 128}] * 3,
+        "arms": [{"label": label, "checkpoints": members} for label, members in (arms * n_arms)[:n_arms]],
+        "measurements": [scores((2, 2), (1, 2)), scores((0, 0), (0, 0)), scores((2, 2), (0, 1))],
+    }
+
+
 @pytest.mark.parametrize("n_arms", [1, 2, 6])
-def test_the_heat_map_shows_the_accuracies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_arms: int) -> None:
-    kept: list[Figure] = []
-    monkeypatch.setattr(plt, "close", kept.append)
-    results = two_arms()
-    arms = [results.arms[i % 2] for i in range(n_arms)]
-    plot_heat_maps(replace(results, arms=arms), tmp_path / "needle.png")
-    panels = [ax for ax in kept[0].axes if ax.get_title(loc="left")]
+def test_the_heat_map_shows_the_accuracies(n_arms: int) -> None:
+    with style(8):
+        figure = plot(record_of(n_arms))
+    panels = [ax for ax in figure.axes if ax.get_title(loc="left")]
     assert len(panels) == n_arms
-    for ax, arm in zip(panels, arms, strict=True):
-        shown = ax.images[0]
-        assert shown.get_array().T.tolist() == [arm.by_depth(128).tolist(), arm.by_depth(512).tolist()]
-        assert shown.get_clim() == (0, 1)
-        assert [text.get_text() for text in ax.texts[:2]] == [f"{arm.by_depth(n)[0]:.2f}" for n in (128, 512)]
+    for number, ax in enumerate(panels):
+        shown = [[0, 0], [0, 0]] if number % 2 else [[1, 0.25], [1, 0.75]]
+        assert ax.images[0].get_array().tolist() == shown
+        assert ax.images[0].get_clim() == (0, 1)
+        assert [float(text.get_text()) for text in ax.texts[:2]] == shown[0]
     assert [label.get_text() for label in panels[-1].get_xticklabels()] == ["128\n(1×)", "512\n(4×)"]
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["0", "100"]
-    assert "(2\N{NO-BREAK SPACE}seeds)" in panels[0].get_title(loc="left")
-    assert kept[0].axes[-1].get_ylabel() == "exact-match accuracy"
-    assert (tmp_path / "needle.png").stat().st_size > 10_000
-    monkeypatch.undo()
-    plt.close(kept[0])
+    assert panels[0].get_title(loc="left").replace("\n", " ") == "anGPT, √(2 log n) (2\N{NO-BREAK SPACE}seeds)"
+    plt.close(figure)
 
 
 @pytest.fixture(scope="module")
@@ -233,22 +231,7 @@ def test_the_command_writes_numbers_page_and_picture(
     assert "0.000 ± 0.000 [0.000, 0.390]" in page
     assert (tmp_path / "needle.png").stat().st_size > 10_000
     assert "GPT+" in (printed := capsys.readouterr().out)
-    assert "needle.png" in printed
-
-
-def test_default_lengths_are_multiples_of_the_training_length(
-    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    def remember(model: Any, haystack: Haystack, length: int, *how: Any) -> Scores:
-        asked.append(length)
-        return scores_of([[1, 1], [1, 0]], length)
-
-    monkeypatch.setattr(needle_checkpoints, "measure", remember)
-    record = needle(runs[:1], str(tmp_path), Settings(n_depths=2, n_samples=2))
-    assert asked == [128, 512, 2048]
-    assert record["arms"][0]["lengths"][2]["accuracy"] == 0.75
+    assert "needle.md" in printed
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,13 @@ from anlit.checkpoints.location import require_path
 from anlit.options import CommandParser
 
 
-def add_checkpoint_options(parser: CommandParser) -> None:
-    """The checkpoints, the folder for the report and the device."""
-    kinds = "run folder (its best checkpoint), .ckpt file or exported folder"
+def add_checkpoint_options(parser: CommandParser, record: str) -> None:
+    """The checkpoints, the folder for the report and the device.
+
+    Args:
+        record: The JSON file that the command writes: `lengths.json`.
+    """
+    kinds = f"run folder (its best checkpoint), .ckpt file or exported folder; or an earlier {record}, to draw it again"
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=kinds)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")

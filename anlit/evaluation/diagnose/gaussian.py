@@ -7,7 +7,6 @@ with [SI]'s a(t), e^L has such a heavy tail that a mean over draws would not con
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,21 +16,12 @@ from anlit.attention import mechanisms
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range, log_total, ranges, statistics, within
 from anlit.errors import UserError
-from anlit.evaluation.record import provenance
-from anlit.reporting.files import jsonable, write_json, write_text, writing
-from anlit.reporting.table import markdown_table
 
 MECHANISMS = "Plain,LogN,SqrtLogN,ScaleInvariant"
 # Scores drawn at once: 16 MiB in float32, and a few copies exist.
 SCORES = 1 << 22
 D_HEAD = 64
 """[SI]'s head width; BetaScaling's exponent depends on it."""
-COLUMNS = {
-    "entropy": ("entropy (nats)", ".2f"),
-    "inverse_largest_weight": ("1/w_max", ".1f"),
-    "participation": ("Σw²", ".3g"),
-    "weight_latest_100": ("last 100", ".3f"),
-}
 
 
 def logits_of(mechanism: Mechanism, scores: Tensor) -> Tensor:
@@ -86,10 +76,8 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
             values[f"total_{span}"] = log_total(within(logits, span)).double().exp()
         for name, value in values.items():
             samples.setdefault(name, []).append(value.flatten().double())
-    found: dict[str, Any] = {name: _summary(torch.cat(parts)) for name, parts in samples.items()}
-    for span in spans:
-        found[f"expected_total_{span}"] = {"mean": expected_total(mechanism, n, span)}
-    return found
+    summaries: dict[str, Any] = {name: _summary(torch.cat(parts)) for name, parts in samples.items()}
+    return summaries | {f"expected_total_{span}": {"mean": expected_total(mechanism, n, span)} for span in spans}
 
 
 def expected_total(mechanism: Mechanism, n: int, span: Range) -> float:
@@ -110,55 +98,14 @@ def named(names: Iterable[str]) -> dict[str, Mechanism]:
         UserError: A name is unknown, or its class needs arguments.
     """
     classes = {known.casefold(): known for known in mechanisms.__all__}
-    found: dict[str, Mechanism] = {}
+    made: dict[str, Mechanism] = {}
     for name in map(str.strip, names):
         label = classes.get(name.casefold(), "")
         try:
-            found[label] = getattr(mechanisms, label)().for_layer(1, D_HEAD, 0)
+            made[label] = getattr(mechanisms, label)().for_layer(1, D_HEAD, 0)
         except (AttributeError, TypeError) as error:
             raise UserError(
                 f"--mechanisms {name!r} is no mechanism with default arguments: choose among "
                 + ", ".join(mechanisms.__all__)
             ) from error
-    return found
-
-
-def publish(folder: Path, record: dict[str, Any]) -> None:
-    """Write gaussian.json, report.md and the figure into `folder`, and print the summary at the largest n.
-
-    Raises:
-        UserError: The folder cannot be written.
-    """
-    from anlit.evaluation.diagnose import gaussian_plot
-    from anlit.evaluation.diagnose.tables import DIGITS, print_report
-
-    found = record["mechanisms"]
-    lengths = sorted(next(iter(found.values())), reverse=True)
-    picture = folder / "ranges.png"
-    head = ["mechanism", *(title for title, _ in COLUMNS.values())]
-    parts = [
-        "# Attention over independent normal scores",
-        f"One query with n keys, {record['draws']:,} draws, seed {record['seed']}. Means ± standard errors. "
-        "Where e^L has a heavy tail, as with a large a(t)·g(n), standard errors are too small.",
-        *(f"n = {n:,}\n\n{markdown_table(head, _rows(found, n))}" for n in lengths),
-        f"## Ranges of distances\n\n![ranges of distances]({picture.name})",
-        "## Where the numbers come from\n\n" + provenance(record),
-    ]
-    with writing(folder):
-        gaussian_plot.draw_ranges(found, picture)
-        write_json(folder / "gaussian.json", jsonable(record, DIGITS))
-        write_text(folder / "report.md", "\n\n".join(parts) + "\n")
-    rows = [[cell.partition(" ±")[0] for cell in row] for row in _rows(found, lengths[0])]
-    print_report(f"Independent normal scores, n = {lengths[0]:,} keys", head, rows, folder)
-
-
-def _rows(found: dict[str, Any], n: int) -> list[list[str]]:
-    return [
-        [name, *(_cell(lengths[n][column], form) for column, (_, form) in COLUMNS.items())]
-        for name, lengths in found.items()
-    ]
-
-
-def _cell(value: dict[str, float], form: str) -> str:
-    error = f" ± {value['standard_error']:{form}}" if "standard_error" in value else ""
-    return f"{value['mean']:{form}}{error}"
+    return made

@@ -1,12 +1,16 @@
-"""A model's loss on the same tokens, cut into sequences of several lengths."""
+"""A model's loss on the same tokens, cut into sequences of several lengths.
+
+A position counts from 0 in its sequence or document, so the token after position p is predicted from p + 1 tokens.
+Range 0 is position 0, range k ≥ 1 the positions [2^(k−1), 2^k).
+"""
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -15,26 +19,12 @@ from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import spread
-from anlit.evaluation.lengths.tally import Estimate, Floats, RangeLoss, Tally, estimate
 from anlit.targets import IGNORED
 
+Floats = NDArray[np.float64]
+PER_SEQUENCE = ("tokens", "targets", "document_ids", "positions")
+"""The fields of a batch with a row for each sequence."""
 LOGITS_AT_ONCE = 1 << 26  # numbers; 256 MiB in float32
-
-
-@dataclass(frozen=True, eq=False)
-class Measurement:
-    """One checkpoint at one length, with documents masked or not."""
-
-    length: int
-    masking: bool
-    total: Estimate
-    change: Estimate | None
-    """The loss minus that at the training length, with the standard error over pieces as long as the lengths' least
-    common multiple; None at the training length, or if that was not measured."""
-    by_position: list[RangeLoss]
-    """By the number of earlier tokens that the model sees: those of the document with masking, else of the sequence."""
-    sequences: int
-    bits_per_byte: float | None
 
 
 def measure(
@@ -44,8 +34,8 @@ def measure(
     masking: list[bool],
     tokens: int,
     batch_tokens: int,
-    tell: Callable[[Measurement], None] = lambda _: None,
-) -> list[Measurement]:
+    tell: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> list[dict[str, Any]]:
     """The checkpoint's loss at every length, with and without document masking.
 
     All lengths use the same pieces of text, which are as long as their least common multiple and evenly spread over the
@@ -56,51 +46,86 @@ def measure(
         masking: Values of `document_masking` to measure with.
         tokens: Targets to measure on, a multiple of every length; fewer if one of several folders ends within a piece.
         batch_tokens: Tokens in a batch, which has at least one sequence.
+        tell: Called with each measurement.
+
+    Returns:
+        For each masking and length: {length, masking, total, change, by_position, sequences, bits_per_byte}. `total`,
+        `change` and each range's `estimate` are as `estimate` gives them. `change` is the loss minus that at the
+        training length, with the standard error over pieces; None at the training length, or if that was not measured.
+        `by_position` has {first, end, estimate} for the positions [first, end): the number of earlier tokens that the
+        model sees, those of the document with masking, else of the sequence.
 
     Raises:
         UserError: A batch does not fit into memory.
     """
-    decoder = checkpoint.model.model
+    decoder, trained_length = checkpoint.model.model, checkpoint.training_length
     trained_with = decoder.document_masking
-    found = []
+    measurements = []
     piece = math.lcm(*lengths)
     spread(data, piece, tokens, batch_tokens)
     for masked in masking:
         decoder.document_masking = masked
-        sums: dict[int, tuple[Floats, Floats]] = {}
+        pieces: dict[int, list[Floats]] = {}
         # The training length comes first, because the others are compared with it.
-        for length in sorted(lengths, key=lambda n: (n != checkpoint.training_length, n)):
-            batches = _batches(data, length, batch_tokens)
-            one, tally = _at_length(checkpoint, batches, length, masked, data.bytes_per_token())
-            sums[length] = _pieces(tally, piece)
-            if length != checkpoint.training_length and checkpoint.training_length in sums:
-                reference, n = sums[checkpoint.training_length]
-                one = replace(one, change=estimate(sums[length][0] - reference, n))
-            found.append(one)
-            tell(one)
+        for length in sorted(lengths, key=lambda n: (n != trained_length, n)):
+            losses, counts = sums_by_range(checkpoint, _batches(data, length, batch_tokens), length, masked)
+            # Sums over a piece do not depend on the length of its sequences.
+            pieces[length] = [each.sum(1).reshape(-1, piece // length).sum(1) for each in (losses, counts)]
+            change = None
+            if length != trained_length and trained_length in pieces:
+                reference, n = pieces[trained_length]
+                change = estimate(pieces[length][0] - reference, n)
+            own = {"length": length, "masking": masked, "change": change}
+            measurements.append(own | _means(losses, counts, length, data.bytes_per_token()))
+            tell(measurements[-1])
     decoder.document_masking = trained_with
-    return sorted(found, key=lambda one: (not one.masking, one.length))
+    return sorted(measurements, key=lambda own: (not own["masking"], own["length"]))
 
 
-def _batches(data: TokenShards, length: int, batch_tokens: int) -> Iterator[Batch]:
-    """The pieces, cut into sequences of `length`."""
-    rows = max(1, batch_tokens // length)
-    for pieces in data.val_dataloader():
-        cut = pieces.cut(length)
-        for first in range(0, len(cut.tokens), rows):
-            part = slice(first, first + rows)
-            yield cut._replace(
-                tokens=cut.tokens[part],
-                targets=cut.targets[part],
-                document_ids=cut.document_ids[part],
-                positions=cut.positions[part],
-            )
+def _means(losses: Floats, counts: Floats, length: int, bytes_per_token: float | None) -> dict[str, Any]:
+    """The means of a measurement, from summed losses and counted targets, (sequences, ranges) each."""
+    total = estimate(losses.sum(1), counts.sum(1))
+    bounds = [(0, 1), *((2 ** (k - 1), min(2**k, length)) for k in range(1, losses.shape[1]))]
+    return {
+        "total": total,
+        "by_position": [
+            {"first": first, "end": end, "estimate": estimate(losses[:, k], counts[:, k])}
+            for k, (first, end) in enumerate(bounds)
+        ],
+        "sequences": int((counts.sum(1) > 0).sum()),
+        "bits_per_byte": total["loss"] / math.log(2) / bytes_per_token if bytes_per_token and total["tokens"] else None,
+    }
 
 
-def _at_length(
-    checkpoint: Checkpoint, batches: Iterator[Batch], length: int, masked: bool, bytes_per_token: float | None
-) -> tuple[Measurement, Tally]:
-    tally, in_sequence = Tally(length), np.arange(length)
+def estimate(losses: Floats, tokens: Floats) -> dict[str, Any]:
+    """Ratio of summed loss to counted targets, with the standard error over the sequences that have targets.
+
+    Args:
+        losses: (sequences,) summed losses in nats.
+        tokens: (sequences,) counted targets.
+
+    Returns:
+        {loss, standard_error, tokens}: nats per counted token, None without tokens; its standard error over sequences,
+        the units in which the corpus was sampled, None for fewer than two; the number of tokens.
+    """
+    losses, tokens = losses[tokens > 0], tokens[tokens > 0]
+    n, total = len(tokens), float(tokens.sum())
+    if n == 0:
+        return {"loss": None, "standard_error": None, "tokens": 0}
+    mean = float(losses.sum()) / total
+    squares = float(np.square(losses - mean * tokens).sum())
+    error = math.sqrt(n / (n - 1) * squares) / total if n > 1 else None
+    return {"loss": mean, "standard_error": error, "tokens": int(total)}
+
+
+def sums_by_range(checkpoint: Checkpoint, batches: Iterator[Batch], length: int, masked: bool) -> tuple[Floats, Floats]:
+    """Summed losses and counted targets, (sequences, ranges) each.
+
+    Raises:
+        UserError: A batch does not fit into memory.
+    """
+    n_ranges = int(_range_of(np.array(length - 1))) + 1
+    sums = []
     for batch in batches:
         try:
             losses = token_losses(checkpoint.model, batch).cpu().double().numpy()
@@ -110,19 +135,14 @@ def _at_length(
                 f"{checkpoint.device}: set --batch_tokens to less, or --lengths to shorter ones"
             ) from error
         counted = (batch.targets != IGNORED).numpy()
-        tally.add(losses, counted, batch.positions.numpy() if masked else np.broadcast_to(in_sequence, losses.shape))
-    total = estimate(tally.losses.sum(1), tally.tokens.sum(1))
-    bits = total.loss / math.log(2) / bytes_per_token if bytes_per_token and total.loss is not None else None
-    measurement = Measurement(
-        length=length,
-        masking=masked,
-        total=total,
-        change=None,
-        by_position=tally.ranges(),
-        sequences=int((tally.tokens.sum(1) > 0).sum()),
-        bits_per_byte=bits,
-    )
-    return measurement, tally
+        ranges = _range_of(batch.positions.numpy() if masked else np.broadcast_to(np.arange(length), losses.shape))
+        index = (np.arange(len(losses))[:, None] * n_ranges + ranges).ravel()
+        sums.append([
+            np.bincount(index, weights.ravel().astype(np.float64), len(losses) * n_ranges).reshape(-1, n_ranges)
+            for weights in (np.where(counted, losses, 0.0), counted)
+        ])  # fmt: skip
+    losses, counts = (np.concatenate(parts) for parts in zip(*sums, strict=True))
+    return losses, counts
 
 
 @torch.inference_mode()
@@ -143,7 +163,16 @@ def token_losses(model: Any, batch: Batch) -> Tensor:
     return torch.cat(losses).view(batch.targets.shape)
 
 
-def _pieces(tally: Tally, length: int) -> tuple[Floats, Floats]:
-    """Summed loss and counted targets of each piece of `length` tokens, which do not depend on the sequence length."""
-    each = length // tally.length
-    return tally.losses.sum(1).reshape(-1, each).sum(1), tally.tokens.sum(1).reshape(-1, each).sum(1)
+def _batches(data: TokenShards, length: int, batch_tokens: int) -> Iterator[Batch]:
+    """The pieces, cut into sequences of `length`."""
+    rows = max(1, batch_tokens // length)
+    for pieces in data.val_dataloader():
+        cut = pieces.cut(length)
+        for first in range(0, len(cut.tokens), rows):
+            part = slice(first, first + rows)
+            yield cut._replace(**{name: getattr(cut, name)[part] for name in PER_SEQUENCE})
+
+
+def _range_of(positions: NDArray[Any]) -> NDArray[np.int64]:
+    """0 for position 0, else ⌊log2 p⌋ + 1, the exponent of p as a floating-point number."""
+    return np.frexp(positions.astype(np.float64))[1].astype(np.int64)

@@ -1,56 +1,77 @@
 """The heat maps of the needle task: accuracy over depth and length, a panel for each arm."""
 
-import math
 import textwrap
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from anlit.evaluation.needle.tables import ArmScores, Results
-from anlit.reporting.figure import heat_map, save, style
+from anlit.reporting.figure import TEXT, heat_map, legend_name
 
-COLUMNS = 4
-FEW_ROWS, FEW_COLUMNS = 11, 6
-"""Tables of up to this size show the numbers in their cells."""
-CELL = 0.85
-"""Width of a length's column in inches."""
-
-
-def plot_heat_maps(results: Results, path: Path) -> None:
-    """Write the figure as PNG and PDF."""
-    arms, lengths, depths = results.arms, results.lengths, results.depths
-    rows = math.ceil(len(arms) / COLUMNS)
-    columns = math.ceil(len(arms) / rows)
-    size = (1.9 + columns * max(2.4, CELL * len(lengths)), rows * (1.5 + 0.27 * max(6, len(depths))))
-    with style():
-        figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
-        axes = [*grid.flat][: len(arms)]
-        for ax in [*grid.flat][len(arms) :]:
-            ax.remove()
-        for number, (ax, arm) in enumerate(zip(axes, arms, strict=True)):
-            picture = _draw(ax, arm, results)
-            first, last = number % columns == 0, number + columns >= len(arms)  # in its row; in its column
-            ax.tick_params(length=0, labelleft=first, labelbottom=last)
-        times = ", and in training lengths" if len(results.training_lengths) == 1 else ""
-        figure.supxlabel(f"length (tokens{times})", fontsize=10)
-        figure.supylabel("depth of the needle (% of the text)", fontsize=10)
-        figure.colorbar(picture, ax=axes, label="exact-match accuracy", ticks=np.linspace(0, 1, 6), pad=0.02)
-        save(figure, path)
+COLUMNS, MOST_COLUMNS = 3, 18
+"""Panels in a row, and columns of cells that fit into it."""
+MOST_CELLS = 12
+"""Columns of cells in a row of panels that have room for numbers."""
+FEW_DEPTHS = 11
+"""Up to so many depths the cells show their numbers."""
 
 
-def _draw(ax: Axes, arm: ArmScores, results: Results) -> AxesImage:
-    """Draw one panel, with the first depth on top and the shortest length on the left."""
-    depths, lengths = results.depths, results.lengths
-    table = np.stack([arm.by_depth(length) for length in lengths], axis=1)
-    picture = heat_map(ax, table, 1.0, numbers=len(depths) <= FEW_ROWS and len(lengths) <= FEW_COLUMNS)
-    width = 26 if len(lengths) < 4 else 34
-    seeds = f" ({arm.n_seeds}\N{NO-BREAK SPACE}seeds)" if arm.n_seeds > 1 else ""
-    ax.set_title(textwrap.fill(arm.label + seeds, width), loc="left", fontsize=10)
-    ax.set_xticks(range(len(lengths)), [results.name(length).replace(" ", "\n") for length in lengths])
+def plot(record: dict[str, Any]) -> Figure:
+    """A panel for each arm, with the first depth on top and the shortest length on the left."""
+    arms, lengths, depths = record["arms"], record["settings"]["lengths"], record["settings"]["depths"]
+    columns = min(len(arms), COLUMNS, max(1, MOST_COLUMNS // len(lengths)))
+    n_rows = -(-len(arms) // columns)
+    numbers = columns * len(lengths) <= MOST_CELLS and len(depths) <= FEW_DEPTHS
+    height = 0.9 + n_rows * (0.5 + 0.16 * max(5, len(depths)))
+    figure, grid = plt.subplots(n_rows, columns, figsize=(TEXT, height), squeeze=False)
+    axes = [*grid.flat][: len(arms)]
+    for ax in [*grid.flat][len(arms) :]:
+        ax.remove()
+    for number, (ax, arm) in enumerate(zip(axes, arms, strict=True)):
+        picture = _draw(ax, record, arm, numbers, width=75 // columns)
+        first, last = number % columns == 0, number + columns >= len(arms)  # in its row; in its column
+        ax.tick_params(length=0, labelleft=first, labelbottom=last)
+    times = ", and in training lengths" if len(_training_lengths(record)) == 1 else ""
+    figure.supxlabel(f"length (tokens{times})", fontsize=8)
+    figure.supylabel("depth of the needle (% of the text)", fontsize=8)
+    figure.colorbar(picture, ax=axes, label="exact-match accuracy", ticks=np.linspace(0, 1, 6), pad=0.02, aspect=30)
+    return figure
+
+
+def _draw(ax: Axes, record: dict[str, Any], arm: dict[str, Any], numbers: bool, width: int) -> AxesImage:
+    lengths, depths = record["settings"]["lengths"], record["settings"]["depths"]
+    seeds = len(arm["checkpoints"])
+    picture = heat_map(ax, by_depth(record, arm), 1.0, numbers)
+    told = f" ({seeds}\N{NO-BREAK SPACE}seeds)" if seeds > 1 else ""
+    ax.set_title(textwrap.fill(legend_name(arm["label"]) + told, width))
+    every = max(1, round(len(lengths) / 6))
+    shown = range(0, len(lengths), every)
+    ax.set_xticks(shown, [length_name(record, lengths[place]).replace(" ", "\n") for place in shown])
     shown = range(0, len(depths), max(1, round((len(depths) - 1) / 10)))
     ax.set_yticks(shown, [f"{100 * depths[row]:.0f}" for row in shown])
     ax.spines[:].set_visible(False)
     return picture
+
+
+def by_depth(record: dict[str, Any], arm: dict[str, Any]) -> np.ndarray:
+    """(depths, lengths) accuracy, mean over seeds and samples."""
+    shares = [
+        [[own["matches"] / own["samples"] for own in scores["by_depth"]] for scores in record["measurements"][member]]
+        for member in arm["checkpoints"]
+    ]
+    means: np.ndarray = np.mean(shares, axis=0).T
+    return means
+
+
+def length_name(record: dict[str, Any], length: int) -> str:
+    """`1,024 (4×)`; without the multiple if the models were trained at different lengths."""
+    trained = _training_lengths(record)
+    times = f" ({length / trained[0]:g}×)" if len(trained) == 1 else ""
+    return f"{length:,}{times}"
+
+
+def _training_lengths(record: dict[str, Any]) -> list[int]:
+    return sorted({own["training_length"] for own in record["checkpoints"]})

@@ -7,7 +7,7 @@ same digits are no match; a tokenizer writes a number in one way.)
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,33 +24,6 @@ BATCH_TOKENS = 1 << 14
 """Tokens in a forward pass, unless one sample is longer."""
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """The scores of one model at one length; arrays are (depths, samples)."""
-
-    length: int
-    asked: np.ndarray
-    """(depths,) the requested depths."""
-    depth: np.ndarray
-    """The actual depths of the needles, at the end of a sentence nearby."""
-    match: np.ndarray
-    """Whether greedy decoding gives the number."""
-    log_likelihood: np.ndarray
-    """Log-likelihood of the answer given all tokens before it, in nats."""
-    n_answer: np.ndarray
-    """Tokens of the answer."""
-
-    @property
-    def accuracy(self) -> float:
-        """Mean over depths and samples."""
-        return float(self.match.mean())
-
-    @property
-    def nats_per_token(self) -> float:
-        """Log-likelihood per token of the answers."""
-        return float(self.log_likelihood.sum() / self.n_answer.sum())
-
-
 def measure(
     model: LanguageModel,
     haystack: Haystack,
@@ -59,7 +32,7 @@ def measure(
     n_samples: int,
     seed: int,
     advance: Callable[[int], None] = lambda n: None,
-) -> Scores:
+) -> dict[str, Any]:
     """Score `n_samples` samples of `length` tokens at each depth.
 
     Sample j at depth number i depends only on `seed`, the length, i and j. So all models with one tokenizer get the
@@ -71,32 +44,44 @@ def measure(
         depths: The depths, from 0 to 1.
         advance: Called after each forward pass with its number of samples.
 
+    Returns:
+        {length, accuracy, nats_per_token, by_depth}: the share of exact matches, and the log-likelihood of the answers
+        per token. `by_depth` has, for each depth, {depth, mean_depth, matches, samples, nats_per_token}; `mean_depth`
+        is that of the needles, which stand at the end of a sentence nearby.
+
     Raises:
         UserError: Such samples cannot be made, or a forward pass does not fit into the device's memory.
     """
     haystack.check(length)
     device = next(model.parameters()).device
-    cells = [(i, j) for i in range(len(depths)) for j in range(n_samples)]
+    places = [(i, j) for i in range(len(depths)) for j in range(n_samples)]
     at_once = max(1, BATCH_TOKENS // length)
-    found = []
-    for first in range(0, len(cells), at_once):
-        randoms = [(i, generator(seed, EVALUATION, length, (i << 32) + j)) for i, j in cells[first : first + at_once]]
+    scores: list[tuple[float, bool, float, int]] = []  # depth, match, log-likelihood, tokens of the answer
+    for first in range(0, len(places), at_once):
+        randoms = [(i, generator(seed, EVALUATION, length, (i << 32) + j)) for i, j in places[first : first + at_once]]
         samples = [haystack.sample(length, depths[i], random, held_out=True) for i, random in randoms]
-        match, log_likelihood = score(model, samples, device)
-        found += list(zip(samples, match.tolist(), log_likelihood.tolist(), strict=True))
+        matches, values = (each.tolist() for each in score(model, samples, device))
+        for sample, match, value in zip(samples, matches, values, strict=True):
+            scores.append((sample.depth, match, value, sample.n_answer))
         advance(len(samples))
-
-    def table(values: list) -> np.ndarray:
-        return np.array(values).reshape(len(depths), n_samples)
-
-    return Scores(
-        length,
-        np.array(depths, dtype=np.float64),
-        table([sample.depth for sample, _, _ in found]),
-        table([match for _, match, _ in found]),
-        table([log_likelihood for _, _, log_likelihood in found]),
-        table([sample.n_answer for sample, _, _ in found]),
+    depth, match, log_likelihood, n_answer = (
+        np.array(values).reshape(len(depths), n_samples) for values in zip(*scores, strict=True)
     )
+    return {
+        "length": length,
+        "accuracy": float(match.mean()),
+        "nats_per_token": float(log_likelihood.sum() / n_answer.sum()),
+        "by_depth": [
+            {
+                "depth": float(asked),
+                "mean_depth": float(depth[i].mean()),
+                "matches": int(match[i].sum()),
+                "samples": n_samples,
+                "nats_per_token": float(log_likelihood[i].sum() / n_answer[i].sum()),
+            }
+            for i, asked in enumerate(depths)
+        ],
+    }
 
 
 @torch.inference_mode()
