@@ -66,7 +66,7 @@ study: $(VENV)/.installed  ## GPT+, nGPT, anGPT tuned alike, three seeds each, w
 	$(BIN)/anlit study --config study/convergence.yaml --budget $(BUDGET) $(if $(filter cpu,$(BUDGET)),--jobs 2 --threads 1)
 
 sweep: $(VENV)/.installed  ## The tuning behind the demo, and its arms on three seeds (an hour on 2 cores)
-	$(BIN)/anlit study --config study/demo.yaml --jobs 2 --threads 1
+	$(BIN)/anlit study --config study/convergence.yaml --budget demo --jobs 2 --threads 1
 
 image:  ## Container image, tagged by version (VARIANT=cuda|cpu; docker/README.md)
 	@VARIANT="$(VARIANT)" IMAGE="$(IMAGE)" ENGINE="$(ENGINE)" sh docker/build_image.sh $(IMAGE_FLAGS)
