@@ -6,9 +6,9 @@ from typing import Any
 from rich.console import Console
 
 from anlit.analysis.results import Claim, Report, Result
-from anlit.reporting.files import write_json, write_text
+from anlit.reporting.files import write_json
 from anlit.reporting.intervals import Interval, Summary, mean_sd
-from anlit.reporting.page import html
+from anlit.reporting.page import listed, write_page
 from anlit.reporting.table import NONE, TerminalTable, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, minus, visible
@@ -40,14 +40,13 @@ LEAST_P = 0.05
 def write(report: Report) -> None:
     """Writes report.html, report.md and convergence.json to the report's folder; the picture is there already."""
     write_json(report.json, report.raw())
-    text = markdown(report)
-    write_text(report.markdown, text)
-    write_text(report.page, html(text, report.output))
+    write_page(report.output, report.page.stem, paragraphs(report))
 
 
-def markdown(report: Report) -> str:
+def paragraphs(report: Report) -> list[str]:
+    """The paragraphs of a comparison's report in Markdown."""
     counted = [run for result in report.results for run in result.group.counted]
-    parts = [
+    return [
         "# Convergence",
         f"Baseline: **{literal(report.baseline.label)}**",
         "## Comparison",
@@ -56,7 +55,6 @@ def markdown(report: Report) -> str:
         "## Runs\n\n" + runs_table(list(report.runs), report.label_of),
         "## Where the numbers come from\n\n" + provenance(counted, [f"compared with: {code(report.command)}"]),
     ]
-    return "\n\n".join(parts) + "\n"
 
 
 def comparison(report: Report, explained: bool = False) -> list[str]:
@@ -188,11 +186,6 @@ def _p(value: float | None) -> str:
     if value is None:
         return NONE
     return "p < 0.0001" if value < 1e-4 else f"p = {value:.4f}" if value < 0.01 else f"p = {value:.2f}"
-
-
-def listed(notes: Iterable[str]) -> str:
-    """Sentences as a list in Markdown."""
-    return "\n".join(f"- {literal(note)}" for note in notes)
 
 
 def _pairs(record: dict[str, Any]) -> str:

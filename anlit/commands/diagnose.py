@@ -58,7 +58,7 @@ def _of_normal_scores(arguments: argparse.Namespace, command: str) -> int:
         name: {n: gaussian.at_length(mechanism, n, arguments.draws, arguments.seed) for n in lengths}
         for name, mechanism in mechanisms.items()
     }
-    publish(keep(record, folder, "gaussian", digits=7), report, folder, "report.md")
+    publish(keep(record, folder, "gaussian", digits=7), report, folder, "report")
     return 0
 
 
@@ -68,7 +68,7 @@ def _parser() -> CommandParser:
         description="Attention statistics per layer and head over the context length: entropy, 1/w_max, Σw², the "
         "weight on ranges of distances, on the last 100 tokens and on the first (the sink), and how large the "
         "average of the values is. With --gaussian the same for independent normal scores, which needs no model.",
-        epilog="Writes diagnose.json, report.md and figures. Examples: "
+        epilog="Writes report.html, report.md, diagnose.json and pictures. Examples: "
         "anlit diagnose runs/angpt --output reports/attention; "
         "anlit diagnose --gaussian --mechanisms Plain,SqrtLogN,ScaleInvariant --output reports/gaussian",
     )

@@ -13,7 +13,7 @@ def main(argv: list[str]) -> int:
         prog="anlit lengths",
         description="The validation loss of trained models on sequences of several lengths, always of the same "
         "tokens, with and without document masking, and by position. Runs that differ only in their seed are averaged.",
-        epilog="Writes lengths.png, lengths.md and lengths.json. Example: "
+        epilog="Writes lengths.html, lengths.md, lengths.json and the picture. Example: "
         "anlit lengths runs/gpt runs/angpt --output reports/lengths",
     )
     add = parser.add_argument

@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int:
         "validation split, asks for the number at its end, and counts how often the model gives it exactly. Runs that "
         "differ only in their seed are averaged. Fine-tune the models on the task first, with "
         "experiment/needle.yaml.",
-        epilog="Writes needle.png, needle.md and needle.json. Example: "
+        epilog="Writes needle.html, needle.md, needle.json and the picture. Example: "
         "anlit needle runs/gpt-needle runs/angpt-needle --output reports/needle",
     )
     add = parser.add_argument

@@ -77,7 +77,7 @@ def score_files(arguments: argparse.Namespace, command: str = "") -> Totals:
     from anlit.checkpoints.loading import describe, load_checkpoint
     from anlit.inference.scoring import score
     from anlit.inference.text import text_of
-    from anlit.reporting.token_table import byte_offsets, token_table
+    from anlit.inference.token_table import byte_offsets, token_table
 
     checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
     text, length = text_of(checkpoint, arguments.tokenizer), arguments.length or checkpoint.training_length

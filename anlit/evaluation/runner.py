@@ -22,7 +22,8 @@ from anlit.errors import UserError
 from anlit.evaluation.arms import Candidate, load_candidates
 from anlit.evaluation.data import data_of
 from anlit.reporting.figure import save, style
-from anlit.reporting.files import jsonable, output_folder, write_json, write_text, writing
+from anlit.reporting.files import jsonable, output_folder, write_json, writing
+from anlit.reporting.page import write_page
 from anlit.reporting.provenance import environment
 from anlit.reporting.table import TerminalTable, console
 from anlit.reporting.text import code, literal
@@ -54,7 +55,7 @@ class Evaluation(ABC):
 
     name: ClassVar[str]
     """Of the command and of NAME.json."""
-    page: ClassVar[str] = "report.md"
+    page: ClassVar[str] = "report"
     digits: ClassVar[int | None] = None
     """Significant digits in the record; None for all."""
 
@@ -136,9 +137,8 @@ def publish(record: dict[str, Any], report_of: Callable[[dict[str, Any]], Report
         for file, draw in report.figures.items():
             with style(8):
                 save(draw(), folder / file)
-        parts = [*report.parts, "## Where the numbers come from", provenance(record)]
-        write_text(folder / page, "\n\n".join(parts) + "\n")
-    screen.print(f"Report: {folder / page}", markup=False, highlight=False, soft_wrap=True)
+        written = write_page(folder, page, [*report.parts, "## Where the numbers come from", provenance(record)])
+    screen.print(f"Report: {written}", markup=False, highlight=False, soft_wrap=True)
 
 
 def header(command: str) -> dict[str, Any]:

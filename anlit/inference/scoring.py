@@ -20,8 +20,8 @@ from torch import Tensor
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.inference.generation import Ending, check_prompt, finite, stretches
+from anlit.inference.token_table import Scores
 from anlit.models.decoder import Decoder
-from anlit.reporting.token_table import Scores
 
 BATCH_TOKENS = 1 << 14
 """The most tokens in a forward pass, unless one window has more."""

@@ -152,7 +152,7 @@ def test_the_command_writes_numbers_report_and_figures(
         assert (output / f"{name}.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert ": n = 32 to 64, means over heads" in printed
-    assert "report.md" in printed
+    assert "report.html" in printed
     model = load_checkpoint(str(run), "cpu").model
     with torch.no_grad():
         losses = copying(model, model.context_length, 16, torch.device("cpu"))

@@ -62,7 +62,7 @@ def test_the_record_gives_the_same_report_again(run: Path, tmp_path: Path, capsy
     record = lengths(tmp_path, run, "--lengths=16,64")
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     printed = capsys.readouterr().out
-    assert {"lengths.json", "lengths.md", "lengths.png", "lengths.pdf", "lengths.svg"} == before.keys()
+    assert {f"lengths.{kind}" for kind in ("json", "md", "html", "png", "pdf", "svg")} == before.keys()
     for name in before.keys() - {"lengths.json"}:
         (tmp_path / name).unlink()
     assert lengths(tmp_path, tmp_path / "lengths.json") == record

@@ -231,7 +231,7 @@ def test_the_command_writes_numbers_page_and_picture(
     assert "0.000 ± 0.000 [0.000, 0.390]" in page
     assert (tmp_path / "needle.png").stat().st_size > 10_000
     assert "GPT+" in (printed := capsys.readouterr().out)
-    assert "needle.md" in printed
+    assert "needle.html" in printed
 
 
 @pytest.mark.parametrize(

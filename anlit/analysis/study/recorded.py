@@ -13,12 +13,12 @@ import numpy as np
 
 from anlit.analysis.compare import comparison
 from anlit.analysis.comparison_report import comparison as comparison_text
-from anlit.analysis.comparison_report import listed
 from anlit.analysis.plots import plot_convergence
 from anlit.analysis.results import Report
 from anlit.analysis.wall_clock import PairedSteps
 from anlit.errors import UserError
 from anlit.reporting.files import jsonable, write_text
+from anlit.reporting.page import listed
 from anlit.runs.folders import Curve, Run, hardware_label
 from anlit.runs.groups import Group
 

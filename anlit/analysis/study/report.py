@@ -8,9 +8,9 @@ from rich.console import Console
 from anlit.analysis.comparison_report import provenance, runs_table
 from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.sections import comparison_of, render, winners
-from anlit.reporting.files import write_json, write_text
+from anlit.reporting.files import write_json
 from anlit.reporting.intervals import Summary, mean_sd
-from anlit.reporting.page import html
+from anlit.reporting.page import write_page
 from anlit.reporting.table import NONE, TerminalTable, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, visible
@@ -19,14 +19,9 @@ from anlit.runs.folders import Run
 
 def write(outcome: Outcome) -> Path:
     """Write report.html, report.md and report.json to the study's folder; returns the path of the page."""
-    output = outcome.output
-    output.mkdir(parents=True, exist_ok=True)
-    text = markdown(outcome)
-    write_text(output / "report.md", text)
-    write_json(output / "report.json", raw(outcome))
-    page = output / "report.html"
-    write_text(page, html(text, output))
-    return page
+    outcome.output.mkdir(parents=True, exist_ok=True)
+    write_json(outcome.output / "report.json", raw(outcome))
+    return write_page(outcome.output, "report", paragraphs(outcome))
 
 
 def show(outcome: Outcome, console: Console | None = None) -> None:
@@ -59,11 +54,12 @@ def _speed_ups(outcome: Outcome) -> dict[str, str]:
     return found
 
 
-def markdown(outcome: Outcome) -> str:
+def paragraphs(outcome: Outcome) -> list[str]:
+    """The report in Markdown."""
     study = outcome.study
     read = [run for _, _, run in outcome.runs if run is not None and run.config]
     labels = {run.folder: planned.arm.title for planned, _, run in outcome.runs if run is not None}
-    parts = [
+    return [
         f"# {study.title}",
         *([str(study.content["question"]).strip()] if study.content.get("question") else []),
         _progress(outcome),
@@ -79,7 +75,6 @@ def markdown(outcome: Outcome) -> str:
             [f"made by: {code(outcome.command)}", f"study: {code(str(study.path))}, budget {study.budget or 'none'}"],
         ),
     ]
-    return "\n\n".join(parts) + "\n"
 
 
 def raw(outcome: Outcome) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anlit.analysis import compare
-from anlit.analysis.comparison_report import comparison, listed
+from anlit.analysis.comparison_report import comparison
 from anlit.analysis.plots import plot_convergence
 from anlit.analysis.results import Report
 from anlit.analysis.study import plots
@@ -27,6 +27,7 @@ from anlit.analysis.study.plan import Comparison, Study
 from anlit.analysis.study.scaling_section import scaling
 from anlit.errors import UserError
 from anlit.reporting.intervals import Summary, power_law
+from anlit.reporting.page import listed
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal, short_number
 

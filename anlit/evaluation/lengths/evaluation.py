@@ -14,6 +14,7 @@ from anlit.evaluation.lengths.plot import plot
 from anlit.evaluation.runner import Evaluation, Report, Tell
 from anlit.evaluation.settings import MOST_TOKENS, LengthsSettings, lengths_for
 from anlit.reporting.intervals import Summary, mean_sd
+from anlit.reporting.page import listed
 from anlit.reporting.table import NONE, TerminalTable, markdown_table
 from anlit.reporting.text import literal
 
@@ -41,7 +42,7 @@ class Lengths(Evaluation):
         settings: How to measure.
     """
 
-    name, page = "lengths", "lengths.md"
+    name = page = "lengths"
     settings: LengthsSettings
 
     def plan(self, candidates: list[Candidate]) -> dict[str, Any]:
@@ -107,7 +108,7 @@ class Lengths(Evaluation):
             where = "the document, documents masked" if masked else "the sequence, documents not masked"
             parts += [f"### Position in {where}", _range_table(record, lengths[-1], masked)]
         if notes:
-            parts.append("## Notes\n\n" + "\n".join(f"- {literal(note)}" for note in notes))
+            parts += ["## Notes", listed(notes)]
         title = f"Loss in nats per token, by length, on {tokens:,} tokens"
         head = ["configuration", "documents\nmasked", *(f"{length:,}" for length in lengths)]
         told = [f"note: {note}" for note in notes]

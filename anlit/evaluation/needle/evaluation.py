@@ -35,7 +35,7 @@ class Needle(Evaluation):
         settings: How to measure.
     """
 
-    name, page = "needle", "needle.md"
+    name = page = "needle"
     settings: NeedleSettings
 
     def plan(self, candidates: list[Candidate]) -> dict[str, Any]:

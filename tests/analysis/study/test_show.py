@@ -6,7 +6,7 @@ from rich.console import Console
 
 from anlit.analysis.study.outcome import outcome_of
 from anlit.analysis.study.plan import read_study
-from anlit.analysis.study.report import markdown, show
+from anlit.analysis.study.report import paragraphs, show
 
 from .conftest import write_study
 from .test_report import final, train
@@ -30,7 +30,7 @@ def test_a_report_without_the_section_tuning_names_the_winning_settings(folder: 
     study = read_study(write_study(folder, sections=["convergence"]), None)
     train(study, folder / "out", lambda run, values, parameters, tokens: 3.0 + values["lr"])
     outcome = outcome_of(study, folder / "out", "x")
-    assert "lr 0.1 is the smallest of 3" in markdown(outcome)
+    assert "lr 0.1 is the smallest of 3" in "\n".join(paragraphs(outcome))
     console = Console(width=80, record=True)
     show(outcome, console)
     assert "note: gpt: lr 0.1 is the smallest of 3" in console.export_text()
