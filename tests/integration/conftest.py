@@ -48,7 +48,7 @@ def fit_arguments(shards: Path, run_dir: Path, *extra: str, model: str = "AnGPT"
 
 @pytest.fixture(scope="session")
 def finished(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An anGPT after 20 steps, validated after 17: best.ckpt and last.ckpt differ. Tests change copies of it."""
+    """An anGPT after 20 steps, validated after 17 and at the end. Tests change copies of it."""
     run_dir = tmp_path_factory.mktemp("runs") / "run"
     assert run(fit_arguments(shards, run_dir, "--trainer.max_steps=20")) == 0
     return run_dir

@@ -21,7 +21,7 @@ def test_the_fragment_fills_the_section_of_a_report(shards: Path, tmp_path: Path
     run = load_run(tmp_path / "run")
     found = series(run)
     assert list(found["rotation/W_q"][0]) == [50, 100] == list(found["norms/share_at_bound"][0])
-    assert list(found["val/loss"][0]) == [17, 34, 51, 68, 85]
+    assert list(found["val/loss"][0]) == [17, 34, 51, 68, 85, 100]
     assert found["hidden/last/norm"][1][-1] > 0
     rows = [row for row in csv.DictReader((tmp_path / "run/metrics.csv").open()) if row["copying/first"]]
     saved = [float(row["copying/first"]) - float(row["copying/second"]) for row in rows]

@@ -23,7 +23,7 @@ EVERY_STEP = "--checkpoint_every_n_steps=1"
 
 def arguments(shards: Path, run_dir: Path, steps: int, *extra: str) -> list[str]:
     return fit_arguments(
-        shards, run_dir, f"--trainer.max_steps={steps}", "--trainer.val_check_interval=1000", EVERY_STEP,
+        shards, run_dir, f"--trainer.max_steps={steps}", "--trainer.limit_val_batches=0", EVERY_STEP,
         "--model.dropout=0.1", *extra,
     )  # fmt: skip
 

@@ -75,9 +75,9 @@ def test_a_run_goes_on_from_its_best_checkpoint(
 ) -> None:
     run_dir = shutil.copytree(finished, tmp_path / "run")
     (run_dir / "checkpoints" / "last.ckpt").unlink()
-    arguments = fit_arguments(shards, run_dir, "--trainer.max_steps=19", "--ckpt_path=best")
+    arguments = fit_arguments(shards, run_dir, "--trainer.max_steps=22", "--ckpt_path=best")
     assert run(arguments) == 0
-    assert last_checkpoint(run_dir)["global_step"] == 19
+    assert last_checkpoint(run_dir)["global_step"] == 22
     (run_dir / "checkpoints" / "best.ckpt").unlink()
     capsys.readouterr()
     assert main(arguments) == 2

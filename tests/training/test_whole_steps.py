@@ -40,8 +40,8 @@ def validated(seen: Seen, **settings: Any) -> L.Trainer:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"val_check_interval": 5, "check_val_every_n_epoch": None, "max_steps": 11}, [5, 10]),
-        ({"val_check_interval": 3, "max_epochs": 2}, [3, 7]),
+        ({"val_check_interval": 5, "check_val_every_n_epoch": None, "max_steps": 11}, [5, 10, 11]),
+        ({"val_check_interval": 3, "max_epochs": 2}, [3, 7, 8]),
         ({"val_check_interval": 0.5, "max_epochs": 2}, [2, 4, 6, 8]),
         ({"max_epochs": 2, "check_val_every_n_epoch": 2}, [8]),
         ({"val_check_interval": "00:00:00:00", "check_val_every_n_epoch": None, "max_steps": 3}, [1, 2, 3]),

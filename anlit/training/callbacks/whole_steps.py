@@ -24,9 +24,9 @@ class WholeSteps(Checkpoint):
 
     A checkpoint has no gradients, so one that is written within a step would lose those of the step's micro-batches. An
     integer `val_check_interval` is a number of optimizer steps: of the run, or of each epoch if
-    `check_val_every_n_epoch` is set. A float is a share of an epoch's steps. A time is checked after each step. A
-    request to stop within a step (`max_time`) takes effect after the step. The `step` in the logs is the number of the
-    optimizer step, from 0.
+    `check_val_every_n_epoch` is set. A float is a share of an epoch's steps. A time is checked after each step. The
+    run's last step is always validated. A request to stop within a step (`max_time`) takes effect after the step. The
+    `step` in the logs is the number of the optimizer step, from 0.
 
     Lightning calls checkpoint callbacks after all others. This callback is one, so that it sees the others' requests.
     """
@@ -41,6 +41,8 @@ class WholeSteps(Checkpoint):
         def is_due(lightnings_rule: Callable[[], bool]) -> bool:
             if not completes_step(trainer):
                 return False
+            if _ends(trainer):
+                return trainer.enable_validation
             if every is None or stops_now(trainer):
                 return lightnings_rule()
             steps = trainer.global_step
@@ -67,6 +69,14 @@ class WholeSteps(Checkpoint):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         restore_validation_rule(trainer)
+
+
+def _ends(trainer: L.Trainer) -> bool:
+    """Whether the optimizer step that was just taken is the run's last by `max_steps` or `max_epochs`."""
+    if trainer.global_step == trainer.max_steps:
+        return True
+    is_last_batch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    return is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
 
 
 def _steps_between_validations(trainer: L.Trainer) -> int | None:
