@@ -8,14 +8,13 @@ from torch import Tensor, nn
 from anlit.attention import cache
 from anlit.attention.backends import BACKENDS, attend_by, check, choose
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK
-from anlit.attention.choice.choices import Choices
-from anlit.attention.choice.kind import form_of
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.qk_clip import QKClip
+from anlit.attention.selection import Selections, form_of, name_of
 
-Backend = Literal["auto", "eager", "sdpa", "blockwise", "flash", "cudnn", "cute", "flex", "triton"]
+Backend = Literal["auto", "eager", "sdpa", "blockwise", "flash", "flex", "triton"]
 
 
 class Attention(nn.Module):
@@ -38,8 +37,8 @@ class Attention(nn.Module):
         self.mechanism, self.backend = mechanism, backend
         self.dropout = dropout
         self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
-        self._choices: Choices | None = None
-        self._chosen: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
+        self._selections: Selections | None = None
+        self._backends: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """q: (B, H, T, D); k, v: (B, G, T, D), where G divides H; query head h uses key head h // (H/G).
@@ -62,10 +61,10 @@ class Attention(nn.Module):
         backend = BACKENDS[self.backend_for(q, documents.are_masked)]
         return attend_by(backend, q, k, v, self.mechanism, documents, dropout)
 
-    def take(self, choices: Choices | None) -> None:
-        """Let `auto` run on what was chosen for this mechanism on this device, wherever that can compute it."""
-        self._choices = choices
-        self._chosen.clear()
+    def use_selections(self, selections: Selections | None) -> None:
+        """Let `auto` run on what was selected for this mechanism on this device, wherever that can compute it."""
+        self._selections = selections
+        self._backends.clear()
 
     def backend_for(self, q: Tensor, is_packed: bool) -> str:
         """The name of the back end for queries like `q`, (B, H, T, D).
@@ -77,16 +76,17 @@ class Attention(nn.Module):
             UserError: The back end that the settings name cannot compute this on the device or in the precision of `q`.
         """
         case = _case(q, q.dtype, q.shape[-2], is_packed)
-        if case not in self._chosen:
-            self._chosen[case] = self._choose(q, is_packed)
-        return self._chosen[case]
+        if case not in self._backends:
+            self._backends[case] = self._find_backend(q, is_packed)
+        return self._backends[case]
 
-    def _choose(self, q: Tensor, is_packed: bool) -> str:
-        if self.backend == "auto" and self._choices is not None:
-            for choice in self._choices.nearest(form_of(self.mechanism), q.dtype, q.shape[-2], is_packed):
-                backend = BACKENDS.get(choice.backend)  # a checkpoint may name one of another version
+    def _find_backend(self, q: Tensor, is_packed: bool) -> str:
+        if self.backend == "auto" and self._selections is not None:
+            form, dtype = form_of(self.mechanism), name_of(q.dtype)
+            for selection in self._selections.nearest(form, dtype, q.shape[-2], is_packed):
+                backend = BACKENDS.get(selection.backend)  # a checkpoint may name one of another version
                 if backend is not None and backend.reason_against(self.mechanism, q, self.dropout) is None:
-                    return choice.backend
+                    return selection.backend
         return choose(self.backend, self.mechanism, q, self.dropout)
 
     @torch.no_grad()
@@ -102,7 +102,7 @@ class Attention(nn.Module):
         if isinstance(documents, cache.Continuation) and documents.n_before:
             return
         dtype = computing_dtype(h)
-        if (name := self._chosen.get(_case(h, dtype, h.shape[1], documents.are_masked))) is None:
+        if (name := self._backends.get(_case(h, dtype, h.shape[1], documents.are_masked))) is None:
             shape = (1, self.mechanism.n_heads, h.shape[1], self.mechanism.d_head)
             q = torch.empty(shape, dtype=dtype, device=h.device, requires_grad=h.requires_grad)
             with torch.set_grad_enabled(h.requires_grad):

@@ -20,7 +20,7 @@ from anlit.benchmarks.size import Size, blocks_of
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.lightning_internals import configure_model
 from anlit.models import GPT, NGPT, AnGPT
-from anlit.models.kernel_choice import choose_at_first_batch
+from anlit.models.kernel_selection import select_at_first_batch
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
 
@@ -119,7 +119,7 @@ def trainer_of(model: LanguageModel, device: torch.device, dtype: torch.dtype) -
     trainer.strategy.setup_environment()
     configure_model(trainer, model)
     trainer.strategy.setup(trainer)
-    choose_at_first_batch(model)
+    select_at_first_batch(model)
     model.train()
     return trainer
 

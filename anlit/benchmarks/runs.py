@@ -32,7 +32,7 @@ from torch import Tensor
 import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  classes that a configuration may name
 from anlit.analysis.wall_clock import BUSY
-from anlit.attention.choice.choices import Choices
+from anlit.attention.selection import Selections
 from anlit.benchmarks.our_step import take_step, trainer_of
 from anlit.benchmarks.size import Size, blocks_of
 from anlit.benchmarks.turns import alternate, paired_ratio, timed
@@ -90,7 +90,7 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device, unless_bu
     for number, run in enumerate(runs):
         batch, dtype = batch_of(run, device)
         model = model_of(run)
-        model.choices = Choices.from_plain(run.record.get("attention"))  # what it ran on, if on such a device
+        model.selections = Selections.from_plain(run.record.get("attention"))  # what it ran on, if on such a device
         trainer = trainer_of(model, device, dtype)
 
         def step(trainer: Any = trainer, batch: Batch = batch) -> Tensor:

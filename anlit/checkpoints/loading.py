@@ -14,7 +14,7 @@ from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
 from anlit.checkpoints.rebuild import rebuild, settings_of
 from anlit.configuration import ARCHITECTURES, CONFIG, attention_label
 from anlit.errors import UserError
-from anlit.models.kernel_choice import take_saved
+from anlit.models.kernel_selection import use_saved
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals, keep_freed_memory
 from anlit.reading import read_yaml
@@ -96,7 +96,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
         raise _damaged(file, error) from error
     model = model.to(target).eval().requires_grad_(False)
     config, record = _run_config(file), content["anlit"]
-    model.choices = take_saved(model.model, record.get("attention"), target)
+    model.selections = use_saved(model.model, record.get("attention"), target)
     return Checkpoint(
         model, file, content["global_step"], config, record.get("data"), settings_of(content), record.get("family")
     )

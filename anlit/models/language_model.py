@@ -14,8 +14,8 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torchmetrics import MeanMetric
 
 import anlit
-from anlit.attention.choice.choices import Choices
 from anlit.attention.mechanisms.warm_start import grow, warm_starts
+from anlit.attention.selection import Selections
 from anlit.errors import UserError
 from anlit.layers.sharded import full_tensor
 from anlit.lightning_internals import completes_step, is_made_by_cli, trainer_of
@@ -29,7 +29,7 @@ from anlit.models.continuing import (
     take_group_settings,
     without_paths,
 )
-from anlit.models.kernel_choice import choose_at_first_batch, take_saved
+from anlit.models.kernel_selection import select_at_first_batch, use_saved
 from anlit.models.trainer_steps import is_logged
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
@@ -58,7 +58,7 @@ class LanguageModel(L.LightningModule):
     """transformers' model_type of the checkpoint that the first weights were imported from."""
     is_continued = begins_new_optimizer = False
     """Whether the run continues from a checkpoint, and whether it does so without the optimizer's state."""
-    choices: Choices | None = None
+    selections: Selections | None = None
     """What attention's `backend: auto` runs on; None before the first batch, or if settings name the back end."""
 
     def __init__(self, config: DecoderConfig, optimizer: OptimizerFactory, schedule: Schedule) -> None:
@@ -118,7 +118,7 @@ class LanguageModel(L.LightningModule):
                 "trainer.precision=16-true trains in float16 alone, where gradients under 6e-8 become 0 and "
                 "the weights' norms are held to 1e-3 at best: set bf16-mixed, 16-mixed or 32-true"
             )
-        choose_at_first_batch(self)
+        select_at_first_batch(self)
 
     def on_train_start(self) -> None:
         """Assume that batches of an unknown data module may count different numbers of tokens."""
@@ -232,13 +232,14 @@ class LanguageModel(L.LightningModule):
         if "hyper_parameters" in checkpoint:
             checkpoint["hyper_parameters"] = as_plain(checkpoint["hyper_parameters"])
         data = self._data()
+        final = self.selections.final() if self.selections is not None else None
         checkpoint["anlit"] = {
             "architecture": type(self).__name__,
             "version": anlit.__version__,
             "data": data.fingerprint if data is not None else None,
             "family": self.family,
             "run": run_settings(self.trainer),
-            "attention": self.choices.as_plain() if self.choices is not None else None,
+            "attention": final.as_plain() if final is not None else None,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -260,7 +261,7 @@ class LanguageModel(L.LightningModule):
                 f"shards have ({_short(now)}): set --data.path to the shards that it was trained on"
             )
         if trainer_of(self) is not None:
-            self.choices = take_saved(self.model, record.get("attention"), self.trainer.strategy.root_device)
+            self.selections = use_saved(self.model, record.get("attention"), self.trainer.strategy.root_device)
             if self.trainer.state.fn == "fit":
                 self._continue_from(checkpoint)
 

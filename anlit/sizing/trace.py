@@ -179,7 +179,9 @@ def stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
     """Replace every kernel except the eager one, which is plain operators, by one with a fused kernel's memory."""
     for layer in attention_layers(decoder):
         attention: Any = layer
-        name = backends.likely(attention.backend, attention.mechanism, "cuda", attention.dropout)
+        name = attention.backend
+        if name == "auto":
+            name = backends.default_backend(attention.mechanism, "cuda", dropout=attention.dropout)
         if name != "eager":
             rows = batch_size if decoder.document_masking else 1
             attention.attend = partial(_fused, attention.mechanism, rows, name == "sdpa")

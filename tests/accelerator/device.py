@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import flex_attention
 from torch.utils import backend_registration
 
-from anlit.attention.backends import BACKENDS, cute
+from anlit.attention.backends import BACKENDS
 
 NAME = "imaginary"
 CAN_REGISTER = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
@@ -27,8 +27,7 @@ def register() -> torch.device:
             return [torch.bfloat16, torch.float16]
 
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=DeviceModule())
-    cute.IS_INSTALLED = True  # of its operators, too, only the shapes run
-    for name in ("flash", "cudnn", "cute", "triton", "flex"):
+    for name in ("flash", "triton", "flex"):
         of_any_device = BACKENDS[name].reason_against
         BACKENDS[name].reason_against = _without_queries(of_any_device)  # type: ignore[attr-defined]
     flex_attention._validate_device = lambda *tensors: None  # type: ignore[attr-defined]

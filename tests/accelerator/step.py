@@ -28,9 +28,7 @@ LONG = 1100
 """Tokens of some blocks of queries, the last of them not full."""
 COMPILED = (
     ("flash", Plain(), True),
-    ("cudnn", Plain(), False),
     ("sdpa", Plain(), True),
-    ("cute", ScaleInvariant(), True),
     ("triton", ScaleInvariant(), True),
     ("flex", ScaleInvariant(), True),
     ("eager", ScaleInvariant(), True),
@@ -43,8 +41,8 @@ def cases() -> Iterator[tuple[str, Callable[[FakeTensorMode], None]]]:
         for documents in (False, True):
             packed = "packed" if documents else "one document"
             for mechanism, backends in (
-                (Plain(), ("eager", "sdpa", "flash", "cute", "triton", *(() if documents else ("cudnn",)))),
-                (ScaleInvariant(), ("eager", "cute", "triton")),
+                (Plain(), ("eager", "sdpa", "flash", "triton")),
+                (ScaleInvariant(), ("eager", "triton")),
             ):
                 for backend in backends:
                     name = f"{architecture.__name__}, {packed}, {type(mechanism).__name__} by {backend}"

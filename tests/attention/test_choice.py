@@ -1,15 +1,13 @@
 """Which back end computes what, and what is refused when."""
 
-import logging
-
 import pytest
 import torch
 from torch import Tensor
 
 from anlit import GPT, ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention.backends import BACKENDS, BY_DISTANCE, HARMLESS, check, choose, flash, flex, likely, sdpa
-from anlit.attention.choice.inputs import own_copy
-from anlit.attention.choice.kind import form_of
+from anlit.attention.backends import CANDIDATES, candidates, check, choose, default_backend, flash, flex, sdpa, triton
+from anlit.attention.selection import form_of
+from anlit.attention.trial import own_copy
 from anlit.errors import UserError
 from tests.attention.examples import SHIPPED
 from tests.models.tiny import random_tokens, tiny
@@ -22,7 +20,10 @@ class OnDevice:
 
     def __init__(self, kind: str, dtype: torch.dtype = torch.bfloat16, width: int = 64) -> None:
         self.device, self.dtype, self.shape = torch.device(kind), dtype, torch.Size((1, 3, 1, width))
-        self.requires_grad = True
+        self.requires_grad, self.is_cuda = True, kind == "cuda"
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
 
 
 @pytest.fixture
@@ -51,9 +52,48 @@ def test_auto_takes_without_a_trial_no_kernel_that_may_do_harm() -> None:
     assert choose("flash", Plain(), on_cuda()) == "flash"
 
 
-def test_the_last_of_those_that_are_taken_without_a_trial_can_do_anything() -> None:
-    assert {*HARMLESS} == {*BY_DISTANCE} <= BACKENDS.keys()
-    assert HARMLESS[-1] == BY_DISTANCE[-1] == "eager"
+def of_length(length: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    q = OnDevice("cuda", dtype)
+    q.shape = torch.Size((1, 3, length, 64))
+    return q  # type: ignore[return-value]
+
+
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("name", SHIPPED)
+def test_at_most_three_are_tried_and_eager_only_where_it_is_short(name, is_packed, dtype) -> None:
+    layer = SHIPPED[name].for_layer(3, 64, 0)
+    short, long = (candidates(layer, of_length(length, dtype), is_packed) for length in (2048, 8192))
+    assert 1 <= len(long) <= len(short) <= 3
+    assert "eager" not in long
+    assert candidates(layer, Q, is_packed) == {}
+    if layer.scales_with_distance:
+        assert [*short] == (["triton", "eager"] if "c per layer" in name else ["triton", "flex", "eager"])
+    assert {each for names in CANDIDATES.values() for each in names} == {"sdpa", "flash", "flex", "triton", "eager"}
+
+
+@pytest.mark.usefixtures("h200")
+def test_flex_is_left_out_where_its_learned_tables_have_another_kernel(monkeypatch) -> None:
+    learned = ScaleInvariant(learned="per_head").for_layer(3, 64, 0)
+    assert [*candidates(learned, of_length(8192), True)] == ["triton"]
+    monkeypatch.setattr(triton, "IS_INSTALLED", False)
+    assert [*candidates(learned, of_length(8192), True)] == ["flex"]
+    assert "flex" in candidates(LogN().for_layer(3, 64, 0), of_length(8192), True)  # its tables are not learned
+
+
+def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(monkeypatch) -> None:
+    """On CPU FLASH would be ignored without a word, and without the package it raises."""
+    q, table = of_length(64), torch.zeros(64)
+    for has_package, generation, expected in ((True, 9, True), (True, 10, True), (True, 8, False), (False, 9, False)):
+        monkeypatch.setattr(flex, "HAS_FLASH_4", has_package)
+        monkeypatch.setattr(flex, "gpu_generation", lambda generation=generation: generation)
+        assert flex.runs_on_flash_4(q, table, None) is expected
+    monkeypatch.setattr(flex, "HAS_FLASH_4", True)
+    monkeypatch.setattr(flex, "gpu_generation", lambda: 9)
+    assert not flex.runs_on_flash_4(q, table.clone().requires_grad_(), None)
+    assert not flex.runs_on_flash_4(of_length(64, torch.float32), None, None)
+    assert not flex.runs_on_flash_4(Q.half(), None, None)
 
 
 @pytest.mark.usefixtures("h200")
@@ -91,15 +131,6 @@ def test_what_flex_refuses() -> None:
     assert "not 8" in str(flex.reason_against(Plain(), Q[..., :8]))
     assert "mps" in str(flex.reason_against(Plain(), OnDevice("mps")))  # type: ignore[arg-type]
     assert "dropout is 0.1" in str(flex.reason_against(Plain(), None, 0.1))
-
-
-def test_what_auto_took_is_logged_for_debugging_with_the_reasons(caplog) -> None:
-    with caplog.at_level(logging.DEBUG, logger="anlit.attention"):
-        assert choose("auto", ScaleInvariant(), Q, dropout=0.1) == "eager"
-    assert [record.levelname for record in caplog.records] == ["DEBUG"]
-    (message,) = [record.getMessage() for record in caplog.records]
-    for part in ("ScaleInvariant", "'eager'", "not blockwise", "not sdpa", "a(t)", "cpu, float32"):
-        assert part in message
 
 
 def test_what_no_device_can_do_is_refused_when_the_model_is_built() -> None:
@@ -153,11 +184,10 @@ def test_the_choice_follows_device_precision_and_need_of_gradients(monkeypatch: 
     assert asked == [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)]
 
 
-def test_sizing_asks_for_what_is_taken_without_a_trial_on_a_device_that_is_not_here() -> None:
-    assert likely("auto", Plain(), "cuda") == "sdpa"
-    assert likely("auto", ScaleInvariant(), "cuda") == "eager"
-    assert likely("auto", ScaleInvariant(), "cpu") == "blockwise"
-    assert likely("eager", Plain(), "cuda") == "eager"
+def test_sizing_asks_for_the_default_of_a_device_that_is_not_here() -> None:
+    assert default_backend(Plain(), "cuda") == "sdpa"
+    assert default_backend(ScaleInvariant(), "cuda") == "eager"
+    assert default_backend(ScaleInvariant(), "cpu") == "blockwise"
 
 
 def test_the_form_of_a_mechanism_tells_its_window_and_what_is_learned() -> None:

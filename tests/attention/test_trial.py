@@ -1,322 +1,214 @@
-"""Back ends on trial: the wrong, the failing and the hanging are left out, the fastest of the others is taken."""
+"""Back ends on trial: what is wrong, fails or hangs is not taken and not kept, the fastest of the others is."""
 
-import json
 import logging
-import multiprocessing
-import sys
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from anlit import GPT, ALiBi, AttentionPattern, LogN, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention import backends
-from anlit.attention.backends import eager, sdpa
-from anlit.attention.choice import choose as choosing
-from anlit.attention.choice import process, proof, trial
-from anlit.attention.choice.cache import Cache
-from anlit.attention.choice.choices import Choice, Choices, device_label
-from anlit.attention.choice.choose import Wanted, choose
-from anlit.attention.choice.inputs import Inputs, own_copy, random_documents
-from anlit.attention.choice.kind import Kind, form_of
-from anlit.attention.choice.process import TrialProcess
-from anlit.attention.choice.trial import Outcome, Request
-from anlit.attention.documents import Documents
+from anlit.attention import trial
+from anlit.attention.attention import Attention
+from anlit.attention.backends import BACKENDS, eager
 from anlit.attention.mechanism import Mechanism
-from anlit.models.kernel_choice import choose_at_first_batch, take_saved, wanted
+from anlit.attention.selection import AttentionSpec, Selection, Selections, device_label, form_of
+from anlit.attention.trial import Inputs, Trial, own_copy, random_documents, relative_errors, run_trials, wrong
+from anlit.errors import UserError
+from anlit.models import kernel_selection
+from anlit.models.kernel_selection import select_at_first_batch, use_saved
 from tests.models.tiny import random_tokens, tiny
 
 CPU = torch.device("cpu")
-LONG_RUN = 10_000.0  # passes
-PRETENDED = {
-    "wrong": "return 1.001 * eager.attend(*arguments)",
-    "slow": "for _ in range(30): out = eager.attend(*arguments)\n    return out",
-    "raising": "raise RuntimeError('no kernel image is available\\nfor this device')",
-    "hanging": "time.sleep(1000)",
-    "dying": "os.abort()",
-}
+SPEC = AttentionSpec("Plain", 2, 2, 2, 48, 16, "float32", 16, False)
+ON_CPU = ("sdpa", "blockwise", "eager")
 
 
-def kind(mechanism: Mechanism = Plain(), length: int = 48, document: int | None = 16, **changes: object) -> Kind:
-    sizes = {"rows": 2, "heads": 2, "key_heads": 2, "width": 8, "length": length, "document": document}
-    others = {"dtype": "float32", "dropout": 0.0, "compiled": False}
-    return Kind(form_of(mechanism), **sizes | others | changes)  # type: ignore[arg-type]
+def backend(attend: Callable[..., Any]) -> ModuleType:
+    return SimpleNamespace(attend=attend, GROUPED=True)  # type: ignore[return-value]
 
 
-def a_wanted(mechanism: Mechanism = Plain(), n_passes: float = LONG_RUN, **changes: object) -> Wanted:
-    return Wanted(kind(mechanism, **changes), own_copy(mechanism.for_layer(2, 8, 0)), 2, n_passes)  # type: ignore[arg-type]
+def fails(*arguments: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore of it")
 
 
-def request_of(mechanism: Mechanism = Plain(), **changes: object) -> Request:
-    one = a_wanted(mechanism, **changes)
-    return Request(one.kind, one.mechanism, CPU, one.n_layers, 3)
+def is_wrong(*arguments: Any) -> Any:
+    return 1.001 * eager.attend(*arguments)
 
 
-@pytest.fixture(autouse=True)
-def an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def is_slow(*arguments: Any) -> Any:
+    for _ in range(60):
+        out = eager.attend(*arguments)
+    return out
 
 
 @pytest.fixture
-def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
-    """Back ends that computers without a GPU do not have, as modules that another process can import."""
-    monkeypatch.syspath_prepend(tmp_path)
-    found = {}
-    for name, body in PRETENDED.items():
-        (tmp_path / f"pretended_{name}.py").write_text(
-            "import os, time\nfrom anlit.attention.backends import eager\n"
-            "from anlit.attention.backends.eager import reason_against\n"
-            f"def attend(*arguments):\n    {body}\n"
-        )
-        found[name] = __import__(f"pretended_{name}")
-    yield found
-    for name in PRETENDED:
-        del sys.modules[f"pretended_{name}"]
+def hangs() -> Iterator[ModuleType]:
+    """A back end that does not come back while the test runs."""
+    is_over = threading.Event()
+    yield backend(lambda *arguments: is_over.wait(100) and fails())
+    is_over.set()
 
 
-@pytest.mark.parametrize("document", [None, 16])
+def a_trial(mechanism: Mechanism = Plain(), candidates: dict[str, ModuleType] | None = None, **changes: Any) -> Trial:
+    spec = replace(SPEC, mechanism=form_of(mechanism), **changes)
+    layer = mechanism.for_layer(spec.heads, spec.width, 0)
+    able = {name: BACKENDS[name] for name in ON_CPU if BACKENDS[name].reason_against(layer) is None}
+    return Trial(spec, layer, 2, able if candidates is None else candidates, "eager")
+
+
+@pytest.mark.parametrize("changes", [{"document": None}, {"document": 16}, {"key_heads": 1}], ids=str)
 @pytest.mark.parametrize("mechanism", [Plain(), ScaleInvariant(learned="per_head"), SlidingWindow(8, ALiBi())])
-def test_real_back_ends_are_right_and_timed_and_leave_no_trace(mechanism: Mechanism, document: int | None) -> None:
-    one = a_wanted(mechanism, document=document)
+def test_real_back_ends_are_right_and_timed_and_leave_no_trace(mechanism: Mechanism, changes: dict[str, Any]) -> None:
+    given = a_trial(mechanism, **changes)
     before = torch.get_rng_state()
     with torch.inference_mode():  # as in validation
-        outcome = trial.run(Request(one.kind, one.mechanism, CPU, 2, 3), one.able(CPU))
-    assert outcome.left_out == {}
-    others = set() if mechanism.scales_with_distance else {"sdpa"}
-    assert outcome.seconds.keys() == {"blockwise", "eager"} | others
-    assert all(0 < seconds < 60 for seconds in outcome.seconds.values())
+        (selection,) = run_trials([given], CPU)
+    assert selection.seconds.keys() == given.candidates.keys()
+    assert selection.is_final
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(parameter.grad is None for parameter in one.mechanism.parameters())
+    assert all(parameter.grad is None for parameter in given.mechanism.parameters())
 
 
-def test_heads_that_share_keys_are_tried_as_such() -> None:
-    one = a_wanted(ScaleInvariant(), key_heads=1)
-    outcome = trial.run(Request(one.kind, one.mechanism, CPU, 2, 3), one.able(CPU))
-    assert outcome.left_out == {}
-    assert outcome.seconds.keys() == {"blockwise", "eager"}
+def test_the_fastest_is_taken_and_what_is_wrong_or_fails_is_not() -> None:
+    candidates = {"slow": backend(is_slow), "wrong": backend(is_wrong), "full": backend(fails), "eager": eager}
+    (selection,) = run_trials([a_trial(candidates=candidates)], CPU)
+    assert selection.backend == "eager"
+    assert selection.seconds.keys() == {"slow", "eager"}
+    assert selection.wrong["wrong"].startswith("relative error 1")
+    assert selection.failed == {"full": "it fails: CUDA out of memory. Tried to allocate 2.00 GiB"}
+    line = str(selection)
+    assert line.startswith("attention Plain (float32, 2 × 48 tokens in documents of about 16) runs on 'eager', ")
+    assert "'full' is tried again at the next start (it fails: CUDA out of memory" in line
+    assert "\n" not in line
+
+
+def test_of_two_that_are_about_as_fast_the_first_is_taken() -> None:
+    outcome = trial.Outcome(a_trial(candidates={"flash": eager, "sdpa": eager}))
+    for flash, taken in ((1.04, "flash"), (1.06, "sdpa")):
+        outcome.seconds = {"sdpa": 1.0, "flash": flash}
+        assert outcome.selection().backend == taken
+
+
+def test_what_hangs_ends_with_the_time_of_all_and_the_rest_is_not_tried(hangs: ModuleType) -> None:
+    trials = [a_trial(candidates={"hangs": hangs, "eager": eager}), a_trial(LogN()), a_trial(ALiBi())]
+    selections = run_trials(trials, CPU, limit_s=0.2)
+    assert [selection.backend for selection in selections] == ["eager"] * 3
+    assert selections[0].failed == {"hangs": "it did not end within 0.2 s", "eager": "no time was left to try it"}
+    assert all({*selection.failed.values()} == {"no time was left to try it"} for selection in selections[1:])
+    assert Selections("a GPU", tuple(selections)).final() is None
+
+
+def test_a_trial_takes_two_minutes_at_most_where_ranks_wait_for_ten() -> None:
+    assert trial.TIME_LIMIT_S + trial.HANGING_S <= 130
+
+
+def test_a_machine_that_starts_no_thread_takes_the_default(monkeypatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    (selection,) = run_trials([a_trial()], CPU)
+    assert selection.backend == "eager"
+    assert {*selection.failed.values()} == {"can't start new thread"}
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_gpu_that_hangs_or_is_broken_ends_the_run_with_a_sentence(monkeypatch, is_broken: bool) -> None:
+    """As CUDA does: an event is never done, or every call raises what a kernel did."""
+
+    def query() -> bool:
+        if is_broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
+        return False
+
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda stream: None, query=query))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(trial, "HANGING_S", 0.05)
+    failed = [Selection(SPEC, "sdpa", failed={"triton": "it did not end within 120 s"})]
+    reason = "illegal memory access" if is_broken else "still runs"
+    with pytest.raises(UserError, match=rf"{reason}.*'triton' \(it did not end.*: set --model.backend sdpa$"):
+        trial.check_gpu(failed, torch.device("cuda"))
 
 
 @pytest.mark.slow
-def test_a_compiled_kind_is_timed_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[bool] = []
+def test_a_candidate_is_compiled_once_for_the_shape_of_the_run(monkeypatch) -> None:
+    """In one graph, for the check and all turns, whatever the documents."""
+    graphs: list[torch.fx.GraphModule] = []
     compile_ = torch.compile
 
-    def without_code(function, dynamic, fullgraph):
-        compiled.append(fullgraph)
-        return compile_(function, dynamic=dynamic, fullgraph=fullgraph, backend="eager")
+    def count(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
 
-    monkeypatch.setattr(torch, "compile", without_code)
-    one = a_wanted(SlidingWindow(8, ALiBi()), compiled=True)
-    outcome = trial.run(Request(one.kind, one.mechanism, CPU, 2, 3), one.able(CPU))
-    assert outcome.left_out == {}
-    assert outcome.seconds.keys() == {"sdpa", "blockwise", "eager"}
-    assert compiled == [True] * 3
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, **options, backend=count))
+    given = a_trial(SlidingWindow(8, ALiBi()), compiled=True)
+    (selection,) = run_trials([given], CPU)
+    assert selection.seconds.keys() == {*ON_CPU}
+    assert len(graphs) == 3
 
-    def breaks(*arguments):
+    def breaks(*arguments: Any) -> Any:
         torch._dynamo.graph_break()
         return eager.attend(*arguments)
 
-    outcome = trial.run(Request(one.kind, one.mechanism, CPU, 2, 3), {"breaks": SimpleNamespace(attend=breaks)})
-    assert outcome.left_out["breaks"].startswith("it fails: ")
+    (selection,) = run_trials([a_trial(candidates={"breaks": backend(breaks)}, compiled=True)], CPU)
+    assert selection.failed["breaks"].startswith("it fails: ")
 
 
-def test_dropout_draws_nothing_from_the_run() -> None:
-    before = torch.get_rng_state()
-    outcome = trial.run(request_of(dropout=0.5), {"sdpa": sdpa, "eager": eager})
-    assert outcome.seconds.keys() == {"sdpa", "eager"}
-    assert torch.equal(torch.get_rng_state(), before)
+@pytest.mark.parametrize("document", [None, 16])
+def test_a_fault_in_any_number_of_a_long_first_row_or_in_another_row_is_seen(document: int | None) -> None:
+    length = 128 * (trial.MOST_BLOCKS + 2)
+    layer = ScaleInvariant(learned="per_layer").for_layer(1, 8, 0)
+    given = Inputs(own_copy(layer), random_documents(2, length, document, CPU), 2, 1, 1, 8, torch.float32)
+    assert wrong(relative_errors(given, eager.attend), torch.float32) is None
 
+    def shifted(*, row: int, token: int) -> Callable[..., Any]:
+        def attend(q: Any, k: Any, v: Any, *rest: Any) -> Any:
+            pull = torch.zeros_like(v)
+            pull[row, :, token] = 1.0
+            return eager.attend(q, k, v, *rest) + 0.1 * (v * pull).sum()
 
-def test_what_is_wrong_or_raises_is_left_out_and_what_is_slow_is_not_taken(pretended, monkeypatch, caplog) -> None:
-    tried = {name: pretended[name] for name in ("wrong", "slow", "raising")}
-    monkeypatch.setattr(backends, "BACKENDS", tried | {"eager": eager})
-    monkeypatch.setattr(backends, "HARMLESS", tuple(backends.BACKENDS))
-    with caplog.at_level(logging.INFO, logger="anlit.attention"):
-        (made,) = choose([a_wanted()], CPU).made
-    assert made.backend == "eager"
-    assert made.seconds.keys() == {"slow", "eager"}
-    assert made.seconds["slow"] > made.seconds["eager"]
-    assert made.left_out["raising"] == "it fails: no kernel image is available"
-    assert made.left_out["wrong"].startswith("it is wrong: relative error 1")
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 3
-    assert "Plain runs on 'eager' (float32, 2 × 48 tokens, documents of about 16): it was the fastest" in messages[0]
-    assert "'wrong' is left out: it is wrong" in messages[1]
+        return attend
 
-
-def test_a_gradient_that_is_wrong_is_found() -> None:
-    def attend(q, k, v, mechanism, documents, dropout):
-        return eager.attend(q.detach() + 0.999 * (q - q.detach()), k, v, mechanism, documents, dropout)
-
-    given = Inputs(Plain().for_layer(2, 8, 0), random_documents(2, 48, 16, CPU), 2, 2, 2, 8, torch.float32)
-    errors = proof.errors(given.both(attend), proof.reference(given), given.probe)
-    assert str(proof.wrong(errors, torch.float32)).endswith("of q")
-
-
-def test_where_there_is_no_gradient_its_rounding_is_beside_that_of_v() -> None:
-    given = Inputs(SlidingWindow(1).for_layer(2, 8, 0), random_documents(2, 48, None, CPU), 2, 2, 2, 8, torch.float32)
-    expected = proof.reference(given)
-    for rounding, is_wrong in ((1e-7, False), (1e-4, True)):
-        out, q, *others = given.both(eager.attend)
-        errors = proof.errors((out, q + rounding, *others), expected, given.probe)
-        assert (proof.wrong(errors, torch.float32) is not None) == is_wrong
-
-
-def test_a_back_end_that_hangs_ends_with_its_process(pretended) -> None:
-    with TrialProcess(silence=1.0) as running:
-        outcome = running.run(request_of(), {"hanging": pretended["hanging"]})
-    assert outcome.seconds == {}
-    assert outcome.left_out == {"hanging": "it hangs: nothing for 1 s"}
-
-
-@pytest.mark.slow
-def test_the_others_are_tried_without_those_that_hang_or_die(pretended) -> None:
-    tried = {"hanging": pretended["hanging"], "dying": pretended["dying"], "wrong": pretended["wrong"], "eager": eager}
-    with TrialProcess(silence=20.0) as running:
-        outcome = running.run(request_of(ScaleInvariant(learned="per_head")), tried)
-        again = running.run(request_of(), {"eager": eager, "sdpa": sdpa})
-    assert outcome.seconds.keys() == {"eager"}
-    assert "hangs" in outcome.left_out["hanging"]
-    assert outcome.left_out["dying"].startswith("it fails: ")
-    assert "it is wrong" in outcome.left_out["wrong"]
-    assert again.seconds.keys() == {"eager", "sdpa"}
-
-
-def test_where_another_process_helps_nothing_the_harmless_are_tried_in_this_one(pretended, monkeypatch) -> None:
-    monkeypatch.setattr(backends, "BACKENDS", {"hanging": pretended["hanging"], "sdpa": sdpa, "eager": eager})
-    monkeypatch.setattr(process, "STARTING", 0.01)
-    (made,) = choose([a_wanted()], CPU).made
-    assert made.left_out == {"hanging": "a process to try it in does not start: nothing for 0 s"}
-    assert made.seconds.keys() == {"sdpa", "eager"}
-
-
-def pretended_trial(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> list[Kind]:
-    """Lets trials end with these times; the kinds that are tried are added to the list."""
-    tried: list[Kind] = []
-
-    def run(request: Request, able: dict[str, ModuleType], say=None) -> Outcome:
-        tried.append(request.kind)
-        return Outcome({name: seconds[name] for name in able})
-
-    monkeypatch.setattr(trial, "run", run)
-    return tried
-
-
-def test_the_second_run_takes_what_the_first_has_found_at_once(monkeypatch, an_empty_cache: Path) -> None:
-    tried = pretended_trial(monkeypatch, sdpa=2.0, blockwise=1.0, eager=3.0)
-    first, second = (choose([a_wanted()], CPU) for _ in range(2))
-    assert len(tried) == 1
-    assert first.made[0].backend == second.made[0].backend == "blockwise"
-    assert "earlier" in second.made[0].because
-    assert second.made[0].seconds == {"sdpa": 2.0, "blockwise": 1.0, "eager": 3.0}
-    for changes in ({"length": 96}, {"rows": 4}, {"document": None}, {"dtype": "float64"}):
-        choose([a_wanted(**changes)], CPU)
-    assert len(tried) == 5
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    choose([a_wanted()], CPU)
-    assert len(tried) == 6
-    assert sorted(len(json.loads(file.read_text())["kinds"]) for file in an_empty_cache.rglob("*.json")) == [1, 5]
-
-
-def test_a_cache_that_cannot_be_read_or_written_is_done_without(tmp_path: Path, monkeypatch, caplog) -> None:
-    tried = pretended_trial(monkeypatch, sdpa=2.0, blockwise=1.0, eager=3.0)
-    choose([a_wanted()], CPU)
-    Cache(CPU).path.write_text('{"device": 1}')
-    choose([a_wanted()], CPU)
-    assert len(tried) == 2
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with caplog.at_level(logging.INFO, logger="anlit.attention"):
-        assert choose([a_wanted()], CPU).made[0].backend == "blockwise"
-    assert "cannot be written" in caplog.text
-
-
-def test_a_run_that_is_short_takes_the_first_and_tries_and_says_nothing(monkeypatch, caplog) -> None:
-    tried = pretended_trial(monkeypatch, sdpa=2.0, blockwise=1.0, eager=3.0)
-    with caplog.at_level(logging.INFO, logger="anlit.attention"):
-        (made,) = choose([a_wanted(n_passes=200)], CPU).made
-    assert caplog.records == []
-    assert (made.backend, made.seconds, tried) == ("sdpa", {}, [])
-    assert "too short" in made.because
-    choose([a_wanted()], CPU)
-    (made,) = choose([a_wanted(n_passes=200)], CPU).made
-    assert made.backend == "blockwise"
-
-
-def test_a_trial_is_at_most_a_fiftieth_of_the_passes_of_a_run() -> None:
-    for n_passes in (900, 1600, 5000, 1e9, float("inf")):
-        for n_backends in (2, 3, 5):
-            rounds = a_wanted(n_passes=n_passes).rounds(n_backends)
-            passes = choosing.PASSES * n_backends * (rounds + 1) if rounds else 0
-            assert passes <= 0.02 * n_passes
-    assert a_wanted(n_passes=1600).rounds(3) >= 3  # a demo arm: 400 steps, 4 layers
-
-
-def test_a_mask_of_all_pairs_that_may_exhaust_the_memory_is_not_tried(monkeypatch) -> None:
-    monkeypatch.setattr(choosing.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**21}.__getitem__)  # 8 GiB
-    for mechanism, length, tried in ((ALiBi(), 4096, True), (ALiBi(), 16384, False), (LogN(), 16384, True)):
-        able = a_wanted(mechanism, length=length).able(CPU)
-        assert ("sdpa" in able) is tried
-        assert {"blockwise", "eager"} <= able.keys()
-
-
-def test_what_the_checkpoint_names_goes_before_the_cache_on_a_device_of_the_same_kind(monkeypatch) -> None:
-    tried = pretended_trial(monkeypatch, sdpa=2.0, blockwise=1.0, eager=3.0)
-    choose([a_wanted()], CPU)
-    saved = Choices(device_label(CPU), (Choice(kind(rows=9), "eager", "it was the fastest"),))
-    assert choose([a_wanted()], CPU, saved).made[0].backend == "eager"
-    assert choose([a_wanted(dtype="float64")], CPU, saved).made[0].backend == "blockwise"  # another precision
-    elsewhere = Choices("NVIDIA H100", saved.made)
-    assert choose([a_wanted()], CPU, elsewhere).made[0].backend == "blockwise"
-    unknown = Choices(saved.device, (Choice(kind(), "warp", "it was the fastest"),))
-    assert choose([a_wanted()], CPU, unknown).made[0].backend == "blockwise"
-    assert len(tried) == 2
-    assert Choices.from_plain(saved.as_plain()) == saved
-    for changes in ({"length": 0}, {"length": "48"}, {"mechanism": 3}, {"backend": ["eager"]}, {"speed": 1}):
-        assert Choices.from_plain({"device": "cpu", "kinds": [{**saved.made[0].as_plain(), **changes}]}) is None
-
-
-def test_a_second_run_waits_for_the_trial_of_the_first(monkeypatch) -> None:
-    began = time.monotonic()
-    context = multiprocessing.get_context("fork")
-
-    def run(request: Request, able: dict[str, ModuleType], say=None) -> Outcome:
-        time.sleep(1.0)
-        return Outcome({name: float(name != "eager") for name in able})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trial, "run", run)
-        first = context.Process(target=choose, args=([a_wanted()], CPU))
-        first.start()
-    lock = Cache(CPU).path.with_suffix(".lock")
-    while not lock.exists() and time.monotonic() < began + 60:
-        time.sleep(0.01)
-    time.sleep(0.2)
-    tried = pretended_trial(monkeypatch, sdpa=1.0, blockwise=2.0, eager=3.0)
-    (made,) = choose([a_wanted()], CPU).made
-    first.join(60)
-    assert (made.backend, tried) == ("eager", [])
+    for row, token in ((0, 0), (0, length - 1), (1, 5)):
+        assert "v" in str(wrong(relative_errors(given, shifted(row=row, token=token)), torch.float32))
 
 
 class Rank:
-    """As much of a Trainer as a choice needs; `told` is what the first rank sends to the others."""
+    """As much of a Trainer as a selection needs; `told` is what the first rank sends to the others."""
 
     def __init__(self, told: object = None, **data: object) -> None:
-        self.is_global_zero, self.told = told is None, told
-        self.strategy = SimpleNamespace(broadcast=lambda own: own if self.is_global_zero else self.told)
+        self.is_global_zero, self.told, self.events = told is None, told, []  # type: ignore[var-annotated]
+        self.strategy = SimpleNamespace(broadcast=self.broadcast)
         self.max_steps, self.accumulate_grad_batches = 1000, 2
         self.datamodule = SimpleNamespace(**data)
+
+    def broadcast(self, own: object) -> object:
+        self.events.append("broadcast")
+        return own if self.is_global_zero else self.told
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+    """This CPU has candidates as a GPU has, and eager attention wins; the trials so far."""
+    tried: list[Trial] = []
+
+    def run(trials: list[Trial], device: torch.device) -> list[Selection]:
+        tried.extend(trials)
+        return [Selection(each.spec, "eager", {"eager": 1.0, "sdpa": 2.0}) for each in trials]
+
+    monkeypatch.setattr(trial, "run_trials", run)
+    monkeypatch.setattr(kernel_selection, "candidates", lambda *_: {name: BACKENDS[name] for name in ("sdpa", "eager")})
+    return tried
 
 
 def in_a_run(trainer: Rank, **settings: object) -> GPT:
     model = tiny(GPT, context_length=48, **settings)
-    model._trainer = trainer
-    choose_at_first_batch(model)
+    model._trainer = trainer  # type: ignore[assignment]
+    select_at_first_batch(model)
     return model
 
 
@@ -325,56 +217,106 @@ def names(model: GPT, length: int = 48) -> list[str]:
     return [block.attention.backend_for(q, False) for block in model.model.blocks]
 
 
-def test_the_first_batch_chooses_for_every_kind_of_layer_and_length(monkeypatch) -> None:
-    tried = pretended_trial(monkeypatch, sdpa=2.0, blockwise=3.0, eager=1.0)
+def test_the_first_batch_selects_for_every_kind_of_layer_and_length(on_a_gpu: list[Trial]) -> None:
     pattern = AttentionPattern([Plain(), ScaleInvariant(learned="globally"), Plain()])
-    trainer = Rank(batch_size=8, context_schedule={0: 12, 500: 48})
-    model = in_a_run(trainer, attention=pattern, n_layers=3)
+    model = in_a_run(Rank(batch_size=8, context_schedule={0: 12, 500: 48}), attention=pattern, n_layers=3)
     state = torch.get_rng_state()
-    with torch.no_grad():
+    for _ in range(2):
         model(random_tokens(4, 48))
-    sizes = [(one.mechanism, one.rows, one.length, one.document, one.width) for one in tried]
     scaled = form_of(ScaleInvariant(learned="globally"))
-    assert sizes == [
+    specs = [each.spec for each in on_a_gpu]
+    assert [(spec.mechanism, spec.rows, spec.length, spec.document, spec.width) for spec in specs] == [
         (form, rows, length, None, 16) for form in ("Plain", scaled) for rows, length in ((32, 12), (8, 48))
     ]
-    model(random_tokens(4, 48))
-    assert len(tried) == 4
+    assert [each.n_layers for each in on_a_gpu] == [2, 2, 1, 1]
     assert names(model) == names(model, 20) == ["eager"] * 3
     assert torch.equal(torch.get_rng_state(), state)
-    passes = [one.n_passes for one in wanted(model, torch.empty(4, 48, 32), Documents(None, 48, CPU))]
-    assert passes == [2000, 2000, 1000, 1000]  # 1,000 steps of two micro-batches, half of them at each length
 
 
-def test_other_ranks_take_what_the_first_one_has_chosen(monkeypatch) -> None:
-    pretended_trial(monkeypatch, sdpa=2.0, blockwise=1.0, eager=3.0)
-    told = Choices("another device", (Choice(kind(), "eager", "it was the fastest"),)).as_plain()
-    model = in_a_run(Rank(told))
+def test_ranks_are_told_before_the_trials_and_take_what_the_first_one_selects(on_a_gpu, monkeypatch) -> None:
+    rank = Rank()
+    run = trial.run_trials
+    monkeypatch.setattr(trial, "run_trials", lambda *given: rank.events.append("trials") or run(*given))
+    model = in_a_run(rank)
     model(random_tokens(4, 48))
-    assert names(model) == ["eager"] * 2
-    assert model.choices.as_plain() == told
+    assert rank.events == ["broadcast", "trials", "broadcast"]
+    other = in_a_run(Rank(model.selections.as_plain()))
+    other(random_tokens(4, 48))
+    assert names(other) == names(model) == ["eager"] * 2
+    assert other.selections == model.selections
+    assert len(on_a_gpu) == 1
 
 
-def test_a_back_end_that_is_named_is_not_tried(monkeypatch) -> None:
-    tried = pretended_trial(monkeypatch, sdpa=2.0, blockwise=1.0, eager=3.0)
-    model = in_a_run(Rank(), backend="eager")
-    model(random_tokens(4, 48))
-    assert (tried, model.choices, model.model.before_attention) == ([], None, None)
+def test_what_could_not_be_tried_is_tried_at_the_next_start_and_the_rest_is_kept(on_a_gpu, monkeypatch, caplog) -> None:
+    """The card was full for a moment: nothing is kept as the fastest, and the second start finds out."""
+    saved: Selections | None = None
+    run = trial.run_trials
+    full = [Selection(SPEC, "sdpa", {"sdpa": 2.0}, failed={"eager": "it fails: CUDA out of memory"})]
+    for start, (taken, n_tried) in enumerate((("sdpa", 0), ("eager", 1), ("eager", 1))):
+        monkeypatch.setattr(trial, "run_trials", run if start else lambda trials, device: full)
+        model = in_a_run(Rank())
+        model.selections = saved
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="anlit.attention"):
+            model(random_tokens(4, 48))
+        assert (model.selections.made[0].backend, len(on_a_gpu)) == (taken, n_tried)
+        assert [len(caplog.records), "next start" in caplog.text] == ([0, False] if start == 2 else [1, start == 0])
+        final = model.selections.final()
+        saved = None if final is None else Selections.from_plain(final.as_plain())
+        assert (saved is None) is (start == 0)
+
+
+@pytest.mark.parametrize("why", ["named", "short", "dropout", "cpu"])
+def test_nothing_is_tried_or_said_where_the_default_is_taken(why: str, on_a_gpu, monkeypatch, caplog) -> None:
+    settings = {"named": {"backend": "eager"}, "dropout": {"dropout": 0.1}}.get(why, {})
+    if why == "cpu":
+        monkeypatch.undo()
+    rank = Rank()
+    rank.max_steps = 400 if why == "short" else 1000
+    model = in_a_run(rank, **settings)
+    with caplog.at_level(logging.INFO, logger="anlit.attention"):
+        model(random_tokens(4, 48))
+    assert (on_a_gpu, caplog.records) == ([], [])
+    if why == "named":
+        assert model.selections is None
+    else:
+        assert [selection.backend for selection in model.selections.made] == ["sdpa"]
+        assert model.selections.final() is None
 
 
 def test_a_loaded_model_runs_on_what_its_checkpoint_names_where_that_can_compute_it() -> None:
-    made = (Choice(kind(), "eager", "it was the fastest"),)
-    for label, backend, expected in (
+    for label, name, expected in (
         (device_label(CPU), "eager", "eager"),
         (device_label(CPU), "flash", "sdpa"),
-        (device_label(CPU), "warp", "sdpa"),
+        (device_label(CPU), "cute", "sdpa"),  # as an earlier version had
         ("NVIDIA H100", "eager", "sdpa"),
     ):
         model = tiny(GPT)
-        plain = Choices(label, tuple(replace(one, backend=backend) for one in made)).as_plain()
-        take_saved(model.model, plain, CPU)
+        use_saved(model.model, Selections(label, (Selection(SPEC, name, {name: 1.0}),)).as_plain(), CPU)
         assert names(model) == [expected] * 2
-    take_saved(model.model, None, CPU)
+    assert use_saved(model.model, None, CPU) is None
     named = tiny(GPT, backend="sdpa")
-    take_saved(named.model, Choices(device_label(CPU), made).as_plain(), CPU)
+    use_saved(named.model, Selections(device_label(CPU), (Selection(SPEC, "eager", {"eager": 1.0}),)).as_plain(), CPU)
     assert names(named) == ["sdpa"] * 2
+
+
+def test_a_saved_table_is_read_back_and_a_strange_one_is_not() -> None:
+    saved = Selections("a GPU", (Selection(SPEC, "eager", {"eager": 1.0}),))
+    assert Selections.from_plain(saved.as_plain()) == saved
+    (plain,) = saved.as_plain()["made"]
+    for changes in ({"length": 0}, {"length": "48"}, {"mechanism": 3}, {"speed": 1}):
+        assert Selections.from_plain({"device": "a", "made": [{**plain, "spec": {**plain["spec"], **changes}}]}) is None
+    for strange in ({"backend": ["eager"]}, {"seconds": 1.0}, {"spec": None}):
+        assert Selections.from_plain({"device": "a", "made": [{**plain, **strange}]}) is None
+    assert Selections.from_plain({"device": "cpu", "kinds": []}) is None
+
+
+def test_attention_takes_the_selection_most_like_its_inputs() -> None:
+    made = [
+        Selection(replace(SPEC, length=length, document=document), name, {name: 1.0})
+        for length, document, name in ((64, None, "eager"), (1024, None, "blockwise"), (64, 16, "sdpa"))
+    ]
+    attention = Attention(Plain().for_layer(2, 16, 0), "auto")
+    attention.use_selections(Selections("cpu", tuple(made)))
+    for length, is_packed, expected in ((48, False, "eager"), (512, False, "blockwise"), (512, True, "sdpa")):
+        assert attention.backend_for(torch.empty(1, 2, length, 16), is_packed) == expected

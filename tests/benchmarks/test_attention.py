@@ -11,7 +11,7 @@ import torch
 from anlit.attention.backends import eager
 from anlit.attention.backends.triton.blocks import Blocks, KernelBlocks
 from anlit.benchmarks import cases
-from anlit.benchmarks.attention import auto, blocks, measure
+from anlit.benchmarks.attention import blocks, measure
 from anlit.benchmarks.attention.shapes import PRESETS, Shape, documents_of
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
@@ -80,39 +80,6 @@ def test_every_size_of_the_blocks_is_tried(tmp_path: Path, monkeypatch: pytest.M
     assert set(used) == {Blocks(16, 16, 4, 1), Blocks(32, 16, 4, 1)}
     table = (tmp_path / "blocks.md").read_text()
     assert "| 32 × 16, 4 warps, 1 stages |" in table
-
-
-def test_what_auto_takes_stands_beside_what_is_fastest(tmp_path: Path, monkeypatch) -> None:
-    assert 2 * len(auto.CHOSEN_FOR) * len(auto.LENGTHS) == 20
-    monkeypatch.setattr(auto, "CHOSEN_FOR", ("plain", "scale-invariant"))
-    monkeypatch.setattr(measure, "AT_LEAST_SECONDS", 0.0)
-    options = ["--preset", "cpu", "--auto", "--lengths", "16", "--rounds", "1"]
-    assert main(["attention", *options, "--output", str(tmp_path)]) == 0
-    record = json.loads((tmp_path / "auto.json").read_text())
-    assert len({group["title"] for group in record["groups"]}) == len(record["groups"]) == 4
-    for group in record["groups"]:
-        timed = {row["kernel"] for row in group["rows"] if row["reason"] is None}
-        assert timed == group["auto"]["seconds"].keys() == {"blockwise", "eager"} | ({"sdpa"} & timed)
-        assert ("sdpa" in timed) is ("scale-invariant" not in group["title"])
-        assert group["auto"]["chosen"] in timed
-    assert "of 4 cells." in (tmp_path / "auto.md").read_text()
-
-
-def test_auto_is_right_where_it_took_the_fastest_or_one_as_good() -> None:
-    def group(chosen: str | None, **medians: float) -> dict[str, Any]:
-        rows = [{"kernel": name, "seconds": {"both": {"median": value}}} for name, value in medians.items()]
-        return {"title": "a cell", "auto": {"chosen": chosen}, "rows": rows}
-
-    cells = [
-        group("sdpa", sdpa=1.0, eager=2.0),
-        group("sdpa", sdpa=1.04, eager=1.0),
-        group("sdpa", sdpa=1.2, eager=1.0),
-    ]
-    table, sentence = auto.table([*cells, group(None, eager=1.0)])
-    assert [row[-3:] for row in table.rows[:3]] == [
-        ["sdpa", "sdpa", "1.00"], ["sdpa", "eager", "1.04"], ["sdpa", "eager", "1.20"],
-    ]  # fmt: skip
-    assert sentence.endswith("in 2 of 4 cells.")
 
 
 def test_the_compiler_begins_anew_once_and_not_for_each_shape(tmp_path: Path, monkeypatch) -> None:

@@ -4,10 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 import anlit
-from anlit.attention.choice.cache import Cache
 from anlit.reporting.provenance import git_state, versions
 
 
@@ -37,15 +35,10 @@ def test_versions_leave_out_what_is_not_installed() -> None:
     assert all(versions().values())
 
 
-def test_the_kernels_packages_are_named_and_choices_made_with_others_are_not_taken(tmp_path: Path, monkeypatch) -> None:
-    """The distribution flash-attn-4 holds flash_attn.cute, whose kernels nvidia-cutlass-dsl compiles."""
-    before = Cache(torch.device("cpu")).path
+def test_the_kernels_packages_are_named(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     for name, version in (("flash-attn-4", "4.0.0b36"), ("nvidia-cutlass-dsl", "4.4.2")):
         folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         assert versions()[name] == version
-        after = Cache(torch.device("cpu")).path
-        assert after != before
-        before = after

@@ -13,7 +13,7 @@ A back end is a module, one file or a folder, with
         derives what all layers share from the documents of `n_rows` sequences, and stores it in `documents`. It is
         called before the first layer, outside of compiled code.
 
-To add one, write a module and enter it in `BACKENDS`. `anlit.attention.choice` then tries it for `backend: auto`.
+To add one, write a module and enter it in `BACKENDS`, and in `CANDIDATES` for `backend: auto` to try it.
 """
 
 import logging
@@ -21,7 +21,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from anlit.attention.backends import blockwise, cudnn, cute, eager, flash, flex, sdpa, triton
+from anlit.attention.backends import blockwise, eager, flash, flex, sdpa, triton
 from anlit.attention.documents import Documents
 from anlit.attention.groups import repeat_heads
 from anlit.attention.mechanism import Mechanism
@@ -29,8 +29,6 @@ from anlit.errors import UserError
 
 BACKENDS: dict[str, ModuleType] = {
     "flash": flash,
-    "cudnn": cudnn,
-    "cute": cute,
     "triton": triton,
     "flex": flex,
     "blockwise": blockwise,
@@ -38,11 +36,22 @@ BACKENDS: dict[str, ModuleType] = {
     "eager": eager,
 }
 
-HARMLESS = ("sdpa", "blockwise", "eager")
-"""Made of PyTorch's own operations, which neither hang nor write where they may not."""
-BY_DISTANCE = ("blockwise", "sdpa", "eager")
-"""Without a trial, on a CPU: there sdpa needs a T × T mask for one document and a mechanism that changes logits by
-distance or has a window."""
+DEFAULTS = ("sdpa", "eager")
+DEFAULTS_BY_DISTANCE_ON_CPU = ("blockwise", "sdpa", "eager")
+"""What auto takes without a trial: the first that can compute it. On a CPU sdpa needs a T × T mask where logits change
+by distance or there is a window. These were within 2 % of the fastest in all 20 cells of docs/results/speed.md."""
+
+CANDIDATES = {
+    "g(n)": ("sdpa", "flash", "flex", "triton", "eager"),
+    "g(n), packed": ("flash", "flex", "triton", "sdpa", "eager"),
+    "m(t)": ("flash", "flex", "triton", "sdpa", "eager"),
+    "a(t)": ("triton", "flex", "eager"),
+}
+"""What a trial on a GPU tries, by what a mechanism has and whether documents are packed: the first three that can
+compute it. m(t) stands for a window too."""
+MOST_CANDIDATES = 3
+LONGEST_EAGER = 2048
+"""Tokens up to which eager attention is a candidate. Its tracing takes a second for every 1024 tokens."""
 
 _log = logging.getLogger("anlit.attention")
 
@@ -71,9 +80,7 @@ def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:
 
 
 def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> str:
-    """The back end for queries like `q`: `name`, or for auto what is taken without a trial, see `untimed`.
-
-    What auto takes, and the reasons against the back ends before it, are logged for debugging.
+    """The back end for queries like `q`: `name`, or for auto the default.
 
     Raises:
         UserError: The back end `name` cannot compute it for such queries. The message names those that can.
@@ -82,36 +89,34 @@ def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> 
         if (reason := _reason_against(name, mechanism, q, dropout)) is not None:
             raise UserError(_refusal(name, mechanism, reason, q, dropout))
         return name
-    candidate, reasons = _first_harmless(q.device.type, mechanism, q, dropout)
-    where = f"{q.device.type}, {str(q.dtype).removeprefix('torch.')}"
-    why = f" ({'; '.join(reasons)})" if reasons else ""
-    _log.debug(f"attention {type(mechanism).__name__} runs on the back end '{candidate}' ({where}){why}")
-    return candidate
+    backend = default_backend(mechanism, q.device.type, q, dropout)
+    _log.debug(f"attention {type(mechanism).__name__} runs on the default back end '{backend}' ({q.device}, {q.dtype})")
+    return backend
 
 
-def untimed(mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> str:
-    """What auto takes where nothing was tried: the first harmless back end that can compute it. There always is one."""
-    return _first_harmless(q.device.type, mechanism, q, dropout)[0]
+def default_backend(mechanism: Mechanism, device_type: str, q: Tensor | None = None, dropout: float = 0.0) -> str:
+    """What auto takes without a trial on a device of this type, for queries like `q` or in a common precision."""
+    by_distance_on_cpu = device_type == "cpu" and mechanism.depends_on_distance
+    names = DEFAULTS_BY_DISTANCE_ON_CPU if by_distance_on_cpu else DEFAULTS
+    return next(name for name in names if _reason_against(name, mechanism, q, dropout) is None)
 
 
-def likely(name: str, mechanism: Mechanism, device_type: str, dropout: float = 0.0) -> str:
-    """`name`, or for auto what is taken without a trial on a device of this type, in a precision that suits all.
+def candidates(mechanism: Mechanism, q: Tensor, is_packed: bool) -> dict[str, ModuleType]:
+    """The back ends to try for queries like `q` on a GPU, in the order of preference; none on other devices.
 
-    A trial may find one that needs less memory.
+    FlexAttention sums the gradients of learned tables by contended atomics, slowly and never in the same order. So it
+    is left out where they are learned and the Triton kernels, which reduce them to the learned number, can do it.
     """
-    return name if name != "auto" else _first_harmless(device_type, mechanism, None, dropout)[0]
-
-
-def _first_harmless(device_type: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> tuple[str, list[str]]:
-    """The first harmless back end that can compute it, and why those before it cannot."""
-    reasons = []
-    on_cpu = device_type == "cpu"
-    order = BY_DISTANCE if mechanism.depends_on_distance else HARMLESS
-    for name in order if on_cpu else (name for name in order if name != "blockwise"):  # it is made for CPUs
-        if (reason := _reason_against(name, mechanism, q, dropout)) is None:
-            break
-        reasons.append(f"not {name}: {reason}")
-    return name, reasons
+    if q.device.type != "cuda":
+        return {}
+    form = "a(t)" if mechanism.scales_with_distance else "m(t)" if mechanism.depends_on_distance else "g(n)"
+    names = CANDIDATES["g(n), packed" if form == "g(n)" and is_packed else form]
+    able = [name for name in names if _reason_against(name, mechanism, q, 0.0) is None]
+    if "triton" in able and eager.tables_are_learned(mechanism):
+        able = [name for name in able if name != "flex"]
+    if q.shape[-2] > LONGEST_EAGER:
+        able = [name for name in able if name != "eager"]
+    return {name: BACKENDS[name] for name in able[:MOST_CANDIDATES]}
 
 
 def _reason_against(name: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> str | None:

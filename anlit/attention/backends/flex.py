@@ -3,10 +3,15 @@
 a(t) and m(t) are tables over the distance. Learned coefficients get their gradient through them. Blocks that are masked
 as a whole are skipped. The documents at the ends of each block tell which these are, so the (T, T) mask is never made,
 and no mask function has to be compiled for it.
+
+With the package flash-attn-4, Hopper and Blackwell compute it by FlashAttention-4's kernel, into which PyTorch writes
+the function of the score. No GPU has run this.
 """
 
+import importlib.util
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from anlit.attention.backends.eager import distance_tables, with_gain
+from anlit.attention.backends.sdpa import gpu_generation
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 
@@ -22,6 +28,19 @@ BLOCK = 128
 NARROWEST_HEAD = 16
 RECOMPILE_LIMIT = 64
 """Compilations in one process, for different shapes and mechanisms, before PyTorch stops compiling with a warning."""
+WIDEST_FLASH_HEAD = {9: 256, 10: 128}
+"""Of FlashAttention-4, by the major compute capability: Hopper, Blackwell."""
+
+
+def _has_flash_4() -> bool:
+    """Whether flash-attn-4 is there, without importing flash_attn, which flash-attn 2 may be."""
+    spec = importlib.util.find_spec("flash_attn")
+    places = spec.submodule_search_locations if spec is not None else None
+    return any((Path(place) / "cute" / "interface.py").is_file() for place in places or ())
+
+
+HAS_FLASH_4 = _has_flash_4()
+"""Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
 
 
 def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
@@ -66,7 +85,18 @@ def _run(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, vi
 
     changes = score if a is not None or m is not None else None
     is_grouped = k.shape[1] != q.shape[1]
-    return flex_attention(q, k, v, score_mod=changes, block_mask=visible, enable_gqa=is_grouped)  # type: ignore[return-value]
+    options: Any = {"BACKEND": "FLASH"} if runs_on_flash_4(q, a, m) else None
+    return flex_attention(  # type: ignore[return-value]
+        q, k, v, score_mod=changes, block_mask=visible, enable_gqa=is_grouped, kernel_options=options
+    )
+
+
+def runs_on_flash_4(q: Tensor, *tables: Tensor | None) -> bool:
+    """Whether FlashAttention-4's kernel can compute it: in 16 bits, and without a gradient of the tables."""
+    if not HAS_FLASH_4 or not q.is_cuda or q.element_size() != 2 or q.shape[-1] % 8:
+        return False
+    is_narrow = q.shape[-1] <= WIDEST_FLASH_HEAD.get(gpu_generation(), 0)
+    return is_narrow and not any(table is not None and table.requires_grad for table in tables)
 
 
 @lru_cache(maxsize=1)

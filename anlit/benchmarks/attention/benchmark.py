@@ -1,17 +1,17 @@
 """`anlit benchmark attention`: mechanisms and kernels compared, over head width, length and documents.
 
-For each shape every entrant is first checked against the eager back end in float32 (float64 where it computes in
-float32 itself), output and gradients; what is wrong is not timed. Then they take turns in this one process.
+For each shape every entrant is first checked against the formula in float64, output and gradients; what is wrong is not
+timed. Then they take turns in this one process.
 """
 
 import argparse
 from dataclasses import replace
 
 from anlit.attention.backends import BACKENDS
-from anlit.benchmarks.attention import auto, blocks
+from anlit.benchmarks.attention import blocks
 from anlit.benchmarks.attention.measure import group_of
 from anlit.benchmarks.attention.shapes import LAYOUTS, PRESETS, Entrant, entrants
-from anlit.benchmarks.cases import measure, megabytes, milliseconds, notes, of_peak, publish, quartiles_of, ratio_of
+from anlit.benchmarks.cases import measure, megabytes, milliseconds, of_peak, publish, quartiles_of, ratio_of
 from anlit.benchmarks.clock import matrix_peak, prepare_compiler
 from anlit.benchmarks.mechanisms import MECHANISMS
 from anlit.benchmarks.options import add_loop_options, check_names, device_of, names, numbers, parser_of
@@ -27,21 +27,14 @@ def main(argv: list[str]) -> int:
     changes = {key: value for key in ("widths", "lengths", "rounds", "layouts") if (value := getattr(given, key))}
     if given.entrants:
         changes["entrants"] = checked_entrants(given.entrants)
-    if given.auto:
-        changes.setdefault("lengths", auto.LENGTHS)
     plan = replace(PRESETS[given.preset], **changes)
     device = device_of(given)
     if device.type == "cpu":
         flush_denormals()  # as a run does
     prepare_compiler()
     settings = {**vars(plan), "dtype": str(plan.dtype)}
-    stem = "auto" if given.auto else "blocks" if given.blocks else ""
+    stem = "blocks" if given.blocks else ""
     record = Record("attention", argv, given.output, device, stem, settings=settings)
-    if given.auto:
-        measure(auto.cells(plan, device), record, plan.rounds, given.minutes)
-        table, sentence = auto.table(record.values["groups"])
-        record.finish([table], [sentence, *notes(record)])
-        return 0
     peak = matrix_peak(device, plan.dtype)
     record.keep(peak_flops_per_second=peak)
     groups = blocks.groups(plan, device) if given.blocks else (group_of(one, plan, device) for one in plan.shapes())
@@ -78,7 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("attention", __doc__, example, PRESETS)
     add = parser.add_argument
     add("--entrants", metavar="LIST", help="mechanism,kernel pairs between spaces, in place of the preset's")
-    add("--auto", action="store_true", help="what backend auto takes, and what is fastest, for five mechanisms")
     add("--blocks", action="store_true", help="block sizes of our Triton kernels, compared with those they take")
     add("--widths", type=numbers, metavar="D,…", help="head widths")
     add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from anlit.attention.backends.triton.blocks import Blocks, KernelBlocks, forced
 from anlit.benchmarks.attention.measure import build
@@ -38,13 +37,12 @@ def groups(plan: Plan, device: torch.device) -> Iterator[Group]:
 
     mechanism, backend = ENTRANT
     for shape in plan.shapes():
-        references: dict[str, tuple[Tensor, ...]] = {}
         own = own_blocks(torch.empty(1, 1, 1, shape.width, dtype=plan.dtype, device=device))
         for kernel in KernelBlocks._fields:
             cases = [
                 Case(
                     "{} × {}, {} warps, {} stages".format(*blocks),
-                    partial(_build, own._replace(**{kernel: blocks}), shape, plan, device, references),
+                    partial(_build, own._replace(**{kernel: blocks}), shape, plan, device),
                     {"mechanism": mechanism, "kernel": backend, "changed": kernel, "blocks": list(blocks)},
                 )
                 for blocks in neighbours(getattr(own, kernel))
@@ -57,11 +55,10 @@ def _build(
     shape: Shape,
     plan: Plan,
     device: torch.device,
-    references: dict[str, tuple[Tensor, ...]],
     rows: list[Row],
 ) -> Ready:
     with forced(blocks):
-        ready = build(shape, plan, device, references, rows)
+        ready = build(shape, plan, device, rows)
 
     def turn() -> dict[str, float]:
         with forced(blocks):

@@ -5,13 +5,10 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from anlit.attention.backends import BACKENDS
-from anlit.attention.choice import proof
-from anlit.attention.choice.inputs import Attend, Inputs, prepare
-from anlit.attention.choice.trial import seconds_of_calls
 from anlit.attention.mechanism import Mechanism
+from anlit.attention.trial import Attend, Inputs, prepare, relative_errors, seconds_of_calls, wrong
 from anlit.benchmarks.attention.shapes import Plan, Shape, documents_of
 from anlit.benchmarks.cases import Case, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.clock import peak_bytes, seconds_of
@@ -30,9 +27,8 @@ def inputs_of(mechanism: str, shape: Shape, device: torch.device, dtype: torch.d
 
 
 def group_of(shape: Shape, plan: Plan, device: torch.device) -> Group:
-    """All entrants on one shape. Each is checked against eager attention in a higher precision before it is timed."""
-    references: dict[str, tuple[Tensor, ...]] = {}
-    prepared = partial(build, shape, plan, device, references)
+    """All entrants on one shape. Each is checked against the formula in float64 before it is timed."""
+    prepared = partial(build, shape, plan, device)
     cases = [
         Case(f"{mechanism}, {kernel}", prepared, {"mechanism": mechanism, "kernel": kernel})
         for mechanism, kernel in plan.entrants
@@ -40,16 +36,13 @@ def group_of(shape: Shape, plan: Plan, device: torch.device) -> Group:
     return Group(f"{shape.label}, {shape.batch} × {shape.heads} heads", cases, {"shape": vars(shape)})
 
 
-def build(
-    shape: Shape, plan: Plan, device: torch.device, references: dict[str, tuple[Tensor, ...]], rows: list[Row]
-) -> Ready:
+def build(shape: Shape, plan: Plan, device: torch.device, rows: list[Row]) -> Ready:
     """Check and prepare the entrant of the last row.
 
     Args:
         shape: Of its inputs.
         plan: Names their dtype.
         device: The device.
-        references: Results of eager attention by mechanism. Those that are missing are added.
         rows: The last one has `mechanism` and `kernel`.
 
     Returns:
@@ -64,12 +57,9 @@ def build(
     if reason := backend.reason_against(given.mechanism, given.q):
         raise NotTimedError(reason)
     prepare(backend, given.mechanism, given.documents, shape.batch)
-    if mechanism not in references:
-        references.clear()  # those of one mechanism stand together, and a reference is large
-        references[mechanism] = proof.reference(inputs_of(mechanism, shape, device, plan.dtype))
-    errors = proof.errors(given.both(attend), references[mechanism], given.probe)
-    if reason := proof.wrong(errors, plan.dtype):
-        raise NotTimedError(reason)
+    errors = relative_errors(given, attend)
+    if reason := wrong(errors, plan.dtype):
+        raise NotTimedError(f"it is wrong: {reason}")
 
     @torch.no_grad()
     def forward_only() -> None:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from anlit.attention.choice.inputs import random_documents
 from anlit.attention.documents import Documents
+from anlit.attention.trial import random_documents
 
 MEAN_DOCUMENT = 1 / 8
 """Mean length of a document, in T: lengths are drawn from an exponential distribution, some of a few tokens."""
@@ -72,8 +72,8 @@ def entrants(text: str) -> tuple[Entrant, ...]:
 
 PRESETS = {
     "h200": Plan(
-        entrants("plain,flash plain,cudnn plain,triton log-n,flash scale-invariant,flex scale-invariant,triton "
-                 "scale-invariant,cute scale-invariant-learned,triton"),
+        entrants("plain,sdpa plain,flash plain,flex plain,triton log-n,flash scale-invariant,flex "
+                 "scale-invariant,triton scale-invariant-learned,triton"),
         (64, 128), (2048, 4096, 16384, 65536), 16384, 2048, torch.bfloat16, 10,
     ),
     "cpu": Plan(

@@ -43,7 +43,7 @@ def _step(
 OURS = ("--peers", "none")
 COUNTERS = ("ncu", "--set", "full", "--kernel-name", "regex:^(forward|backward_queries|backward_keys)$",
             "--launch-skip", "4", "--launch-count", "3")  # fmt: skip
-BACKENDS = ("--backends", "eager,triton,flex,cute")
+BACKENDS = ("--backends", "eager,triton,flex")
 SCALE_INVARIANT = ("--models", "anGPT", "--mechanisms", "scale-invariant", *BACKENDS, *OURS)
 
 ITEMS = (
@@ -78,7 +78,6 @@ ITEMS = (
                "dense", "--rounds", "4"),
     _attention("blocks", "block sizes of our Triton kernels", 8, "--blocks", "--layouts", "dense", "--lengths",
                "16384"),
-    _attention("auto", "what auto takes, and what is fastest", 8, "--auto", "--lengths", "4096"),
     _step("models", "0.5B steps of GPT+, nGPT, anGPT, compiled", 6, *OURS),
     _step("scale-invariant", "0.5B steps of scale-invariant anGPT by back end", 6, *SCALE_INVARIANT),
     _step("documents", "the same with packed documents", 6, *SCALE_INVARIANT, "--documents"),

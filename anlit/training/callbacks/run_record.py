@@ -29,7 +29,7 @@ class RunRecord(L.Callback):
         self.path = Path(run_dir) / "run.json"
         self.record: dict[str, Any] = {}
         self._is_training = False
-        self._choices: Any = None
+        self._selections: Any = None
 
     @rank_zero_only
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -56,14 +56,14 @@ class RunRecord(L.Callback):
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._is_training = True
-        self._add_choices(pl_module)
+        self._add_selections(pl_module)
         self._write()
 
     @rank_zero_only
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._add_choices(pl_module):
+        if self._add_selections(pl_module):
             self._write()
 
     @rank_zero_only
@@ -86,12 +86,12 @@ class RunRecord(L.Callback):
         except OSError as error:  # for example a full disk, which the exception reports
             _log.warning(f"{self.path} still says 'running': it could not be written ({error.strerror})")
 
-    def _add_choices(self, pl_module: Any) -> bool:
+    def _add_selections(self, pl_module: Any) -> bool:
         """Add what attention runs on; whether that is news."""
-        if pl_module.choices is None or pl_module.choices is self._choices:
+        if pl_module.selections is None or pl_module.selections is self._selections:
             return False
-        self._choices = pl_module.choices
-        self.record["attention"] = pl_module.choices.as_plain()
+        self._selections = pl_module.selections
+        self.record["attention"] = pl_module.selections.as_plain()
         return True
 
     def _write(self) -> None:

@@ -1,0 +1,189 @@
+"""Which back end `backend: auto` selected for each kind of attention in a run.
+
+`anlit.attention.trial` makes selections on a GPU, `anlit.models.kernel_selection` asks for them at the first batch.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anlit.attention.coefficient import Coefficient, Reference
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+from anlit.reporting.provenance import processor_name
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One kind of attention in a run.
+
+    Args:
+        mechanism: Its class and window, and which coefficients are learned; see `form_of`.
+        rows: B, sequences in a batch.
+        heads: H, heads of queries.
+        key_heads: G, heads of keys and values.
+        length: T.
+        width: D.
+        dtype: The precision of q, k and v, such as `bfloat16`.
+        document: The mean length of packed documents in tokens, rounded to a power of 2; None if none are masked.
+        compiled: Whether it runs inside of blocks that are compiled.
+    """
+
+    mechanism: str
+    rows: int
+    heads: int
+    key_heads: int
+    length: int
+    width: int
+    dtype: str
+    document: int | None
+    compiled: bool
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    def __str__(self) -> str:
+        packed = "" if self.document is None else f" in documents of about {self.document}"
+        return f"{self.mechanism} ({self.dtype}, {self.rows} × {self.length} tokens{packed})"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What one kind of attention runs on.
+
+    Args:
+        spec: The kind of attention.
+        backend: The name of the back end.
+        seconds: Forward and backward pass of a layer, by back end, of those that were timed.
+        wrong: By back end, what is wrong with its results.
+        failed: By back end, why it could not be tried. The next start tries it again.
+    """
+
+    spec: AttentionSpec
+    backend: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether every candidate was tried, so that a checkpoint may keep it."""
+        return bool(self.seconds) and not self.failed
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "Selection":
+        """Raises KeyError, TypeError or ValueError where something is missing, unknown or of another type."""
+        selection = cls(AttentionSpec(**plain["spec"]), *(plain[key] for key in _TYPES))
+        spec = selection.spec
+        sizes = (spec.rows, spec.heads, spec.key_heads, spec.length, spec.width)
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ValueError(f"{sizes} are no sizes")
+        names = ((spec.mechanism, str), (spec.dtype, str))
+        fields = ((getattr(selection, key), kind) for key, kind in _TYPES.items())
+        if not all(isinstance(value, kind) for value, kind in (*names, *fields)):
+            raise TypeError(f"{plain} is no selection")
+        return selection
+
+    def __str__(self) -> str:
+        others = sorted((seconds, name) for name, seconds in self.seconds.items() if name != self.backend)
+        times = "; ".join(f"{name} {1e3 * seconds:.3g} ms" for seconds, name in others)
+        own = f"{1e3 * self.seconds[self.backend]:.3g} ms a layer" if self.backend in self.seconds else "the default"
+        parts = [f"attention {self.spec} runs on '{self.backend}', {own}", *([times] if times else [])]
+        parts += [f"'{name}' is wrong ({reason})" for name, reason in self.wrong.items()]
+        parts += [f"'{name}' is tried again at the next start ({reason})" for name, reason in self.failed.items()]
+        return "; ".join(parts)
+
+
+_TYPES = {"backend": str, "seconds": dict, "wrong": dict, "failed": dict}
+
+
+@dataclass(frozen=True)
+class Selections:
+    """The selections of a run, for the device that they were made on."""
+
+    device: str
+    made: tuple[Selection, ...]
+
+    def nearest(self, mechanism: str, dtype: str, length: int, is_packed: bool) -> list[Selection]:
+        """The selections for this mechanism, first for the inputs most like these.
+
+        So validation, and lengths that were not tried, are computed by what training is computed by.
+        """
+
+        def difference(selection: Selection) -> tuple[bool, bool, float]:
+            spec = selection.spec
+            others = spec.dtype != dtype, (spec.document is not None) != is_packed
+            return *others, abs(math.log(spec.length / length))
+
+        return sorted((each for each in self.made if each.spec.mechanism == mechanism), key=difference)
+
+    def of(self, spec: AttentionSpec) -> Selection | None:
+        """The selection for this mechanism, precision and length, packed or not; None if there is none."""
+        is_packed = spec.document is not None
+        for selection in self.nearest(spec.mechanism, spec.dtype, spec.length, is_packed)[:1]:
+            other = selection.spec
+            if (other.dtype, other.length, other.document is not None) == (spec.dtype, spec.length, is_packed):
+                return selection
+        return None
+
+    def final(self) -> "Selections | None":
+        """Those for which every candidate was tried; None if there are none."""
+        made = tuple(selection for selection in self.made if selection.is_final)
+        return Selections(self.device, made) if made else None
+
+    def as_plain(self) -> dict[str, Any]:
+        return {"device": self.device, "made": [asdict(selection) for selection in self.made]}
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> "Selections | None":
+        """None if `plain` is no table of selections, or one of another version."""
+        try:
+            return cls(str(plain["device"]), tuple(Selection.from_plain(each) for each in plain["made"]))
+        except (KeyError, TypeError, AttributeError, ValueError):
+            return None
+
+
+def form_of(mechanism: Mechanism) -> str:
+    """The class, the window, and what is learned: `SlidingWindow(window 128, ScaleInvariant(strength per_layer))`.
+
+    The values of coefficients are left out, because no kernel's speed depends on them.
+    """
+    parts = [f"window {mechanism.window}"] if mechanism.window is not None else []
+    for name, part in mechanism.named_children():
+        if isinstance(part, Mechanism):
+            parts.append(form_of(part))
+        elif isinstance(coefficient := part.coefficient if isinstance(part, Reference) else part, Coefficient):
+            parts += [f"{name} {coefficient.learned}"] if coefficient.learned != "never" else []
+    kind = type(mechanism)
+    label = kind.__name__ if kind.__module__.startswith("anlit.") else f"{kind.__module__}.{kind.__name__}"
+    return f"{label}({', '.join(parts)})" if parts else label
+
+
+def mean_document(documents: Documents, rows: int) -> int | None:
+    """Mean tokens of the documents in a batch of `rows`, to a power of 2, at most T; None if none are masked."""
+    if not documents.are_masked:
+        return None
+    mean = rows * documents.length / max(1, len(documents.cu_seqlens) - 1)
+    return int(min(documents.length, 2 ** round(math.log2(max(1.0, mean)))))
+
+
+def example_query(spec: AttentionSpec, device: torch.device) -> Tensor:
+    """An empty q in training, (1, H, T, D), for the reasons that back ends may have against it."""
+    shape = (1, spec.heads, spec.length, spec.width)
+    return torch.empty(shape, dtype=spec.torch_dtype, device=device, requires_grad=True)
+
+
+def device_label(device: torch.device) -> str:
+    """The GPU's or the processor's model."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return processor_name() if device.type == "cpu" else device.type
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

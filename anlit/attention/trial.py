@@ -1,0 +1,390 @@
+"""Trials of back ends on random inputs: each is checked against float64, and those that are right are timed in turns.
+
+They run in a thread that is left alone when the time is over, so a kernel or a compiler that hangs stops no run.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from threading import Event, Thread
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anlit.attention.backends import attend_by, eager
+from anlit.attention.coefficient import Reference
+from anlit.attention.documents import Documents
+from anlit.attention.groups import grouped_product
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms.warm_start import warm_starts
+from anlit.attention.selection import AttentionSpec, Selection
+from anlit.errors import UserError
+
+TIME_LIMIT_S = 120.0
+"""Seconds for all trials of a run."""
+HANGING_S = 10.0
+"""Seconds after that in which a GPU must be free of what the trials left on it."""
+ROUNDS = 4
+"""How often the back ends take turns. The first turn of each does not count."""
+MARGIN = 1.05
+"""A back end is taken before one that follows it in the order if it needs at most this many times its seconds."""
+AT_LEAST_SECONDS, MOST_REPEATS = 0.005, 8
+"""On a GPU a turn repeats the call until it has about this long, so that calls queue up as in a run."""
+BLOCK, MOST_BLOCKS = 128, 16
+"""Queries in a block that is checked, and how many blocks are, evenly spaced over the first row."""
+
+BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5, torch.float64: 1e-11}
+"""‖x − reference‖/‖reference‖ at most, of the output and of each gradient."""
+LEARNED_BOUNDS = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4, torch.float64: 1e-10}
+"""The same for what is learned: its gradient is a sum over all pairs, of which most cancels."""
+SMALLEST = 1e-3
+"""Share of the norm of the output's gradient: a reference below it counts as this large. Over 65,536 keys those of q
+and k are about 4 times this."""
+NOTHING = 1e-9
+"""Share of the norm of v's gradient: a reference below it is 0, as for q and k where every query sees one key. A
+perfect kernel has the difference of two rounded numbers there, so the error is relative to the gradient of v."""
+
+Attend = Callable[[Tensor, Tensor, Tensor, Mechanism, Documents, float], Tensor]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is to be tried for one kind of attention.
+
+    Args:
+        spec: The kind of attention.
+        mechanism: The mechanism of one of its layers.
+        n_layers: How many layers share what a back end derives from the documents.
+        candidates: The back ends by name, in the order of preference.
+        default: What is taken if none can be timed.
+    """
+
+    spec: AttentionSpec
+    mechanism: Mechanism
+    n_layers: int
+    candidates: dict[str, ModuleType]
+    default: str
+
+
+class Outcome:
+    """What a trial has shown so far. A candidate is in `failed` until it is timed or shown to be wrong."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial, self.working = trial, ""
+        self.seconds: dict[str, float] = {}
+        self.wrong: dict[str, str] = {}
+        self.failed = dict.fromkeys(trial.candidates, "no time was left to try it")
+
+    @contextmanager
+    def trying(self, name: str) -> Any:
+        """Whatever a kernel or a compiler raises, the run goes on without it."""
+        self.working = name
+        try:
+            yield
+        except Exception as error:
+            lines = str(error).splitlines() or [type(error).__name__]
+            self.failed[name] = f"it fails: {lines[0][:200]}"
+        self.working = ""
+
+    def selection(self) -> Selection:
+        """The first candidate, in the order of preference, that is about as fast as the fastest."""
+        seconds, limit = dict(self.seconds), MARGIN * min(self.seconds.values(), default=0.0)
+        fast = [name for name in self.trial.candidates if name in seconds and seconds[name] <= limit]
+        backend = fast[0] if fast else self.trial.default
+        return Selection(self.trial.spec, backend, seconds, dict(self.wrong), dict(self.failed))
+
+
+def run_trials(trials: Sequence[Trial], device: torch.device, limit_s: float | None = None) -> list[Selection]:
+    """A selection for each trial. Random state and gradients stay as they are.
+
+    Args:
+        trials: What is to be tried.
+        device: Where.
+        limit_s: Seconds for all of it, `TIME_LIMIT_S` if None. What is not tried by then has failed.
+
+    Raises:
+        UserError: A candidate left the GPU unusable.
+    """
+    limit_s = TIME_LIMIT_S if limit_s is None else limit_s
+    outcomes, is_over = [Outcome(trial) for trial in trials], Event()
+
+    def work() -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        for outcome in outcomes:
+            _try(outcome, device, is_over)
+
+    worker = Thread(target=work, name="anlit-attention-trials", daemon=True)  # has no grad or autocast mode of ours
+    try:
+        worker.start()
+        worker.join(limit_s)
+    except RuntimeError as error:  # no thread can be started
+        for outcome in outcomes:
+            outcome.failed = dict.fromkeys(outcome.failed, str(error))
+    is_over.set()
+    for outcome in outcomes:
+        if outcome.working:
+            outcome.failed[outcome.working] = f"it did not end within {limit_s:g} s"
+    selections = [outcome.selection() for outcome in outcomes]
+    if device.type == "cuda":
+        check_gpu(selections, device)
+        torch.cuda.empty_cache()
+    return selections
+
+
+def check_gpu(selections: Sequence[Selection], device: torch.device) -> None:
+    """Raise UserError if a candidate broke or still occupies the GPU, which nothing in this process can mend."""
+    end, reason = time.monotonic() + HANGING_S, f"it still runs after {HANGING_S:g} s"
+    try:
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(device))
+        while time.monotonic() < end:
+            if done.query():
+                return
+            time.sleep(0.01)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+    blamed = [f"'{name}' ({why})" for selection in selections for name, why in selection.failed.items()]
+    raise UserError(
+        f"the GPU cannot be used after a trial of attention back ends ({reason}); these failed: {', '.join(blamed)}: "
+        f"set --model.backend {selections[0].backend}"
+    )
+
+
+def _try(outcome: Outcome, device: torch.device, is_over: Event) -> None:
+    """Check all candidates, then time in turns those that are right, so that other load hits all of them."""
+    trial, turns = outcome.trial, {}
+    given: Inputs | None = None
+    for name, backend in trial.candidates.items():
+        if is_over.is_set():
+            return
+        with outcome.trying(name):
+            given = given or inputs_of(trial, device)
+            turn = _Turn(trial, backend, given)
+            if reason := wrong(relative_errors(given, turn.attend), trial.spec.torch_dtype):
+                outcome.wrong[name] = reason
+                del outcome.failed[name]
+            else:
+                turns[name] = turn
+    for number in range(ROUNDS):
+        names = list(turns)
+        first = number % max(1, len(names))
+        for name in (*names[first:], *names[:first]):
+            if is_over.is_set():
+                return
+            outcome.failed[name] = "no time was left to time it"
+            with outcome.trying(name):
+                turns[name].take()
+                outcome.failed[name] = ""
+            if outcome.failed[name]:
+                del turns[name]
+    for name, turn in turns.items():
+        outcome.seconds[name] = turn.seconds
+        del outcome.failed[name]
+
+
+class _Turn:
+    """One candidate on inputs as the run has them."""
+
+    def __init__(self, trial: Trial, backend: ModuleType, given: "Inputs") -> None:
+        self.trial, self.backend, self.inputs = trial, backend, copy.copy(given)
+        self.repeats, self.preparing, self.computing = 1, math.inf, math.inf
+        attend: Attend = partial(attend_by, backend)
+        self.attend = torch.compile(attend, dynamic=False, fullgraph=True) if trial.spec.compiled else attend
+        prepare(backend, given.mechanism, given.documents, trial.spec.rows)
+
+    def take(self) -> None:
+        """Derive what the layers share from new documents, and pass through a layer forward and backward."""
+        spec, device = self.trial.spec, self.inputs.documents.device
+        self.inputs.documents = random_documents(spec.rows, spec.length, spec.document, device)
+        shared = (self.backend, self.inputs.mechanism, self.inputs.documents, spec.rows)
+        self.preparing = min(self.preparing, seconds_of_calls(lambda: prepare(*shared), device))
+        self.computing = min(
+            self.computing, seconds_of_calls(lambda: self.inputs.both(self.attend), device, self.repeats)
+        )
+        if device.type == "cuda":
+            self.repeats = min(MOST_REPEATS, max(1, math.ceil(AT_LEAST_SECONDS / max(self.computing, 1e-9))))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a layer by the shortest turns: what else the machine does only adds to them."""
+        return self.preparing / self.trial.n_layers + self.computing
+
+
+class Inputs:
+    """q, k, v and the gradient of the output, from a generator of their own; q and k have unit root mean square.
+
+    Stored (B, T, H, D), viewed (B, H, T, D).
+
+    Args:
+        mechanism: With coefficients of its own; see `own_copy`.
+        documents: The documents of the batch.
+        rows: B.
+        heads: H.
+        key_heads: G, heads of keys and values.
+        width: D.
+        dtype: Their precision.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        documents: Documents,
+        rows: int,
+        heads: int,
+        key_heads: int,
+        width: int,
+        dtype: torch.dtype,
+    ) -> None:
+        device = documents.device
+        generator = torch.Generator(device).manual_seed(0)
+
+        def draw(n_heads: int) -> Tensor:
+            size = (rows, documents.length, n_heads, width)
+            return torch.randn(size, generator=generator, device=device).transpose(1, 2)
+
+        q, k, v, probe = (draw(n) for n in (heads, key_heads, key_heads, heads))
+        q, k = (x / x.square().mean(-1, keepdim=True).sqrt() for x in (q, k))
+        self.q, self.k, self.v = (x.to(dtype).requires_grad_() for x in (q, k, v))
+        self.probe = probe.to(dtype)
+        self.mechanism, self.documents = mechanism.to(device), documents
+
+    def forward(self, attend: Attend) -> Tensor:
+        return attend(self.q, self.k, self.v, self.mechanism, self.documents, 0.0)
+
+    def both(self, attend: Attend, probe: Tensor | None = None) -> list[Tensor]:
+        """The output, and the gradients of q, k, v and of what is learned, from `probe` or the inputs' own."""
+        out = self.forward(attend)
+        leaves = (self.q, self.k, self.v, *self.mechanism.parameters())
+        return [out.detach(), *_gradients(out, leaves, self.probe if probe is None else probe)]
+
+
+def _gradients(out: Tensor, leaves: Sequence[Tensor], probe: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(out, leaves, probe, allow_unused=True, materialize_grads=True)
+
+
+def inputs_of(trial: Trial, device: torch.device) -> Inputs:
+    """Inputs of the trial's kind of attention, with a mechanism of their own."""
+    spec = trial.spec
+    documents = random_documents(spec.rows, spec.length, spec.document, device)
+    sizes = (spec.rows, spec.heads, spec.key_heads, spec.width)
+    return Inputs(own_copy(trial.mechanism), documents, *sizes, spec.torch_dtype)
+
+
+def relative_errors(given: Inputs, attend: Attend) -> dict[str, float]:
+    """Errors of the output, of the gradients of q, k, v, and of what is learned, against the formula in float64.
+
+    The kernel computes all rows in the shape that it will run in. The reference takes up to 16 blocks of 128 queries of
+    the first row; the gradient of the output is 0 elsewhere. An error is inf where a number is not finite.
+    """
+    length = given.documents.length
+    firsts: Sequence[int] = range(0, length, BLOCK)
+    if len(firsts) > MOST_BLOCKS:
+        firsts = [firsts[round(n * (len(firsts) - 1) / (MOST_BLOCKS - 1))] for n in range(MOST_BLOCKS)]
+    queries = torch.cat([torch.arange(first, min(first + BLOCK, length)) for first in firsts]).to(given.q.device)
+    probe = torch.zeros_like(given.probe)
+    probe[0, :, queries] = given.probe[0, :, queries]
+    out, *gradients = given.both(attend, probe)
+    results = [out[:1, :, queries], *gradients]
+    expected = _reference(given, probe, firsts)
+    names = ["out", "q", "k", "v", *(f"learned {n}" for n in range(len(results) - 4))]
+    least = SMALLEST * probe.norm(dtype=torch.float64)
+    norms = [reference.norm() for reference in expected]
+    sizes = [torch.where(norm > NOTHING * norms[3], torch.maximum(norm, least), norms[3]) for norm in norms]
+    values = {}
+    for name, result, reference, size in zip(names, results, expected, sizes, strict=True):
+        rows = len(reference)  # of the other rows the gradients are 0
+        difference = torch.stack([(result[:rows].double() - reference).norm(), result[rows:].norm(dtype=torch.float64)])
+        error = (difference.norm() / size).item()
+        values[name] = error if math.isfinite(error) else math.inf
+    return values
+
+
+def _reference(given: Inputs, probe: Tensor, firsts: Sequence[int]) -> list[Tensor]:
+    """The output of the blocks of queries, (1, H, queries, D), and the gradients, of the first row in float64."""
+    mechanism, documents = copy.deepcopy(given.mechanism).double(), given.documents
+    row = Documents(None if documents.ids is None else documents.ids[:1], documents.length, documents.device)
+    q, k, v = (x[:1].detach().double().requires_grad_() for x in (given.q, given.k, given.v))
+    leaves = (q, k, v, *mechanism.parameters())
+    outputs, totals = [], [torch.zeros_like(leaf) for leaf in leaves]
+    for first in firsts:
+        end = min(first + BLOCK, documents.length)
+        weights = eager.logits(q, k, mechanism, row, first, end).softmax(-1)
+        out = grouped_product(weights, v[..., :end, :])
+        for total, gradient in zip(totals, _gradients(out, leaves, probe[:1, :, first:end].double()), strict=True):
+            total += gradient
+        outputs.append(out.detach())
+    return [torch.cat(outputs, -2), *totals]
+
+
+def wrong(errors: dict[str, float], dtype: torch.dtype) -> str | None:
+    """What is over its bound; None if nothing is."""
+    bounds = {name: (LEARNED_BOUNDS if name.startswith("learned") else BOUNDS)[dtype] for name in errors}
+    over = {name: error for name, error in errors.items() if not error <= bounds[name]}
+    return f"relative error {max(over.values()):.1e} of {', '.join(over)}" if over else None
+
+
+def seconds_of_calls(call: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+    """Mean seconds of a call; on one CPU thread those of the processor, in which other programs have no part."""
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if alone else time.perf_counter
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    wait()
+    begin = clock()
+    for _ in range(repeats):
+        call()
+    wait()
+    return (clock() - begin) / repeats
+
+
+def prepare(backend: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Let a back end derive from the documents what all layers share, if it does."""
+    derive = getattr(backend, "prepare", None)
+    if derive is not None:
+        derive(mechanism, documents, n_rows)
+
+
+def random_documents(rows: int, length: int, mean: float | None, device: torch.device) -> Documents:
+    """Documents of mixed length, some of a few tokens, always the same ones.
+
+    Args:
+        rows: B.
+        length: T.
+        mean: Mean tokens of a document before the row's end cuts it; None for one document a row.
+        device: Where the ids are; what a loader makes on the host is there.
+    """
+    if mean is None:
+        return Documents(None, length, device)
+    generator = torch.Generator().manual_seed(1)
+    starts = torch.rand(rows, length, generator=generator) < 1 / mean
+    ids = starts.long().cumsum(1)
+    on_host = Documents(ids, length, torch.device("cpu"))
+    longest = int(on_host.cu_seqlens.diff().max())
+    return Documents(ids.to(device), length, device, on_host.cu_seqlens, longest)
+
+
+def own_copy(mechanism: Mechanism) -> Mechanism:
+    """A copy on the CPU with initial values and without hooks; it shares no coefficient and is never sharded."""
+    kept: dict[int, Any] = {}
+    for module in mechanism.modules():
+        kept |= {id(hooks): type(hooks)() for name, hooks in vars(module).items() if name.endswith("_hooks")}
+        for parameter in (module.coefficient if isinstance(module, Reference) else module).parameters():
+            kept[id(parameter)] = nn.Parameter(torch.zeros(parameter.shape))
+    copied = copy.deepcopy(mechanism, kept)
+    for module in list(copied.modules()):
+        for name, part in module.named_children():
+            if isinstance(part, Reference):
+                setattr(module, name, part.coefficient)
+    for module in copied.modules():
+        reset = getattr(module, "reset_parameters", None)
+        if reset is not None:
+            reset()
+    for part in warm_starts(copied):
+        part.share.fill_(0.5)  # at 0 every mechanism is plain attention
+    return copied.requires_grad_()
