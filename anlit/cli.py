@@ -1,6 +1,7 @@
 """The command `anlit`: LightningCLI's subcommands and the tools. `anlit --help` answers without importing torch."""
 
 import importlib
+import logging
 import os
 import select
 import sys
@@ -8,10 +9,10 @@ from collections.abc import Callable
 
 import anlit
 from anlit.configuration import IMPORTED
-from anlit.errors import UserError
+from anlit.errors import RUN_FOLDER, UserError, unforeseen
 from anlit.lazy_torchmetrics import make_torchmetrics_lazy
 from anlit.options import CommandParser
-from anlit.reporting.text import visible
+from anlit.reporting.text import VisibleRecord, echo
 
 COMMANDS = {
     "prepare": "a corpus into token shards: anlit prepare FineWeb --output data/fineweb",
@@ -67,32 +68,34 @@ def main(argv: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage())
+        echo(usage())
         return 0
     if arguments[0] in ("-V", "--version"):
-        print(f"anlit {anlit.__version__}")
+        echo(f"anlit {anlit.__version__}")
         return 0
     if arguments[0] == "--print_completion":
         return _print_completion(arguments[1:])
     if arguments[0] not in COMMANDS:
         return _fail(f"unknown command '{arguments[0]}': choose one of {', '.join(COMMANDS)}")
+    logging.setLogRecordFactory(VisibleRecord)
+    RUN_FOLDER.set(".")
     try:
         code = _entry(arguments[0])(_import_modules(arguments[1:])) or 0
         sys.stdout.flush()  # otherwise Python notices at its end, and complains, that nobody reads
         return code
     except UserError as error:
         return _fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        if not _is_stdout_closed():
-            raise
-        return 1
+    except BrokenPipeError as error:
+        return 1 if _is_stdout_closed() else _fail(unforeseen(error), 1)
+    except Exception as error:
+        return _fail(unforeseen(error), 1)
 
 
 def _print_completion(arguments: list[str]) -> int:
     from anlit.commands.support.completion import completion  # rarely needed
 
     try:
-        print(completion(" ".join(arguments) or "bash", COMMANDS))
+        echo(completion(" ".join(arguments) or "bash", COMMANDS))
     except UserError as error:
         return _fail(str(error))
     return 0
@@ -130,7 +133,7 @@ def _is_stdout_closed() -> bool:
 
 
 def _fail(sentence: str, exit_code: int = UserError.exit_code) -> int:
-    print(f"anlit: error: {visible(sentence, keep=chr(10))}", file=sys.stderr)
+    echo(f"anlit: error: {sentence}", sys.stderr)
     return exit_code
 
 

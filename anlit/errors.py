@@ -1,4 +1,16 @@
-"""Exceptions for errors that a user can correct."""
+"""Errors that a user can correct, and the record of one that nobody foresaw."""
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from contextvars import ContextVar
+from pathlib import Path
+
+RUN_FOLDER: ContextVar[str] = ContextVar("RUN_FOLDER", default=".")
+"""Where the traceback of an unforeseen error is kept: the run folder once a command has one, else the working one."""
+LONGEST_MESSAGE = 300
 
 
 class UserError(ValueError):
@@ -15,3 +27,20 @@ class RunError(UserError):
     """A correctly configured run cannot continue, for example on a full disk. The message is as in `UserError`."""
 
     exit_code = 1
+
+
+def unforeseen(error: BaseException) -> str:
+    """Write the traceback of an error that is no `UserError` to a file, and return one sentence that names the file."""
+    name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    text = f"anlit {' '.join(sys.argv[1:])}\n\n{''.join(traceback.format_exception(error))}"
+    for folder in (RUN_FOLDER.get(), tempfile.gettempdir()):
+        try:
+            (file := Path(folder) / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+            break
+        except OSError:  # a full disk, for example
+            file = Path()
+    message = " ".join(str(error).split())
+    message = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} …"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    kept = f"please report it with {file}, which has the traceback" if file.name else "its traceback could not be kept"
+    return f"unforeseen {type(error).__name__} ({message}) at {place.filename}:{place.lineno}: {kept}"

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rich.console import Console
-
 from anlit.analysis.results import Claim, Report, Result
 from anlit.reporting.files import write_json
 from anlit.reporting.intervals import Interval, Summary, mean_sd
 from anlit.reporting.page import listed, write_page
-from anlit.reporting.table import NONE, TerminalTable, markdown_table
+from anlit.reporting.table import NONE, SafeConsole, TerminalTable, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, minus, visible
 from anlit.runs.folders import Run
@@ -89,7 +87,7 @@ def findings(report: Report) -> str:
     return "\n".join(lines) or "- There is only the baseline."
 
 
-def show(report: Report, console: Console | None = None) -> None:
+def show(report: Report, console: SafeConsole | None = None) -> None:
     """Prints the main columns, the notes and the path of the plot."""
     console = console or terminal()
     shown = [COLUMNS.index(name) for name in PRINTED]
@@ -101,9 +99,9 @@ def show(report: Report, console: Console | None = None) -> None:
     title = f"Convergence against {report.baseline.label}"
     console.print(TerminalTable(title, ["configuration", *head], rows))
     for note in report.notes:
-        console.print(visible(f"note: {note}"), markup=False, highlight=False)
+        console.print(visible(f"note: {note}"))
     paths = visible(f"Plot: {report.plot}, page: {report.page}")
-    console.print(paths, markup=False, highlight=False, soft_wrap=True)
+    console.print(paths, soft_wrap=True)
 
 
 def interval(found: Interval) -> str:

@@ -75,8 +75,8 @@ class Record:
         for table in shown:
             screen.print(TerminalTable(table.title, table.head, table.rows, table.left))
         for note in (*notes, *self._busy()):
-            screen.print(note, markup=False, highlight=False)
-        screen.print(f"Written to {self._file}.json and .md.", markup=False, highlight=False, soft_wrap=True)
+            screen.print(note)
+        screen.print(f"Written to {self._file}.json and .md.", soft_wrap=True)
 
     def _busy(self) -> list[str]:
         surroundings: Mapping[str, Any] = self.values["environment"]

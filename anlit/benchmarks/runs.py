@@ -45,6 +45,7 @@ from anlit.models.runtime import flush_denormals
 from anlit.optim.optimizers import OptimizerFactory
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import environment
+from anlit.reporting.text import echo
 from anlit.runs.folders import Run, load_run
 from anlit.runs.groups import group_runs
 from anlit.settings import build, is_plain, subclass_named
@@ -217,7 +218,7 @@ def main(argv: list[str]) -> int:
     device = find_device(given.device)
     record = {"command": shlex.join(["python", "-m", "anlit.benchmarks.runs", *argv]), **environment()}
     runs = [load_run(Path(folder)) for folder in given.runs]
-    print(f"Timing steps of {len(runs)} configurations in turns …", flush=True)
+    echo(f"Timing steps of {len(runs)} configurations in turns …")
     try:
         record |= measure(runs, given.rounds, device, given.unless_busy and device.type == "cpu")
     except BusyError:
@@ -233,5 +234,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except UserError as error:
-        print(f"anlit: error: {error}", file=sys.stderr)
+        echo(f"anlit: error: {error}", sys.stderr)
         sys.exit(2)

@@ -8,6 +8,7 @@ from pathlib import Path
 from anlit.analysis.wall_clock import BUSY, FILE
 from anlit.configuration import IMPORTED
 from anlit.errors import UserError
+from anlit.reporting.text import echo
 from anlit.runs.groups import Group
 
 WAITING = "OMP_WAIT_POLICY"
@@ -29,7 +30,7 @@ def time_steps(groups: list[Group], folder: Path) -> None:
     if WAITING not in os.environ:
         status = subprocess.run([*command, "--unless_busy"], check=False).returncode
         if status == BUSY:
-            print("Other work takes the processors: timing again with threads that sleep while they wait.", flush=True)
+            echo("Other work takes the processors: timing again with threads that sleep while they wait.")
     if status == BUSY:
         status = subprocess.run(command, check=False, env={WAITING: "passive", **os.environ}).returncode
     if status:

@@ -3,6 +3,7 @@
 import importlib
 
 from anlit.errors import UserError
+from anlit.reporting.text import echo
 
 BENCHMARKS = {
     "attention": ("attention.benchmark", "attention kernels: right or not, time, share of the peak, memory"),
@@ -24,7 +25,7 @@ def usage() -> str:
 def main(argv: list[str]) -> int:
     """`anlit benchmark`; returns the exit status and raises UserError for the user's mistakes."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(usage())
+        echo(usage())
         return 0
     if argv[0] not in BENCHMARKS:
         raise UserError(f"There is no benchmark '{argv[0]}': choose one of {', '.join(BENCHMARKS)}.")

@@ -3,6 +3,7 @@
 from anlit.checkpoints.location import require_path
 from anlit.inference.export import FORMATS, export_model
 from anlit.options import CommandParser
+from anlit.reporting.text import echo
 
 
 def main(argv: list[str]) -> int:
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> int:
     require_path(arguments.checkpoint)
     folder = export_model(arguments.checkpoint, arguments.output, arguments.format, arguments.fold, arguments.tokenizer)
     names = ", ".join(sorted(path.name for path in folder.iterdir()))
-    print(f"{folder}: {names}")
+    echo(f"{folder}: {names}")
     if not (folder / "tokenizer.json").is_file():
-        print("without a tokenizer, which is not with the model's data any more: --tokenizer FILE adds it")
+        echo("without a tokenizer, which is not with the model's data any more: --tokenizer FILE adds it")
     return 0

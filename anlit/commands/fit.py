@@ -34,9 +34,10 @@ from anlit.commands.support.trained_model import checkpoint_to_evaluate
 from anlit.commands.support.wandb_run import finish_wandb_run, wandb_run
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
-from anlit.errors import RunError, UserError
+from anlit.errors import RUN_FOLDER, RunError, UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.runtime import flush_denormals
+from anlit.reporting.text import echo
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
 from anlit.training.callbacks.loss_guard import LossGuard
@@ -76,9 +77,10 @@ class AnlitCLI(RunParser):
         if self.subcommand != "fit":
             files = [str(path) for path in config.config or []]
             config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, run_dir_option, files, str(self.subcommand))
-            rank_zero_only(print)(f"{self.subcommand}: {config.ckpt_path}", flush=True)
+            rank_zero_only(echo)(f"{self.subcommand}: {config.ckpt_path}")
             return
         make_run_dir(config.run_dir)
+        RUN_FOLDER.set(config.run_dir)
         refuse_links(Path(config.run_dir) / CHECKPOINTS)
         if config.ckpt_path is None:
             _refuse_existing_run(config.run_dir)

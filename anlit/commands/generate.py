@@ -11,6 +11,7 @@ from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.options import CommandParser
 from anlit.reading import read_text
+from anlit.reporting.text import echo, json_line
 
 if TYPE_CHECKING:
     from anlit.inference.generation import OnToken
@@ -67,11 +68,10 @@ def _stream(header: str, text: "CheckpointTokenizer", out: TextIO) -> "OnToken":
     from tokenizers.decoders import DecodeStream
 
     stream = DecodeStream(skip_special_tokens=True)  # waits until all bytes of a character are there
-    out.write(header)
+    echo(header, out, end="")
 
     def on_token(number: int, token: int | None) -> None:
-        out.write("\n" if token is None else stream.step(text.tokenizer, token) or "")
-        out.flush()
+        echo("\n" if token is None else stream.step(text.tokenizer, token) or "", out, end="")
 
     return on_token
 
@@ -103,11 +103,11 @@ def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> None:
         continuation = text.decode(one.tokens)
         if arguments.json:
             record = {"prompt": prompt, "prompt_tokens": list(request.prompt), "sample": sample, "text": continuation}
-            out.write(json.dumps({**record, **vars(one)}, ensure_ascii=False) + "\n")
+            echo(json_line({**record, **vars(one)}), out)
         elif not streams:
             name = f"prompt {number // arguments.samples + 1}"
             name += f", sample {sample + 1}" if arguments.samples > 1 else ""
-            out.write(f"--- {name}\n{prompt}{continuation}\n\n")
+            echo(f"--- {name}\n{prompt}{continuation}\n", out)
 
 
 def main(argv: list[str]) -> int:

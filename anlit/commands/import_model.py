@@ -5,6 +5,7 @@ from pathlib import Path
 from anlit.inference.huggingface.families import FAMILIES
 from anlit.inference.huggingface.read import import_model
 from anlit.options import CommandParser
+from anlit.reporting.text import echo
 
 
 def main(argv: list[str]) -> int:
@@ -21,6 +22,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--context_length", type=int, metavar="N", help="default: the model's max_position_embeddings")
     arguments = parser.parse_args(argv)
     for note in import_model(arguments.source, arguments.output, arguments.context_length):
-        print(note)
-    print(f"{arguments.output}: {', '.join(sorted(path.name for path in Path(arguments.output).iterdir()))}")
+        echo(note)
+    echo(f"{arguments.output}: {', '.join(sorted(path.name for path in Path(arguments.output).iterdir()))}")
     return 0

@@ -10,7 +10,7 @@ from anlit.data.preparation.prepare import RunOptions, prepare
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import UserError
 from anlit.options import CommandParser
-from anlit.reporting.text import say
+from anlit.reporting.text import echo, say
 
 EPILOG = """\
 The same command goes on after an interruption, and repairs a finished folder that has lost chunks. Several machines
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         if finished and manifest is not None:
             say(f"{output} is finished, with {manifest['tokens']:,} tokens: nothing is left to do.")
     except KeyboardInterrupt:
-        print("Interrupted: what is done so far is kept, repeat the command to go on.")
+        echo("Interrupted: what is done so far is kept, repeat the command to go on.")
         return 1
     return 0
 

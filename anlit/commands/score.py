@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.options import CommandParser
+from anlit.reporting.text import echo
 
 
 class Document(NamedTuple):
@@ -138,9 +139,9 @@ def main(argv: list[str]) -> int:
     totals = score_files(arguments, shlex.join(["anlit", "score", *argv]))
     figures = asdict(totals) | {"nats_per_token": totals.nats_per_token, "bits_per_byte": totals.bits_per_byte}
     if arguments.json:
-        print(json.dumps(figures))
+        echo(json.dumps(figures))
     else:
-        print(
+        echo(
             f"{arguments.output}: {totals.documents:,} documents, {totals.tokens:,} tokens, {totals.bytes:,} bytes\n"
             f"{totals.nats:,.4f} nats, {totals.nats_per_token:.4f} per token, {totals.bits_per_byte:.4f} bits per byte"
         )

@@ -21,6 +21,7 @@ from anlit.commands.support.study_check import check_study
 from anlit.errors import UserError
 from anlit.options import CommandParser
 from anlit.reporting.files import output_folder
+from anlit.reporting.text import echo
 
 
 def main(argv: list[str]) -> int:
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
     if not given.report_only:
         check_study(study)
     if given.dry_run:
-        print(overview(study, jobs))
+        echo(overview(study, jobs))
         return 0
     typed = shlex.join(["anlit", "study", *argv])
     if given.report_only:
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
         reuse(study.tuning_runs(), output, given.reuse, _tell)
         if given.slurm is not None:
             return _on_slurm(study, output, argv, typed, given)
-        print(overview(study, jobs), flush=True)
+        echo(overview(study, jobs))
         launch(study.tuning_runs(), output, jobs, threads, _tell)
         selected = select(study, output)
         require_selection(study, selected)
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
         _time_steps(study, output, typed)
         _after(study, output)
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on where this one ended", file=sys.stderr)
+        echo("interrupted: the same command goes on where this one ended", sys.stderr)
         return PREEMPTED
     return _report(study, output, typed)
 
@@ -146,7 +147,7 @@ def _on_slurm(study: Study, output: Path, argv: list[str], typed: str, given: ar
             _time_steps(study, output, typed)
             _after(study, output)
             return _report(study, output, typed)
-    print(f"submitted as job array {array}; the study goes on by itself when it has ended")
+    echo(f"submitted as job array {array}; the study goes on by itself when it has ended")
     return 0
 
 
@@ -197,7 +198,7 @@ def _report(study: Study, output: Path, typed: str) -> int:
     outcome = outcome_of(study, output, typed)
     page = write(outcome)
     show(outcome)
-    print(f"Report: {page}")
+    echo(f"Report: {page}")
     return 0 if all(state_of(output / run.name).status == "finished" for run in _known_runs(study, output)) else 1
 
 
@@ -207,7 +208,7 @@ def _recompute(folders: list[Path]) -> int:
     for folder in folders:
         for report in recompute(folder):
             for claim in report.claims:
-                print(f"{folder}: {claim.result.label}: speed-up in tokens {claim.result.speedup.words}")
+                echo(f"{folder}: {claim.result.label}: speed-up in tokens {claim.result.speedup.words}")
     return 0
 
 
@@ -222,4 +223,4 @@ def _forget_failures(study: Study, output: Path) -> None:
 
 
 def _tell(line: str) -> None:
-    print(line, flush=True)
+    echo(line)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.progress import Progress
 
 from anlit.checkpoints.loading import Checkpoint, device_name, find_device, load_checkpoint
@@ -179,7 +178,7 @@ def _measured(evaluation: Evaluation, paths: Sequence[str], command: str) -> dic
         "settings": asdict(settings) | evaluation.plan(candidates),
     }
     measurements = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("measuring", total=len(candidates))
         for candidate in candidates:
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -10,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from anlit.reporting.text import visible
+from anlit.reporting.text import KEPT, visible
 
 NONE = "–"
 """A cell without a value."""
@@ -84,9 +85,18 @@ class TerminalTable:
         return Text("\n".join(lines), overflow="fold")
 
 
-def console() -> Console:
-    """Standard output, as wide as the terminal; without a terminal nothing is wrapped."""
-    return Console(width=None if sys.stdout.isatty() else UNLIMITED)
+class SafeConsole(Console):
+    """A console that prints strings literally: without rich's markup, and with control characters escaped."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        shown = [visible(part, KEPT) if isinstance(part, str) else part for part in objects]
+        super().print(*shown, **{"markup": False, "highlight": False} | options)
+
+
+def console(stderr: bool = False) -> SafeConsole:
+    """Standard output or error, as wide as the terminal; without a terminal nothing is wrapped."""
+    stream = sys.stderr if stderr else sys.stdout
+    return SafeConsole(width=None if stream.isatty() else UNLIMITED, stderr=stderr)
 
 
 def _cell(text: str) -> str:

@@ -1,13 +1,18 @@
 """Safe output of foreign text, such as names, settings and messages of other people's runs."""
 
+import json
+import logging
 import re
 import sys
 import time
 import unicodedata
+from typing import Any, TextIO
 
 # Control, format (writing direction, invisible), surrogate and private characters, line and paragraph separators.
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 # What begins a link, a picture, HTML, code, emphasis or an entity; an underscore inside a word begins nothing.
+KEPT = "\n\t\u200c\u200d"
+"""What `echo` leaves as it is: line breaks, tabs, and the joiners that Persian, Hindi and emoji are written with."""
 MARKUP = re.compile(r"[\\`*\[\]<>&]|(?<![^\W_])_|_(?![^\W_])")
 
 
@@ -21,6 +26,24 @@ def visible(text: str, keep: str = "") -> str:
         char if char in keep or unicodedata.category(char) not in HIDDEN else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def echo(text: str = "", to: TextIO | None = None, end: str = "\n") -> None:
+    """Print `text`, which may be foreign, to standard output or `to`; a terminal obeys no control character in it."""
+    print(visible(text, KEPT), end=end, file=to, flush=True)
+
+
+def json_line(value: Any) -> str:
+    """`value` as one line of JSON, with what `visible` would escape as JSON escapes it, so that nothing is lost."""
+    line = json.dumps(value, ensure_ascii=False)
+    return "".join(char if unicodedata.category(char) not in HIDDEN else json.dumps(char)[1:-1] for char in line)
+
+
+class VisibleRecord(logging.LogRecord):
+    """A log message in which control characters are escaped."""
+
+    def getMessage(self) -> str:  # noqa: N802  logging's name
+        return visible(super().getMessage(), KEPT)
 
 
 def literal(text: str) -> str:
@@ -38,7 +61,7 @@ def code(text: str) -> str:
 
 def say(text: str) -> None:
     """Print one line to standard error, with the time of day."""
-    print(f"{time.strftime('%H:%M:%S')}  {visible(text)}", file=sys.stderr, flush=True)
+    echo(f"{time.strftime('%H:%M:%S')}  {visible(text)}", sys.stderr)
 
 
 def short_number(value: float) -> str:

@@ -1,15 +1,13 @@
 """Tables of the numbers for the terminal."""
 
-from rich.console import Console
-
-from anlit.reporting.table import TerminalTable
+from anlit.reporting.table import SafeConsole, TerminalTable
 from anlit.sizing.estimate import FRAGMENTATION, Estimate
 from anlit.sizing.gpus import DENSE_BF16, GPU_BYTES
 
 GB = 1e9
 
 
-def show(console: Console, result: Estimate) -> None:
+def show(console: SafeConsole, result: Estimate) -> None:
     """Print parameters, memory per GPU and time of one run."""
     plan = result.plan
     parameters = [[name, f"{number:,}"] for name, number in result.parameters.items()]

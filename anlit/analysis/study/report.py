@@ -3,15 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from anlit.analysis.comparison_report import provenance, runs_table
 from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.sections import comparison_of, render, winners
 from anlit.reporting.files import write_json
 from anlit.reporting.intervals import Summary, mean_sd
 from anlit.reporting.page import write_page
-from anlit.reporting.table import NONE, TerminalTable, markdown_table
+from anlit.reporting.table import NONE, SafeConsole, TerminalTable, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, visible
 from anlit.runs.folders import Run
@@ -24,7 +22,7 @@ def write(outcome: Outcome) -> Path:
     return write_page(outcome.output, "report", paragraphs(outcome))
 
 
-def show(outcome: Outcome, console: Console | None = None) -> None:
+def show(outcome: Outcome, console: SafeConsole | None = None) -> None:
     """Print each arm's setting with its loss and speed-up, and the settings that lie at the edge of their grid."""
     console = console or terminal()
     edges = {one.arm.name: one.edges for one in outcome.tunings}
@@ -40,7 +38,7 @@ def show(outcome: Outcome, console: Console | None = None) -> None:
         console.print(TerminalTable(outcome.study.title, head, rows, left=(0, 1)))
     for name, found in edges.items():
         for edge in found:
-            console.print(visible(f"note: {name}: {edge}: a wider grid might find a better one"), markup=False)
+            console.print(visible(f"note: {name}: {edge}: a wider grid might find a better one"))
 
 
 def _speed_ups(outcome: Outcome) -> dict[str, str]:

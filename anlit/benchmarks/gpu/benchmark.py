@@ -17,6 +17,7 @@ from anlit.benchmarks.gpu.runner import Runner, is_gpu_here
 from anlit.errors import UserError
 from anlit.options import CommandParser
 from anlit.reporting.files import output_folder
+from anlit.reporting.text import echo
 
 CALL_AGAIN = 75
 LEAST_MINUTES = 2.0
@@ -42,9 +43,9 @@ def main(argv: list[str]) -> int:
         runner = Runner(ITEMS, state, output, 60 * given.minutes, command, given.rehearse, given.again)
         done = runner.run()
     left = [item.name for item in ITEMS if not runner.is_finished(item)]
-    print(f"{len(ITEMS) - len(left)} of {len(ITEMS)} items are finished, see {output / 'gpu.md'}.")
+    echo(f"{len(ITEMS) - len(left)} of {len(ITEMS)} items are finished, see {output / 'gpu.md'}.")
     if left:
-        print(f"Call it again for: {', '.join(left)}.")
+        echo(f"Call it again for: {', '.join(left)}.")
     return 0 if done else CALL_AGAIN
 
 

@@ -23,6 +23,7 @@ from anlit.benchmarks.gpu.report import publish
 from anlit.errors import UserError
 from anlit.reporting.files import TEMPORARY, write_json
 from anlit.reporting.provenance import environment, now
+from anlit.reporting.text import echo
 
 ROOT = Path(anlit.__file__).resolve().parents[1]
 """What PYTHONPATH needs; in a clone it holds tests/ too."""
@@ -147,7 +148,7 @@ class Runner:
         arguments = item.arguments(folder, self.rehearse)
         program = [Path(arguments[0]).name, *arguments[1:]]
         self._keep(item, status="running", killed=self._killed(item), arguments=program, when=now())
-        print(f"{time.strftime('%H:%M:%S')}  {item.name}: {item.what}", flush=True)
+        echo(f"{time.strftime('%H:%M:%S')}  {item.name}: {item.what}")
         longest = min(60 * item.minutes, self.seconds)
         allowed = min(longest, self.deadline - time.monotonic())
         began = time.monotonic()
@@ -168,7 +169,7 @@ class Runner:
         late = "over its time" if allowed >= longest - LEAST_SECONDS else "cut"
         status = late if code is None else "failed" if code else "done"
         self._keep(item, status=status, exit_code=code, seconds=time.monotonic() - began, **_written(folder))
-        print(f"{time.strftime('%H:%M:%S')}  {item.name}: {status}", flush=True)
+        echo(f"{time.strftime('%H:%M:%S')}  {item.name}: {status}")
 
     def _environment(self) -> dict[str, str]:
         caches = self.state / "caches"

@@ -17,6 +17,7 @@ from anlit.checkpoints.location import CHECKPOINTS, LAST, REST, complete_checkpo
 from anlit.errors import UserError
 from anlit.reading import number, read_json, read_rows
 from anlit.reporting.provenance import now
+from anlit.reporting.text import echo
 from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA
 
 LOCK = ".fit.lock"
@@ -73,9 +74,7 @@ def refuse_lost_checkpoint(run_dir: str, every_n_steps: int) -> None:
     n_steps = _steps_logged(folder / METRICS)
     if not others and n_steps <= 2 * every_n_steps and not _is_finished(folder / RECORD):
         if (folder / RECORD).is_file():
-            print(
-                f"{run_dir} was stopped before its first checkpoint was complete: it starts again at step 0", flush=True
-            )
+            echo(f"{run_dir} was stopped before its first checkpoint was complete: it starts again at step 0")
         return
     what = f"holds {others[0].relative_to(folder)}" if others else f"holds {n_steps} logged steps"
     instead = f"--ckpt_path {others[0]}" if others else "another --run_dir"

@@ -5,8 +5,8 @@ import time
 from typing import Self
 
 from rich import progress as rich_progress
-from rich.console import Console
 
+from anlit.reporting.table import console
 from anlit.reporting.text import say
 
 LINE_EVERY_SECONDS = 30
@@ -60,6 +60,6 @@ def _bar() -> rich_progress.Progress:
         rich_progress.DownloadColumn(),
         rich_progress.TextColumn("{task.fields[rate]}"),
         rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
+        console=console(stderr=True),
         disable=not sys.stderr.isatty(),
     )

@@ -5,11 +5,12 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from anlit.models.trainer_steps import is_logged
-from anlit.reporting.text import short_number
+from anlit.reporting import table
+from anlit.reporting.table import SafeConsole
+from anlit.reporting.text import echo, short_number
 
 SECONDS_BETWEEN_LINES = 10.0
 """The interval of lines in a log file. A validation's result is always printed."""
@@ -25,9 +26,9 @@ class RunProgress(ProgressBar):
         console: The output; standard output by default.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: SafeConsole | None = None) -> None:
         super().__init__()
-        self._console = console or Console()
+        self._console = console or table.console()
         self._live: Progress | None = None
         self._task = TaskID(0)
         self._is_enabled = True
@@ -87,7 +88,7 @@ class RunProgress(ProgressBar):
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """`trainer.print` above the line."""
-        (self._live.console if self._live else self._console).print(*args, highlight=False, soft_wrap=True, **kwargs)
+        (self._live.console if self._live else self._console).print(*args, soft_wrap=True, **kwargs)
 
     def _headline(self, trainer: L.Trainer, pl_module: L.LightningModule) -> str:
         decoder: Any = pl_module.model
@@ -132,7 +133,7 @@ class RunProgress(ProgressBar):
         if self._live is None:
             self._printed_at = time.monotonic()
             parts = [f"step {self._step}/{self._total or '?'}", self._numbers, self._left()]
-            print("  ".join(filter(None, parts)), flush=True)
+            echo("  ".join(filter(None, parts)))
 
     def _left(self) -> str:
         """The time left at the mean speed of this process's steps, without validations."""

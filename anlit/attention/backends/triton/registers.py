@@ -17,6 +17,7 @@ import torch
 
 from anlit.attention.backends.triton.blocks import Blocks, blocks_for
 from anlit.attention.backends.triton.lines import TOLERANCES
+from anlit.reporting.text import echo
 
 N_HEADS = 12
 KERNELS = ("forward", "backward_queries", "backward_keys")
@@ -150,7 +151,7 @@ def main() -> None:
     for precision, capability, width, kernel, form in itertools.product(*chosen):
         taken = resources(compile_kernel(kernel, form, width, capability, blocks, precision=precision))
         numbers = "  ".join(f"{name} {value}" for name, value in taken.items())
-        print(f"sm_{capability}  {precision:8s}  D {width:3d}  {kernel:16s} {form:8s}  {numbers}", flush=True)
+        echo(f"sm_{capability}  {precision:8s}  D {width:3d}  {kernel:16s} {form:8s}  {numbers}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+"""No terminal code of a foreign name, text or tokenizer reaches the terminal, and no unforeseen error a user's eyes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from anlit.cli import main
+from anlit.reporting.text import HIDDEN, KEPT, echo, json_line, visible
+from tests.checkpoints.foreign import trained
+from tests.inference.with_text import TEXTS
+
+CODES = "\x1b[2J\x9b31m\u202e\x07"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose folder's name clears the screen."""
+    return trained(tmp_path_factory.mktemp("terminal") / f"a{CODES}", "GPT")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(run: Path) -> Path:
+    """One that names no tokenizer, so that any will do, and beside it one whose decoder makes terminal codes."""
+    content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    content["anlit"]["data"] = None
+    torch.save(content, run.parent / "a.ckpt")
+    tokenizer = json.loads((run.parent / "tokenizer.json").read_text())
+    letters = [{"type": "Replace", "pattern": {"String": letter}, "content": CODES} for letter in "a"]
+    tokenizer["decoder"] = {"type": "Sequence", "decoders": [tokenizer["decoder"], *letters]}
+    (run.parent / "evil.json").write_text(json.dumps(tokenizer))
+    return run.parent / "a.ckpt"
+
+
+def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capfd.readouterr()
+    main([str(argument) for argument in arguments])
+    output = capfd.readouterr()
+    return output.out + output.err
+
+
+@pytest.mark.parametrize("more", [[], ["--samples", "2"], ["--json"]])
+def test_a_tokenizer_writes_no_terminal_codes(more: list[str], checkpoint: Path, capfd) -> None:
+    given = ["generate", checkpoint, "a the", "--tokenizer", checkpoint.with_name("evil.json"), "--device", "cpu"]
+    text = printed(capfd, *given, "--max_tokens", "30", *more)
+    assert "error" not in text
+    assert not {*CODES} - {*"[2J31m"} & {*text}
+    if more == ["--json"]:
+        assert CODES in json.loads(text.splitlines()[-1])["text"]
+    else:
+        assert r"\x1b[2J\x9b31m\u202e\x07" in text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compare",
+        "generate",
+        "export",
+        "lengths",
+        "diagnose",
+        "score",
+        "validate",
+        "again",
+        "missing",
+        "prepare",
+        "import",
+    ],
+)
+def test_a_folder_s_name_writes_no_terminal_codes(command: str, run: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / f"b{CODES}.txt").write_text(TEXTS[0] * 20)
+    (evil := tmp_path / f"c{CODES}").mkdir()
+    (evil / "bad.jsonl").write_text("{")
+    config = f"--config={run}/config.yaml"
+    text = printed(
+        capfd,
+        *{
+            "compare": ["compare", run, "--output", evil / "out"],
+            "generate": ["generate", run, "the", "--max_tokens", "3", "--device", "cpu"],
+            "export": ["export", run, "--output", evil / "out"],
+            "lengths": ["lengths", run, "--output", evil / "out", "--lengths", "16,32", "--device", "cpu"],
+            "diagnose": ["diagnose", run, "--output", evil / "out", "--device", "cpu"],
+            "score": ["score", run, tmp_path / f"b{CODES}.txt", "--output", evil / "s.parquet", "--device", "cpu"],
+            "validate": ["validate", config, f"--run_dir={run}", "--trainer.accelerator=cpu"],
+            "again": ["fit", config, f"--run_dir={run}"],
+            "missing": ["generate", evil, "the"],
+            "prepare": ["prepare", "TextFiles", "--source", evil, "--output", evil / "out", "--vocab_size", "300"],
+            "import": ["import", evil, "--output", evil / "out"],
+        }[command],
+    )
+    assert text
+    assert text == visible(text, KEPT)
+
+
+def test_no_character_is_lost_in_json() -> None:
+    value = {"text": f"é漢\u200c{CODES}\U000e0001\n"}
+    assert json.loads(json_line(value)) == value
+    assert json_line(value) == visible(json_line(value))
+
+
+def test_joiners_are_printed_as_they_are(capsys) -> None:
+    echo("می\u200cخواهم\t\x1b")
+    assert capsys.readouterr().out == "می\u200cخواهم\t\\x1b\n"
+    assert HIDDEN
+
+
+def test_an_unforeseen_error_names_the_file_to_report(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    """An optimizer of the user's own that fails in its first step."""
+    (tmp_path / "brokenlab.py").write_text(
+        "import torch\n"
+        "class Broken(torch.optim.SGD):\n"
+        "    def step(self, closure=None):\n"
+        "        return {}['a\\x1b[2J']\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    new = [f"--config={run}/config.yaml", f"--run_dir={tmp_path / 'new'}", "--model.optimizer=brokenlab.Broken"]
+    assert main(["fit", *new, "--import", "brokenlab"]) == 1
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if "anlit: error: " in line]
+    (file,) = (tmp_path / "new").glob("error-*.txt")
+    assert "unforeseen KeyError (" in error
+    assert f"brokenlab.py:4: please report it with {file}, which has the traceback" in error
+    assert "\x1b" not in error
+    assert "Traceback (most recent call last)" in file.read_text()
+    assert "brokenlab.py" in file.read_text()
