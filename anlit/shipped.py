@@ -38,6 +38,7 @@ def with_configuration_files(arguments: list[str]) -> list[str]:
     """The arguments of `anlit fit`, with the path of the file that each `--config` means.
 
     The files come first after the subcommand, in their order, so that an option wins over a file wherever it stands.
+    Before them come the classes of model and data that options name, because a file may set arguments of such a class.
 
     Raises:
         UserError: One of the files does not exist.
@@ -45,12 +46,15 @@ def with_configuration_files(arguments: list[str]) -> list[str]:
     command, *rest = arguments
     files: list[str] = []
     options: list[str] = []
+    classes: list[str] = []
     while rest:
         argument = rest.pop(0)
         flag, equals, name = argument.partition("=")
         if flag not in ("-c", "--config") or not (equals or rest):
             options.append(argument)
+            if flag in ("--model", "--data") and (equals or rest):
+                classes.append(f"{flag}={name or rest[0]}")
         else:
             name = name if equals else rest.pop(0)
             files.append(f"--config={configuration_file(name)}")
-    return [command, *files, *options]
+    return [command, *(classes if files else []), *files, *options]

@@ -62,7 +62,7 @@ def test_unknown_name_is_refused_with_the_fix(name: str, says: str) -> None:
 def test_every_form_of_the_option_is_understood() -> None:
     path = str(FOLDER / "model" / "gpt.yaml")
     given = ["fit", "--config", "model/gpt.yaml", "-c", "model/gpt.yaml", "--config=model/gpt.yaml", "--model", "GPT"]
-    assert with_configuration_files(given) == ["fit", *[f"--config={path}"] * 3, "--model", "GPT"]
+    assert with_configuration_files(given) == ["fit", "--model=GPT", *[f"--config={path}"] * 3, "--model", "GPT"]
 
 
 def test_an_option_wins_over_a_file_wherever_it_stands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from anlit.checkpoints.exported import read_exported
-from anlit.checkpoints.integrity import DamagedError, next_best, verify
+from anlit.checkpoints.integrity import UNREADABLE, DamagedError, next_best, unreadable, verify
 from anlit.checkpoints.location import REST, is_exported, is_sharded, refuse_address, refuse_links
 from anlit.checkpoints.parts import read_tensors, with_tensors
 from anlit.checkpoints.writing import (
@@ -63,9 +63,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             verify(Path(path))
             if is_sharded(path):
                 return read_whole(Path(path))
+            return super().load_checkpoint(path, map_location, weights_only=True)
         except DamagedError as error:
             raise UserError(f"ckpt_path={path} is damaged ({error}): {next_best(Path(path))}") from error
-        return super().load_checkpoint(path, map_location, weights_only=True)
+        except UNREADABLE as error:
+            raise unreadable(path, error) from error
 
     def remove_checkpoint(self, path: str | Path) -> None:
         if str(path) not in self.written:

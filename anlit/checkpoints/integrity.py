@@ -7,17 +7,25 @@ of them. safetensors has no checksums, so `sums.json` in a sharded checkpoint ho
 
 import json
 import os
+import pickle
 import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
 
 from anlit.checkpoints.location import REST, complete_checkpoints
+from anlit.errors import UserError
 
 SUMS = "sums.json"
 LARGEST_SUMS = 10_000_000
 """The largest sums.json that is read, in bytes."""
 BLOCK = 2**22
+LONGEST_REASON = 160  # characters; torch's explanations fill a screen
+UNREADABLE = (
+    pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, TypeError,
+    ArithmeticError, LookupError,
+)  # fmt: skip
+"""What reading a damaged or foreign checkpoint raises."""
 
 
 class DamagedError(ValueError):
@@ -37,6 +45,13 @@ def verify(path: Path) -> None:
         _verify_folder(path)
         path = path / REST
     _verify_archive(path)
+
+
+def unreadable(file: str | Path, error: BaseException) -> UserError:
+    """The sentence for one of the errors `UNREADABLE`."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = reason if len(reason) <= LONGEST_REASON else reason[:LONGEST_REASON].rsplit(" ", 1)[0] + " …"
+    return UserError(f"{file} cannot be read as a checkpoint ({reason}): choose another one from a run folder")
 
 
 def checksum(file: Path) -> dict[str, int]:

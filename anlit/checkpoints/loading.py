@@ -1,6 +1,5 @@
 """From a run folder or a checkpoint file to the model in it."""
 
-import pickle
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from anlit.checkpoints.checkpoint_io import read_checkpoint
+from anlit.checkpoints.integrity import UNREADABLE, unreadable
 from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
 from anlit.checkpoints.rebuild import rebuild, settings_of
 from anlit.configuration import ARCHITECTURES, CONFIG, attention_label
@@ -18,12 +18,6 @@ from anlit.models.kernel_selection import use_saved
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals, keep_freed_memory
 from anlit.reading import read_yaml
-
-LONGEST_REASON = 160  # characters; torch's explanations fill a screen
-UNREADABLE = (
-    pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, TypeError,
-    ArithmeticError, LookupError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +87,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
     except UserError:
         raise
     except UNREADABLE as error:
-        raise _damaged(file, error) from error
+        raise unreadable(file, error) from error
     model = model.to(target).eval().requires_grad_(False)
     config, record = _run_config(file), content["anlit"]
     model.selections = use_saved(model.model, record.get("attention"), target)
@@ -127,7 +121,7 @@ def read_model(file: Path) -> dict[str, Any]:
     try:
         content = read_checkpoint(file)
     except UNREADABLE as error:
-        raise _damaged(file, error) from error
+        raise unreadable(file, error) from error
     if not isinstance(content, dict) or not isinstance(content.get("anlit"), dict):
         raise UserError(f"{file} is a checkpoint that anlit did not write: choose one from a run folder")
     if wrong := [name for name, is_right in _parts(content) if not is_right]:
@@ -157,12 +151,6 @@ def _run_config(file: Path) -> dict[str, Any] | None:
         return None
     config = read_yaml(path, advice="correct it, or copy the checkpoint elsewhere")
     return config if isinstance(config, dict) else None
-
-
-def _damaged(file: Path, error: BaseException) -> UserError:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    reason = reason if len(reason) <= LONGEST_REASON else reason[:LONGEST_REASON].rsplit(" ", 1)[0] + " …"
-    return UserError(f"{file} cannot be read as a checkpoint ({reason}): choose another one from a run folder")
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:

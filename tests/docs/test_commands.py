@@ -24,7 +24,7 @@ TRAINED = ("gpt", "angpt")
 """The run folders of the README; other pages go on with them."""
 
 
-class ParsedError(Exception):
+class ParsedError(BaseException):
     """Raised in place of what a command does once its options are understood."""
 
 

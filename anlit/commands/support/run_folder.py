@@ -11,8 +11,7 @@ from typing import IO
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.checkpoints.integrity import DamagedError, check_content, next_best, verify
-from anlit.checkpoints.loading import UNREADABLE
+from anlit.checkpoints.integrity import UNREADABLE, DamagedError, check_content, next_best, verify
 from anlit.checkpoints.location import CHECKPOINTS, LAST, REST, complete_checkpoints
 from anlit.errors import UserError
 from anlit.reading import number, read_json, read_rows
