@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from anlit.errors import UserError
-from anlit.runs.folders import Run
+from anlit.runs.folders import Run, commit_label, hardware_label
 from anlit.runs.groups import Group, differing, records, short_names, show
 
 # Settings of the model that belong to the task rather than to the model.
@@ -99,18 +99,18 @@ def _across(groups: list[Group]) -> list[str]:
     found = []
     if any(run.tokenizer_hash is None or run.content_hash is None for run in runs):
         found.append("A run did not record its data, so the same corpus and tokenizer of all runs are not verified.")
-    if len({run.hardware for run in runs}) > 1:
+    launches = [launch for run in runs for launch in run.launches]
+    if len({hardware_label(launch) for launch in launches}) > 1:
         told = defaultdict(list)
         for run in runs:
             told[run.hardware or "not recorded"].append(run)
         counts = "; ".join(f"{name}: {len(of)} runs" for name, of in told.items())
         found.append(f"Hardware differs, so the seconds of the runs do not compare ({counts}).")
-    if len({run.commit for run in runs}) > 1:
+    if len({commit_label(launch) for launch in launches}) > 1:
         found.append("The runs were made with different commits of the code.")
-    if any((run.commit or "").endswith("+dirty") for run in runs):
+    if any("+dirty" in (run.commit or "") for run in runs):
         found.append("A run was made with uncommitted changes, so its commit alone does not reproduce it.")
-    versions = [records((run,), "versions") for run in runs]
-    if any(one != versions[0] for one in versions):
+    if len(records(tuple(runs), "versions")) > 1:
         found.append("The runs were made with different versions of python or its packages.")
     return found
 

@@ -170,7 +170,8 @@ def runs_table(runs: list[Run], label_of: Callable[[Run], str | None]) -> str:
 
 def provenance(counted: list[Run], first: list[str]) -> str:
     """Commands, commits, hardware, versions and data fingerprints behind the counted runs, as a list."""
-    commands = dict.fromkeys(str(run.record["command"]) for run in counted if run.record.get("command"))
+    launches = [launch for run in counted for launch in run.launches]
+    commands = dict.fromkeys(str(launch["command"]) for launch in launches if launch.get("command"))
     lines = [*(f"- {line}" for line in first), *(f"- trained with: {code(command)}" for command in commands)]
     lines.append("- commits: " + _listed(run.commit for run in counted))
     lines.append("- hardware: " + _listed(run.hardware for run in counted))

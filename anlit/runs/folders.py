@@ -1,7 +1,7 @@
 """Run folders: finding them and reading what is in them.
 
 A run folder holds `config.yaml` (the resolved configuration), `metrics.csv` (one row per log call,
-empty cells where a row has no value) and `run.json` (versions, hardware, data fingerprint, status).
+empty cells where a row has no value) and `run.json` (launches, data fingerprint, status).
 A crashed run may lack any of them. It is read all the same, so that a report can list it.
 """
 
@@ -19,13 +19,17 @@ from anlit.errors import UserError
 from anlit.reading import number, read_json, read_rows, read_yaml
 
 METRICS, RECORD = "metrics.csv", "run.json"
-RECORD_SCHEMA = {
-    "status": str, "started": str, "ended": str, "resumed": [str], "error": str, "command": str, "architecture": str,
-    "parameters": int, "versions": dict, "git": {"commit": str, "dirty": bool}, "attention": object,
+LAUNCH_SCHEMA = {
+    "started": str, "step": int, "command": str, "versions": dict, "git": {"commit": str, "dirty": bool},
     "hardware": {"devices": [str], "cpu": str, "cores": int, "threads": int},
+}  # fmt: skip
+"""What run.json holds of each launch, see `anlit.reading`."""
+RECORD_SCHEMA = LAUNCH_SCHEMA | {
+    "status": str, "ended": str, "error": str, "architecture": str, "parameters": int, "attention": object,
+    "launches": [LAUNCH_SCHEMA],
     "data": {"content_sha256": str, "tokenizer_sha256": str},
 }  # fmt: skip
-"""What run.json holds, see `anlit.reading`."""
+"""What run.json holds; recorded results of earlier commits have a single launch's keys beside the others."""
 LEAVE_OUT = "repair the file or leave the run out"
 
 
@@ -96,17 +100,19 @@ class Run:
         return self._fingerprint("tokenizer")
 
     @property
+    def launches(self) -> list[dict[str, Any]]:
+        """The start of the run and each continuation: {started, step, command, versions, git, hardware}."""
+        return self.record.get("launches") or [self.record]
+
+    @property
     def commit(self) -> str | None:
-        """Short commit, with `+dirty` if the tree had uncommitted changes."""
-        git = mapping(self.record.get("git"))
-        if not git.get("commit"):
-            return None
-        return str(git["commit"])[:10] + ("+dirty" if git.get("dirty") else "")
+        """Short commit, with `+dirty` if the tree had uncommitted changes; those of all launches if they differ."""
+        return _joined([commit_label(launch) for launch in self.launches])
 
     @property
     def hardware(self) -> str | None:
-        """Devices, with the processor if it is the device; None if they were not recorded."""
-        return hardware_label(self.record)
+        """Devices, with the processor if it is the device, of all launches; None if they were not recorded."""
+        return _joined([hardware_label(launch) for launch in self.launches])
 
     @property
     def status(self) -> str:
@@ -138,6 +144,17 @@ class Run:
     def _fingerprint(self, name: str) -> str | None:
         value = mapping(self.record.get("data")).get(f"{name}_sha256")
         return str(value) if value else None
+
+
+def _joined(labels: list[str | None]) -> str | None:
+    """The distinct labels, in order; None if there are none."""
+    return " and ".join(dict.fromkeys(label for label in labels if label)) or None
+
+
+def commit_label(launch: dict[str, Any]) -> str | None:
+    """The short commit of a launch, with `+dirty` if the tree had uncommitted changes; None if not recorded."""
+    git = mapping(launch.get("git"))
+    return str(git["commit"])[:10] + ("+dirty" if git.get("dirty") else "") if git.get("commit") else None
 
 
 def hardware_label(record: dict[str, Any]) -> str | None:

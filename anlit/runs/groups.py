@@ -210,6 +210,7 @@ def _section(key: str) -> int:
 
 
 def records(runs: tuple[Run, ...], name: str) -> list[dict[str, Any]]:
-    """The distinct dictionaries that the runs recorded under `name`."""
-    found = {json.dumps(mapping(run.record.get(name)), sort_keys=True, default=str) for run in runs}
-    return [json.loads(one) for one in sorted(found) if one != "{}"]
+    """The distinct dictionaries that the runs, or their launches, recorded under `name`."""
+    values = [mapping(part.get(name)) for run in runs for part in (run.record, *run.launches)]
+    texts = {json.dumps(value, sort_keys=True, default=str) for value in values if value}
+    return [json.loads(text) for text in sorted(texts)]

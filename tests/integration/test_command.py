@@ -171,7 +171,8 @@ def test_run_folder_is_complete_and_not_overwritten(
     record = json.loads((finished / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["parameters"] == sum(t.numel() for t in last_checkpoint(finished)["state_dict"].values())
-    assert {"versions", "git", "hardware", "command", "data"} <= record.keys()
+    (launch,) = record["launches"]
+    assert {"started", "versions", "git", "hardware", "command"} <= launch.keys()
     assert record["data"]["content_sha256"]
     assert yaml.safe_load((finished / "config.yaml").read_text())["model"]["init_args"]["d_ff"] is None
     assert list(finished.glob("events.out.tfevents.*"))

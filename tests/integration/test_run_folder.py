@@ -98,3 +98,22 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(shards: Path, tmp_
     assert run(arguments) == 0
     assert last_checkpoint(tmp_path / "run")["global_step"] == STEPS
     assert len(column(tmp_path / "run", "train/loss")) == STEPS
+
+
+def test_each_launch_is_in_the_record_and_in_comparisons(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Begun at one commit, continued twice at another; a launch that finds nothing to do is none."""
+    run_dir = tmp_path / "runs" / "run"
+    for commit, steps in (("a" * 40, 5), ("b" * 40, 9), ("b" * 40, 12), ("c" * 40, 12)):
+        state = {"commit": commit, "dirty": False}
+        monkeypatch.setattr("anlit.training.callbacks.run_record.git_state", lambda state=state: state)
+        assert main(fit_arguments(shards, run_dir, f"--trainer.max_steps={steps}", "--ckpt_path=last")) == 0
+    launches = json.loads((run_dir / "run.json").read_text())["launches"]
+    assert [(launch["step"], launch["git"]["commit"][0]) for launch in launches] == [(0, "a"), (5, "b"), (9, "b")]
+    assert all({"started", "command", "versions", "hardware"} <= launch.keys() for launch in launches)
+    shutil.copytree(run_dir, tmp_path / "runs" / "other")
+    given = ["compare", str(tmp_path / "runs"), "--baseline", "anGPT, plain", "--output", str(tmp_path / "out")]
+    assert main(given) == 0
+    assert "aaaaaaaaaa and bbbbbbbbbb" in (tmp_path / "out" / "report.md").read_text()
+    assert "different commits of the code" in capsys.readouterr().out

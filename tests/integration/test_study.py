@@ -65,7 +65,7 @@ def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(study: Path) -
     assert cut
     assert start(study).wait(900) == 0
     records = (study / "out").glob("*/run.json")
-    told = {record.parent.name: len(json.loads(record.read_text())["resumed"]) for record in records}
+    told = {record.parent.name: len(json.loads(record.read_text())["launches"]) - 1 for record in records}
     assert {name for name, times in told.items() if times} <= cut
     assert findings(study / "out") == findings(undisturbed)
     assert len(findings(undisturbed)[2][0]["losses"]) == 2

@@ -1,4 +1,4 @@
-"""`run.json` in the run folder: versions, command, hardware, data, and how the run ended."""
+"""`run.json` in the run folder: its launches, data, and how the run ended."""
 
 import logging
 import shlex
@@ -10,7 +10,6 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-import anlit
 from anlit.reading import read_json
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import git_state, machine, now, versions
@@ -20,9 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 class RunRecord(L.Callback):
-    """Writes versions, git commit, command, hardware, data fingerprint, parameter count, attention kernels and status.
+    """Writes data fingerprint, parameter count, attention kernels, status, and an entry for each launch.
 
-    It writes from the start of training on, so a refused continuation does not change the record.
+    A launch is the start of the run or a continuation: time, step, command, versions, git commit and hardware. Nothing
+    is written before training starts, so a refused continuation does not change the record.
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -37,25 +37,21 @@ class RunRecord(L.Callback):
         data = getattr(trainer, "datamodule", None)
         earlier = read_json(self.path, RECORD_SCHEMA) if self.path.exists() else {}
         self.record = {
-            "anlit": anlit.__version__,
-            "versions": versions(),
-            "git": git_state(),
-            "command": shlex.join(["anlit", *sys.argv[1:]]),
-            "hardware": hardware(trainer),
+            "launches": earlier.get("launches") or [],
             "data": data.fingerprint if data is not None else None,
             "architecture": type(pl_module).__name__,
             "parameters": decoder.n_parameters(),
             "attention": None,  # known from the first batch on
-            "status": "running",
-            "started": earlier.get("started") or now(),
-            "resumed": [*earlier.get("resumed", []), now()] if earlier else [],
-            "ended": None,
+            "status": earlier.get("status"),
+            "ended": earlier.get("ended"),
             "error": None,
         }
 
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._is_training = True
+        self.record |= {"status": "running", "ended": None}
+        self.record["launches"] = [*self.record["launches"], launch(trainer)]
         self._add_selections(pl_module)
         self._write()
 
@@ -68,8 +64,9 @@ class RunRecord(L.Callback):
 
     @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.record |= {"status": "finished", "ended": now()}
-        self._write()
+        if self._is_training or self.record["status"] != "finished":
+            self.record |= {"status": "finished", "ended": now()}
+            self._write()
 
     @rank_zero_only
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -97,6 +94,18 @@ class RunRecord(L.Callback):
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, self.record)
+
+
+def launch(trainer: L.Trainer) -> dict[str, Any]:
+    """What trains from this step on: {started, step, command, versions, git, hardware}."""
+    return {
+        "started": now(),
+        "step": trainer.global_step,
+        "command": shlex.join(["anlit", *sys.argv[1:]]),
+        "versions": versions(),
+        "git": git_state(),
+        "hardware": hardware(trainer),
+    }
 
 
 def hardware(trainer: L.Trainer) -> dict[str, Any]:
