@@ -21,10 +21,12 @@ def main(argv: list[str]) -> int:
         return _of_normal_scores(arguments, command)
     if arguments.checkpoint is None:
         raise UserError("anlit diagnose needs a run folder or a .ckpt file, or --gaussian")
-    given = {"lengths": parse_lengths(arguments.lengths)} if arguments.lengths is not None else {}
-    masking = None if arguments.masking is None else arguments.masking == "on"
     settings = DiagnoseSettings(
-        tokens=arguments.tokens, masking=masking, data=arguments.data, device=arguments.device, **given
+        lengths=parse_lengths(arguments.lengths) if arguments.lengths else None,
+        tokens=arguments.tokens,
+        masking=None if arguments.masking is None else arguments.masking == "on",
+        data=arguments.data,
+        device=arguments.device,
     )
     require_path(arguments.checkpoint)
 

@@ -20,11 +20,8 @@ class Candidate:
     """A checkpoint that has passed all checks, without its model."""
 
     file: Path
-    label: str
-    """Architecture and attention mechanism."""
     run: Path | None
     """The run folder of the file, None if there is none."""
-    step: int
     masked: bool
     """Whether it was trained with document masking."""
     description: dict[str, Any]
@@ -36,7 +33,7 @@ class Candidate:
     def name(self) -> str:
         """The run's name with the file's and the step."""
         location = f"{self.run.name}/{self.file.name}" if self.run is not None else str(self.file)
-        return f"{location}, step {self.step:,}"
+        return f"{location}, step {self.description['step']:,}"
 
 
 def load_candidates(paths: Sequence[str], data_path: str | None) -> list[Candidate]:
@@ -53,9 +50,7 @@ def load_candidates(paths: Sequence[str], data_path: str | None) -> list[Candida
     for file in {file.resolve(): file for file in map(find_checkpoint, paths)}.values():
         checkpoint = load_checkpoint(str(file), "cpu")
         masked, data = checkpoint.model.model.document_masking, data_of(checkpoint, data_path)
-        candidates.append(
-            Candidate(file, checkpoint.label, checkpoint.run, checkpoint.step, masked, describe(checkpoint), data)
-        )
+        candidates.append(Candidate(file, checkpoint.run, masked, describe(checkpoint), data))
     first = candidates[0]
     for other in candidates[1:]:
         ours, theirs = first.data.fingerprint, other.data.fingerprint
@@ -81,7 +76,7 @@ def group_by_seed(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
     for index, (candidate, run) in enumerate(zip(candidates, runs, strict=True)):
         label = labels.get(run.folder.resolve()) if run is not None else None
         # Without a run's configuration it is not known what the file has in common with others.
-        key = (label, candidate.file.name) if label else (candidate.label, str(candidate.file))
+        key = (label, candidate.file.name) if label else (candidate.description["label"], str(candidate.file))
         arms.setdefault(key, []).append(index)
     n_arms = Counter(label for label, _ in arms)
     named = []

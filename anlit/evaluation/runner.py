@@ -20,6 +20,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.arms import Candidate, load_candidates
 from anlit.evaluation.data import data_of
+from anlit.evaluation.settings import Settings
 from anlit.reporting.figure import save, style
 from anlit.reporting.files import jsonable, output_folder, write_json, writing
 from anlit.reporting.page import write_page
@@ -49,7 +50,7 @@ class Evaluation(ABC):
     """One kind of evaluation.
 
     Args:
-        settings: A dataclass with `data`, `device` and what `measure` needs.
+        settings: How to measure.
     """
 
     name: ClassVar[str]
@@ -58,7 +59,7 @@ class Evaluation(ABC):
     digits: ClassVar[int | None] = None
     """Significant digits in the record; None for all."""
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     def plan(self, candidates: list[Candidate]) -> dict[str, Any]:

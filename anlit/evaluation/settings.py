@@ -9,21 +9,32 @@ MULTIPLES = (1, 4, 16)
 """The default lengths of `lengths` and `needle`, as multiples of the training length."""
 MOST_TOKENS = 1 << 20
 BATCH_TOKENS = 1 << 14
+DIAGNOSED_LENGTHS = (256, 1024, 4096)
+"""The default lengths of `diagnose`."""
 NORMAL_LENGTHS = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 """Keys of independent normal scores."""
 NORMAL_SEEDS = 1 << 63
 
 
 @dataclass(frozen=True)
-class LengthsSettings:
+class Settings:
+    """What every evaluation of checkpoints needs."""
+
+    lengths: tuple[int, ...] | None = None
+    """Tokens per sequence or sample; by default 1, 4 and 16 times each model's training length."""
+    data: str | None = None
+    """A prepared folder instead of the runs' own."""
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class LengthsSettings(Settings):
     """How `anlit lengths` measures.
 
     Raises:
         UserError: A number is not positive.
     """
 
-    lengths: tuple[int, ...] | None = None
-    """Tokens per sequence; by default 1, 4 and 16 times each model's training length."""
     tokens: int | None = None
     """The number of targets, in pieces spread over the validation split, rounded down to a multiple of every length. By
     default all, but at most 1,048,576 or one sequence of the longest length."""
@@ -31,33 +42,25 @@ class LengthsSettings:
     """Tokens per batch, which has at least one sequence."""
     masking: tuple[bool, ...] = (True, False)
     """Values of document masking to measure with."""
-    data: str | None = None
-    """A prepared folder instead of the runs' own."""
-    device: str = "auto"
 
     def __post_init__(self) -> None:
         require_at_least(1, tokens=self.tokens, batch_tokens=self.batch_tokens)
 
 
 @dataclass(frozen=True)
-class NeedleSettings:
+class NeedleSettings(Settings):
     """How `anlit needle` measures.
 
     Raises:
         UserError: A number is too small.
     """
 
-    lengths: tuple[int, ...] | None = None
-    """Tokens per sample; by default 1, 4 and 16 times each model's training length."""
     n_depths: int = 11
     """Number of depths, evenly from the beginning of the text to its end; a single one is in the middle."""
     n_samples: int = 20
     """Samples at each depth and length."""
     seed: int = 0
     """Seed of the samples."""
-    data: str | None = None
-    """A prepared folder instead of the runs' own."""
-    device: str = "auto"
 
     def __post_init__(self) -> None:
         require_at_least(1, depths=self.n_depths, samples=self.n_samples)
@@ -70,22 +73,17 @@ class NeedleSettings:
 
 
 @dataclass(frozen=True)
-class DiagnoseSettings:
+class DiagnoseSettings(Settings):
     """How `anlit diagnose` measures.
 
     Raises:
         UserError: The number of tokens is not positive.
     """
 
-    lengths: tuple[int, ...] = (256, 1024, 4096)
-    """Tokens per sequence."""
     tokens: int = 16_384
     """Tokens read at each length, rounded up to a complete sequence."""
     masking: bool | None = None
     """Whether tokens attend only within their document; None for the setting of the training."""
-    data: str | None = None
-    """A prepared folder instead of the run's own."""
-    device: str = "auto"
 
     def __post_init__(self) -> None:
         require_at_least(1, tokens=self.tokens)

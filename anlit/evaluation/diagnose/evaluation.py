@@ -11,7 +11,7 @@ from anlit.evaluation.arms import Candidate
 from anlit.evaluation.diagnose.measure import diagnose
 from anlit.evaluation.diagnose.plot import heads_figure, last_bin, ranges_figure, reliable, statistics_figure, values
 from anlit.evaluation.runner import Evaluation, Report, Tell
-from anlit.evaluation.settings import DiagnoseSettings
+from anlit.evaluation.settings import DIAGNOSED_LENGTHS, DiagnoseSettings
 from anlit.reporting.table import NONE, TerminalTable, markdown_table
 from anlit.reporting.text import literal, minus
 
@@ -51,7 +51,9 @@ class Diagnose(Evaluation):
 
     def measure(self, checkpoint: Checkpoint, data: TokenShards, tell: Tell) -> dict[str, Any]:
         settings = self.settings
-        return diagnose(checkpoint, data, list(settings.lengths), settings.tokens, settings.masking)
+        return diagnose(
+            checkpoint, data, list(settings.lengths or DIAGNOSED_LENGTHS), settings.tokens, settings.masking
+        )
 
     def record(self, candidates: list[Candidate], measurements: list[Any]) -> dict[str, Any]:
         (record,) = measurements

@@ -10,7 +10,7 @@ from anlit.errors import UserError
 from anlit.evaluation.arms import Candidate, group_by_seed
 from anlit.evaluation.data import available_targets
 from anlit.evaluation.lengths.measure import measure
-from anlit.evaluation.lengths.plot import plot
+from anlit.evaluation.lengths.plot import plot, seeds
 from anlit.evaluation.runner import Evaluation, Report, Tell
 from anlit.evaluation.settings import MOST_TOKENS, LengthsSettings, lengths_for
 from anlit.reporting.intervals import Summary, mean_sd
@@ -138,16 +138,6 @@ def tokens_for(asked: int | None, lengths: list[int], available: int, where: str
     if most < block:
         raise UserError(f"--tokens is {most:,} and --lengths {listed} need {block:,} at least: raise it")
     return min(most, available) // block * block
-
-
-def seeds(record: dict[str, Any], arm: dict[str, Any], length: int, masked: bool) -> list[dict[str, Any]]:
-    """The measurement of each seed of an arm."""
-    return [
-        own
-        for member in arm["checkpoints"]
-        for own in record["measurements"][member]
-        if (own["length"], own["masking"]) == (length, masked)
-    ]
 
 
 def _row(arm: dict[str, Any], masked: bool, length: int, own: list[dict[str, Any]]) -> list[str]:

@@ -8,9 +8,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
-from anlit.reporting.figure import SHADED, TEXT, LineStyle, legend_below, line_styles, shade
+from anlit.reporting.figure import SHADED, TEXT, legend_below, line_styles, shade
 from anlit.reporting.intervals import Summary
 
 # The first positions have almost no context. Their losses are so large that other differences would not be visible.
@@ -19,6 +18,18 @@ FEWEST_SHOWN = 3
 MOST_TICKS = 5
 APART = 0.05
 """Distance of the lines' points on the logarithmic axis, so that their error bars can be told apart."""
+Points = list[tuple[float, float | None, float | None]]
+"""log₂ of a number of tokens, with the mean and the standard deviation of the loss there."""
+
+
+def seeds(record: dict[str, Any], arm: dict[str, Any], length: int, masked: bool) -> list[dict[str, Any]]:
+    """The measurement of each seed of an arm."""
+    return [
+        own
+        for member in arm["checkpoints"]
+        for own in record["measurements"][member]
+        if (own["length"], own["masking"]) == (length, masked)
+    ]
 
 
 def plot(record: dict[str, Any]) -> Figure:
@@ -27,106 +38,74 @@ def plot(record: dict[str, Any]) -> Figure:
     Points are means over seeds, bars ± one standard deviation over seeds. The standard errors over sequences are in
     the tables. What is longer than the training length is shaded.
     """
-    masking, arms = record["settings"]["masking"], record["arms"]
-    styles = line_styles([arm["label"] for arm in arms])
-    figure, grid = plt.subplots(
-        len(masking), 2, figsize=(TEXT, 0.3 + 2.3 * len(masking) + 0.16 * len(arms)), sharex="col", sharey="col",
-        squeeze=False,
-    )  # fmt: skip
+    masking, lengths, arms = record["settings"]["masking"], record["settings"]["lengths"], record["arms"]
+    size = (TEXT, 0.3 + 2.3 * len(masking) + 0.16 * len(arms))
+    figure, grid = plt.subplots(len(masking), 2, figsize=size, sharex="col", sharey="col", squeeze=False)
+    styles = {
+        label: {
+            "color": look.colour,
+            "marker": look.marker,
+            "linestyle": look.dash,
+            "linewidth": 1.2,
+            "markersize": 3.5,
+        }
+        for label, look in line_styles([arm["label"] for arm in arms]).items()
+    }
     for axes, masked in zip(grid, masking, strict=True):
-        told = "documents masked" if masked else "documents not masked"
-        for ax, draw, title in zip(axes, (_draw_lengths, _draw_positions), ("by length", "by position"), strict=True):
-            ax.grid()
-            ax.set_title(f"{title}, {told}")
+        for number, arm in enumerate(arms):
+            shift, style = APART * (number - (len(arms) - 1) / 2), styles[arm["label"]]
+            _draw(axes[0], _by_length(arm, masked), shift, style)
+            _draw(axes[1], _by_position(seeds(record, arm, lengths[-1], masked)), shift, style)
+        for ax, title in zip(axes, ("by length", "by position"), strict=True):
+            ax.set_title(f"{title}, documents {'masked' if masked else 'not masked'}")
             ax.set_ylabel("loss (nats per token)")
-            for number, arm in enumerate(arms):
-                shift = APART * (number - (len(arms) - 1) / 2)
-                draw(ax, record, arm, masked, styles[arm["label"]], shift)
-    lengths = record["settings"]["lengths"]
-    grid[-1, 0].set_xlabel("sequence length (tokens)")
-    grid[-1, 1].set_xlabel(f"earlier tokens that the model sees (of {lengths[-1]:,})")
-    _ticks(grid[0, 0], lengths)
-    _ticks(grid[0, 1], [edge for edge in _edges(record) if edge > 0])
+            ax.grid()
     trained = math.log2(max(own["training_length"] for own in record["checkpoints"]))
-    for by_length, by_position in grid:
-        shade(by_length, trained + APART * len(arms) / 2)
-        shade(by_position, trained)
-    legend_below(figure, _legend(arms, styles))
+    for column, (label, ticks, begin) in enumerate([
+        ("sequence length (tokens)", lengths, trained + APART * len(arms) / 2),
+        (f"earlier tokens that the model sees (of {lengths[-1]:,})", _powers(grid[0, 1]), trained),
+    ]):  # fmt: skip
+        chosen = ticks[::-1][:: math.ceil(len(ticks) / MOST_TICKS)]
+        grid[-1, column].set_xlabel(label)
+        grid[-1, column].set_xticks(np.log2(chosen), [f"{tick:,}" for tick in chosen])
+        for ax in grid[:, column]:
+            shade(ax, begin)
+    handles = [Line2D([], [], **styles[arm["label"]], label=_name(arm)) for arm in arms]
+    if any(len(arm["checkpoints"]) > 1 for arm in arms):
+        handles.append(Line2D([], [], color="0.4", marker="|", linestyle="", label="± standard deviation over seeds"))
+    legend_below(figure, [*handles, SHADED])
     return figure
 
 
-def _draw_lengths(
-    ax: Axes, record: dict[str, Any], arm: dict[str, Any], masked: bool, style: LineStyle, shift: float
-) -> None:
-    x, losses = [], []
-    for own in arm["loss"]:
-        if own["masking"] == masked:
-            x.append(math.log2(own["length"]) + shift)
-            losses.append((own["mean"], own["sd"]))
-    _line(ax, x, losses, style)
+def _by_length(arm: dict[str, Any], masked: bool) -> Points:
+    return [(math.log2(own["length"]), own["mean"], own["sd"]) for own in arm["loss"] if own["masking"] == masked]
 
 
-def _draw_positions(
-    ax: Axes, record: dict[str, Any], arm: dict[str, Any], masked: bool, style: LineStyle, shift: float
-) -> None:
-    """Draw each range at its middle on the logarithmic axis."""
-    seeds = _ranges(record, arm, masked)
-    shown = _shown(seeds[0])
-    losses = [Summary(tuple(ranges[k]["estimate"]["loss"] for ranges in seeds)) for k in shown]
-    _line(ax, [_middle(seeds[0][k]) + shift for k in shown], [(loss.mean, loss.sd) for loss in losses], style)
+def _by_position(measurements: list[dict[str, Any]]) -> Points:
+    """Each range that has tokens at its middle; without the first positions if enough others are left."""
+    ranges = list(zip(*(own["by_position"] for own in measurements), strict=True))
+    full = [each for each in ranges if each[0]["estimate"]["tokens"]]
+    later = [each for each in full if each[0]["first"] >= FIRST_SHOWN]
+    points = []
+    for each in later if len(later) >= FEWEST_SHOWN else full:
+        first, end = each[0]["first"], each[0]["end"]
+        loss = Summary(tuple(part["estimate"]["loss"] for part in each))
+        points.append(((math.log2(first) + math.log2(end)) / 2 if first else -0.5, loss.mean, loss.sd))
+    return points
 
 
-def _ranges(record: dict[str, Any], arm: dict[str, Any], masked: bool) -> list[list[dict[str, Any]]]:
-    """The ranges of positions of each seed at the longest length."""
-    longest = record["settings"]["lengths"][-1]
-    return [
-        own["by_position"]
-        for member in arm["checkpoints"]
-        for own in record["measurements"][member]
-        if (own["length"], own["masking"]) == (longest, masked)
-    ]
+def _draw(ax: Axes, points: Points, shift: float, style: dict[str, Any]) -> None:
+    x, mean, sd = (np.array(values, dtype=float) for values in zip(*points, strict=True))
+    ax.plot(x + shift, mean, **style)
+    ax.errorbar(x + shift, mean, sd, fmt="none", ecolor=style["color"], elinewidth=0.7, alpha=0.7)
 
 
-def _shown(ranges: list[dict[str, Any]]) -> list[int]:
-    """Indices of the ranges to draw: those with tokens, without the first positions if enough others are left."""
-    full = [k for k, part in enumerate(ranges) if part["estimate"]["tokens"]]
-    later = [k for k in full if ranges[k]["first"] >= FIRST_SHOWN]
-    return later if len(later) >= FEWEST_SHOWN else full
+def _powers(ax: Axes) -> list[int]:
+    """The powers of two on an axis of logarithms."""
+    low, high = ax.get_xlim()
+    return [1 << power for power in range(max(0, math.ceil(low)), math.floor(high) + 1)]
 
 
-def _edges(record: dict[str, Any]) -> list[int]:
-    """Where the ranges that are drawn begin and end."""
-    edges: set[int] = set()
-    for arm in record["arms"]:
-        for masked in record["settings"]["masking"]:
-            ranges = _ranges(record, arm, masked)[0]
-            edges |= {ranges[k][end] for k in _shown(ranges) for end in ("first", "end")}
-    return sorted(edges)
-
-
-def _middle(part: dict[str, Any]) -> float:
-    """log₂ of the range's middle; position 0 is at −0.5."""
-    return (math.log2(part["first"]) + math.log2(part["end"])) / 2 if part["first"] else -0.5
-
-
-def _line(ax: Axes, x: list[float], points: list[tuple[float | None, float | None]], style: LineStyle) -> None:
-    mean, sd = (np.array(values, dtype=float) for values in zip(*points, strict=True))
-    ax.plot(x, mean, linestyle=style.dash, marker=style.marker, markersize=3.5, color=style.colour, linewidth=1.2)
-    ax.errorbar(x, mean, sd, fmt="none", ecolor=style.colour, elinewidth=0.7, alpha=0.7)
-
-
-def _ticks(ax: Axes, tokens: list[int]) -> None:
-    ticks = tokens[::-1][:: math.ceil(len(tokens) / MOST_TICKS)]
-    ax.set_xticks(np.log2(ticks), [f"{tick:,}" for tick in ticks])
-
-
-def _legend(arms: list[dict[str, Any]], styles: dict[str, LineStyle]) -> list[Line2D | Patch]:
-    handles: list[Line2D | Patch] = []
-    for arm in arms:
-        n, style = len(arm["checkpoints"]), styles[arm["label"]]
-        label = f"{arm['label']} ({n} seed{'s' if n > 1 else ''})"
-        handles.append(Line2D([], [], color=style.colour, marker=style.marker, linestyle=style.dash, linewidth=1.2,
-                              markersize=3.5, label=label))  # fmt: skip
-    if any(len(arm["checkpoints"]) > 1 for arm in arms):
-        handles.append(Line2D([], [], color="0.4", marker="|", linestyle="", label="± standard deviation over seeds"))
-    return [*handles, SHADED]
+def _name(arm: dict[str, Any]) -> str:
+    n = len(arm["checkpoints"])
+    return f"{arm['label']} ({n} seed{'s' if n > 1 else ''})"
