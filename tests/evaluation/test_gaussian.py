@@ -13,7 +13,6 @@ from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range
 from anlit.commands.diagnose import main
 from anlit.errors import UserError
-from anlit.evaluation.diagnose import gaussian
 from anlit.evaluation.diagnose.gaussian import at_length, expected_total, logits_of, named
 
 
@@ -76,37 +75,10 @@ def test_plain_attention_spreads_over_all_keys() -> None:
     assert found["entropy_1000_to_10000"]["mean"] == pytest.approx(math.log(9000) - 0.5, abs=0.01)
 
 
-def test_scale_invariant_attention_is_flat_over_decades_and_sparser() -> None:
-    plain, invariant = (at_length(layer(m), 10_000, draws=60, seed=0) for m in (Plain(), ScaleInvariant()))
-    decades = ("10_to_100", "100_to_1000", "1000_to_10000")
-    weights = [invariant[f"weight_{span}"]["mean"] for span in decades]
-    assert max(weights) < 1.6 * min(weights)
-    assert all(invariant[f"entropy_{span}"]["mean"] < 0.9 * plain[f"entropy_{span}"]["mean"] for span in decades)
-
-
-def test_only_ranges_that_lie_within_the_keys() -> None:
-    found = at_length(layer(Plain()), 99, draws=2, seed=0)
-    assert "weight_1_to_10" in found
-    assert "weight_10_to_100" not in found
-
-
-def test_draws_come_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-    real = gaussian.statistics
-    monkeypatch.setattr(gaussian, "SCORES", 350)
-    monkeypatch.setattr(gaussian, "statistics", lambda *args: rows.append(len(args[0])) or real(*args))
-    first = at_length(layer(Plain()), 100, draws=10, seed=3)
-    assert rows == [3, 3, 3, 1]
-    assert at_length(layer(Plain()), 100, draws=10, seed=3) == first
-    assert at_length(layer(Plain()), 100, draws=10, seed=4)["entropy"] != first["entropy"]
-
-
-def test_mechanisms_by_name() -> None:
-    found = named(["plain", " ScaleInvariant"])
-    assert [(label, type(part)) for label, part in found.items()] == [
-        ("Plain", Plain),
-        ("ScaleInvariant", ScaleInvariant),
-    ]
+def test_draws_depend_on_the_seed() -> None:
+    first, again, other = (at_length(layer(Plain()), 100, draws=10, seed=seed) for seed in (3, 3, 4))
+    assert first == again
+    assert first["entropy"] != other["entropy"]
 
 
 @pytest.mark.parametrize("name", ["Plane", "", "AttentionPattern"])
@@ -117,7 +89,7 @@ def test_mechanisms_that_are_refused(name: str) -> None:
 
 def test_the_command_writes_numbers_report_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out"
-    arguments = ["--gaussian", "--mechanisms", "Plain,SlidingWindow", "--lengths", "1,20,200", "--draws", "3"]
+    arguments = ["--gaussian", "--mechanisms", "plain, SlidingWindow", "--lengths", "1,20,200", "--draws", "3"]
     assert main([*arguments, "--seed", "5", "--output", str(output)]) == 0
     record: dict[str, Any] = json.loads((output / "gaussian.json").read_text())
     assert (record["draws"], record["seed"]) == (3, 5)

@@ -234,18 +234,8 @@ def test_the_command_writes_numbers_page_and_picture(
     assert "needle.html" in printed
 
 
-@pytest.mark.parametrize(
-    ("extra", "names"),
-    [
-        (["--depths", "0"], ["--depths", "1 or more"]),
-        (["--samples", "0"], ["--samples", "1 or more"]),
-        (["--seed", "-1"], ["--seed", "0 or more"]),
-        (["--lengths", "many"], ["--lengths", "many"]),
-    ],
-)
-def test_mistakes_are_one_sentence(runs: list[str], tmp_path: Path, extra: list[str], names: list[str]) -> None:
-    with pytest.raises(UserError) as error:
-        main([runs[0], "--output", str(tmp_path), *extra])
-    for name in names:
-        assert name in str(error.value)
-    assert not (tmp_path / "needle.json").exists()
+@pytest.mark.parametrize("wrong", [["--depths", "0"], ["--samples", "0"], ["--lengths", "many"]])
+def test_mistakes_are_one_sentence(runs: list[str], tmp_path: Path, wrong: list[str]) -> None:
+    with pytest.raises(UserError, match=wrong[0]):
+        main([runs[0], "--output", str(tmp_path), *wrong])
+    assert not list(tmp_path.iterdir())
