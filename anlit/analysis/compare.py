@@ -1,13 +1,11 @@
-"""Compares run folders: groups seeds, finds the baseline, writes plot, report and raw numbers."""
+"""`anlit compare`: groups runs by configuration, finds the baseline, writes picture, report and raw numbers."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from anlit.analysis import checks
-from anlit.analysis.results import Report, pairing_notes, parted_notes, results_against
-from anlit.analysis.throughput import unsteady
-from anlit.analysis.wall_clock import PairedSteps, read_paired, usable
+from anlit.analysis import fairness
+from anlit.analysis.comparison import Comparison, compare_groups
 from anlit.configuration import ARCHITECTURES
 from anlit.errors import UserError
 from anlit.reading import read_json
@@ -20,7 +18,9 @@ MEASURE = " --measure_steps"
 TimeSteps = Callable[[list[Group], Path], None]
 
 
-def compare(runs: list[str], output: str, baseline: str | None = None, time_steps: TimeSteps | None = None) -> Report:
+def compare(
+    runs: list[str], output: str, baseline: str | None = None, time_steps: TimeSteps | None = None
+) -> Comparison:
     """Compares `runs`, prints the table and writes to `output`.
 
     Args:
@@ -44,53 +44,15 @@ def compare(runs: list[str], output: str, baseline: str | None = None, time_step
             "finite validation loss: wait for the first validation, or give other runs."
         )
     chosen, told = find_baseline(groups, baseline)
-    checks.refuse_other_tokenizers(groups)
+    fairness.refuse_other_tokenizers(groups)
     folder = output_folder(output)
     command = _command(runs, output, baseline, time_steps is not None)
     _refuse_other_comparison(folder, command, loaded)
     if time_steps is not None:
         time_steps([chosen, *(group for group in groups if group is not chosen)], folder)
-    report = comparison(every, chosen, tuple(loaded), folder, command, notes=told)
-    _publish(report)
-    return report
-
-
-def comparison(
-    every: list[Group],
-    baseline: Group,
-    runs: tuple[Run, ...],
-    output: Path,
-    command: str,
-    name: str = "",
-    notes: Sequence[str] = (),
-    paired: PairedSteps | None = None,
-) -> Report:
-    """The comparison of `anlit compare` and of a study: results, and notes on what makes it less fair.
-
-    Args:
-        every: All groups; those without a counted run are only noted.
-        runs: All runs, also those in no group.
-        name: The beginning of the picture's file name.
-        notes: Notes to print before the others.
-        paired: Steps taken in turns (default: those that were timed for `output`).
-
-    Raises:
-        UserError: Two runs have different tokenizers.
-    """
-    groups = [group for group in every if group.counted]
-    checks.refuse_other_tokenizers(groups)
-    results = results_against(groups, baseline)
-    timed, left_out = usable(paired or read_paired(output), groups)
-    told = (
-        *notes,
-        *parted_notes(results),
-        *pairing_notes(results),
-        *checks.state_notes(every, list(runs)),
-        *checks.notes(groups, baseline),
-        *unsteady(groups, baseline, timed),
-        *(left_out if len(groups) > 1 else []),
-    )
-    return Report(output, command, tuple(results), results[0], runs, told, timed, name)
+    comparison = compare_groups(every, chosen, tuple(loaded), folder, command, notes=told)
+    _publish(comparison)
+    return comparison
 
 
 def _refuse_other_comparison(folder: Path, command: str, runs: list[Run]) -> None:
@@ -100,8 +62,8 @@ def _refuse_other_comparison(folder: Path, command: str, runs: list[Run]) -> Non
     path = folder / "convergence.json"
     if not path.exists():
         return
-    record = read_json(path, {"runs": [dict], "command": str}, "remove it, or give another --output")
-    folders = {str(run.get("folder")) for run in record.get("runs") or []}
+    record = read_json(path, {"runs": [str], "command": str}, "remove it, or give another --output")
+    folders = set(record.get("runs") or ())
     same = str(record.get("command")).replace(MEASURE, "") == command.replace(MEASURE, "")
     if not same and folders != {str(run.folder) for run in runs}:
         raise UserError(f"--output {folder} has the report of another comparison ({record.get('command')}): "
@@ -142,13 +104,13 @@ def _named(groups: list[Group], name: str) -> list[Group]:
     return found or [group for group in groups if group.architecture.casefold() == spelled]
 
 
-def _publish(report: Report) -> None:
+def _publish(comparison: Comparison) -> None:
     from anlit.analysis import comparison_report, plots  # matplotlib takes a second: errors do not wait for it
 
-    with writing(report.output):
-        plots.plot_convergence(report)
-        comparison_report.write(report)
-    comparison_report.show(report)
+    with writing(comparison.output):
+        plots.plot_convergence(comparison)
+        comparison_report.write(comparison)
+    comparison_report.show(comparison)
 
 
 def _command(runs: list[str], output: str, baseline: str | None, measure_steps: bool) -> str:

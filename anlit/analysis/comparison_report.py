@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from anlit.analysis.results import Claim, Report, Result
+from anlit.analysis.comparison import Comparison, Result, record_runs
 from anlit.reporting.files import write_json
 from anlit.reporting.intervals import Interval, Summary, mean_sd
 from anlit.reporting.page import listed, write_page
-from anlit.reporting.table import NONE, SafeConsole, TerminalTable, markdown_table
+from anlit.reporting.table import NONE, TerminalTable, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, minus, visible
 from anlit.runs.folders import Run
@@ -35,82 +35,82 @@ for the number of rows. Called significant: p (Holm) below 0.05. Few seeds make 
 LEAST_P = 0.05
 
 
-def write(report: Report) -> None:
-    """Writes report.html, report.md and convergence.json to the report's folder; the picture is there already."""
-    write_json(report.json, report.raw())
-    write_page(report.output, report.page.stem, paragraphs(report))
+def write(comparison: Comparison) -> None:
+    """Writes report.html, report.md and convergence.json to the comparison's folder; the picture is there already."""
+    write_json(comparison.output / "convergence.json", comparison.raw() | record_runs([comparison]))
+    write_page(comparison.output, "report", paragraphs(comparison))
 
 
-def paragraphs(report: Report) -> list[str]:
+def paragraphs(comparison: Comparison) -> list[str]:
     """The paragraphs of a comparison's report in Markdown."""
-    counted = [run for result in report.results for run in result.group.counted]
+    counted = [run for result in comparison.results for run in result.group.counted]
     return [
         "# Convergence",
-        f"Baseline: **{literal(report.baseline.label)}**",
+        f"Baseline: **{literal(comparison.baseline.label)}**",
         "## Comparison",
-        *comparison(report),
-        "## Notes and warnings\n\n" + (listed(report.notes) or "None."),
-        "## Runs\n\n" + runs_table(list(report.runs), report.label_of),
-        "## Where the numbers come from\n\n" + provenance(counted, [f"compared with: {code(report.command)}"]),
+        *section(comparison),
+        "## Notes and warnings\n\n" + (listed(comparison.notes) or "None."),
+        "## Runs\n\n" + runs_table(list(comparison.runs), comparison.label_of),
+        "## Where the numbers come from\n\n" + provenance(counted, [f"compared with: {code(comparison.command)}"]),
     ]
 
 
-def comparison(report: Report, explained: bool = False) -> list[str]:
+def section(comparison: Comparison, explained: bool = False) -> list[str]:
     """A comparison in Markdown: findings, curves, losses, speed-ups, tests; their definitions unless `explained`."""
-    rows = [[literal(_name(result, report)), *_cells(result, report.claim_of(result))] for result in report.results]
+    rows = [[literal(_name(result, comparison)), *_cells(result)] for result in comparison.results]
     parts = [
-        findings(report),
-        f"![validation loss over tokens and time]({report.plot.name})",
+        findings(comparison),
+        f"![validation loss over tokens and time]({comparison.plot.name})",
         markdown_table(["configuration", *COLUMNS], rows),
         *([] if explained else [DEFINITION]),
     ]
-    if any(claim.loss or claim.tokens for claim in report.claims):
-        parts += [_tests(report), *([] if explained else [TESTS])]
+    if any(result.loss or result.speedup.test for result in comparison.others):
+        parts += [_tests(comparison), *([] if explained else [TESTS])]
     return parts
 
 
-def findings(report: Report) -> str:
+def findings(comparison: Comparison) -> str:
     """One sentence for each configuration: the difference of its loss, its speed-up, and how certain they are."""
     lines = []
-    for claim in report.claims:
-        result, speed = claim.result, claim.result.speedup
+    for result in comparison.others:
         n = len(result.group.counted)
         told = f"**{literal(result.label)}** ends at {mean_sd(result.final_loss, 4)} nats per token (n = {n})"
-        if claim.loss is not None:
-            verdict = "lower" if claim.loss.difference < 0 else "higher"
-            sure = "significant" if claim.p_holm is not None and claim.p_holm < LEAST_P else "not significant"
-            told += f", {abs(claim.loss.difference):.4f} {verdict} than the baseline ({sure}, {_p(claim.p_holm)})"
-        told += f"; speed-up {speed.words} in tokens"
-        if claim.wall_clock is not None and claim.wall_clock.speedup is not None:
-            told += f", {interval(claim.wall_clock.speedup)} in wall-clock"
+        if result.loss is not None:
+            verdict = "lower" if result.loss.difference < 0 else "higher"
+            sure = "significant" if result.p_holm is not None and result.p_holm < LEAST_P else "not significant"
+            told += f", {abs(result.loss.difference):.4f} {verdict} than the baseline ({sure}, {_p(result.p_holm)})"
+        told += f"; speed-up {result.speedup.words} in tokens"
+        if result.wall_clock is not None and result.wall_clock.speedup is not None:
+            told += f", {interval(result.wall_clock.speedup)} in wall-clock"
         lines.append(f"- {told}.")
     return "\n".join(lines) or "- There is only the baseline."
 
 
-def show(report: Report, console: SafeConsole | None = None) -> None:
+def show(comparison: Comparison) -> None:
     """Prints the main columns, the notes and the path of the plot."""
-    console = console or terminal()
+    console = terminal()
     shown = [COLUMNS.index(name) for name in PRINTED]
     head = [name.replace(", ", ",\n").replace(" per ", "\nper ").replace(" loss", "\nloss") for name in PRINTED]
     rows = []
-    for result in report.results:
-        cells = _cells(result, report.claim_of(result))
-        rows.append([_name(result, report), *(cells[i].replace(" (", "\n(") for i in shown)])
-    title = f"Convergence against {report.baseline.label}"
+    for result in comparison.results:
+        cells = _cells(result)
+        rows.append([_name(result, comparison), *(cells[i].replace(" (", "\n(") for i in shown)])
+    title = f"Convergence against {comparison.baseline.label}"
     console.print(TerminalTable(title, ["configuration", *head], rows))
-    for note in report.notes:
+    for note in comparison.notes:
         console.print(visible(f"note: {note}"))
-    paths = visible(f"Plot: {report.plot}, page: {report.page}")
+    paths = visible(f"Plot: {comparison.plot}, page: {comparison.output / 'report.html'}")
     console.print(paths, soft_wrap=True)
 
 
-def interval(found: Interval) -> str:
+def interval(estimate: Interval) -> str:
     """`1.08 (1.06 … 1.11)`: an estimate with its 95 % interval."""
-    return f"{found.median:.2f} ({found.low:.2f} … {found.high:.2f})"
+    return f"{estimate.median:.2f} ({estimate.low:.2f} … {estimate.high:.2f})"
 
 
-def _cells(result: Result, claim: Claim | None) -> list[str]:
-    group, found = result.group, result.speedup
+def _cells(result: Result) -> list[str]:
+    group, speedup, timed = result.group, result.speedup, result.wall_clock
+    faster = timed.speedup if timed else None
     return [
         str(len(group.counted)),
         f"{group.counted[0].parameters:,}" if group.counted[0].parameters else NONE,
@@ -118,36 +118,29 @@ def _cells(result: Result, claim: Claim | None) -> list[str]:
         mean_sd(result.bits_per_byte, 4),
         mean_sd(Summary((result.tokens.mean,)), 0),
         mean_sd(result.seconds, 0),
-        found.words,
-        NONE if found.mean is None else f"{100 / found.mean:.0f} %",
-        *_times(claim, found.bound),
+        speedup.words,
+        NONE if speedup.mean is None else f"{100 / speedup.mean:.0f} %",
+        interval(timed.time) if timed else NONE,
+        NONE if faster is None else ("≥ " if speedup.bound else "") + interval(faster),
     ]
 
 
-def _times(claim: Claim | None, bound: bool) -> list[str]:
-    """Time per token and the speed-up in wall-clock."""
-    if claim is None or claim.wall_clock is None:
-        return [NONE, NONE]
-    faster = claim.wall_clock.speedup
-    return [interval(claim.wall_clock.time), NONE if faster is None else ("≥ " if bound else "") + interval(faster)]
-
-
-def _name(result: Result, report: Report) -> str:
-    marks = ["baseline"] * (result is report.baseline) + ["unfinished"] * result.group.unfinished
+def _name(result: Result, comparison: Comparison) -> str:
+    marks = ["baseline"] * (result is comparison.baseline) + ["unfinished"] * result.group.unfinished
     return f"{result.label} ({', '.join(marks)})" if marks else result.label
 
 
-def _tests(report: Report) -> str:
+def _tests(comparison: Comparison) -> str:
     rows = []
-    for claim in report.claims:
-        test, cells = claim.loss, [NONE] * 6
+    for result in comparison.others:
+        test, cells = result.loss, [NONE] * 6
         if test is not None:
             n = str(test.n[0]) if test.method.startswith("paired") else f"{test.n[0]}, {test.n[1]}"
-            interval = minus(f"{test.low:+.4f} … {test.high:+.4f}")
-            cells = [n, minus(f"{test.difference:+.4f}"), interval, test.method, _p(test.p), _p(claim.p_holm)]
-        t = claim.tokens
+            span = minus(f"{test.low:+.4f} … {test.high:+.4f}")
+            cells = [n, minus(f"{test.difference:+.4f}"), span, test.method, _p(test.p), _p(result.p_holm)]
+        t = result.speedup.test
         speed = f"{t.difference:.2f} ({t.low:.2f} … {t.high:.2f}), {_p(t.p)}" if t else NONE
-        rows.append([literal(claim.result.label), *cells, speed])
+        rows.append([literal(result.label), *cells, speed])
     head = ["against the baseline", "n", "difference in loss", "95 % interval", "test", "p", "p, Holm"]
     return markdown_table([*head, "speed-up, tokens (95 %)"], rows)
 

@@ -7,11 +7,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from anlit.analysis.results import Report, Result
-from anlit.reporting.figure import BASELINE_LINE, INK, LineStyle, line_styles, save, style
+from anlit.analysis.comparison import Comparison, Result
+from anlit.reporting.figure import BASELINE_LINE, INK, TEXT, LineStyle, line_styles, save, style
 
-WIDTH = 6.75
-"""Inches: the text of a page, two columns of a paper."""
 # The part of the curves, by tokens, that sets the upper end of the y axis.
 LATE = 0.2
 # Height of the picture at most, in heights of the baseline's late part.
@@ -31,44 +29,44 @@ class Panel(NamedTuple):
     per_token: dict[str, float]
 
 
-def panels_of(report: Report) -> list[Panel]:
+def panels_of(comparison: Comparison) -> list[Panel]:
     """A panel over training tokens and, if steps were timed in turns, one over time at their speed."""
-    results = report.results
+    results = comparison.results
     size, name = _unit(max(float(result.mean.tokens[-1]) for result in results), TOKENS)
     tokens = {result.label: 1 / size for result in results}
     panels = [Panel("by training tokens", f"training tokens{name}", tokens)]
-    if report.paired is None:
+    if comparison.steps is None:
         return panels
-    seconds = float(np.median(report.paired.seconds.get(report.baseline.group.key, (np.nan,))))
-    per_token = {report.baseline.label: seconds}
-    for claim in report.claims:
-        if claim.wall_clock is not None:
-            per_token[claim.result.label] = seconds * claim.wall_clock.time.median
+    seconds = float(np.median(comparison.steps.seconds.get(comparison.baseline.group.key, (np.nan,))))
+    per_token = {comparison.baseline.label: seconds}
+    for result in comparison.others:
+        if result.wall_clock is not None:
+            per_token[result.label] = seconds * result.wall_clock.time.median
     size, name = _unit(max(result.mean.tokens[-1] * per_token.get(result.label, 0) for result in results), SECONDS)
     times = {label: value / size for label, value in per_token.items()}
     return [*panels, Panel("by time, at the speed of steps in turns", f"training time{name}", times)]
 
 
-def plot_convergence(report: Report) -> None:
+def plot_convergence(comparison: Comparison) -> None:
     """Writes a panel over tokens and, if steps were timed in turns, one over time.
 
     The panels have mean curves, with ± one standard deviation over seeds as a band. The dashed line is the baseline's
     final loss. A legend below has losses and speed-ups; nothing is written on the curves.
     """
-    results = list(report.results)
+    results = list(comparison.results)
     drawn = line_styles([result.label for result in results])
-    with style(), plt.rc_context({"font.size": 8, "axes.titlesize": 8}):
-        panels = panels_of(report)
-        size = (WIDTH, 2.9 + 0.16 * (len(results) + 1))
+    with style(8):
+        panels = panels_of(comparison)
+        size = (TEXT, 2.9 + 0.16 * (len(results) + 1))
         figure, grid = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
         axes = grid[0]
         for ax, panel in zip(axes, panels, strict=True):
-            _draw(ax, panel, results, report.baseline, drawn)
-        axes[0].set_ylim(*_limits(results, report.baseline))
+            _draw(ax, panel, results, comparison.baseline, drawn)
+        axes[0].set_ylim(*_limits(results, comparison.baseline))
         axes[0].set_ylabel("validation loss (nats per token)")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=1)
-        save(figure, report.plot)
+        save(figure, comparison.plot)
 
 
 def _draw(ax: Axes, panel: Panel, results: list[Result], baseline: Result, drawn: dict[str, LineStyle]) -> None:

@@ -28,7 +28,7 @@ NOT_MEASURED = (
 
 
 @dataclass(frozen=True, eq=False)
-class PairedSteps:
+class StepTimes:
     """Seconds per training token of configurations that took steps in turns.
 
     Args:
@@ -63,9 +63,9 @@ class WallClock:
     speedup: Interval | None
 
 
-def wall_clock(paired: PairedSteps | None, group: Group, baseline: Group, tokens: SpeedUp) -> WallClock | None:
+def wall_clock(steps: StepTimes | None, group: Group, baseline: Group, tokens: SpeedUp) -> WallClock | None:
     """The `WallClock` of `group` from its speed-up in tokens; None if it was not timed."""
-    time = paired.ratio(group, baseline) if paired is not None else None
+    time = steps.ratio(group, baseline) if steps is not None else None
     if time is None:
         return None
     if tokens.mean is None:
@@ -75,7 +75,7 @@ def wall_clock(paired: PairedSteps | None, group: Group, baseline: Group, tokens
     return WallClock(time, product(Interval(tokens.mean, low, high), faster))
 
 
-def read_paired(folder: Path) -> PairedSteps | None:
+def read_step_times(folder: Path) -> StepTimes | None:
     """The steps that were timed for the report in `folder`; None if there are none.
 
     Raises:
@@ -84,25 +84,28 @@ def read_paired(folder: Path) -> PairedSteps | None:
     path = folder / FILE
     if not path.exists():
         return None
-    record = read_json(path, SCHEMA, "remove it and measure again with --measure_steps")
-    seconds = {
-        arm.get("key", ""): tuple(map(float, arm.get("seconds_per_token") or ())) for arm in record.get("arms") or []
-    }
-    return PairedSteps(hardware_label(record), seconds, record)
+    return step_times(read_json(path, SCHEMA, "remove it and measure again with --measure_steps"))
 
 
-def usable(paired: PairedSteps | None, groups: list[Group]) -> tuple[PairedSteps | None, list[str]]:
-    """`paired` if it holds for these groups, and one sentence for each reason that it does not."""
+def step_times(record: dict[str, Any]) -> StepTimes:
+    """The times in the content of `FILE`."""
+    arms = record.get("arms") or []
+    seconds = {arm.get("key", ""): tuple(map(float, arm.get("seconds_per_token") or ())) for arm in arms}
+    return StepTimes(hardware_label(record), seconds, record)
+
+
+def usable(steps: StepTimes | None, groups: list[Group]) -> tuple[StepTimes | None, list[str]]:
+    """`steps` if it holds for these groups, and one sentence for each reason that it does not."""
     hardware = {run.hardware for group in groups for run in group.counted}
     if len(hardware) > 1:
         return None, ["Speed-ups in wall-clock are left out, because the runs were trained on different hardware."]
-    if paired is None:
+    if steps is None:
         return None, [NOT_MEASURED]
-    if hardware != {paired.hardware}:
+    if hardware != {steps.hardware}:
         own = next(iter(hardware)) or "hardware that they did not record"
         return None, [
-            f"Speed-ups in wall-clock are left out, because steps were timed on {paired.hardware} and the runs were "
+            f"Speed-ups in wall-clock are left out, because steps were timed on {steps.hardware} and the runs were "
             f"trained on {own}."
         ]
-    missing = [group.label for group in groups if group.key not in paired.seconds]
-    return paired, [f"{label}: no steps were timed for it; measure again with --measure_steps." for label in missing]
+    missing = [group.label for group in groups if group.key not in steps.seconds]
+    return steps, [f"{label}: no steps were timed for it; measure again with --measure_steps." for label in missing]

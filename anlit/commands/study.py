@@ -15,7 +15,7 @@ from anlit.analysis.study.reuse import reuse
 from anlit.analysis.study.selection import require_selection, select
 from anlit.analysis.study.slurm import submit
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
-from anlit.analysis.wall_clock import read_paired
+from anlit.analysis.wall_clock import read_step_times
 from anlit.benchmarks.time_runs import time_steps
 from anlit.commands.support.study_check import check_study
 from anlit.errors import UserError
@@ -157,8 +157,8 @@ def _time_steps(study: Study, output: Path, typed: str) -> None:
         return
     outcome = outcome_of(study, output, typed)
     groups = [group for arm in study.arms if (group := outcome.group(arm)) is not None]
-    paired = read_paired(output)
-    if len(groups) < 2 or (paired is not None and all(group.key in paired.seconds for group in groups)):
+    known = read_step_times(output)
+    if len(groups) < 2 or (known is not None and all(group.key in known.seconds for group in groups)):
         return
     try:
         time_steps(groups, output)
@@ -206,9 +206,9 @@ def _recompute(folders: list[Path]) -> int:
     from anlit.analysis.study.recorded import recompute
 
     for folder in folders:
-        for report in recompute(folder):
-            for claim in report.claims:
-                echo(f"{folder}: {claim.result.label}: speed-up in tokens {claim.result.speedup.words}")
+        for comparison in recompute(folder):
+            for result in comparison.others:
+                echo(f"{folder}: {result.label}: speed-up in tokens {result.speedup.words}")
     return 0
 
 

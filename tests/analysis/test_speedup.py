@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anlit.analysis.results import parted
+from anlit.analysis.comparison import parted
 from anlit.analysis.speedup import speed_up
 from anlit.runs.folders import Curve
 from anlit.runs.groups import mean_curve

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from anlit.analysis.compare import compare
-from anlit.analysis.wall_clock import BUSY, FILE, read_paired
+from anlit.analysis.wall_clock import BUSY, FILE, read_step_times
 from anlit.benchmarks import runs
 from anlit.benchmarks.time_runs import WAITING, time_steps
 from anlit.cli import main
@@ -51,14 +51,14 @@ def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path) -> No
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / FILE
     assert runs.main([*folders[:2], "--output", str(output), "--rounds", "3", "--device", "cpu"]) == 0
-    paired = read_paired(output.parent)
+    paired = read_step_times(output.parent)
     groups = group_runs([load_run(Path(folder)) for folder in folders])
     assert set(paired.seconds) == {group.key for group in groups[:2]}
     assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in paired.seconds.values())
 
     report = compare([str(tmp_path / "runs")], str(output.parent))
     raw = json.loads(report.json.read_text())
-    found = {claim["label"]: claim for claim in raw["claims"]}
+    found = {claim["label"]: claim for claim in raw["groups"][1:]}
     time, speed = found["anGPT, plain"]["time_per_token"], found["anGPT, plain"]["speedup_wall_clock"]
     in_tokens = next(group for group in raw["groups"] if group["label"] == "anGPT, plain")["speedup_tokens"]["mean"]
     assert speed["median"] == pytest.approx(in_tokens / time["median"])

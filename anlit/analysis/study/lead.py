@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
-from anlit.analysis.results import results_against
+from anlit.analysis.comparison import loss_by_seed, results_against
 from anlit.analysis.significance import Test, difference
 from anlit.analysis.speedup import SpeedUp
 from anlit.analysis.study.outcome import Outcome
@@ -97,19 +97,19 @@ def cells(outcome: Outcome, baseline: str, each: str, over: str) -> list[Cell]:
         ours, theirs = outcome.group(point.arm), outcome.group(against.arm)
         if ours is None or theirs is None:
             continue
-        first, second = results_against([theirs, ours], theirs)
-        seeds = [seed for seed in second.loss_by_seed if seed in first.loss_by_seed]
-        if not seeds:
+        losses, baselines = loss_by_seed(ours), loss_by_seed(theirs)
+        mine = {seed: loss for seed, loss in losses.items() if seed in baselines}
+        other = {seed: baselines[seed] for seed in mine}
+        if not mine:
             continue
-        mine, other = ({seed: one.loss_by_seed[seed] for seed in seeds} for one in (second, first))
         found.append(
             Cell(
                 panel=str(point.arm.varied.shown[each]),
                 title=outcome.study.title_of(base),
                 x=against.number(over),
-                speedup=second.speedup,
+                speedup=results_against([theirs, ours], theirs)[1].speedup,
                 theirs=Summary(tuple(other.values())),
-                differences=tuple(mine[seed] - other[seed] for seed in seeds),
+                differences=tuple(mine[seed] - other[seed] for seed in mine),
                 test=difference(mine, other),
             )
         )

@@ -89,7 +89,7 @@ class PlannedRun:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class PlannedComparison:
     """Arms that the report compares with one of them."""
 
     title: str
@@ -107,7 +107,7 @@ class Study:
     arms: tuple[Arm, ...]
     seeds: tuple[Choice, ...]
     tuning_seeds: tuple[Choice, ...]
-    comparisons: tuple[Comparison, ...] = field(default=())
+    comparisons: tuple[PlannedComparison, ...] = field(default=())
 
     @property
     def title(self) -> str:
@@ -265,7 +265,7 @@ def _require_equal_tuning(arms: tuple[Arm, ...], path: str) -> None:
         )
 
 
-def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> list[Comparison]:
+def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> list[PlannedComparison]:
     named = content.get("comparisons")
     if named is None:
         named = [{"title": "All arms", "baseline": content["baseline"]}] if content.get("baseline") else []
@@ -285,7 +285,7 @@ def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> l
                 f"a comparison of {path} has the baseline '{one['baseline']}', which is none of its arms: choose one "
                 "of " + ", ".join(arm.name for arm in members or arms)
             )
-        found.append(Comparison(str(one.get("title") or "Comparison"), base[0], tuple(members)))
+        found.append(PlannedComparison(str(one.get("title") or "Comparison"), base[0], tuple(members)))
     return found
 
 

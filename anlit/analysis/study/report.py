@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from anlit.analysis.comparison import record_runs
 from anlit.analysis.comparison_report import provenance, runs_table
 from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.sections import comparison_of, render, winners
@@ -43,13 +44,13 @@ def show(outcome: Outcome, console: SafeConsole | None = None) -> None:
 
 def _speed_ups(outcome: Outcome) -> dict[str, str]:
     """Arm's name → its speed-up in tokens over the baseline of the first comparison that has the arm."""
-    found: dict[str, str] = {}
-    for asked in outcome.study.comparisons:
-        report = comparison_of(outcome, asked, "")
-        arms = {arm.title: arm.name for arm in asked.arms}
-        for result in report.results if report is not None else ():
-            found.setdefault(arms[result.group.label], result.speedup.words)
-    return found
+    words: dict[str, str] = {}
+    for planned in outcome.study.comparisons:
+        comparison = comparison_of(outcome, planned)
+        arms = {arm.title: arm.name for arm in planned.arms}
+        for result in comparison.results if comparison is not None else ():
+            words.setdefault(arms[result.label], result.speedup.words)
+    return words
 
 
 def paragraphs(outcome: Outcome) -> list[str]:
@@ -78,10 +79,8 @@ def paragraphs(outcome: Outcome) -> list[str]:
 def raw(outcome: Outcome) -> dict[str, Any]:
     """The numbers behind the report; a comparison names its runs by their folders, as keys of `measured`."""
     study = outcome.study
-    reports = [comparison_of(outcome, one, f"{number}-") for number, one in enumerate(study.comparisons, 1)]
-    comparisons = [report.raw() for report in reports if report is not None]
-    measured = {run["folder"]: run for one in comparisons for run in one["runs"]}
-    timed = [one.pop("paired_steps") for one in comparisons]
+    asked = [comparison_of(outcome, planned) for planned in study.comparisons]
+    comparisons = [comparison for comparison in asked if comparison is not None]
     return {
         "title": study.title, "path": study.path, "budget": study.budget, "command": outcome.command,
         "selected": {name: choice.shown for name, choice in outcome.selected.items()},
@@ -89,9 +88,8 @@ def raw(outcome: Outcome) -> dict[str, Any]:
                    for one in outcome.tunings},
         "points": [{"arm": point.arm.name, "values": point.values, "losses": point.losses, "failed": point.failed}
                    for point in outcome.points()],
-        "comparisons": [{**one, "runs": [run["folder"] for run in one["runs"]]} for one in comparisons],
-        "paired_steps": next(iter(timed), None),
-        "measured": measured,
+        "comparisons": [comparison.raw() for comparison in comparisons],
+        **record_runs(comparisons),
         "runs": [{"name": run.name, "status": state.status, "reason": state.reason} for run, state, _ in outcome.runs],
     }  # fmt: skip
 

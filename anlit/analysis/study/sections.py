@@ -15,15 +15,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from anlit.analysis import compare
-from anlit.analysis.comparison_report import comparison
+from anlit.analysis import comparison_report
+from anlit.analysis.comparison import Comparison, compare_groups
 from anlit.analysis.plots import plot_convergence
-from anlit.analysis.results import Report
 from anlit.analysis.study import plots
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.lead import lead
 from anlit.analysis.study.outcome import Outcome
-from anlit.analysis.study.plan import Comparison, Study
+from anlit.analysis.study.plan import PlannedComparison, Study
 from anlit.analysis.study.scaling_section import scaling
 from anlit.errors import UserError
 from anlit.reporting.intervals import Summary, power_law
@@ -67,32 +66,31 @@ def require_sections(study: Study) -> None:
 
 
 def convergence(outcome: Outcome, options: dict[str, Any]) -> list[str]:
-    parts = []
+    parts: list[str] = []
     explained = False
-    for number, one in enumerate(outcome.study.comparisons, 1):
-        parts.append(f"## {one.title}")
-        report = comparison_of(outcome, one, f"{number}-")
-        if report is None:
-            parts.append(f"The baseline, {one.baseline.title}, has no finished run yet.")
+    for number, planned in enumerate(outcome.study.comparisons, 1):
+        parts.append(f"## {planned.title}")
+        comparison = comparison_of(outcome, planned, f"{number}-")
+        if comparison is None:
+            parts.append(f"The baseline, {planned.baseline.title}, has no finished run yet.")
             continue
-        plot_convergence(report)
-        parts += comparison(report, explained)
+        plot_convergence(comparison)
+        parts += comparison_report.section(comparison, explained)
         explained = True
-        missing = [arm.title for arm in one.arms if outcome.group(arm) is None]
-        notes = [*report.notes, *(f"{title}: no run can be compared, see Failures." for title in missing)]
+        missing = [arm.title for arm in planned.arms if outcome.group(arm) is None]
+        notes = [*comparison.notes, *(f"{title}: no run can be compared, see Failures." for title in missing)]
         parts.append(listed(notes))
     return parts
 
 
-def comparison_of(outcome: Outcome, asked: Comparison, name: str) -> Report | None:
+def comparison_of(outcome: Outcome, planned: PlannedComparison, name: str = "") -> Comparison | None:
     """A comparison of the study as `anlit compare` would make it, with the study's arms as groups."""
-    baseline = outcome.group(asked.baseline)
+    groups = {arm.name: group for arm in planned.arms if (group := outcome.group(arm)) is not None}
+    baseline = groups.get(planned.baseline.name)
     if baseline is None:
         return None
-    groups = [baseline if arm is asked.baseline else outcome.group(arm) for arm in asked.arms]
-    known = [group for group in groups if group is not None]
-    runs = tuple(run for group in known for run in group.runs)
-    return compare.comparison(known, baseline, runs, outcome.output, outcome.command, name)
+    runs = tuple(run for group in groups.values() for run in group.runs)
+    return compare_groups([*groups.values()], baseline, runs, outcome.output, outcome.command, name)
 
 
 def winners(outcome: Outcome) -> list[str]:

@@ -183,7 +183,7 @@ def test_a_recorded_report_is_computed_again_from_its_curves(reported: Path, tmp
     assert again["groups"][1]["speedup_tokens"]["values"] == pytest.approx(expected, rel=1e-5)
     assert (folder / "report.md").read_text() == text
     assert (folder / "1-convergence.png").is_file()
-    with pytest.raises(UserError, match="no report of a study"):
+    with pytest.raises(UserError, match="the folder of a study"):
         main(["--recompute", str(tmp_path)])
 
 
