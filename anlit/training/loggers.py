@@ -1,16 +1,18 @@
-"""A CSV logger that continues metrics.csv on resume; Lightning's deletes the old rows."""
+"""metrics.csv that is continued on resume, where Lightning's logger deletes the old rows; TensorBoard's HPARAMS tab."""
 
 import csv
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger as LightningCSVLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
 from anlit.lightning_internals import MetricsWriter, experiment_of
 from anlit.reading import number, read_rows
 from anlit.reporting.files import replacing
+from anlit.runs.groups import flatten
 
 
 class _AppendingWriter(MetricsWriter):
@@ -58,3 +60,18 @@ class CSVLogger(LightningCSVLogger):
         if len(kept) < len(rows):
             _write_rows(path, list(rows[0]), kept)
         return kept
+
+
+def log_settings(logger: Logger, settings: dict[str, Any]) -> None:
+    """Write a run's settings to a logger: hparams.yaml, and TensorBoard's HPARAMS tab with val/loss.
+
+    Lightning would add a value of its own to the curve; TensorBoard itself takes the curve's last one.
+    """
+    if not isinstance(logger, TensorBoardLogger):
+        logger.log_hyperparams(settings)
+        return
+    from torch.utils.tensorboard.summary import hparams  # only who logs to TensorBoard needs it
+
+    logger.hparams.update(settings)
+    for summary in hparams(dict(flatten(settings)), {"val/loss": 0.0}):
+        logger.experiment.file_writer.add_summary(summary)

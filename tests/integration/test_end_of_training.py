@@ -1,10 +1,12 @@
-"""The end of training is validated, once, whether or not `val_check_interval` divides its steps."""
+"""The end of training is validated, once, whether or not the interval divides its steps; settings are logged."""
 
 import signal
 from pathlib import Path
 
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from tests.integration.conftest import assert_same_training_state, fit_arguments, last_checkpoint, logged, run
 
@@ -64,3 +66,20 @@ def test_an_end_by_epochs_is_validated(shards: Path, tmp_path: Path) -> None:
               "--trainer.val_check_interval=3", "--trainer.check_val_every_n_epoch=1")  # fmt: skip
     assert run(short(shards, tmp_path / "run", *epochs)) == 0
     assert validated(tmp_path / "run") == [2, 5, 9, 12, 13]
+
+
+def test_settings_are_in_hparams_yaml_and_in_tensorboard(undisturbed: Path) -> None:
+    """The tab takes val/loss, its only metric, from the curve."""
+    told = yaml.safe_load((undisturbed / "hparams.yaml").read_text())
+    assert (told["model"]["architecture"], told["model"]["context_length"], told["seed_everything"]) == ("AnGPT", 32, 1)
+    contents = EventAccumulator(str(undisturbed)).Reload().summary_metadata
+    session, experiment = (
+        HParamsPluginData.FromString(contents[f"_hparams_/{name}"].plugin_data.content)
+        for name in ("session_start_info", "experiment")
+    )
+    shown = session.session_start_info.hparams
+    assert shown["model.d_model"].number_value == 32
+    assert shown["model.optimizer.class_path"].string_value == "anlit.AdamW"
+    assert (shown["data.batch_size"].number_value, shown["trainer.max_steps"].number_value) == (4, 25)
+    assert (shown["seed_everything"].number_value, shown["trainer.precision"].string_value) == (1, "32-true")
+    assert [metric.name.tag for metric in experiment.experiment.metric_infos] == ["val/loss"]

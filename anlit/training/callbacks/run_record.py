@@ -10,10 +10,13 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
+from anlit.models.continuing import run_settings
 from anlit.reading import read_json
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import git_state, machine, now, versions
 from anlit.runs.folders import RECORD_SCHEMA
+from anlit.settings import as_plain
+from anlit.training.loggers import log_settings
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +25,8 @@ class RunRecord(L.Callback):
     """Writes data fingerprint, parameter count, attention kernels, status, and an entry for each launch.
 
     A launch is the start of the run or a continuation: time, step, command, versions, git commit and hardware. Nothing
-    is written before training starts, so a refused continuation does not change the record.
+    is written before training starts, so a refused continuation does not change the record. The loggers get the
+    settings then.
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -54,6 +58,8 @@ class RunRecord(L.Callback):
         self.record["launches"] = [*self.record["launches"], launch(trainer)]
         self._add_selections(pl_module)
         self._write()
+        for logger in trainer.loggers:
+            log_settings(logger, settings(trainer, pl_module))
 
     @rank_zero_only
     def on_train_batch_end(
@@ -94,6 +100,13 @@ class RunRecord(L.Callback):
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, self.record)
+
+
+def settings(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+    """The settings of a run as plain values: those of the model, the data's batch size, the Trainer's and the seed."""
+    model = {"architecture": type(module).__name__, **as_plain(dict(module.hparams))}
+    data = {"batch_size": getattr(getattr(trainer, "datamodule", None), "batch_size", None)}
+    return {"model": model, "data": data, **run_settings(trainer)}
 
 
 def launch(trainer: L.Trainer) -> dict[str, Any]:
