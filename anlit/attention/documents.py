@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 class Packing(NamedTuple):
-    """`cu_seqlens` in a form of the same shape for every batch, so that compiled code fits all of them."""
+    """Documents for kernels that take `cu_seqlens`. Compiled code fits those of every batch: the sizes are dynamic."""
 
-    bounds: Tensor
-    """(B·T + 1,) int32 on the device: where each document begins in the B·T flattened tokens, then filled with B·T."""
-    counts: Tensor
-    """(2,) int64 on the host: the number of documents, and an upper bound of their length in tokens."""
+    cu_seqlens: Tensor
+    """(documents + 1,) int32 on the device: where each document begins in the B·T flattened tokens, then B·T."""
+    longest: Tensor
+    """(n, 0) on the host, where n is an upper bound of a document's tokens: the size stands for the number."""
 
 
 class Documents:
@@ -101,14 +101,16 @@ class Documents:
         return torch.cat((begins, begins.new_tensor([positions.numel()]))).int()
 
     def packing(self, n_rows: int) -> Packing:
-        """The documents of `n_rows` sequences for kernels that take `cu_seqlens`; computed once per batch."""
+        """The documents of `n_rows` sequences; computed once per batch."""
         if self._packing is None:
-            total = n_rows * self.length
-            starts = self.cu_seqlens if self.are_masked else torch.arange(0, total + 1, self.length, dtype=torch.int32)
-            bounds = torch.full((total + 1,), total, dtype=torch.int32, device=self.device)
-            bounds[: len(starts)] = starts.to(self.device, non_blocking=True)
+            rows = torch.arange(0, n_rows * self.length + 1, self.length, dtype=torch.int32)
+            starts = self.cu_seqlens if self.are_masked else rows
             longest = self._longest if self.are_masked and self._longest is not None else self.length
-            self._packing = Packing(bounds, torch.tensor([len(starts) - 1, longest]))
+            sizes = starts.to(self.device, non_blocking=True), torch.empty(max(2, longest), 0)
+            if self.are_masked:
+                for size in sizes:
+                    torch._dynamo.mark_dynamic(size, 0)
+            self._packing = Packing(*sizes)
         return self._packing
 
     def visible(self, first_query: int, end_query: int, window: int | None = None, first_key: int = 0) -> Tensor:

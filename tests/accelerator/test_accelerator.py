@@ -32,7 +32,7 @@ parts = pytest.mark.parametrize("found", ["third", pytest.param("all", marks=pyt
 @parts
 def test_every_setting_is_tried(found: dict[str, str | None]) -> None:
     settings = {name.partition(", ")[2] for name in found if name.startswith(tuple(NAMES))}
-    assert len(settings) == 34
+    assert len(settings) == 27
 
 
 @parts
