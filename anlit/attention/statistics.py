@@ -114,7 +114,7 @@ def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: i
         "entropy": entropy(logits),
         "inverse_largest_weight": inverse_largest_weight(logits, total),
         "participation": participation(logits),
-        "weight_on_first": weight_on(logits, first_keys),
+        "attention_sink": weight_on(logits, first_keys),
         f"weight_latest_{latest}": weight_within(logits, Range(0, latest), total),
     }
     for span in spans:

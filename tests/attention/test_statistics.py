@@ -42,7 +42,7 @@ def naive(row: list[float], position: int, first_key: int, spans: list[Range], l
         "entropy": entropy_of(list(weights.values())),
         "inverse_largest_weight": 1 / max(weights.values()),
         "participation": sum(w * w for w in weights.values()),
-        "weight_on_first": weights.get(position - first_key, math.nan),
+        "attention_sink": weights.get(position - first_key, math.nan),
         f"weight_latest_{latest}": weight_of([w for t, w in weights.items() if t < latest]),
     }
     for first, end in spans:
@@ -84,9 +84,9 @@ def test_what_was_not_there_is_no_weight_of_zero() -> None:
     """In the window of 5 the range [9, 27) and the document's first token are out of sight; in 3 of 4 queries here."""
     L, first_keys = masked_logits(4, 13)
     found = statistics(L, first_keys, [Range(9, 27)])
-    for name in ("weight_9_to_27", "entropy_9_to_27", "weight_on_first"):
+    for name in ("weight_9_to_27", "entropy_9_to_27", "attention_sink"):
         assert found[name][1].isnan().all()
-    assert found["weight_on_first"][0].isfinite().all()
+    assert found["attention_sink"][0].isfinite().all()
 
 
 def test_a_far_key_of_tiny_weight_is_not_absent() -> None:

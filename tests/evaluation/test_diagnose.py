@@ -167,13 +167,13 @@ def test_lists_of_numbers() -> None:
 def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:
     """The bin [8, 16) has 1 of 200 queries, too few; NaN is no head's value; sizes are roots of mean squares."""
     nothing = [[[math.nan] * 4] * 3]
-    names = ("entropy", "inverse_largest_weight", "weight_on_first", "weight_latest_100", "participation")
+    names = ("entropy", "inverse_largest_weight", "attention_sink", "weight_latest_100", "participation")
     found = {
         "length": 15,
         "edges": [1, 2, 4, 8],
         "queries": [19, 80, 100, 1],
         "statistics": dict.fromkeys(names, nothing) | {
-            "weight_on_first": [[[9, 9, 0.25, 9], [9, 9, 0.5, 9], [9, 9, math.nan, 9]]],
+            "attention_sink": [[[9, 9, 0.25, 9], [9, 9, 0.5, 9], [9, 9, math.nan, 9]]],
             "squared_average": [[[9, 9, 0.25, 9]] * 3],
         },
     }  # fmt: skip

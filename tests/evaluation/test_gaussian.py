@@ -95,7 +95,7 @@ def test_the_command_writes_numbers_report_and_figures(tmp_path: Path, capsys: p
     assert (record["draws"], record["seed"]) == (3, 5)
     assert record["command"].startswith("anlit diagnose --gaussian")
     assert record["mechanisms"]["Plain"]["1"]["entropy"] == {"mean": 0, "standard_error": 0}
-    assert record["mechanisms"]["SlidingWindow"]["200"]["weight_on_first"]["mean"] is None
+    assert record["mechanisms"]["SlidingWindow"]["200"]["attention_sink"]["mean"] is None
     report = (output / "report.md").read_text()
     for part in ("n = 200", "| Plain | 4", "| SlidingWindow |", "ranges.png", "seed 5"):
         assert part in report

@@ -25,7 +25,7 @@ def test_the_fragment_fills_the_section_of_a_report(shards: Path, tmp_path: Path
     assert found["hidden/last/norm"][1][-1] > 0
     rows = [row for row in csv.DictReader((tmp_path / "run/metrics.csv").open()) if row["copying/first"]]
     saved = [float(row["copying/first"]) - float(row["copying/second"]) for row in rows]
-    assert found["copying/gain"][1] == pytest.approx(saved)
+    assert found["induction_gain"][1] == pytest.approx(saved)
 
     unfinished = replace(run, record={**run.record, "status": "interrupted"})
     outcome: Any = SimpleNamespace(

@@ -21,11 +21,11 @@ Series = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Steps and values, each of shape (points,)."""
 
 LAST = "last"
-COPYING = "copying/gain"
+INDUCTION_GAIN = "induction_gain"
 """`copying/first` minus `copying/second`."""
 PANELS = {
     "val/loss": "validation loss (nats per token)",
-    COPYING: "nats that a copy of random tokens saves",
+    INDUCTION_GAIN: "nats that a copy of random tokens saves",
     f"hidden/{LAST}/norm": "‖h‖ after the last block",
     f"hidden/{LAST}/norm_spread": "its spread over tokens (sd / mean)",
     f"hidden/{LAST}/step": "the last block's step ‖h′ − h‖ / ‖h‖",
@@ -71,7 +71,7 @@ def series(run: Run) -> dict[str, Series]:
     points: dict[str, list[tuple[float, float]]] = {name: [] for name in PANELS}
     for row in rows:
         if row.get("copying/second"):
-            row[COPYING] = str(number(row, "copying/first", path) - number(row, "copying/second", path))
+            row[INDUCTION_GAIN] = str(number(row, "copying/first", path) - number(row, "copying/second", path))
         for name, column in columns.items():
             if row.get(column):
                 points[name].append((number(row, "step", path) + 1, number(row, column, path)))

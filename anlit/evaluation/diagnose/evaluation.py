@@ -19,7 +19,7 @@ COLUMNS = {
     "entropy": ("entropy (nats)", 2),
     "inverse_largest_weight": ("1/w_max", 1),
     "participation": ("Σw²", 4),
-    "weight_on_first": ("first token", 3),
+    "attention_sink": ("first token", 3),
     "weight_latest_100": ("last 100", 3),
     "squared_average": ("‖Σwv‖ /‖v‖", 3),
     "orthogonal": ("√Σw²", 3),

@@ -28,7 +28,7 @@ TITLES = {
     "entropy": "entropy (nats)",
     "inverse_largest_weight": "1/w_max (keys)",
     "participation": "Σw²",
-    "weight_on_first": "weight on the first token",
+    "attention_sink": "weight on the first token",
     "weight_latest_100": "weight on the last 100 tokens",
     "squared_average": "‖Σwv‖ / ‖v‖, root mean squares",
 }
@@ -100,7 +100,7 @@ def heads_figure(own: dict[str, Any], trained: int) -> Figure:
     last, (low, high) = reliable(own) - 1, last_bin(own)
     n_layers, n_heads, _ = values(own, "entropy").shape
     figure, axes = plt.subplots(1, 2, figsize=(TEXT, 0.9 + min(7.0, 0.22 * n_layers + 0.5)))
-    for ax, name, top in zip(axes, ("entropy", "weight_on_first"), (math.log(high), 1.0), strict=True):
+    for ax, name, top in zip(axes, ("entropy", "attention_sink"), (math.log(high), 1.0), strict=True):
         picture = heat_map(ax, values(own, name)[..., last], top, n_heads <= MOST_NUMBERS)
         figure.colorbar(picture, ax=ax)
         ax.set_title(TITLES[name])

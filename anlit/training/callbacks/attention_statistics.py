@@ -15,7 +15,7 @@ from anlit.errors import UserError
 from anlit.training.callbacks.throughput import leave_out
 
 # For these the minimum and maximum over heads are logged too.
-SPREAD = ("entropy", "inverse_largest_weight", "participation", "weight_on_first")
+SPREAD = ("entropy", "inverse_largest_weight", "participation", "attention_sink")
 
 
 class AttentionStatistics(L.Callback):
