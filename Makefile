@@ -19,9 +19,6 @@ TORCH211 := tests/accelerator tests/models/test_compiled.py tests/attention
 EXTRAS  ?=
 VARIANT ?= cuda
 IMAGE   ?= anlit
-MINUTES ?= 9
-STATE   ?= runs/gpu-state
-OUTPUT  ?= runs/gpu
 WHEELS  ?= build/gpu-wheels
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 ENGINE  ?=
@@ -77,13 +74,8 @@ image-check:  ## Really build the CPU image, train and validate in it (root, bui
 slurm-check: $(VENV)/.installed  ## Really train, pre-empt and resume under Slurm on loopback (root, slurmd, slurmctld)
 	@ANLIT="$(BIN)/anlit" docker/slurm/check.sh
 
-gpu: $(STATE)/.wheels  ## The first hour on a GPU, MINUTES=9 of it; call it again until it is done (docs/benchmarks.md)
-	PYTHONPATH="$(CURDIR):$(abspath $(STATE))/site" $(GPU_PYTHON) -m anlit benchmark gpu --minutes $(MINUTES) --state $(STATE) --output $(OUTPUT) $(GPU_FLAGS)
-
-$(STATE)/.wheels: $(wildcard $(WHEELS)*/*.whl)
-	@mkdir -p $(STATE)
-	$(if $^,$(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(STATE)/site $^)
-	@touch $@
+gpu:  ## The first hour on a GPU, MINUTES=9 of it; call it again until it is done (docs/benchmarks.md)
+	@$(MAKE) --no-print-directory -f docker/gpu.mk GPU_PYTHON="$(GPU_PYTHON)" WHEELS="$(WHEELS)"
 
 gpu-wheels:  ## Collect what a GPU machine without a network lacks, into WHEELS (MORE=flash4|float8: of those)
 	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" MORE="$(MORE)" WITHOUT="$(WITHOUT)" sh docker/gpu_wheels.sh

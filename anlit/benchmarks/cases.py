@@ -149,17 +149,15 @@ def put_ratios(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
         }
 
 
-def publish(record: Record, columns: Mapping[str, Column]) -> None:
-    """Finish the record with a table for each group, a row for each case that was timed."""
+def publish(record: Record, columns: Mapping[str, Column], more: Iterable[Table] = ()) -> None:
+    """Finish the record with a table for each group, a row for each case that was timed, and then other tables."""
     head = ("", *columns)
-    record.finish(
-        (
-            Table(group["title"], head, [[row["label"], *(cell(row) for cell in columns.values())]
-                                         for row in timed(group)])
-            for group in record.values["groups"]
-        ),
-        notes(record),
-    )  # fmt: skip
+    tables = [
+        Table(group["title"], head, [[row["label"], *(cell(row) for cell in columns.values())]
+                                     for row in timed(group)])
+        for group in record.values["groups"]
+    ]  # fmt: skip
+    record.finish([*tables, *more], notes(record))
 
 
 def timed(group: Mapping[str, Any]) -> list[Row]:

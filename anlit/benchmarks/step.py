@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from anlit.benchmarks.mechanisms import MECHANISMS
 from anlit.benchmarks.options import add_loop_options, check_names, device_of, names, numbers, parser_of
 from anlit.benchmarks.our_step import MODELS, OurStep
 from anlit.benchmarks.peers import COMPILED, PEERS, PeerStep
+from anlit.benchmarks.profile import kernel_table, kernels_of
 from anlit.benchmarks.record import Record
 from anlit.benchmarks.size import Size, add_size_options, changed_size
 from anlit.errors import UserError
@@ -98,7 +100,9 @@ PRESETS = {
 }
 
 
-def group_of(plan: Plan, size: Size, device: torch.device, documents: bool, title: str) -> Group:
+def group_of(
+    plan: Plan, size: Size, device: torch.device, documents: bool, title: str, traces: Path | None = None
+) -> Group:
     """Our variants, eager ones first, then the peers'. Each is compared with GPT+ in the same mode.
 
     float8 and a peer that is compiled as a whole are compared with GPT+ with compiled blocks.
@@ -108,7 +112,7 @@ def group_of(plan: Plan, size: Size, device: torch.device, documents: bool, titl
         usual = ("plain", "auto")
         name = [NAMES.get(model, model), *(part for part in (mechanism, backend) if part not in usual)]
         name += [] if group == 1 else [f"groups of {group}"]
-        build = partial(_build, size, device, documents, plan.repeats)
+        build = partial(_build, size, device, documents, plan.repeats, traces)
         facts = {"model": model, "mechanism": mechanism, "backend": backend, "compiled": compiled, "group": group}
         base = f"{NAMES[BASE]} {HOW['no' if compiled == 'no' else 'blocks']}"
         return Case(" ".join((*name, HOW[compiled])), build, facts, base)
@@ -118,8 +122,10 @@ def group_of(plan: Plan, size: Size, device: torch.device, documents: bool, titl
     return Group(title, ours + [case(peer, how) for peer in plan.peers for how in plan.peers_compiled])
 
 
-def _build(size: Size, device: torch.device, documents: bool, repeats: int, rows: list[Row]) -> Ready:
-    """The variant of the last row after its first steps.
+def _build(
+    size: Size, device: torch.device, documents: bool, repeats: int, traces: Path | None, rows: list[Row]
+) -> Ready:
+    """The variant of the last row after its first steps; profiled, if there is a folder for traces.
 
     Raises:
         NotTimedError: It computes something else.
@@ -138,6 +144,8 @@ def _build(size: Size, device: torch.device, documents: bool, repeats: int, rows
     if reason := reason_against(row, rows, size):
         raise NotTimedError(reason)
     seconds_of(step.train, device, WARM_UP)
+    if traces is not None:
+        row["kernels"] = kernels_of(step.train, traces / f"{row['label'].replace(' ', '-')}.trace.json.gz")
     return Ready(
         lambda: {"train": seconds_of(step.train, device, repeats)},
         {"flops": {"train": row["flops_per_token"] * size.tokens}},
@@ -202,13 +210,16 @@ def main(argv: list[str]) -> int:
     peak = matrix_peak(device, plan.size.dtype)
     record.keep(peak_flops_per_second=peak)
     sizes = [plan.size.at_length(length) for length in plan.lengths] or [plan.size]
+    traces = Path(given.output) if given.profile else None
     measure(
-        (group_of(plan, size, device, given.documents, f"{size.title}; peak {peak / 1e12:.3g} TFLOP/s")
+        (group_of(plan, size, device, given.documents, f"{size.title}; peak {peak / 1e12:.3g} TFLOP/s", traces)
          for size in sizes),
         record, plan.rounds, given.minutes,
     )  # fmt: skip
+    kernels = [kernel_table(row) for group in record.values["groups"] for row in group["rows"] if "kernels" in row]
     publish(record, {"step, ms": milliseconds("train"), "quartiles": quartiles_of("train"),
-                     "MFU": of_peak("train", peak), "÷ GPT+ (95 %)": ratio_of("train"), "MB": megabytes})  # fmt: skip
+                     "MFU": of_peak("train", peak), "÷ GPT+ (95 %)": ratio_of("train"), "MB": megabytes},
+            kernels)  # fmt: skip
     return 0
 
 
@@ -247,6 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--peers_compiled", type=names, metavar="A,…", help=f"of {', '.join(COMPILED)}, for the peers")
     add("--lengths", type=numbers, metavar="T,…", help="several lengths, with as many tokens in a batch")
     add("--documents", action="store_true", help="pack documents into our batches and mask them")
+    add("--profile", action="store_true", help="also where each variant's step spends its time, and a trace")
     add_size_options(parser)
     add_loop_options(parser)
     return parser

@@ -9,7 +9,6 @@ BENCHMARKS = {
     "attention": ("attention.benchmark", "attention kernels: right or not, time, share of the peak, memory"),
     "step": ("step", "training steps of our models, and of peers', compared"),
     "loss": ("loss", "memory of the vocabulary projection with its cross-entropy"),
-    "gpu": ("gpu.benchmark", "the first hour on a GPU: kernels checked, then everything timed"),
 }
 
 

@@ -1,98 +1,90 @@
-"""`anlit benchmark gpu`: a list of toy items that is killed, cut and failed; the real list rehearsed at toy sizes."""
+"""`make gpu`: toy lists whose items fail, take too long and are killed; the real list on a machine without a GPU."""
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from anlit.benchmarks.gpu import benchmark, runner
-from anlit.benchmarks.gpu.items import ITEMS
-from anlit.benchmarks.gpu.runner import ATTEMPTS, FINAL, MARK, ROOT, Item, Runner
-from anlit.commands.benchmark import main
-from anlit.errors import UserError
-
-WRITE = """
-import json, pathlib, sys, time
-time.sleep(float(sys.argv[2]))
-folder = pathlib.Path(sys.argv[1])
-(folder / "a.json").write_text(json.dumps({"found": 7}))
-(folder / "a.md").write_text("# title\\n\\n## Table\\n\\n| a |\\n")
-"""
+ROOT = Path(__file__).parents[2]
+GPU_MK = ROOT / "docker" / "gpu.mk"
+LIST = (ROOT / "docker" / "gpu-items.mk").read_text()
+pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("make", "flock", "timeout"))), reason="Linux tools")
 
 
-def writes(name: str, seconds: float = 0.0, **settings: Any) -> Item:
-    return Item(name, f"what {name} is", 1, (sys.executable, "-c", WRITE, "{folder}", str(seconds)), **settings)
+def command(folder: Path, *settings: str) -> list[str]:
+    values = {"STATE": folder / "state", "OUTPUT": folder / "output", "LIST": folder / "list.mk",
+              "WHEELS": folder / "wheels", "GPU_PYTHON": sys.executable}  # fmt: skip
+    return ["make", "-f", str(GPU_MK), *(f"{name}={value}" for name, value in values.items()), *settings]
 
 
-def runs(name: str, code: str, minutes: float = 1, **settings: Any) -> Item:
-    return Item(name, f"what {name} is", minutes, (sys.executable, "-c", code), **settings)
+def list_items(folder: Path, **recipes: str) -> None:
+    lines = [f"{name.replace('_', '-')}: ; $(RUN) {recipe}" for name, recipe in recipes.items()]
+    names = " ".join(name.replace("_", "-") for name in recipes)
+    (folder / "list.mk").write_text("\n".join([f"ITEMS := {names}", *lines]) + "\n")
 
 
-def call(folder: Path, *items: Item, seconds: float = 60, **settings: Any) -> Runner:
-    for name in ("state", "output"):
-        (folder / name).mkdir(exist_ok=True)
-    begun = Runner(items, folder / "state", folder / "output", seconds, "the command", **settings)
-    begun.run()
-    return begun
+def call(folder: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    return subprocess.run(command(folder, *settings), cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def written(folder: Path) -> dict[str, Any]:
-    items: dict[str, Any] = json.loads((folder / "output" / "gpu.json").read_text())["items"]
-    return items
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    lines = (folder / "output" / "gpu.jsonl").read_text().splitlines()
+    return {result["item"]: result for result in map(json.loads, lines)}
 
 
 def statuses(folder: Path) -> dict[str, str]:
-    return {name: result["status"] for name, result in written(folder).items()}
+    return {name: result["status"] for name, result in results(folder).items()}
 
 
 def test_what_items_find_is_written_and_a_failure_stops_nothing(tmp_path: Path) -> None:
-    fails = runs("fails", "import sys; print('a reason'); sys.exit(3)")
-    call(tmp_path, writes("first"), fails, writes("unable", needs=("no-such-program",)), writes("last"))
-    assert statuses(tmp_path) == {"first": "done", "fails": "failed", "unable": "left out", "last": "done"}
-    found = written(tmp_path)
+    (tmp_path / "writes").write_text(
+        "echo '{\n\"found\": 7}' > $3/a.json\nprintf '# title\\n\\n## Table\\n\\n| a |\\n' > $3/a.md\n"
+    )
+    writes = f"1 'what it is' sh {tmp_path}/writes benchmark"
+    fails = "1 'what fails' sh -c 'echo a reason; exit 3'"
+    list_items(tmp_path, first=writes, fails=fails, unable="1 'x' needs=no-such-program true", last=writes)
+    done = call(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert statuses(tmp_path) == {
+        "first": "measured", "fails": "failed (3)", "unable": "left out: no-such-program is not here",
+        "last": "measured",
+    }  # fmt: skip
+    found = results(tmp_path)
     assert found["first"]["record"] == {"found": 7}
-    assert found["fails"]["exit_code"] == 3
+    assert (found["fails"]["exit_code"], found["fails"]["record"]) == (3, None)
     text = (tmp_path / "output" / "gpu.md").read_text()
+    assert "## first: what it is" in text
     assert "### Table\n\n| a |" in text
+    assert "# title" not in text
     assert "a reason" in text
-    assert "no-such-program is not here" in text
-    assert "a reason" in (tmp_path / "output" / "log.txt").read_text()
-    assert sorted(file.name for file in (tmp_path / "output").iterdir()) == ["gpu.json", "gpu.md", "log.txt"]
+    assert "| unable | left out: no-such-program is not here |" in text
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
+def test_what_needs_a_device_says_so_where_there_is_none(tmp_path: Path) -> None:
+    list_items(tmp_path, kernels="1 'x' needs=device false")
+    assert call(tmp_path).returncode == 0
+    assert statuses(tmp_path) == {"kernels": "no device"}
+    assert "no device here" in (tmp_path / "output" / "gpu.md").read_text()
 
 
 def test_the_next_call_skips_what_is_finished_until_it_is_asked_for(tmp_path: Path) -> None:
-    counts = runs("counts", f"open({str(tmp_path / 'count')!r}, 'a').write('x')")
-    fails = runs("fails", "raise SystemExit(1)")
-    for again, expected in (((), "x"), ((), "x"), (("counts",), "xx"), (("failed",), "xx")):
-        call(tmp_path, counts, fails, again=again)
+    list_items(tmp_path, counts=f"1 'x' sh -c 'printf x >> {tmp_path}/count'", fails="1 'x' false")
+    for again, expected in (((), "x"), ((), "x"), (("AGAIN=counts",), "xx"), (("AGAIN=failed",), "xx")):
+        call(tmp_path, *again)
         assert (tmp_path / "count").read_text() == expected
-    assert len(json.loads((tmp_path / "output" / "gpu.json").read_text())["calls"]) == 4
-
-
-def test_what_lacked_something_runs_when_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    item = writes("item", needs=("sometimes-here",))
-    call(tmp_path, item)
-    assert statuses(tmp_path) == {"item": "left out"}
-    monkeypatch.setattr(shutil, "which", lambda name: "/bin/true")
-    call(tmp_path, item)
-    assert statuses(tmp_path) == {"item": "done"}
-
-
-def test_an_item_over_its_time_ends_with_all_its_processes(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    code = (f"import subprocess, sys, time; p = subprocess.Popen(['sleep', '100'], start_new_session=True);"
-            f"open({str(pid)!r}, 'w').write(str(p.pid)); print('so far', flush=True); time.sleep(100)")  # fmt: skip
-    call(tmp_path, runs("long", code, minutes=1 / 60), writes("next"))
-    assert statuses(tmp_path) == {"long": "over its time", "next": "done"}
-    assert "so far" in (tmp_path / "output" / "gpu.md").read_text()
-    assert not is_alive(int(pid.read_text()))
+    assert set(statuses(tmp_path)) == {"counts", "fails"}
 
 
 def is_alive(pid: int) -> bool:
@@ -102,130 +94,110 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_an_item_that_the_calls_end_cuts_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "LEAST_SECONDS", 0.1)
-    waits = runs("waits", f"import os, time; time.sleep(0 if os.path.exists({str(tmp_path / 'go')!r}) else 100)")
-    begun = call(tmp_path, waits, seconds=0)
-    assert statuses(tmp_path) == {"waits": "waiting"}
-    begun.seconds, begun.deadline = 60, time.monotonic() + 0.5
-    assert not begun.run()
-    assert statuses(tmp_path) == {"waits": "cut"}
+def test_an_item_over_its_time_ends_with_all_its_processes(tmp_path: Path) -> None:
+    long = f"0.02 'x' sh -c 'sleep 100 & echo $$! > {tmp_path}/pid; echo so far; wait'"
+    list_items(tmp_path, long=long, next="1 'x' true")
+    call(tmp_path)
+    assert statuses(tmp_path) == {"long": "over its time", "next": "measured"}
+    assert "so far" in (tmp_path / "output" / "gpu.md").read_text()
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_an_item_that_the_calls_end_cuts_is_run_again(tmp_path: Path) -> None:
+    list_items(
+        tmp_path, short="1 'x' sleep 2", waits=f"1 'x' sh -c 'test -e {tmp_path}/go || sleep 100'", rest="1 'x' true"
+    )
+    cut = call(tmp_path, "TIME=6", "LEAST=1", "TOGETHER=1")
+    assert cut.returncode != 0
+    assert "Call make gpu again for: waits rest." in cut.stdout
+    assert statuses(tmp_path) == {"short": "measured", "waits": "cut by the end of the call"}
     (tmp_path / "go").touch()
-    call(tmp_path, waits)
-    assert statuses(tmp_path) == {"waits": "done"}
+    assert call(tmp_path).returncode == 0
+    assert set(statuses(tmp_path).values()) == {"measured"}
 
 
-def test_an_item_that_takes_more_than_a_whole_call_is_over_its_time(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(runner, "LEAST_SECONDS", 0.5)
-    call(tmp_path, runs("long", "import time; time.sleep(100)", minutes=9), seconds=0.9)
-    assert statuses(tmp_path) == {"long": "over its time"}
-
-
-DRIVER = """
-import sys
-from pathlib import Path
-from anlit.benchmarks.gpu import benchmark
-from tests.benchmarks.test_gpu import writes
-benchmark.ITEMS = tuple(writes(f"item-{number}", 0.5) for number in range(5))
-sys.exit(benchmark.main(["--rehearse", "--state", sys.argv[1] + "/state", "--output", sys.argv[1] + "/output"]))
-"""
-
-
-def start(folder: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", DRIVER, str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
-
-
-def kill_after(folder: Path, lines: int) -> None:
-    """SIGKILL a call after it has said so many things: that an item begins, and how it ended."""
-    process = start(folder)
+def kill_after(folder: Path, item: str) -> None:
+    """SIGKILL a call as soon as it has said that an item begins; what the item started goes on."""
+    process = subprocess.Popen(command(folder), cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
-    for _ in range(lines):
-        assert "item-" in process.stdout.readline()
-    process.send_signal(signal.SIGKILL)
+    while f"{item}: x" not in (line := process.stdout.readline()):
+        assert line, "the call ended before"
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-@pytest.mark.slow
-def test_killed_at_ten_moments_it_ends_with_the_same_items(tmp_path: Path) -> None:
-    """Inside each of the items and right after each."""
-    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    for folder in (killed, undisturbed):
-        folder.mkdir()
-    assert start(undisturbed).wait() == 0
-    for _ in range(5):
-        kill_after(killed, 1)
-        kill_after(killed, 2)
-    process = start(killed)
-    assert process.wait() == 0
-    results, expected = written(killed), written(undisturbed)
-    for name, result in results.items():
-        assert {key: result[key] for key in ("status", "record", "tables")} == {
-            key: expected[name][key] for key in ("status", "record", "tables")
-        }
-    assert statuses(killed) == {f"item-{number}": "done" for number in range(5)}
-    # Inside it, and perhaps as it began, when the kill right after the one before came late.
-    assert all(result["killed"] in (1, 2) for result in results.values())
-    assert sorted(os.listdir(killed / "output")) == sorted(os.listdir(undisturbed / "output"))
+def test_what_a_killed_call_left_is_waited_for_and_then_run_again(tmp_path: Path) -> None:
+    busy = (
+        f"1 'x' sh -c 'mkdir {tmp_path}/busy && until [ -e {tmp_path}/go ]; do sleep 0.1; done; rmdir {tmp_path}/busy'"
+    )
+    list_items(tmp_path, first="1 'x' true", busy=busy, last="1 'x' true")
+    kill_after(tmp_path, "busy")
+    process = subprocess.Popen(command(tmp_path), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "still runs: waiting for its end" in process.stdout.readline()
+    (tmp_path / "go").touch()
+    process.communicate()
+    assert process.returncode == 0
+    assert statuses(tmp_path) == dict.fromkeys(("first", "busy", "last"), "measured")
 
 
-def test_a_killed_call_leaves_no_process_for_the_next_and_is_counted(tmp_path: Path) -> None:
-    code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(100)"
-    (tmp_path / "state").mkdir()
-    left = subprocess.Popen(["sleep", "100"], env={**os.environ, MARK: str((tmp_path / "state").resolve())})
-    while b"sleep" not in Path(f"/proc/{left.pid}/cmdline").read_bytes():
-        time.sleep(0.01)
-    hangs = runs("hangs", code)
-    for attempt in range(ATTEMPTS):
-        running = {"status": "running", "what": hangs.what, "killed": attempt}
-        (tmp_path / "state" / "results.json").write_text(json.dumps({"items": {"hangs": running}}))
-        begun = Runner((hangs,), tmp_path / "state", tmp_path, 60, "the command")
-        assert begun._killed(hangs) == attempt + 1
-    assert left.wait(10) == -signal.SIGKILL
-    assert begun.run()
-    assert begun.results["hangs"]["status"] == "given up"
-    assert not (tmp_path / "pid").exists()
+def test_an_item_in_which_three_calls_were_killed_is_given_up(tmp_path: Path) -> None:
+    list_items(tmp_path, hangs="0.01 'x' sleep 0.3", next="1 'x' true")
+    for _ in range(3):
+        kill_after(tmp_path, "hangs")
+        time.sleep(0.3)
+    assert call(tmp_path).returncode == 0
+    assert statuses(tmp_path) == {"hangs": "given up", "next": "measured"}
 
 
-def test_wrong_uses_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = ["--state", str(tmp_path / "state"), "--output", str(tmp_path / "output")]
-    monkeypatch.setattr(benchmark, "is_gpu_here", lambda: False)
-    for options, sentence in (
-        ([*folders, "--minutes", "1"], "--minutes 1 is too short"),
-        (folders, "add --rehearse to try it on a CPU"),
-        (["--rehearse", "--state", str(tmp_path), "--output", str(tmp_path)], "needs a folder of its own"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            main(["gpu", *options])
-    call(tmp_path, writes("item"), rehearse=True)
-    with pytest.raises(UserError, match="is of a rehearsal: give another folder"):
-        call(tmp_path, writes("item"))
+def test_the_pth_file_of_a_wheel_is_read(tmp_path: Path) -> None:
+    """nvidia-cutlass-dsl has one, without which `import cutlass` fails. Beneath are the packages of GPU_PYTHON."""
+    (tmp_path / "wheels").mkdir()
+    with zipfile.ZipFile(tmp_path / "wheels" / "outer-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("outer.pth", "outer/inside\n")
+        wheel.writestr("outer/inside/inner_of_the_wheel.py", "")
+        wheel.writestr("outer-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: outer\nVersion: 1\n")
+        wheel.writestr("outer-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("outer-1.dist-info/RECORD", "")
+    list_items(tmp_path, imports="1 'x' $(PY) -c 'import inner_of_the_wheel, torch, anlit'")
+    done = call(tmp_path)
+    assert statuses(tmp_path) == {"imports": "measured"}, done.stderr + (tmp_path / "output" / "gpu.md").read_text()
 
 
-def test_the_list() -> None:
-    names = [item.name for item in ITEMS]
-    assert len(set(names)) == len(names)
-    for item in ITEMS:
-        assert item.minutes < 9, f"{item.name} does not fit into a call of nine minutes"
-        assert set(item.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+RECIPES = dict(re.findall(r"^([\w-]+):\n\t\$\(RUN\) (.+)$", LIST.replace("\\\n", ""), re.MULTILINE))
+
+
+def test_every_item_has_a_recipe_that_fits_into_a_call() -> None:
+    items = re.search(r"^ITEMS := (.+)$", LIST.replace("\\\n", ""), re.MULTILINE)
+    assert items is not None
+    assert items[1].split() == list(RECIPES)
+    for name, recipe in RECIPES.items():
+        assert float(recipe.split()[0]) < 9, f"{name} does not fit into a call of nine minutes"
 
 
 @pytest.mark.slow
-def test_the_real_list_at_toy_sizes(tmp_path: Path) -> None:
-    """Calls it until it is done, as a user would, in a process that has no GPU."""
-    options = ["--rehearse", "--state", str(tmp_path / "state"), "--output", str(tmp_path / "output")]
-    command = [sys.executable, "-m", "anlit", "benchmark", "gpu", *options]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    for _ in range(5):
-        code = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode
-        if code == 0:
-            break
-        assert code == benchmark.CALL_AGAIN
-    text = (tmp_path / "output" / "log.txt").read_text()
-    assert set(statuses(tmp_path).values()) <= {"done", "left out"}, text
-    assert set(statuses(tmp_path).values()) <= set(FINAL)
-    for name, result in written(tmp_path).items():
-        if result["status"] == "done" and not any("pytest" in part for part in result["arguments"]):
-            assert "\n| " in result["tables"], f"{name} wrote no table"
-    assert "| Qwen3" in written(tmp_path)["step-peers"]["tables"]
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if "TRITON" in recipe or "TESTS" in recipe])
+def test_an_item_of_tests_selects_some(name: str) -> None:
+    words = [word for word in shlex.split(RECIPES[name]) if word.startswith("tests/")]
+    words += ["tests/attention/test_triton.py"] if "$(TRITON)" in RECIPES[name] else []
+    chosen = re.search(r"-k (?:'(.+?)'|(\S+))", RECIPES[name])
+    words += ["-k", chosen[1] or chosen[2]] if chosen else []
+    collected = subprocess.run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu", *words], cwd=ROOT,
+                               capture_output=True, text=True)  # fmt: skip
+    assert collected.returncode == 0, collected.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
+def test_without_a_device_the_whole_list_is_measured_or_says_so(tmp_path: Path) -> None:
+    """As a user calls it in a clone."""
+    folders = [f"STATE={tmp_path}/state", f"OUTPUT={tmp_path}/output", f"GPU_PYTHON={sys.executable}"]
+    done = subprocess.run(["make", "gpu", *folders], cwd=ROOT, capture_output=True, text=True)
+    text = (tmp_path / "output" / "gpu.md").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr + text
+    assert list(statuses(tmp_path)) == list(RECIPES)
+    assert {status.partition(":")[0] for status in statuses(tmp_path).values()} <= {"measured", "no device", "left out"}
+    for name, result in results(tmp_path).items():
+        if result["status"] == "measured" and name != "device":
+            assert result["record"]["finished"], name
+            assert "\n| " in text.partition(f"## {name}:")[2].partition("\n## ")[0], f"{name} wrote no table"
