@@ -116,12 +116,14 @@ def test_an_item_that_the_calls_end_cuts_is_run_again(tmp_path: Path) -> None:
     assert set(statuses(tmp_path).values()) == {"measured"}
 
 
-def kill_after(folder: Path, item: str) -> None:
-    """SIGKILL a call as soon as it has said that an item begins; what the item started goes on."""
+def kill_after(folder: Path, item: str, sign: Path | None = None) -> None:
+    """SIGKILL a call when it has said that an item begins, and a file is there; what the item started goes on."""
     process = subprocess.Popen(command(folder), cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     while f"{item}: x" not in (line := process.stdout.readline()):
         assert line, "the call ended before"
+    while sign is not None and not sign.exists():
+        time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -131,7 +133,7 @@ def test_what_a_killed_call_left_is_waited_for_and_then_run_again(tmp_path: Path
         f"1 'x' sh -c 'mkdir {tmp_path}/busy && until [ -e {tmp_path}/go ]; do sleep 0.1; done; rmdir {tmp_path}/busy'"
     )
     list_items(tmp_path, first="1 'x' true", busy=busy, last="1 'x' true")
-    kill_after(tmp_path, "busy")
+    kill_after(tmp_path, "busy", tmp_path / "busy")
     process = subprocess.Popen(command(tmp_path), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert "still runs: waiting for its end" in process.stdout.readline()
