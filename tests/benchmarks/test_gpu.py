@@ -118,7 +118,8 @@ def test_an_item_that_the_calls_end_cuts_is_run_again(tmp_path: Path) -> None:
 
 def kill_after(folder: Path, item: str, sign: Path | None = None) -> None:
     """SIGKILL a call when it has said that an item begins, and a file is there; what the item started goes on."""
-    process = subprocess.Popen(command(folder), cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    words = command(folder, "TOGETHER=1")
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     while f"{item}: x" not in (line := process.stdout.readline()):
         assert line, "the call ended before"
