@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments[0] not in COMMANDS:
         return _fail(f"unknown command '{arguments[0]}': choose one of {', '.join(COMMANDS)}")
     logging.setLogRecordFactory(VisibleRecord)
-    RUN_FOLDER.set(".")
+    RUN_FOLDER.set("")
     try:
         code = _entry(arguments[0])(_import_modules(arguments[1:])) or 0
         sys.stdout.flush()  # otherwise Python notices at its end, and complains, that nobody reads

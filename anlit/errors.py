@@ -8,8 +8,8 @@ import traceback
 from contextvars import ContextVar
 from pathlib import Path
 
-RUN_FOLDER: ContextVar[str] = ContextVar("RUN_FOLDER", default=".")
-"""Where the traceback of an unforeseen error is kept: the run folder once a command has one, else the working one."""
+RUN_FOLDER: ContextVar[str] = ContextVar("RUN_FOLDER", default="")
+"""Where the traceback of an unforeseen error is kept; "" for the folder of temporary files."""
 LONGEST_MESSAGE = 300
 
 
@@ -33,7 +33,7 @@ def unforeseen(error: BaseException) -> str:
     """Write the traceback of an error that is no `UserError` to a file, and return one sentence that names the file."""
     name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     text = f"anlit {' '.join(sys.argv[1:])}\n\n{''.join(traceback.format_exception(error))}"
-    for folder in (RUN_FOLDER.get(), tempfile.gettempdir()):
+    for folder in (RUN_FOLDER.get() or tempfile.gettempdir(), tempfile.gettempdir()):
         try:
             (file := Path(folder) / name).write_text(text, encoding="utf-8", errors="backslashreplace")
             break

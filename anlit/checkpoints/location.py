@@ -90,7 +90,20 @@ def refuse_links(folder: Path) -> None:
     Raises:
         UserError: It, or its folder of sharded checkpoints, is a link.
     """
-    for path in (folder, folder / SHARDED):
+    _refuse([folder, folder / SHARDED])
+
+
+def refuse_links_in_run(run: Path) -> None:
+    """Refuse to write anything of a run through a link: metrics, records, the lock, TensorBoard's files, checkpoints.
+
+    Raises:
+        UserError: Something in it, `CHECKPOINTS`, or its folder of sharded checkpoints, is a link.
+    """
+    _refuse([*sorted(run.iterdir()), run / CHECKPOINTS / SHARDED])
+
+
+def _refuse(paths: list[Path]) -> None:
+    for path in paths:
         if path.is_symlink():
             raise UserError(
                 f"{path} is a link to {os.readlink(path)}, and a run writes into its own folder alone: replace it by a "

@@ -24,7 +24,7 @@ from anlit.checkpoints.location import (
     checkpoint_of_run,
     is_sharded,
     refuse_address,
-    refuse_links,
+    refuse_links_in_run,
 )
 from anlit.commands.support.bounds import make_run_dir, refused_by_lightning
 from anlit.commands.support.parser import RunParser, origin, read_command
@@ -81,7 +81,7 @@ class AnlitCLI(RunParser):
             return
         make_run_dir(config.run_dir)
         RUN_FOLDER.set(config.run_dir)
-        refuse_links(Path(config.run_dir) / CHECKPOINTS)
+        refuse_links_in_run(Path(config.run_dir))
         if config.ckpt_path is None:
             _refuse_existing_run(config.run_dir)
         if config.ckpt_path == "last":

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from anlit.checkpoints.exported import SEPARATORS, read_settings
 from anlit.checkpoints.loading import Checkpoint
-from anlit.checkpoints.location import is_exported
+from anlit.checkpoints.location import CHECKPOINTS, is_exported
 from anlit.data.batch import TokenAt
 from anlit.data.storage.manifest import MANIFEST, TOKENIZER, read_bytes
 from anlit.data.storage.remote import is_remote
@@ -67,7 +67,7 @@ class CheckpointTokenizer:
 
 
 def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> CheckpointTokenizer:
-    """The tokenizer of a checkpoint: the named one, else that of an exported folder, else that of the training data.
+    """The tokenizer of a checkpoint: the named one, else that of its run or exported folder, else that of its data.
 
     Args:
         tokenizer: A tokenizer.json, or a folder or address that has one; None to find it.
@@ -78,13 +78,15 @@ def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> CheckpointT
     """
     content, path = _named(tokenizer) if tokenizer is not None else _find(checkpoint)
     parsed = parse_tokenizer(content, path)
-    manifest = _manifest(path.rpartition("/")[0] or ".") or _exported(checkpoint) or _manifest(_local_data(checkpoint))
+    beside, trained_on = _manifest(path.rpartition("/")[0] or "."), _separators(checkpoint.trained_on or {})
+    manifest = beside or _exported(checkpoint) or trained_on or _manifest(_local_data(checkpoint))
     _check(checkpoint, content, parsed)
     known = manifest.get("end_of_document")
+    is_token = isinstance(known, int) and not isinstance(known, bool) and 0 <= known < checkpoint.model.vocab_size
     return CheckpointTokenizer(
         parsed,
         content,
-        known if isinstance(known, int) else parsed.token_to_id(END_OF_DOCUMENT),
+        known if is_token else parsed.token_to_id(END_OF_DOCUMENT),
         "start" if manifest.get("document_token_at") == "start" else "end",
     )
 
@@ -101,9 +103,10 @@ def _named(tokenizer: str) -> tuple[bytes, str]:
 
 
 def _find(checkpoint: Checkpoint) -> tuple[bytes, str]:
-    """The content of the tokenizer.json in an exported folder or in that of the training data, and its path."""
-    exported = [str(checkpoint.file)] if is_exported(checkpoint.file) else []
-    folders = [*exported, *filter(None, [_local_data(checkpoint)])]
+    """The content of tokenizer.json in the run folder, the exported one or that of the data, and its path."""
+    file = checkpoint.file
+    own = [str(file)] if is_exported(file) else [str(file.parent.parent)] if file.parent.name == CHECKPOINTS else []
+    folders = [*own, *filter(None, [_local_data(checkpoint)])]
     for folder in folders:
         path = f"{folder}/{TOKENIZER}"
         try:
@@ -134,7 +137,10 @@ def _manifest(folder: str) -> dict[str, Any]:
 
 def _exported(checkpoint: Checkpoint) -> dict[str, Any]:
     """The separators of an exported folder; empty for other checkpoints."""
-    record = read_settings(checkpoint.file) if is_exported(checkpoint.file) else {}
+    return _separators(read_settings(checkpoint.file)) if is_exported(checkpoint.file) else {}
+
+
+def _separators(record: dict[str, Any]) -> dict[str, Any]:
     return {key: record[key] for key in SEPARATORS if record.get(key) is not None}
 
 

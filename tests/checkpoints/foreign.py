@@ -35,12 +35,13 @@ class RunsCode:
         return os.mkdir, (str(self.marker),)
 
 
-def trained(folder: Path, architecture: str, *more: str) -> Path:
+def trained(folder: Path, architecture: str, *more: str, document_token_at: str = "end") -> Path:
     """FOLDER/run, made by `anlit fit` on FOLDER/data, which has a tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = folder / "tokenizer.json"
     train_bpe(TEXTS, VOCABULARY - 10).save(str(tokenizer))
-    data = prepare(folder / "data", tokenizer_sha256=sha256(tokenizer.read_bytes()).hexdigest())
+    sha = sha256(tokenizer.read_bytes()).hexdigest()
+    data = prepare(folder / "data", tokenizer_sha256=sha, document_token_at=document_token_at)
     shutil.copy(tokenizer, data / "tokenizer.json")
     run = folder / "run"
     arguments = [

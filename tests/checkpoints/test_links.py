@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from anlit.checkpoints.location import CHECKPOINTS, SHARDED
+from anlit.cli import main
 from tests.integration.conftest import fit_arguments, run, shards
 from tests.integration.ranks import FSDP, start_ranks
 
@@ -50,6 +51,21 @@ def test_folders_that_are_links_are_refused(
     process.join(120)
     assert process.exitcode == 2
     assert f"{path} is a link to {outside}" in (tmp_path / "log.0").read_text()
+    assert content(outside) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.csv", "run.json", "config.yaml", ".fit.lock", "tokenizer.json", "hparams.yaml", "events.out.tfevents"],
+)
+def test_no_file_of_a_run_is_written_through_a_link(
+    shards: Path, tmp_path: Path, outside: Path, name: str, capsys
+) -> None:
+    before, path = content(outside), tmp_path / "run" / name
+    path.parent.mkdir()
+    path.symlink_to(outside / "last.ckpt")
+    assert main(fit_arguments(shards, tmp_path / "run", *SHORT)) == 2
+    assert f"{path} is a link to {outside}/last.ckpt, and a run writes into its own folder" in capsys.readouterr().err
     assert content(outside) == before
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.inference.text import text_of
 from anlit.reporting.text import KEPT, visible
+from tests.checkpoints.foreign import trained
 from tests.data.prepared import END, VOCABULARY
 from tests.evaluation.saved import make_run, prepare
 from tests.inference.with_text import make_run_with_text
@@ -71,6 +73,22 @@ def test_an_exported_folder_brings_its_tokenizer(run: Path, tmp_path: Path, caps
     assert all(one == first for one in others)
 
 
+@pytest.mark.parametrize("token_at", ["start", "end"])
+def test_a_run_that_was_moved_away_from_its_data_has_its_tokenizer(token_at: str, tmp_path: Path, capsys) -> None:
+    run = trained(tmp_path, "GPT", document_token_at=token_at)
+    given = ["the cat", "--max_tokens", "8", "--device", "cpu", "--json"]
+    assert main(["generate", str(run), *given]) == 0
+    (before,) = lines(capsys)
+    shutil.rmtree(tmp_path / "data")
+    moved = shutil.move(run, tmp_path / "moved")
+    assert main(["generate", str(moved), *given]) == 0
+    assert lines(capsys) == [before]
+    assert (before["prompt_tokens"][0] == END) == (token_at == "start")
+    (moved / "tokenizer.json").write_text((moved / "tokenizer.json").read_text() + " ")
+    assert main(["generate", str(moved), *given]) == 2
+    assert "was trained with another tokenizer" in capsys.readouterr().err
+
+
 def test_a_separator_before_the_prompt_where_the_model_saw_one(tmp_path: Path) -> None:
     for name, settings, begins in (
         ("end", {}, False),
@@ -85,7 +103,7 @@ def test_a_separator_before_the_prompt_where_the_model_saw_one(tmp_path: Path) -
 def test_a_model_without_a_tokenizer_asks_for_one(tmp_path: Path, capsys) -> None:
     run = make_run(tmp_path / "run", prepare(tmp_path / "data"), GPT)
     assert main(["generate", str(run), "text"]) == 2
-    assert "has no tokenizer: set --tokenizer" in capsys.readouterr().err
+    assert f"has no tokenizer (looked in {run}): set --tokenizer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ class PreparedFolder:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data in a run's record."""
-        keys = ("corpus", "content_sha256", "tokenizer_sha256", "vocab_size", "documents", "bytes", "tokens")
+        of_content = ("corpus", "content_sha256", "documents", "bytes", "tokens")
+        keys = (*of_content, "tokenizer_sha256", "vocab_size", "end_of_document", "document_token_at")
         found = {key: self.manifest[key] for key in keys if key in self.manifest}
         return {"path": self.path, **found, **{split: self.manifest[split] for split in self.manifest["splits"]}}
 
@@ -54,8 +55,12 @@ class PreparedFolder:
         Raises:
             UserError: the folder has none or another one, or it cannot be read.
         """
-        folder = self.folders[0]
-        return parse_tokenizer(read_tokenizer(folder, self.manifest), f"{folder}/{TOKENIZER}")
+        return parse_tokenizer(self.tokenizer_content, f"{self.folders[0]}/{TOKENIZER}")
+
+    @property
+    def tokenizer_content(self) -> bytes:
+        """The content of tokenizer.json; errors are those of `tokenizer`."""
+        return read_tokenizer(self.folders[0], self.manifest)
 
     def bytes_per_token(self, split: str = "val") -> float | None:
         """Bytes of text per token, end-of-document tokens counted: turns nats per token into bits per byte.

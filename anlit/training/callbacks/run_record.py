@@ -3,6 +3,7 @@
 import logging
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
+from anlit.data.storage.manifest import TOKENIZER
+from anlit.errors import UserError
 from anlit.models.continuing import run_settings
 from anlit.reading import read_json
-from anlit.reporting.files import write_json
+from anlit.reporting.files import replacing, write_json
 from anlit.reporting.provenance import git_state, machine, now, versions
 from anlit.runs.folders import RECORD_SCHEMA
 from anlit.settings import as_plain
@@ -26,7 +29,7 @@ class RunRecord(L.Callback):
 
     A launch is the start of the run or a continuation: time, step, command, versions, git commit and hardware. Nothing
     is written before training starts, so a refused continuation does not change the record. The loggers get the
-    settings then.
+    settings then, and the run folder a copy of the data's tokenizer.json, so that it can be moved away from its data.
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -60,6 +63,10 @@ class RunRecord(L.Callback):
         self._write()
         for logger in trainer.loggers:
             log_settings(logger, settings(trainer, pl_module))
+        data = getattr(trainer, "datamodule", None)
+        if data is not None and data.manifest.get("tokenizer_sha256"):
+            with suppress(UserError), replacing(self.path.with_name(TOKENIZER)) as partial:  # it may be lost
+                partial.write_bytes(data.tokenizer_content)
 
     @rank_zero_only
     def on_train_batch_end(
