@@ -65,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
     0: done. 1: the run failed or was interrupted. 2: the user's command, configuration or data is wrong; one
     sentence on standard error says what. 75: the run was preempted (SIGTERM, SIGUSR1), its checkpoint is written.
+    130: a tool was interrupted by Ctrl-C.
     """
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -87,6 +88,8 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError as error:
         return 1 if _is_stdout_closed() else _fail(unforeseen(error), 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
     except Exception as error:
         return _fail(unforeseen(error), 1)
 
