@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anlit.analysis.study.grids import NOTHING
+from anlit.analysis.study.grids import UNCHANGED
 from anlit.analysis.study.plan import read_study
 from anlit.cli import main
 from anlit.errors import UserError
@@ -33,7 +33,7 @@ FIELD = "9" * 1_000_000
 HEADER = "step,val/tokens,val/loss\n"
 DAMAGED = {
     "run.json": {
-        "cut": '{"status": "fini', "list": "[]", "nul": "\0\0\0", "nested": "[" * 60_000,
+        "interrupted": '{"status": "fini', "list": "[]", "nul": "\0\0\0", "nested": "[" * 60_000,
         "kinds": '{"hardware": {"devices": 3}}', "kind": '{"status": 7}', "field": '{"git": {"commit": ' + FIELD + "}}",
     },
     "metrics.csv": {
@@ -72,7 +72,9 @@ def test_compare_names_a_damaged_file(name: str, kind: str, run: Path, tmp_path:
     assert len(said) < 600
 
 
-@pytest.mark.parametrize(("name", "kind"), [("run.json", "cut"), ("run.json", "kinds"), ("metrics.csv", "json")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("run.json", "interrupted"), ("run.json", "kinds"), ("metrics.csv", "json")]
+)
 def test_fit_continues_no_run_with_a_damaged_file(name: str, kind: str, run: Path, tmp_path: Path, capsys) -> None:
     copy = copied(run, tmp_path)
     (copy / name).write_text(DAMAGED[name][kind])
@@ -101,7 +103,7 @@ def test_a_study_names_damaged_launches(content: str, run: Path, tmp_path: Path,
     shutil.copy(run / "config.yaml", tmp_path / "run.yaml")
     (tmp_path / "study.yaml").write_text(STUDY)
     given = ["study", "--config", "study.yaml", "--output", tmp_path / "out"]
-    name = read_study("study.yaml", None).measured_runs({"gpt": NOTHING})[0].name
+    name = read_study("study.yaml", None).measured_runs({"gpt": UNCHANGED})[0].name
     (tmp_path / "out" / name).mkdir(parents=True)
     (tmp_path / "out" / name / "launches.json").write_text(content)
     assert "launches.json cannot be read (" in one_sentence(capsys, *given)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from anlit.analysis.study.estimate import overview
 from anlit.analysis.study.launch import launch
-from anlit.analysis.study.outcome import outcome_of, refuse_other_study
-from anlit.analysis.study.plan import PlannedRun, Study, read_study
+from anlit.analysis.study.plan import Study, Trial, read_study
+from anlit.analysis.study.results import refuse_other_study, results_of
 from anlit.analysis.study.reuse import reuse
 from anlit.analysis.study.selection import require_selection, select
 from anlit.analysis.study.slurm import submit
@@ -72,7 +72,7 @@ def _parser() -> CommandParser:
         prog="anlit study",
         description="Trains the runs that a study's YAML asks for (a tuning grid for each arm, then its best setting "
         "on several seeds) and writes report.html and report.md. Started again, it goes on: finished runs are kept, "
-        "cut ones continue from their last checkpoint, failed ones stay failed.",
+        "interrupted ones continue from their last checkpoint, failed ones stay failed.",
         epilog="Example: anlit study --config study/convergence.yaml --budget cpu --jobs 2",
     )
     add = parser.add_argument
@@ -155,8 +155,8 @@ def _time_steps(study: Study, output: Path, typed: str) -> None:
     """Let the arms of a study that compares speeds take steps in turns, where that has not been measured yet."""
     if not any("convergence" in section for section in study.sections):
         return
-    outcome = outcome_of(study, output, typed)
-    groups = [group for arm in study.arms if (group := outcome.group(arm)) is not None]
+    results = results_of(study, output, typed)
+    groups = [group for arm in study.arms if (group := results.group(arm)) is not None]
     known = read_step_times(output)
     if len(groups) < 2 or (known is not None and all(group.key in known.seconds for group in groups)):
         return
@@ -195,9 +195,9 @@ def _filled(word: str, runs: list[Path], folder: Path) -> list[str]:
 def _report(study: Study, output: Path, typed: str) -> int:
     from anlit.analysis.study.report import show, write  # matplotlib takes a second: --help does not wait for it
 
-    outcome = outcome_of(study, output, typed)
-    page = write(outcome)
-    show(outcome)
+    results = results_of(study, output, typed)
+    page = write(results)
+    show(results)
     echo(f"Report: {page}")
     return 0 if all(state_of(output / run.name).status == "finished" for run in _known_runs(study, output)) else 1
 
@@ -212,7 +212,7 @@ def _recompute(folders: list[Path]) -> int:
     return 0
 
 
-def _known_runs(study: Study, output: Path) -> list[PlannedRun]:
+def _known_runs(study: Study, output: Path) -> list[Trial]:
     return [*study.tuning_runs(), *study.measured_runs(select(study, output))]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from anlit.analysis.study.plan import PlannedRun, read_study
+from anlit.analysis.study.plan import Trial, read_study
 from anlit.analysis.study.reuse import settings_hash
 
 STUDIES = Path(__file__).parents[2] / "configs" / "study"
@@ -27,7 +27,7 @@ def hashes_of(path: str, budget: str | None) -> dict[str, str]:
     runs: dict[str, list[str]] = {}
     for arm in study.arms:
         seeds = [*study.seeds, *(study.tuning_seeds if arm.is_tuned else ())]
-        names = [PlannedRun(arm, point, seed).name for point in arm.points for seed in seeds]
+        names = [Trial(arm, point, seed).name for point in arm.points for seed in seeds]
         runs.setdefault(arm.base, []).extend(map(settings_hash, names))
     return {arm: hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8] for arm, names in runs.items()}
 

@@ -28,21 +28,21 @@ def test_the_fragment_fills_the_section_of_a_report(shards: Path, tmp_path: Path
     assert found["induction_gain"][1] == pytest.approx(saved)
 
     unfinished = replace(run, record={**run.record, "status": "interrupted"})
-    outcome: Any = SimpleNamespace(
+    results: Any = SimpleNamespace(
         study=SimpleNamespace(arms=[SimpleNamespace(title="anGPT", base="angpt")]),
         measured=lambda arm: (run, unfinished),
         output=tmp_path,
     )
-    text = "\n".join(dynamics(outcome, {}))
+    text = "\n".join(dynamics(results, {}))
     mean = f"{sum(found['rotation/W_q'][1]) / 2:.4g}"
     assert f"| rotation of W_q's rows per step (radians) | {mean} |" in text
     last = f"{found['hidden/last/norm'][1][-1]:.4g}"
     assert f"| ‖h‖ after the last block | {last} |" in text
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
-    assert dynamics(outcome, {"arms": ["angpt"]}) == dynamics(outcome, {})
-    assert "trainer/dynamics.yaml" in dynamics(outcome, {"arms": ["gpt"]})[1]
-    outcome.measured = lambda arm: (unfinished,)
-    assert "trainer/dynamics.yaml" in dynamics(outcome, {})[1]
+    assert dynamics(results, {"arms": ["angpt"]}) == dynamics(results, {})
+    assert "trainer/dynamics.yaml" in dynamics(results, {"arms": ["gpt"]})[1]
+    results.measured = lambda arm: (unfinished,)
+    assert "trainer/dynamics.yaml" in dynamics(results, {})[1]
 
 
 def test_the_mean_is_over_the_steps_that_all_seeds_have() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anlit.analysis.study.outcome import Outcome
+from anlit.analysis.study.results import StudyResults
 from anlit.reading import number, read_rows
 from anlit.reporting.figure import TEXT, line_styles, panels, save, style
 from anlit.reporting.table import NONE, markdown_table
@@ -40,16 +40,16 @@ MARKS, WRAPPED = 6, 34
 LOGARITHMIC = tuple(name for name in PANELS if name.startswith("rotation/") or name.endswith("/norm"))
 
 
-def dynamics(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+def dynamics(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """A panel for each quantity over the steps, and a table of the last values, as means over the finished seeds."""
     names = options.get("arms")
-    arms = {arm.title: outcome.measured(arm) for arm in outcome.study.arms if names is None or arm.base in names}
+    arms = {arm.title: results.measured(arm) for arm in results.study.arms if names is None or arm.base in names}
     found = {title: [series(run) for run in runs if run.complete] for title, runs in arms.items()}
     found = {title: seeds for title, seeds in found.items() if any(len(one) > 1 for one in seeds)}
     if not found:
         return ["## Training dynamics", "No finished run logged them: add `trainer/dynamics.yaml` to the study."]
     lines = {title: mean_over_seeds(seeds) for title, seeds in found.items()}
-    draw(lines, found, outcome.output / "dynamics.png")
+    draw(lines, found, results.output / "dynamics.png")
     shown = [name for name in PANELS if any(name in one for one in lines.values())]
     rows = [[PANELS[name], *(_cell(name, one.get(name)) for one in lines.values())] for name in shown]
     return [

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from anlit.analysis.study.plan import PlannedRun, Study, merged, read_config
+from anlit.analysis.study.plan import Study, Trial, merged, read_config
 from anlit.configuration import mapping
 
 DEFAULTS = {"vocab_size": 50_304, "context_length": 2048, "n_layers": 12, "d_model": 768}
@@ -21,7 +21,7 @@ class Cost:
     flops: float
 
 
-def cost_of(run: PlannedRun) -> Cost:
+def cost_of(run: Trial) -> Cost:
     """The cost of a run by its configuration. Each sequence counts as one document, which gives an upper bound."""
     config = configuration_of(run)
     model, data, trainer = (mapping(config.get(name)) for name in ("model", "data", "trainer"))
@@ -83,7 +83,7 @@ def _phases(study: Study, points: tuple[Any, ...], is_tuned: bool) -> str:
     return f"{len(points)} settings × {len(study.tuning_seeds)} tuning seeds, the best on {measured}"
 
 
-def configuration_of(run: PlannedRun) -> dict[str, Any]:
+def configuration_of(run: Trial) -> dict[str, Any]:
     """The run's configuration files and settings merged, without the defaults of the classes that they name."""
     config: dict[str, Any] = {}
     for path in run.arm.configs:

@@ -9,7 +9,7 @@ from anlit.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class Setting:
     """One point of a grid.
 
     Args:
@@ -35,15 +35,15 @@ class Choice:
         """Equal for choices of the same settings."""
         return json.dumps(self.settings, sort_keys=True, default=str)
 
-    def __add__(self, other: "Choice") -> "Choice":
-        return Choice(self.shown | other.shown, self.settings | other.settings)
+    def __add__(self, other: "Setting") -> "Setting":
+        return Setting(self.shown | other.shown, self.settings | other.settings)
 
 
-NOTHING = Choice({}, {})
+UNCHANGED = Setting({}, {})
 
 
-def expand(grids: Any, where: str) -> list[Choice]:
-    """All points of a grid, or of a list of grids, each once; [NOTHING] without a grid.
+def grid(grids: Any, where: str) -> list[Setting]:
+    """All points of a grid, or of a list of grids, each once; [UNCHANGED] without a grid.
 
     In a grid `key: value` and `key: [values]` are values of the setting with that dotted key; `name: {choice: {key:
     value, …}, …}` are named choices that change several settings together. A grid is the product of its lines.
@@ -51,15 +51,14 @@ def expand(grids: Any, where: str) -> list[Choice]:
     Raises:
         UserError: `grids` has another form; `where` says what it belongs to.
     """
-    found: dict[str, Choice] = {}
-    for grid in grids if isinstance(grids, list) else [grids or {}]:
-        if not isinstance(grid, dict):
+    points: dict[str, Setting] = {}
+    for lines in grids if isinstance(grids, list) else [grids or {}]:
+        if not isinstance(lines, dict):
             raise UserError(f"{where} must be a mapping of settings to lists of values, or a list of such mappings")
-        lines = [_line(key, values, where) for key, values in sorted(grid.items())]
-        for combination in itertools.product(*lines):
-            point = sum(combination, NOTHING)
-            found.setdefault(point.key, point)
-    return list(found.values())
+        for combination in itertools.product(*(_line(key, values, where) for key, values in sorted(lines.items()))):
+            point = sum(combination, UNCHANGED)
+            points.setdefault(point.key, point)
+    return list(points.values())
 
 
 def plain(value: Any) -> str:
@@ -69,12 +68,12 @@ def plain(value: Any) -> str:
     return "".join(letter if letter.isalnum() or letter in "._+-=" else "-" for letter in str(value))
 
 
-def _line(key: str, values: Any, where: str) -> list[Choice]:
+def _line(key: str, values: Any, where: str) -> list[Setting]:
     if isinstance(values, dict) and "class_path" not in values:
         if not all(isinstance(settings, dict) for settings in values.values()):
             raise UserError(f"{where}: each choice of '{key}' must be a mapping of dotted keys to values")
-        return [Choice({key: name}, settings) for name, settings in values.items()]
-    return [Choice({short(key): value}, {key: value}) for value in (values if isinstance(values, list) else [values])]
+        return [Setting({key: name}, settings) for name, settings in values.items()]
+    return [Setting({short(key): value}, {key: value}) for value in (values if isinstance(values, list) else [values])]
 
 
 def short(key: str) -> str:

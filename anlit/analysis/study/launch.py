@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NamedTuple
 
-from anlit.analysis.study.plan import PlannedRun
+from anlit.analysis.study.plan import Trial
 from anlit.analysis.study.state import LOG, PREEMPTED, State, note_end, note_start, state_of
 
 POLL_SECONDS = 0.2
@@ -23,7 +23,7 @@ Tell = Callable[[str], None]
 class _Job(NamedTuple):
     """A run that is under way, with the lock it holds."""
 
-    run: PlannedRun
+    run: Trial
     folder: Path
     process: subprocess.Popen[bytes]
     lock: IO[bytes]
@@ -33,24 +33,24 @@ class _Job(NamedTuple):
 class Launcher:
     """The runs that wait and those that are under way, at most `n_jobs` at a time with `threads` each."""
 
-    def __init__(self, runs: list[PlannedRun], output: Path, n_jobs: int, threads: int, tell: Tell) -> None:
-        self.waiting, self.output, self.n_jobs, self.threads, self.tell = list(runs), output, n_jobs, threads, tell
+    def __init__(self, runs: list[Trial], output: Path, n_jobs: int, threads: int, tell: Tell) -> None:
+        self.pending, self.output, self.n_jobs, self.threads, self.tell = list(runs), output, n_jobs, threads, tell
         self.jobs: list[_Job] = []
         self.n_done, self.began = 0, time.monotonic()
         self._told: set[str] = set()
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.waiting or self.jobs)
+        return bool(self.pending or self.jobs)
 
     def start(self) -> None:
         """Start the next runs that nobody works on, as long as there is room."""
-        for run in list(self.waiting):
+        for run in list(self.pending):
             folder, has_room = self.output / run.name, len(self.jobs) < self.n_jobs
             if state_of(folder).status in ("finished", "failed"):
-                self.waiting.remove(run)
+                self.pending.remove(run)
             elif has_room and (lock := try_lock(folder)) is not None:
-                self.waiting.remove(run)
+                self.pending.remove(run)
                 state = state_of(folder)  # the lock's last holder may just have finished it
                 if state.status in ("finished", "failed"):
                     lock.close()
@@ -60,7 +60,7 @@ class Launcher:
                 self._told.add(run.name)
                 self.tell(f"{run.name}: another process trains it, waiting")
 
-    def _start(self, run: PlannedRun, folder: Path, lock: IO[bytes], state: State) -> None:
+    def _start(self, run: Trial, folder: Path, lock: IO[bytes], state: State) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": str(self.threads)}
         note_start(folder, "local")
         with (folder / LOG).open("ab") as log:
@@ -68,7 +68,7 @@ class Launcher:
                 command(run, folder), stdout=log, stderr=log, env=environment, pass_fds=(lock.fileno(),)
             )
         self.jobs.append(_Job(run, folder, process, lock, time.monotonic()))
-        self.tell(f"{run.name}: {'continued' if state.status == 'cut' else 'started'}")
+        self.tell(f"{run.name}: {'continued' if state.status == 'interrupted' else 'started'}")
 
     def reap(self) -> None:
         """Note the runs that have ended."""
@@ -78,12 +78,12 @@ class Launcher:
             job.lock.close()
             self.n_done += 1
             state = state_of(job.folder)
-            outcome = "done" if state.status == "finished" else f"{state.status.upper()} {state.reason}".strip()
+            results = "done" if state.status == "finished" else f"{state.status.upper()} {state.reason}".strip()
             minutes = (time.monotonic() - job.started) / 60
-            self.tell(f"{job.run.name}: {outcome} after {minutes:.1f} min{self._left()}")
+            self.tell(f"{job.run.name}: {results} after {minutes:.1f} min{self._left()}")
 
     def _left(self) -> str:
-        todo = len(self.jobs) + len(self.waiting)
+        todo = len(self.jobs) + len(self.pending)
         hours = (time.monotonic() - self.began) / self.n_done * todo / 3600
         return f"; {todo} to go, about {hours:.1f} h" if todo else ""
 
@@ -99,7 +99,7 @@ class Launcher:
             job.lock.close()
 
 
-def launch(runs: list[PlannedRun], output: Path, n_jobs: int, threads: int, tell: Tell) -> None:
+def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int, tell: Tell) -> None:
     """Train those of `runs` that are not finished and have not failed, each in its folder under `output`.
 
     A run that another launcher works on is waited for. On SIGINT or SIGTERM the runs are told to end, they write their
@@ -117,7 +117,7 @@ def launch(runs: list[PlannedRun], output: Path, n_jobs: int, threads: int, tell
             raise KeyboardInterrupt
 
 
-def command(run: PlannedRun, run_dir: Path) -> list[str]:
+def command(run: Trial, run_dir: Path) -> list[str]:
     """The `anlit fit` that starts this run, or continues it from its last checkpoint."""
     return [sys.executable, "-m", "anlit", "fit", *run.options(run_dir), "--ckpt_path=last"]
 

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.study.grids import NOTHING, Choice, expand, plain
+from anlit.analysis.study.grids import UNCHANGED, Setting, grid, plain
 from anlit.errors import UserError
 from anlit.reading import read_yaml
 from anlit.shipped import configuration_file
@@ -49,9 +49,9 @@ class Arm:
     base: str
     title: str
     configs: tuple[str, ...]
-    varied: Choice
+    varied: Setting
     settings: dict[str, Any]
-    points: tuple[Choice, ...]
+    points: tuple[Setting, ...]
 
     @property
     def is_tuned(self) -> bool:
@@ -59,12 +59,12 @@ class Arm:
 
 
 @dataclass(frozen=True, eq=False)
-class PlannedRun:
+class Trial:
     """One `anlit fit`: an arm at a point of its grid, with a seed."""
 
     arm: Arm
-    point: Choice
-    seed: Choice
+    point: Setting
+    seed: Setting
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -105,8 +105,8 @@ class Study:
     budget: str | None
     content: dict[str, Any]
     arms: tuple[Arm, ...]
-    seeds: tuple[Choice, ...]
-    tuning_seeds: tuple[Choice, ...]
+    seeds: tuple[Setting, ...]
+    tuning_seeds: tuple[Setting, ...]
     comparisons: tuple[PlannedComparison, ...] = field(default=())
 
     @property
@@ -126,26 +126,23 @@ class Study:
         """The YAML's title of an arm, without its point of `vary`."""
         return str(self.content["arms"][base].get("title") or base)
 
-    def tuning_runs(self) -> list[PlannedRun]:
+    def tuning_runs(self) -> list[Trial]:
         """Every point of every tuned arm on the tuning seeds, seed by seed, so that all arms advance together."""
         return [
-            PlannedRun(arm, point, seed)
+            Trial(arm, point, seed)
             for seed in self.tuning_seeds
             for arm in self.arms
             if arm.is_tuned
             for point in arm.points
         ]
 
-    def measured_runs(self, selected: dict[str, Choice]) -> list[PlannedRun]:
+    def measured_runs(self, selected: dict[str, Setting]) -> list[Trial]:
         """Every arm at its selected point (arm's name → point) on the seeds, without arms that have no point yet.
 
         The runs are ordered by seed, so that an interrupted study has compared all arms, on fewer seeds.
         """
         return [
-            PlannedRun(arm, selected[arm.name], seed)
-            for seed in self.seeds
-            for arm in self.arms
-            if arm.name in selected
+            Trial(arm, selected[arm.name], seed) for seed in self.seeds for arm in self.arms if arm.name in selected
         ]
 
 
@@ -207,9 +204,9 @@ def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]
     for config in configs:
         configuration_file(config, f"configs of arm '{name}' in {path}:")
     fixed = (shared.get("settings") or {}) | (spec.get("settings") or {})
-    points = tuple(expand(spec.get("tune", shared.get("tune")), f"tune of arm '{name}' in {path}"))
+    points = tuple(grid(spec.get("tune", shared.get("tune")), f"tune of arm '{name}' in {path}"))
     found = []
-    for varied in expand(spec.get("vary", shared.get("vary")), f"vary of arm '{name}' in {path}"):
+    for varied in grid(spec.get("vary", shared.get("vary")), f"vary of arm '{name}' in {path}"):
         words = ", ".join(f"{key} {plain(value)}" for key, value in varied.shown.items())
         title = ", ".join(filter(None, [str(spec.get("title") or name), words]))
         full = "_".join(filter(None, [str(name), varied.name]))
@@ -217,14 +214,14 @@ def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]
     return found
 
 
-def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> tuple[Choice, ...]:
+def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> tuple[Setting, ...]:
     values = content.get(key, default)
     if not isinstance(values, list):
         raise UserError(f"{key} of {path} is {values!r}, which is no list: write `{key}: [1, 2, 3]`")
     return tuple(map(_seed, values))
 
 
-def _refuse_ignored(arms: tuple[Arm, ...], seeds: tuple[Choice, ...], path: str) -> None:
+def _refuse_ignored(arms: tuple[Arm, ...], seeds: tuple[Setting, ...], path: str) -> None:
     """A seed's settings win over an arm's, whose own would be ignored without a word."""
     for arm in arms:
         given = arm.settings.keys() | {key for point in arm.points for key in point.settings}
@@ -235,7 +232,7 @@ def _refuse_ignored(arms: tuple[Arm, ...], seeds: tuple[Choice, ...], path: str)
             )
 
 
-def _refuse_tuned_seeds(seeds: tuple[Choice, ...], tuning_seeds: tuple[Choice, ...], path: str) -> None:
+def _refuse_tuned_seeds(seeds: tuple[Setting, ...], tuning_seeds: tuple[Setting, ...], path: str) -> None:
     """A setting that was chosen on a seed is too good on that seed."""
     for seed in seeds:
         for tuned in tuning_seeds:
@@ -248,11 +245,11 @@ def _refuse_tuned_seeds(seeds: tuple[Choice, ...], tuning_seeds: tuple[Choice, .
                 )
 
 
-def _seed(value: Any) -> Choice:
+def _seed(value: Any) -> Setting:
     """A number seeds the initial weights and the order of the data; a mapping gives the settings of a seed."""
     if isinstance(value, dict):
-        return expand(value, "a seed")[0] if value else NOTHING
-    return Choice({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
+        return grid(value, "a seed")[0] if value else UNCHANGED
+    return Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
 
 
 def _require_equal_tuning(arms: tuple[Arm, ...], path: str) -> None:

@@ -5,13 +5,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from anlit.analysis.study.plan import PlannedRun
+from anlit.analysis.study.plan import Trial
 from anlit.analysis.study.state import state_of
 
 PARTIAL = ".partial-"
 
 
-def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path], tell: Callable[[str], None]) -> None:
+def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path], tell: Callable[[str], None]) -> None:
     """Give each run that has not begun the finished run with its settings from one of `studies`, folders of studies.
 
     Two runs are the same if the hashes in their folders' names are equal. The hash is of all settings and configuration
@@ -31,7 +31,7 @@ def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path], tel
 
 
 def settings_hash(name: str) -> str:
-    """The end of `PlannedRun.name`."""
+    """The end of `Trial.name`."""
     return name.rpartition("-")[2]
 
 

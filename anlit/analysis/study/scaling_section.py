@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from anlit.analysis.scaling import Fit, fit
-from anlit.analysis.study.outcome import Outcome, Point
+from anlit.analysis.study.results import Point, StudyResults
 from anlit.reporting.figure import COLUMN, line_styles, save, style
 from anlit.reporting.table import NONE, markdown_table
 
@@ -18,12 +18,12 @@ EXPONENTS = {
 }  # fmt: skip
 
 
-def scaling(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """Option: `resamples` of the bootstrap (100). Every run of every seed counts; N is the number of all parameters."""
     arms: dict[str, list[Point]] = {}
-    for point in outcome.points():
+    for point in results.points():
         if point.losses and "parameters" in point.values:
-            arms.setdefault(outcome.study.title_of(point.arm.base), []).append(point)
+            arms.setdefault(results.study.title_of(point.arm.base), []).append(point)
     fits, notes = {}, []
     for title, points in arms.items():
         try:
@@ -38,7 +38,7 @@ def scaling(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     ]
     if not fits:
         return parts
-    path = outcome.output / "scaling.png"
+    path = results.output / "scaling.png"
     plot(arms, fits, path)
     largest = max(_flops(points).max() for points in arms.values())
     parts += [

@@ -1,9 +1,9 @@
-"""What a study's report can show. A section is a function of the outcome and of the options in the YAML.
+"""What a study's report can show. A section is a function of the results and of the options in the YAML.
 
     convergence   {}                           each comparison: curves, losses, speed-ups, tests
     tuning        {}                           what each arm's grid found, and where it was too narrow
     trend         {value, over, arms}          loss, or the best value of a setting, over another value; a power law
-    lead          {baseline, each, over}       losses minus the baseline's at each point of `vary`
+    loss_gap      {baseline, each, over}       losses minus the baseline's at each point of `vary`
     scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling_section`
     dynamics      {arms}                       norms, steps and rotations over training, see `TrainingDynamics`
     embed         {name}                       the report of one of the study's `after` commands
@@ -20,9 +20,9 @@ from anlit.analysis.comparison import Comparison, compare_groups
 from anlit.analysis.plots import plot_convergence
 from anlit.analysis.study import plots
 from anlit.analysis.study.dynamics import dynamics
-from anlit.analysis.study.lead import lead
-from anlit.analysis.study.outcome import Outcome
+from anlit.analysis.study.loss_gap import loss_gap
 from anlit.analysis.study.plan import PlannedComparison, Study
+from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.scaling_section import scaling
 from anlit.errors import UserError
 from anlit.reporting.intervals import Summary, power_law
@@ -30,23 +30,23 @@ from anlit.reporting.page import listed
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal, short_number
 
-Section = Callable[[Outcome, dict[str, Any]], list[str]]
+Section = Callable[[StudyResults, dict[str, Any]], list[str]]
 
 
-def render(outcome: Outcome) -> list[str]:
+def render(results: StudyResults) -> list[str]:
     """All sections of the study's YAML in Markdown, one after another.
 
     Raises:
         UserError: A section or an option is not known.
     """
     parts = []
-    require_sections(outcome.study)
-    for entry in outcome.study.sections:
+    require_sections(results.study)
+    for entry in results.study.sections:
         ((name, options),) = entry.items()
         try:
-            parts += SECTIONS[name](outcome, options or {})
+            parts += SECTIONS[name](results, options or {})
         except KeyError as error:
-            raise UserError(f"the section '{name}' of {outcome.study.path} needs the option {error}") from error
+            raise UserError(f"the section '{name}' of {results.study.path} needs the option {error}") from error
     return parts
 
 
@@ -65,45 +65,45 @@ def require_sections(study: Study) -> None:
                                     + ", ".join(dict.fromkeys(known)))  # fmt: skip
 
 
-def convergence(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+def convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
     parts: list[str] = []
     explained = False
-    for number, planned in enumerate(outcome.study.comparisons, 1):
+    for number, planned in enumerate(results.study.comparisons, 1):
         parts.append(f"## {planned.title}")
-        comparison = comparison_of(outcome, planned, f"{number}-")
+        comparison = comparison_of(results, planned, f"{number}-")
         if comparison is None:
             parts.append(f"The baseline, {planned.baseline.title}, has no finished run yet.")
             continue
         plot_convergence(comparison)
         parts += comparison_report.section(comparison, explained)
         explained = True
-        missing = [arm.title for arm in planned.arms if outcome.group(arm) is None]
+        missing = [arm.title for arm in planned.arms if results.group(arm) is None]
         notes = [*comparison.notes, *(f"{title}: no run can be compared, see Failures." for title in missing)]
         parts.append(listed(notes))
     return parts
 
 
-def comparison_of(outcome: Outcome, planned: PlannedComparison, name: str = "") -> Comparison | None:
+def comparison_of(results: StudyResults, planned: PlannedComparison, name: str = "") -> Comparison | None:
     """A comparison of the study as `anlit compare` would make it, with the study's arms as groups."""
-    groups = {arm.name: group for arm in planned.arms if (group := outcome.group(arm)) is not None}
+    groups = {arm.name: group for arm in planned.arms if (group := results.group(arm)) is not None}
     baseline = groups.get(planned.baseline.name)
     if baseline is None:
         return None
     runs = tuple(run for group in groups.values() for run in group.runs)
-    return compare_groups([*groups.values()], baseline, runs, outcome.output, outcome.command, name)
+    return compare_groups([*groups.values()], baseline, runs, results.output, results.command, name)
 
 
-def winners(outcome: Outcome) -> list[str]:
+def winners(results: StudyResults) -> list[str]:
     """Each tuned arm's best setting, and where its grid was too narrow; a report without `tuning` has this too."""
-    if not outcome.tunings:
+    if not results.tunings:
         return []
-    seeds = len(outcome.study.tuning_seeds)
-    counts = sorted({len(one.arm.points) for one in outcome.tunings})
+    seeds = len(results.study.tuning_seeds)
+    counts = sorted({len(one.arm.points) for one in results.tunings})
     budget = (
         f"{counts[0]} settings for each arm" if len(counts) == 1 else f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
     )
     rows = []
-    for one in outcome.tunings:
+    for one in results.tunings:
         done = sum(state.status in ("finished", "failed") for tried in one.tried for state in tried.states)
         failed = sum(state.status == "failed" for tried in one.tried for state in tried.states)
         best = one.best.point.words if one.best.loss < math.inf else NONE
@@ -111,7 +111,7 @@ def winners(outcome: Outcome) -> list[str]:
         warning = "; ".join(one.edges) or ("inside the grid" if one.best.loss < math.inf else NONE)
         rows.append([one.arm.title, f"{done} of {len(one.tried) * seeds}", str(failed), best, *losses, warning])
     head = ["arm", "runs done", "failed", "best setting", "its loss", "second best", "edge of the grid"]
-    seed_names = ", ".join(seed.name for seed in outcome.study.tuning_seeds)
+    seed_names = ", ".join(seed.name for seed in results.study.tuning_seeds)
     return [
         "## Tuning",
         f"Tuning budget: {budget}, each trained on {seeds} seed{'s' * (seeds > 1)} ({seed_names}) that the measurement "
@@ -121,27 +121,27 @@ def winners(outcome: Outcome) -> list[str]:
     ]
 
 
-def tuning(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     rows = []
-    for one in outcome.tunings:
+    for one in results.tunings:
         for tried in one.tried:
             states = ", ".join(literal(" ".join(filter(None, [state.status, state.reason]))) for state in tried.states)
             rows.append([one.arm.title, tried.point.words, _loss(tried.loss), states])
     if not rows:
         return []
     table = markdown_table(["arm", "setting", "validation loss", "state"], rows, left=(0, 1, 3))
-    return [*winners(outcome), "## Tuning, all settings", table]
+    return [*winners(results), "## Tuning, all settings", table]
 
 
-def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     value, over = options.get("value", "loss"), options["over"]
     arms = options.get("arms")
     series: dict[str, list[tuple[float, float, float]]] = {}
-    for point in outcome.points():
+    for point in results.points():
         if point.losses and (arms is None or point.arm.base in arms):
             sd = Summary(point.losses).sd or 0.0
             y = (point.loss, sd) if value == "loss" else (point.number(value), 0.0)
-            series.setdefault(outcome.study.title_of(point.arm.base), []).append((point.number(over), *y))
+            series.setdefault(results.study.title_of(point.arm.base), []).append((point.number(over), *y))
     title = f"## {'Loss' if value == 'loss' else f'Best {plots.named(value)}'} over {plots.named(over)}"
     if not series:
         return [title, "No run has finished yet."]
@@ -149,7 +149,7 @@ def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     for label, found in series.items():
         if fit := power_law([x for x, *_ in found], [y for _, y, _ in found]):
             fits[label] = fit
-    path = outcome.output / f"trend-{value}-{over}.png"
+    path = results.output / f"trend-{value}-{over}.png"
     plots.trends(series, over, value, path, fits if value != "loss" else {})
     parts = [title, f"![{value} over {over}]({path.name})"]
     if value == "loss":
@@ -165,9 +165,9 @@ def trend(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     return [*parts, law, markdown_table(["arm", "points", "exponent b", "95 % interval"], rows)]
 
 
-def embed(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+def embed(results: StudyResults, options: dict[str, Any]) -> list[str]:
     name = options["name"]
-    twin = outcome.output / name / f"{name}.md"
+    twin = results.output / name / f"{name}.md"
     if not twin.is_file():
         return [f"## {name.capitalize()}", "Not measured yet."]
     lines = [f"#{line}" if line.startswith("#") else line for line in twin.read_text().splitlines()]
@@ -180,6 +180,6 @@ def _loss(value: float) -> str:
 
 
 SECTIONS: dict[str, Section] = {
-    "convergence": convergence, "tuning": tuning, "trend": trend, "lead": lead, "scaling": scaling,
+    "convergence": convergence, "tuning": tuning, "trend": trend, "loss_gap": loss_gap, "scaling": scaling,
     "dynamics": dynamics, "embed": embed,
 }  # fmt: skip

@@ -5,17 +5,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from anlit.analysis.study.grids import Choice
-from anlit.analysis.study.plan import Arm, PlannedRun, Study
+from anlit.analysis.study.grids import Setting
+from anlit.analysis.study.plan import Arm, Study, Trial
 from anlit.analysis.study.state import State, final_loss, state_of
 from anlit.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)
-class Tried:
+class GridPoint:
     """One point of an arm's grid: its mean final validation loss over the tuning seeds, infinite if one failed."""
 
-    point: Choice
+    point: Setting
     loss: float
     states: tuple[State, ...]
 
@@ -25,11 +25,11 @@ class Tuning:
     """The points of an arm's grid, best first; `edges` names settings whose best value is at an end of the grid."""
 
     arm: Arm
-    tried: tuple[Tried, ...]
+    tried: tuple[GridPoint, ...]
     edges: tuple[str, ...]
 
     @property
-    def best(self) -> Tried:
+    def best(self) -> GridPoint:
         return self.tried[0]
 
 
@@ -41,16 +41,16 @@ def tune(study: Study, output: Path) -> list[Tuning]:
             continue
         tried = []
         for point in arm.points:
-            folders = [output / PlannedRun(arm, point, seed).name for seed in study.tuning_seeds]
+            folders = [output / Trial(arm, point, seed).name for seed in study.tuning_seeds]
             states = tuple(state_of(folder) for folder in folders)
-            tried.append(Tried(point, fmean(final_loss(folder) for folder in folders), states))
+            tried.append(GridPoint(point, fmean(final_loss(folder) for folder in folders), states))
         tried.sort(key=lambda one: one.loss)
         edges = edges_of([one.point for one in tried], tried[0].point) if tried[0].loss < float("inf") else []
         found.append(Tuning(arm, tuple(tried), tuple(edges)))
     return found
 
 
-def select(study: Study, output: Path) -> dict[str, Choice]:
+def select(study: Study, output: Path) -> dict[str, Setting]:
     """Arm's name → the point to measure. Arms whose tuning has not ended, or failed everywhere, are left out."""
     selected = {arm.name: arm.points[0] for arm in study.arms if not arm.is_tuned}
     for tuning in tune(study, output):
@@ -60,7 +60,7 @@ def select(study: Study, output: Path) -> dict[str, Choice]:
     return selected
 
 
-def edges_of(points: list[Choice], best: Choice) -> list[str]:
+def edges_of(points: list[Setting], best: Setting) -> list[str]:
     """Settings of `best` whose value is the largest or smallest of several.
 
     Only points that share all other settings with `best` are compared, because only these bound it. A point that leaves
@@ -78,7 +78,7 @@ def edges_of(points: list[Choice], best: Choice) -> list[str]:
     return found
 
 
-def require_selection(study: Study, selected: dict[str, Choice]) -> None:
+def require_selection(study: Study, selected: dict[str, Setting]) -> None:
     """Raises:
     UserError: no arm at all has a setting that can be measured.
     """
@@ -86,7 +86,7 @@ def require_selection(study: Study, selected: dict[str, Choice]) -> None:
         raise UserError(f"none of the tuning runs of {study.path} succeeded: see fit.log in the run folders")
 
 
-def _without(choice: Choice, key: str) -> dict[str, Any]:
+def _without(choice: Setting, key: str) -> dict[str, Any]:
     return {name: value for name, value in choice.shown.items() if name != key}
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from anlit.analysis.study.plan import PlannedRun
+from anlit.analysis.study.plan import Trial
 from anlit.analysis.study.state import note_start, read_launches, state_of
 from anlit.errors import UserError
 
@@ -26,7 +26,7 @@ exec bash {train} "$@"
 """
 
 
-def submit(runs: list[PlannedRun], output: Path, again: list[str], options: list[str], at_once: int) -> str | None:
+def submit(runs: list[Trial], output: Path, again: list[str], options: list[str], at_once: int) -> str | None:
     """Submit the `runs` that are not done as a job array, and after it a command that continues the study.
 
     Args:
@@ -42,7 +42,7 @@ def submit(runs: list[PlannedRun], output: Path, again: list[str], options: list
         UserError: docker/slurm/train.sbatch is not here, sbatch refuses, or an earlier array with some of the runs has
             not ended.
     """
-    todo = [run for run in runs if state_of(output / run.name).status in ("cut", "waiting")]
+    todo = [run for run in runs if state_of(output / run.name).status in ("interrupted", "pending")]
     if not todo:
         return None
     if not TRAIN.is_file():

@@ -16,12 +16,12 @@ PREEMPTED = 75
 MOST_LOST = 3
 """A run is given up after this many starts on a cluster without a recorded end."""
 
-Status = Literal["finished", "failed", "cut", "waiting"]
+Status = Literal["finished", "failed", "interrupted", "pending"]
 
 
 @dataclass(frozen=True)
 class State:
-    """finished; failed, for a `reason`; cut: to be continued; waiting: not begun."""
+    """finished; failed, for a `reason`; interrupted: to be continued; pending: not begun."""
 
     status: Status
     reason: str = ""
@@ -34,15 +34,15 @@ def state_of(folder: Path) -> State:
         return State("finished")
     launches = read_launches(folder)
     code = launches[-1].get("exit_code") if launches else None
-    cut = code == PREEMPTED or record.get("status") == "interrupted"
+    interrupted = code == PREEMPTED or record.get("status") == "interrupted"
     if record.get("status") == "failed":
         return State("failed", str(record.get("error") or "").partition("\n")[0] or last_line(folder))
-    if code is not None and not cut:
+    if code is not None and not interrupted:
         what = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return State("failed", last_line(folder) if code > 0 and last_line(folder) else what)
-    if sum(str(launch.get("how")).startswith("slurm") for launch in launches) >= MOST_LOST and not cut:
+    if sum(str(launch.get("how")).startswith("slurm") for launch in launches) >= MOST_LOST and not interrupted:
         return State("failed", f"ended {MOST_LOST} times without saying why, see {LOG}")
-    return State("cut") if launches or record else State("waiting")
+    return State("interrupted") if launches or record else State("pending")
 
 
 def final_loss(folder: Path) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.study.plan import PlannedRun, Study, read_config
+from anlit.analysis.study.plan import Study, Trial, read_config
 from anlit.errors import UserError
 
 
@@ -64,17 +64,17 @@ def check_runs(study: Study) -> None:
             raise _refusal(run, study, str(origin(error))) from error
 
 
-def _different(study: Study) -> Iterator[PlannedRun]:
+def _different(study: Study) -> Iterator[Trial]:
     """Each arm at each of its points once, with a seed; and each further seed once."""
     seeds = [*study.seeds, *study.tuning_seeds]
     for arm in study.arms:
         for point in arm.points:
-            yield PlannedRun(arm, point, seeds[0])
+            yield Trial(arm, point, seeds[0])
     for seed in seeds[1:]:
-        yield PlannedRun(study.arms[0], study.arms[0].points[0], seed)
+        yield Trial(study.arms[0], study.arms[0].points[0], seed)
 
 
-def _refusal(run: PlannedRun, study: Study, sentence: str) -> UserError:
+def _refusal(run: Trial, study: Study, sentence: str) -> UserError:
     """The parser's sentence, with the arm and the file that has the key."""
     key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]
     below = [config for config in run.arm.configs if key in _keys(read_config(config))]

@@ -10,11 +10,11 @@ import numpy as np
 import yaml
 
 from anlit.analysis.study.estimate import configuration_of, cost_of
-from anlit.analysis.study.plan import PlannedRun, Study
+from anlit.analysis.study.plan import Study, Trial
 from anlit.analysis.study.selection import select
 
 POINTS = 10
-Final = Callable[[PlannedRun, dict[str, Any], float, float], float]
+Final = Callable[[Trial, dict[str, Any], float, float], float]
 """(run, its settings by short name, parameters N, tokens D) → final loss in nats per token; NaN for a failed run."""
 
 
@@ -26,7 +26,7 @@ def train(study: Study, output: Path, final: Final, slowness: dict[str, float] |
         write_run(output / run.name, run, final, (slowness or {}).get(run.arm.base, 1.0))
 
 
-def write_run(folder: Path, run: PlannedRun, final: Final, slowness: float = 1.0) -> None:
+def write_run(folder: Path, run: Trial, final: Final, slowness: float = 1.0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = configuration_of(run)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))

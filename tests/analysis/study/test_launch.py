@@ -137,18 +137,23 @@ def test_a_run_that_another_process_trains_is_waited_for(study: Study, start: La
 
 
 def test_what_a_folder_says_of_its_run(tmp_path: Path) -> None:
-    assert state_of(tmp_path / "a").status == "waiting"
-    for name, code, status in (("b", 75, "cut"), ("c", -9, "failed"), ("d", 2, "failed")):
+    assert state_of(tmp_path / "a").status == "pending"
+    for name, code, status in (("b", 75, "interrupted"), ("c", -9, "failed"), ("d", 2, "failed")):
         note_start(tmp_path / name, "local")
-        assert state_of(tmp_path / name).status == "cut"
+        assert state_of(tmp_path / name).status == "interrupted"
         note_end(tmp_path / name, code)
         assert state_of(tmp_path / name).status == status
-    for record, status in (("finished", "finished"), ("failed", "failed"), ("interrupted", "cut"), ("running", "cut")):
+    for record, status in (
+        ("finished", "finished"),
+        ("failed", "failed"),
+        ("interrupted", "interrupted"),
+        ("running", "interrupted"),
+    ):
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / "a" / "run.json").write_text(f'{{"status": "{record}", "error": "NaN"}}')
         assert state_of(tmp_path / "a").status == status
     for _ in range(3):
-        assert state_of(tmp_path / "a").status == "cut"
+        assert state_of(tmp_path / "a").status == "interrupted"
         note_start(tmp_path / "a", "slurm 1")
     assert state_of(tmp_path / "a").reason.startswith("ended 3 times")
 
@@ -181,7 +186,7 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(
     assert first.index("--time=24:00:00") < first.index("--time=1:00")
     assert "--dependency=afterany:77" in then
     assert "-m anlit study --config s.yaml --slurm" in then
-    assert state_of(output / runs[1].name).status == "cut"
+    assert state_of(output / runs[1].name).status == "interrupted"
 
     (folder / "squeue").write_text('#!/bin/sh\necho "77_1 anlit R"\n')
     (folder / "squeue").chmod(0o755)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from anlit.analysis.study.estimate import cost_of, overview
-from anlit.analysis.study.grids import expand
+from anlit.analysis.study.grids import grid
 from anlit.analysis.study.plan import Study, read_study
 from anlit.errors import UserError
 
@@ -13,14 +13,14 @@ from .conftest import STUDY, write_study
 
 
 def test_a_grid_is_its_product_and_a_list_of_grids_their_union() -> None:
-    points = expand([{"m.lr": [0.1, 0.2], "m.depth": [1, 2]}, {"m.lr": 0.1, "m.depth": 2}], "here")
+    points = grid([{"m.lr": [0.1, 0.2], "m.depth": [1, 2]}, {"m.lr": 0.1, "m.depth": 2}], "here")
     assert sorted(point.name for point in points) == [
         "depth=1_lr=0.1", "depth=1_lr=0.2", "depth=2_lr=0.1", "depth=2_lr=0.2",
     ]  # fmt: skip
 
 
 def test_named_choices_change_several_settings_together() -> None:
-    small, large = expand({"size": {"small": {"m.d": 1, "m.h": 1}, "large": {"m.d": 2, "m.h": 2}}}, "here")
+    small, large = grid({"size": {"small": {"m.d": 1, "m.h": 1}, "large": {"m.d": 2, "m.h": 2}}}, "here")
     assert (small.name, small.settings) == ("size=small", {"m.d": 1, "m.h": 1})
     assert (large.name, large.settings) == ("size=large", {"m.d": 2, "m.h": 2})
 

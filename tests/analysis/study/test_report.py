@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from anlit.analysis.study import plots
-from anlit.analysis.study.grids import NOTHING
-from anlit.analysis.study.outcome import outcome_of
+from anlit.analysis.study.grids import UNCHANGED
 from anlit.analysis.study.plan import read_study
 from anlit.analysis.study.report import write
+from anlit.analysis.study.results import results_of
 from anlit.analysis.wall_clock import FILE
 from anlit.commands.study import main
 from anlit.errors import UserError
@@ -84,7 +84,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with contextlib.chdir(folder):
         study = read_study(write_study(folder), None)
         train(study, folder / "out", final, {"angpt": 1.1})
-        write(outcome_of(study, folder / "out", "anlit study --config study.yaml"))
+        write(results_of(study, folder / "out", "anlit study --config study.yaml"))
     return folder / "out"
 
 
@@ -128,12 +128,12 @@ def test_steps_that_were_timed_give_a_speed_up_in_wall_clock(folder: Path) -> No
     study = read_study(write_study(folder), None)
     output = folder / "out"
     train(study, output, final)
-    outcome = outcome_of(study, output, "anlit study --config study.yaml")
-    arms = [{"key": outcome.group(arm).key, "seconds_per_token": [1.0 + 0.25 * (arm.base == "angpt")] * 6}
+    results = results_of(study, output, "anlit study --config study.yaml")
+    arms = [{"key": results.group(arm).key, "seconds_per_token": [1.0 + 0.25 * (arm.base == "angpt")] * 6}
             for arm in study.arms]  # fmt: skip
     hardware = {"cpu": "test", "cores": 2, "devices": ["cpu"]}
     (output / FILE).write_text(json.dumps({"hardware": hardware, "arms": arms}))
-    row = Tables(write(outcome_of(study, output, "anlit study --config study.yaml")).read_text()).row("anGPT", 11)
+    row = Tables(write(results_of(study, output, "anlit study --config study.yaml")).read_text()).row("anGPT", 11)
     in_tokens = [400 * 8 * 256 / tokens_to(SAID["gpt", seed], SAID["angpt", seed]) for seed in (1, 2, 3)]
     assert row[9] == "1.25 (1.25 … 1.25)"
     assert row[10].startswith(f"{stats.gmean(in_tokens) / 1.25:.2f} (")
@@ -190,7 +190,7 @@ def test_a_recorded_report_is_computed_again_from_its_curves(reported: Path, tmp
 def test_a_study_does_not_write_over_the_report_of_another(folder: Path) -> None:
     study = read_study(write_study(folder), None)
     train(study, folder / "out", final)
-    write(outcome_of(study, folder / "out", "x"))
+    write(results_of(study, folder / "out", "x"))
     (folder / "other.yaml").write_text((folder / "study.yaml").read_text())
     with pytest.raises(UserError, match="report of another study"):
         main(["--config", "other.yaml", "--output", "out", "--report_only"])
@@ -201,23 +201,23 @@ def test_a_study_notes_what_is_unfair_and_refuses_other_tokenizers(folder: Path)
             for name, size in (("gpt", 8), ("angpt", 16))}  # fmt: skip
     study = read_study(write_study(folder, arms=arms, sections=["convergence"]), None)
     train(study, folder / "out", lambda run, values, parameters, tokens: 3.0 + values["seed"])
-    text = write(outcome_of(study, folder / "out", "x")).with_suffix(".md").read_text()
+    text = write(results_of(study, folder / "out", "x")).with_suffix(".md").read_text()
     assert "trained differently: batch_size is 16, the baseline 8" in text
     path = next((folder / "out").glob("angpt*seed=1*")) / "run.json"
     path.write_text(path.read_text().replace("deed", "other"))
     with pytest.raises(UserError, match="different tokenizers"):
-        write(outcome_of(study, folder / "out", "x"))
+        write(results_of(study, folder / "out", "x"))
 
 
 def test_markup_in_a_title_is_shown_and_not_obeyed(folder: Path) -> None:
     study = read_study(write_study(folder, title="<script>alert(1)</script>"), None)
-    assert "<script>" not in write(outcome_of(study, folder / "out", "x")).read_text()
+    assert "<script>" not in write(results_of(study, folder / "out", "x")).read_text()
 
 
 def test_a_report_of_nothing_and_of_half_a_study(folder: Path) -> None:
     study = read_study(write_study(folder), None)
-    text = write(outcome_of(study, folder / "out", "x")).with_suffix(".md").read_text()
-    assert "6 runs: 6 waiting" in text
+    text = write(results_of(study, folder / "out", "x")).with_suffix(".md").read_text()
+    assert "6 runs: 6 pending" in text
     assert "GPT+, has no finished run yet" in text
 
 
@@ -236,7 +236,7 @@ def test_trends(folder: Path) -> None:
         return 3 + 0.1 * abs(math.log2(values["lr"] / best)) + 0.01 * values["seed"] + 0.2 * (values["batch"] == 2)
 
     train(study, folder / "out", loss)
-    page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
+    page = Tables(write(results_of(study, folder / "out", "x")).read_text())
     assert len(page.pictures) == 2
     sizes = [2 * 1024 * d + 4 * 16 * d * d for d in (64, 128, 256)]
     slope = stats.linregress(np.log(sizes), np.log([0.4, 0.2, 0.1])).slope
@@ -272,7 +272,7 @@ def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
     sections = [{"scaling": {"resamples": 20}}]
     study = read_study(write_study(folder, arms=arms, baseline=None, sections=sections, seeds=[1]), None)
     train(study, folder / "out", lambda run, values, n, d: 1.5 + 40 * n**-0.3 + 60 * d**-0.25)
-    page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
+    page = Tables(write(results_of(study, folder / "out", "x")).read_text())
     row = page.row("GPT+", 7)
     assert [cell.split(" ")[0] for cell in row[1:]] == [
         "0.300",
@@ -286,7 +286,7 @@ def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
 
 
 TWO = {name: {"title": title, "configs": [f"{name}.yaml"]} for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))}
-LEAD = [{"lead": {"baseline": "gpt", "each": "d"}}]
+LEAD = [{"loss_gap": {"baseline": "gpt", "each": "d"}}]
 
 
 def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path) -> None:
@@ -299,7 +299,7 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path) -> None:
         return 4.0 + 0.01 * values["seed"] - (run.arm.base == "angpt") * won
 
     train(study, folder / "out", loss)
-    page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
+    page = Tables(write(results_of(study, folder / "out", "x")).read_text())
     assert len(page.pictures) == 1
     rows = [row for row in page.rows if len(row) == 7 and row[2] == "anGPT"]
     assert len(rows) == 6
@@ -313,10 +313,10 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path) -> None:
     assert late[5].startswith("+0.1500")
     assert late[6] == "not reached"
 
-    missing = next(run for run in study.measured_runs(dict.fromkeys((arm.name for arm in study.arms), NOTHING))
+    missing = next(run for run in study.measured_runs(dict.fromkeys((arm.name for arm in study.arms), UNCHANGED))
                    if run.name.startswith("angpt_d=64_steps=100_seed=2"))  # fmt: skip
     shutil.rmtree(folder / "out" / missing.name)
-    page = Tables(write(outcome_of(study, folder / "out", "x")).read_text())
+    page = Tables(write(results_of(study, folder / "out", "x")).read_text())
     early = next(row for row in page.rows if len(row) == 7 and row[:3] == ["64", f"{ratio[0]:.3g}", "anGPT"])
     assert early[3:6] == ["1", "4.0100", minus("-0.5000")], "only the seeds that both have"
 
@@ -335,9 +335,9 @@ def test_a_power_law_needs_three_places() -> None:
     [
         (["curves"], "section 'curves'"),
         ([{"trend": {"value": "lr"}}], "needs the option 'over'"),
-        ([{"lead": {"baseline": "gpt"}}], "needs the option 'each'"),
-        ([{"lead": {"baseline": "other", "each": "lr"}}], "'other', which is no arm"),
-        ([{"lead": {"baseline": "gpt", "each": "size"}}], "each 'size': choose one of none"),
+        ([{"loss_gap": {"baseline": "gpt"}}], "needs the option 'each'"),
+        ([{"loss_gap": {"baseline": "other", "each": "lr"}}], "'other', which is no arm"),
+        ([{"loss_gap": {"baseline": "gpt", "each": "size"}}], "each 'size': choose one of none"),
         ([{"dynamics": {"arms": ["gpt", "bert"]}}], "names the arm 'bert', which is none of gpt, angpt"),
         ([{"trend": {"over": "depth"}}], "'depth', which is no number of arm 'gpt'"),
     ],
@@ -346,4 +346,4 @@ def test_mistakes_in_sections_are_told(folder: Path, sections: list, words: str)
     study = read_study(write_study(folder, sections=sections), None)
     train(study, folder / "out", final)
     with pytest.raises(UserError, match=words):
-        write(outcome_of(study, folder / "out", "x"))
+        write(results_of(study, folder / "out", "x"))

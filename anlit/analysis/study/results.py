@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.study.grids import Choice
-from anlit.analysis.study.plan import Arm, PlannedRun, Study
+from anlit.analysis.study.grids import Setting
+from anlit.analysis.study.plan import Arm, Study, Trial
 from anlit.analysis.study.selection import Tuning, select, tune
 from anlit.analysis.study.state import State, state_of
 from anlit.errors import UserError
@@ -53,7 +53,7 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class StudyResults:
     """The content of a study's run folders.
 
     Args:
@@ -67,8 +67,8 @@ class Outcome:
     output: Path
     command: str
     tunings: tuple[Tuning, ...]
-    selected: dict[str, Choice]
-    runs: tuple[tuple[PlannedRun, State, Run | None], ...]
+    selected: dict[str, Setting]
+    runs: tuple[tuple[Trial, State, Run | None], ...]
 
     def measured(self, arm: Arm) -> tuple[Run, ...]:
         """The arm's runs on the seeds that measure, whatever their state."""
@@ -86,8 +86,8 @@ class Outcome:
         """The measured arms."""
         return [self._point(arm, self.selected[arm.name]) for arm in self.study.arms if arm.name in self.selected]
 
-    def _point(self, arm: Arm, choice: Choice) -> Point:
-        names = {PlannedRun(arm, choice, seed).name for seed in self.study.seeds}
+    def _point(self, arm: Arm, choice: Setting) -> Point:
+        names = {Trial(arm, choice, seed).name for seed in self.study.seeds}
         runs = [read for run, _, read in self.runs if run.name in names and read is not None and read.complete]
         values: dict[str, Any] = {**arm.varied.shown, **choice.shown}
         if runs:
@@ -100,15 +100,15 @@ class Outcome:
         return Point(arm, values, losses, len(self.study.seeds) - len(losses))
 
 
-def outcome_of(study: Study, output: Path, command: str) -> Outcome:
+def results_of(study: Study, output: Path, command: str) -> StudyResults:
     """Reads every run folder that the study has so far."""
     selected = select(study, output)
     planned = {run.name: run for run in [*study.tuning_runs(), *study.measured_runs(selected)]}
     runs = []
     for name, run in planned.items():
         state = state_of(output / name)
-        runs.append((run, state, load_run(output / name) if state.status != "waiting" else None))
-    return Outcome(study, output, command, tuple(tune(study, output)), selected, tuple(runs))
+        runs.append((run, state, load_run(output / name) if state.status != "pending" else None))
+    return StudyResults(study, output, command, tuple(tune(study, output)), selected, tuple(runs))
 
 
 def refuse_other_study(study: Study, output: Path) -> None:

@@ -1,4 +1,4 @@
-"""The section `lead`: how far every arm is ahead of the baseline, at each point of their common `vary`."""
+"""The section `loss_gap`: how far every arm is ahead of the baseline, at each point of their common `vary`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from anlit.analysis.comparison import loss_by_seed, results_against
 from anlit.analysis.significance import Test, difference
 from anlit.analysis.speedup import SpeedUp
-from anlit.analysis.study.outcome import Outcome
 from anlit.analysis.study.plots import apart, axis_label, named
+from anlit.analysis.study.results import StudyResults
 from anlit.errors import UserError
 from anlit.reporting.figure import BASELINE_LINE, COLUMN, INK, line_styles, save, style
 from anlit.reporting.intervals import Summary, mean_sd
@@ -23,7 +23,7 @@ COLUMNS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class GapPoint:
     """An arm against the baseline at one point of `vary`.
 
     Args:
@@ -50,7 +50,7 @@ class Cell:
         return sum(self.differences) / len(self.differences)
 
 
-def lead(outcome: Outcome, options: dict[str, Any]) -> list[str]:
+def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """Options: `baseline`, an arm; `each`, a name of `vary` with a panel for each of its values; `over` (default:
     tokens_per_parameter).
 
@@ -58,12 +58,12 @@ def lead(outcome: Outcome, options: dict[str, Any]) -> list[str]:
         UserError: The baseline is no arm, or `each` is no name of `vary`.
     """
     over = str(options.get("over", "tokens_per_parameter"))
-    found = cells(outcome, options["baseline"], options["each"], over)
-    baseline = outcome.study.title_of(options["baseline"])
+    found = cells(results, options["baseline"], options["each"], over)
+    baseline = results.study.title_of(options["baseline"])
     title = f"## Lead over {baseline}"
     if not found:
         return [title, "No pair of runs has finished yet."]
-    path = outcome.output / f"lead-{over}.png"
+    path = results.output / f"loss_gap-{over}.png"
     draw(found, baseline, over, path)
     rows = [
         [one.panel, short_number(one.x), one.title, str(len(one.differences)), mean_sd(one.theirs, 4), _tested(one),
@@ -81,20 +81,24 @@ def lead(outcome: Outcome, options: dict[str, Any]) -> list[str]:
     ]
 
 
-def cells(outcome: Outcome, baseline: str, each: str, over: str) -> list[Cell]:
+def cells(results: StudyResults, baseline: str, each: str, over: str) -> list[GapPoint]:
     """Every arm but the baseline at every point of `vary` at which both have a finished run."""
-    if baseline not in outcome.study.content["arms"]:
-        raise UserError(f"the section 'lead' of {outcome.study.path} has the baseline '{baseline}', which is no arm")
-    points = {(point.arm.base, point.arm.varied.name): point for point in outcome.points()}
+    if baseline not in results.study.content["arms"]:
+        raise UserError(
+            f"the section 'loss_gap' of {results.study.path} has the baseline '{baseline}', which is no arm"
+        )
+    points = {(point.arm.base, point.arm.varied.name): point for point in results.points()}
     found = []
     for (base, place), point in points.items():
         if each not in point.arm.varied.shown:
             known = ", ".join(point.arm.varied.shown) or "none"
-            raise UserError(f"the section 'lead' of {outcome.study.path} asks for each '{each}': choose one of {known}")
+            raise UserError(
+                f"the section 'loss_gap' of {results.study.path} asks for each '{each}': choose one of {known}"
+            )
         against = points.get((baseline, place))
         if base == baseline or against is None or not (point.losses and against.losses):
             continue
-        ours, theirs = outcome.group(point.arm), outcome.group(against.arm)
+        ours, theirs = results.group(point.arm), results.group(against.arm)
         if ours is None or theirs is None:
             continue
         losses, baselines = loss_by_seed(ours), loss_by_seed(theirs)
@@ -103,9 +107,9 @@ def cells(outcome: Outcome, baseline: str, each: str, over: str) -> list[Cell]:
         if not mine:
             continue
         found.append(
-            Cell(
+            GapPoint(
                 panel=str(point.arm.varied.shown[each]),
-                title=outcome.study.title_of(base),
+                title=results.study.title_of(base),
                 x=against.number(over),
                 speedup=results_against([theirs, ours], theirs)[1].speedup,
                 theirs=Summary(tuple(other.values())),
@@ -117,7 +121,7 @@ def cells(outcome: Outcome, baseline: str, each: str, over: str) -> list[Cell]:
     return sorted(found, key=lambda one: (panels.index(one.panel), one.x))
 
 
-def draw(found: list[Cell], baseline: str, over: str, path: Path) -> None:
+def draw(found: list[GapPoint], baseline: str, over: str, path: Path) -> None:
     """Writes a panel for each value of `each`: a dot for each seed, a line through their means."""
     names = list(dict.fromkeys(one.panel for one in found))
     titles = list(dict.fromkeys(one.title for one in found))
@@ -155,7 +159,7 @@ def draw(found: list[Cell], baseline: str, over: str, path: Path) -> None:
         save(figure, path)
 
 
-def _tested(one: Cell) -> str:
+def _tested(one: GapPoint) -> str:
     shown = f"{one.mean:+.4f}"
     if one.test is not None:
         shown += f" ({one.test.low:+.4f} … {one.test.high:+.4f})"
