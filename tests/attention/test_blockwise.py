@@ -1,15 +1,11 @@
 """Our kernel for CPUs: every mechanism, gradients of q, k, v and of what is learned, at lengths around its blocks."""
 
-import multiprocessing
-from functools import partial
-
 import pytest
 import torch
 
 from anlit import Plain, ScaleInvariant
 from anlit.attention.attention import Attention
 from anlit.attention.backends import blockwise, eager
-from anlit.attention.backends.blockwise import blocks, operator, workers
 from tests.attention.kernels import MECHANISMS, assert_same, check, gradients, inputs, packed, packings
 
 HEADS, WIDTH = 3, 8
@@ -26,9 +22,8 @@ def numbers(length: int, dtype: torch.dtype = torch.float64) -> list[torch.Tenso
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_blockwise_is_eager(name, room, kind, monkeypatch) -> None:
     """Two whole blocks of queries and a rest; windows that begin inside of a block and beyond it."""
-    monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
-    for module in (blocks, operator):
-        monkeypatch.setattr(module, "QUERIES", 16)
+    monkeypatch.setattr(blockwise, "KEPT_WEIGHTS", room)
+    monkeypatch.setattr(blockwise, "QUERIES", 16)
     given = MECHANISMS[name].for_layer(HEADS, WIDTH, 0).double(), numbers(39), packed(2, 39, kind)
     assert_same(gradients(blockwise.attend, *given), gradients(eager.attend, *given))
 
@@ -38,24 +33,24 @@ def test_blockwise_is_eager(name, room, kind, monkeypatch) -> None:
     ("length", "kind"), [(n, "dense") for n in (1, 2, 127, 128, 129, 300)] + [(n, "documents") for n in (127, 129, 300)]
 )
 def test_any_length(length, kind, room, monkeypatch) -> None:
-    monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
+    monkeypatch.setattr(blockwise, "KEPT_WEIGHTS", room)
     check(blockwise, "scale-invariant", kind, (2, HEADS, length, WIDTH), torch.float32)
 
 
 def test_what_documents_hide_is_not_computed(monkeypatch) -> None:
-    monkeypatch.setattr(blocks, "QUERIES", 64)
+    monkeypatch.setattr(blockwise, "QUERIES", 64)
     starts = torch.tensor([[0] * 100 + [100] * 156, [0] * 256], dtype=torch.int32)
-    found = blocks.blocks(2, 256, starts, None)
+    found = blockwise.blocks(2, 256, starts, None)
     assert [(b.row, b.first) for b in found] == [(row, first) for row in range(2) for first in (0, 64, 128, 192)]
     assert [b.begin for b in found] == [0, 0, 100, 100, 0, 0, 0, 0]
-    assert [b.begin for b in blocks.blocks(2, 256, None, 30)] == [0, 35, 99, 163]
+    assert [b.begin for b in blockwise.blocks(2, 256, None, 30)] == [0, 35, 99, 163]
 
 
 def test_nothing_is_kept_without_gradients() -> None:
     q, k, v, _ = numbers(33, torch.float32)
     mechanism = Plain().for_layer(HEADS, WIDTH, 0)
     for keeps, n_numbers in ((False, 0), (True, 2 * HEADS * 33 * 33)):
-        _, kept = operator.blockwise_attention(q, k, v, None, None, None, None, keeps, 1)
+        _, kept = blockwise.blockwise_attention(q, k, v, None, None, None, None, keeps)
         assert kept.numel() == n_numbers
     torch.testing.assert_close(
         blockwise.attend(q, k, v, mechanism, packed(2, 33, "dense"), 0.0),
@@ -63,88 +58,18 @@ def test_nothing_is_kept_without_gradients() -> None:
     )
 
 
-@pytest.mark.parametrize(("n_rows", "n_heads", "n"), [(8, 4, 2), (7, 4, 3), (2, 8, 3), (1, 4, 2), (2, 2, 9), (1, 1, 4)])
-def test_shares_are_all_of_it_once_and_nearly_equal(n_rows, n_heads, n) -> None:
-    seen = torch.zeros(n_rows, n_heads)
-    found = blocks.shares(n_rows, n_heads, n)
-    sizes = []
-    for share in found:
-        part = share.of(seen)
-        part += 1
-        sizes.append(part.numel())
-    assert (seen == 1).all()
-    assert len(found) == min(n, max(n_rows, n_heads))
-    assert max(sizes) - min(sizes) <= min(n_rows, n_heads)
-
-
-def test_heads_that_share_keys_stay_in_one_share() -> None:
-    queries, keys = torch.arange(4)[None] // 2, torch.arange(2)[None]
-    for share in blocks.shares(1, 2, 3, group=2):
-        assert share.of(queries).unique().tolist() == share.of_keys(keys).tolist()[0]
-        assert share.of_keys(keys).numel() == 1
-
-
 @packings
 @rooms
-@pytest.mark.parametrize("n_shares", [2, HEADS])
-@pytest.mark.parametrize("name", ["learned per head", "ALiBi", "window"])
-def test_shares_change_nothing(name, n_shares, room, kind, monkeypatch) -> None:
-    """Of sequences and of heads; gradients of tables that all share or that are of one head."""
-    monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
-    q, k, v, probe = numbers(70)
-    bounds = packed(2, 70, kind).bounds
-    starts = None if bounds is None else bounds[0]
-    a, m, window = {
-        "learned per head": (*torch.rand(2, HEADS, 70, dtype=torch.float64), None),
-        "ALiBi": (torch.rand(70, dtype=torch.float64), torch.rand(HEADS, 70, dtype=torch.float64), None),
-        "window": (None, torch.rand(1, 70, dtype=torch.float64), 40),
-    }[name]
-    results = []
-    for n in (1, n_shares):
-        own = [None if x is None else x.clone().requires_grad_() for x in (q, k, v, a, m)]
-        out, _ = operator.blockwise_attention(*own, starts, window, True, n)
-        (out * probe).sum().backward()
-        results.append([out, *(x.grad for x in own if x is not None)])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
-def test_threads_compute_in_inference_mode_and_after_a_fork(monkeypatch) -> None:
-    """A fork copies the list of threads and not the threads."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(blockwise, "SHARED_PAIRS", 0)
-    q, k, v, _ = numbers(40)
-    attend = partial(blockwise.attend, q, k, v, Plain().for_layer(HEADS, WIDTH, 0), packed(2, 40, "dense"), 0.0)
-    expected = eager.attend(*attend.args)
-    with torch.inference_mode():
-        torch.testing.assert_close(attend(), expected)
-    assert workers._pools
-    child = multiprocessing.get_context("fork").Process(target=attend)
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-
-
-def test_the_number_of_threads_stays() -> None:
-    before = torch.get_num_threads()
-    assert workers.run([torch.get_num_threads] * 3) == [1, 1, 1]
-    assert torch.get_num_threads() == before
-
-
-@packings
-@rooms
-@pytest.mark.parametrize("n_shares", [1, 2])
 @pytest.mark.parametrize("n_kv_heads", [1, HEADS])
-@pytest.mark.covering(2)
-def test_it_is_an_operator_of_torch(n_kv_heads, n_shares, room, kind, monkeypatch) -> None:
+def test_it_is_an_operator_of_torch(n_kv_heads, room, kind, monkeypatch) -> None:
     """Its fake kernels, its schema and its autograd formula are what torch.compile relies on."""
-    monkeypatch.setattr(operator, "KEPT_WEIGHTS", room)
+    monkeypatch.setattr(blockwise, "KEPT_WEIGHTS", room)
     q, k, v, _ = numbers(70)
     k, v = k[:, :n_kv_heads].clone(), v[:, :n_kv_heads].clone()
     a, m = torch.rand(2, HEADS, 70, dtype=torch.float64)
     bounds = packed(2, 70, kind).bounds
     starts = None if bounds is None else bounds[0]
-    arguments = (*(x.requires_grad_() for x in (q, k, v, a, m)), starts, 40, True, n_shares)
+    arguments = (*(x.requires_grad_() for x in (q, k, v, a, m)), starts, 40, True)
     torch.library.opcheck(torch.ops.anlit.blockwise_attention.default, arguments)
 
 

@@ -21,11 +21,9 @@ each_number = pytest.mark.parametrize("n_kv_heads", [1, 2])
 @pytest.mark.parametrize("backend", [eager, sdpa, blockwise], ids=["eager", "sdpa", "blockwise"])
 @pytest.mark.covering(2)
 def test_shared_keys_are_copied_keys(backend, name, kind, n_kv_heads, monkeypatch) -> None:
-    """Output and gradients; the gradient of a key is the sum over its copies. Blocks and shares are small here."""
+    """Output and gradients; the gradient of a key is the sum over its copies. Blocks are small here."""
     monkeypatch.setattr(eager, "QUERIES_PER_BLOCK", 16)
     monkeypatch.setattr(sdpa, "SHORTEST_MEAN", 4)
-    monkeypatch.setattr(blockwise, "SHARED_PAIRS", 1)
-    monkeypatch.setattr(blockwise, "_n_threads", lambda: 3)
     assert backend.GROUPED
     mechanism = MECHANISMS[name].for_layer(H, D, 0).double()
     if backend.reason_against(mechanism) is not None:

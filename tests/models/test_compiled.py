@@ -23,7 +23,6 @@ from anlit import (
     ScaleInvariant,
     SlidingWindow,
 )
-from anlit.attention.backends import blockwise
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
@@ -98,9 +97,7 @@ KINDS: dict[str, tuple[int, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize(("n_graphs", "settings"), KINDS.values(), ids=KINDS.keys())
-def test_so_it_does_with_every_kind_of_layer(n_graphs, settings, monkeypatch, graphs) -> None:
-    if settings.get("backend") == "blockwise":
-        monkeypatch.setattr(blockwise, "SHARED_PAIRS", 0)
+def test_so_it_does_with_every_kind_of_layer(n_graphs, settings, graphs) -> None:
     train(compiled(GPT, **settings), range(2 if n_graphs > 9 else 9))
     assert len(graphs) == n_graphs
     assert not counters["graph_break"]

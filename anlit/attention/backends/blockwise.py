@@ -1,0 +1,318 @@
+"""Our own attention for CPUs: every mechanism costs about as much as plain attention. 128 queries are a block.
+
+Gradients are written by hand, so no T × T matrix is ever made. Keys that no query of a block can see are skipped. The
+tables of a and m over distance are stored as one matrix that all blocks slice, so no index per pair is needed. The
+causal mask and the window are −∞ in the matrix of m and cost nothing extra.
+
+The kernel is a custom operator, opaque to `torch.compile`, known to autograd and the FLOP counter:
+
+    anlit::blockwise_attention(q, k, v, a, m, starts, window, keeps) -> (out, kept)
+
+q and out are (B, H, T, D), k and v (B, G, T, D), see `anlit.attention.groups`. a and m are tables over distance, (T,)
+or (H or 1, T), or None if trivial. `starts`, (B, T), is where the document of each token begins; None for one document.
+A query sees the keys from there to its own, and at most `window` of them.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from anlit.attention.backends.eager import distance_tables, with_gain
+from anlit.attention.documents import Documents
+from anlit.attention.mechanism import Mechanism
+
+GROUPED = True
+QUERIES = 128
+"""Queries in a block: enough for a matrix product, few enough that little above the diagonal is wasted."""
+KEPT_WEIGHTS = 2**22
+"""The largest number of attention weights of a layer that are kept for the backward pass (16 MB in float32). If there
+are more, the backward pass recomputes them from the logits' log-sum-exp."""
+
+
+def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+    """Why this back end cannot do `mechanism`, or None if it can."""
+    if dropout:
+        return "it does not drop attention weights"
+    if q is not None and q.device.type != "cpu":
+        return f"it is made for CPUs, and the model is on {q.device.type}"
+    return None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+    """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D); computed in float32 at least."""
+    a, m = distance_tables(mechanism, q.shape[-2], q)
+    rows = with_gain(q, mechanism, documents)
+    starts = documents.bounds[0] if documents.bounds is not None else None
+    need_gradients = [x for x in (rows, k, v, a, m) if x is not None and x.requires_grad]
+    keeps = torch.is_grad_enabled() and len(need_gradients) > 0  # torch 2.11 cannot compile bool of a list
+    wide = torch.promote_types(q.dtype, torch.float32)
+    out, _ = blockwise_attention(*(x.to(wide) for x in (rows, k, v)), a, m, starts, mechanism.window, keeps)
+    return out.to(v.dtype)
+
+
+def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Find where the documents begin, once for all layers."""
+    _ = documents.bounds
+
+
+class Block(NamedTuple):
+    """Queries [first, end) of sequences [row, end_row), and the keys [begin, end) that some of them see."""
+
+    row: int
+    end_row: int
+    begin: int
+    first: int
+    end: int
+
+    def queries(self, x: Tensor) -> Tensor:
+        """The part of x (B, H, T, …) that belongs to these queries, a view."""
+        return x[self.row : self.end_row, :, self.first : self.end]
+
+    def keys(self, x: Tensor) -> Tensor:
+        """The part of x (B, G, T, …) that belongs to these keys, a view."""
+        return x[self.row : self.end_row, :, self.begin : self.end]
+
+
+def blocks(n_rows: int, length: int, starts: Tensor | None, window: int | None) -> list[Block]:
+    """The blocks: of all sequences together or, with documents, of each sequence, which skips keys of its own.
+
+    Args:
+        n_rows: B.
+        length: T.
+        starts: (B, T), where the document of each token begins; None for one document.
+        window: How many of the latest keys a query sees; None for all.
+    """
+    firsts = range(0, length, QUERIES)
+    groups = [(0, n_rows, [0] * len(firsts))]
+    if starts is not None:
+        groups = [(row, row + 1, begins) for row, begins in enumerate(starts[:, ::QUERIES].tolist())]
+    return [
+        Block(
+            row,
+            end_row,
+            begin if window is None else max(begin, first - window + 1),
+            first,
+            min(first + QUERIES, length),
+        )
+        for row, end_row, begins in groups
+        for first, begin in zip(firsts, begins, strict=True)
+    ]
+
+
+class Tables:
+    """a and m over distance, as matrices for blocks.
+
+    The last key of a block is at its last query. So the matrix of every block is the lower right part of one
+    QUERIES × T matrix, whose entry (x, y) is for the distance (T − 1 − y) − (QUERIES − 1 − x).
+
+    Args:
+        a, m: (T,), (H or 1, T), or None if trivial.
+        length: T.
+        window: How many of the latest keys a query sees; None for all. Invisible keys have m = −∞.
+        like: A tensor of the precision and device of the matrices.
+    """
+
+    def __init__(self, a: Tensor | None, m: Tensor | None, length: int, window: int | None, like: Tensor) -> None:
+        self.length, self.window, self.has_bias = length, window, m is not None
+        column = torch.arange(length, device=like.device)
+        row = torch.arange(QUERIES, device=like.device)
+        distance = (length - 1 - column) - (QUERIES - 1 - row[:, None])
+        self.index = distance.clamp(0, length - 1)
+        visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        values = like.new_zeros(1, 1, 1) if m is None else m.to(like).reshape(-1, length)[:, self.index]
+        self.bias = torch.where(visible, values, -math.inf)
+        self.gain = None if a is None else a.to(like).reshape(-1, length)[:, self.index]
+
+    def part(self, matrix: Tensor, block: Block) -> Tensor:
+        """The block's part of a matrix (H or 1, QUERIES, T), a view."""
+        return matrix[:, QUERIES - (block.end - block.first) :, self.length - (block.end - block.begin) :]
+
+    def to_logits(self, scores: Tensor, block: Block, starts: Tensor | None) -> Tensor:
+        """a·scores + m, −∞ where a key is not visible: in place, scores (sequences, H, queries, keys)."""
+        if self.gain is not None:
+            scores.mul_(self.part(self.gain, block))
+        n_keys = block.end - block.begin
+        is_in_window = self.window is None or n_keys <= self.window
+        if self.has_bias or not is_in_window:
+            scores.add_(self.part(self.bias, block))
+        else:  # only keys at the positions of the queries may be ahead of a query
+            n = block.end - block.first
+            scores[..., -n:].add_(self.bias[:, -n:, -n:])
+        if starts is not None:
+            begins = starts[block.row : block.end_row, block.first : block.end]
+            if begins[0, -1] > block.begin:  # else all queries of the block are in one document
+                keys = torch.arange(block.begin, block.end, device=scores.device)
+                scores.masked_fill_((keys < begins[..., None])[:, None], -math.inf)
+        return scores
+
+    def by_distance(self, total: Tensor, like: Tensor) -> Tensor:
+        """Sum `total` (H or 1, QUERIES, T) over equal distances; returns the shape of `like`, (T,) or (H or 1, T)."""
+        sums = total.new_zeros(len(total), self.length).index_add_(1, self.index.flatten(), total.flatten(1))
+        return sums.to(like.dtype).reshape(like.shape)
+
+
+@torch.library.custom_op("anlit::blockwise_attention", mutates_args=())
+def blockwise_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None,
+    m: Tensor | None,
+    starts: Tensor | None,
+    window: int | None,
+    keeps: bool,
+) -> tuple[Tensor, Tensor]:
+    """The average of v and, if `keeps`, what the backward pass needs, see `_kept`. All tensors have one precision."""
+    out, kept, offset = _outputs(q), _kept(q, window, keeps), 0
+    length, width = q.shape[-2:]
+    with torch.autocast(q.device.type, enabled=False):
+        rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
+        tables = Tables(a, m, length, window, q)
+        for block in blocks(len(q), length, starts, window):
+            logits = tables.to_logits(_product(block.queries(rows), block.keys(k).mT), block, starts)
+            if kept.dim() == 1 and kept.numel():
+                weights = kept[offset : offset + logits.numel()].view(logits.shape)
+                torch.softmax(logits, -1, out=weights)
+                offset += logits.numel()
+            else:
+                weights = logits.softmax(-1)
+            if kept.dim() == 3:  # log Z, because the largest weight is exp(largest logit)/Z
+                block.queries(kept)[:] = logits.amax(-1) - weights.amax(-1).log()
+            block.queries(out)[:] = _product(weights, block.keys(v))
+    return out, kept
+
+
+@torch.library.custom_op("anlit::blockwise_attention_backward", mutates_args=())
+def blockwise_attention_backward(
+    upstream: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None,
+    m: Tensor | None,
+    starts: Tensor | None,
+    window: int | None,
+    kept: Tensor,
+    of_tables: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, a and m; those of a and m are empty without `of_tables`."""
+    length, width = q.shape[-2:]
+    dq, offset = torch.empty_like(q, memory_format=torch.contiguous_format), 0
+    with torch.autocast(q.device.type, enabled=False):
+        rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
+        upstream = upstream.contiguous()
+        tables = Tables(a, m, length, window, q)
+        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+        d_gain = torch.zeros_like(tables.gain) if of_tables and tables.gain is not None else None
+        d_bias = torch.zeros_like(tables.bias) if of_tables and m is not None else None
+        for block in blocks(len(q), length, starts, window):
+            queries, keys, gradient = block.queries(rows), block.keys(k), block.queries(upstream)
+            if kept.dim() == 1:
+                shape = (*queries.shape[:3], keys.shape[2])
+                weights = kept[offset : offset + math.prod(shape)].view(shape)
+                offset += math.prod(shape)
+            else:
+                logits = tables.to_logits(_product(queries, keys.mT), block, starts)
+                weights = logits.sub_(block.queries(kept)[..., None]).exp_()
+            _add_transposed_product(block.keys(dv), weights, gradient)
+            d_weights = _product(gradient, block.keys(v).mT)
+            d_logits = torch.ops.aten._softmax_backward_data.out(d_weights, weights, -1, q.dtype, grad_input=d_weights)
+            if d_bias is not None:
+                _add_to(tables.part(d_bias, block), d_logits)
+            if d_gain is not None:
+                _add_to(tables.part(d_gain, block), d_logits * _product(queries, keys.mT))
+            if tables.gain is not None:
+                d_logits.mul_(tables.part(tables.gain, block))
+            torch.mul(_product(d_logits, keys), width**-0.5, out=block.queries(dq))
+            _add_transposed_product(block.keys(dk), d_logits, queries)
+        none = q.new_zeros(0)
+        da = none if d_gain is None or a is None else tables.by_distance(d_gain, a)
+        dm = none.clone() if d_bias is None or m is None else tables.by_distance(d_bias, m)
+    return dq, dk, dv, da, dm
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """x y for each head, x (B, H, M, N), y (B, G, N, K): the heads of a group are rows of one matrix."""
+    return torch.bmm(_rows(x, y.shape[1]), y.flatten(0, 1)).view(*x.shape[:3], y.shape[3])
+
+
+def _add_transposed_product(total: Tensor, x: Tensor, y: Tensor) -> None:
+    """total (B, G, K, D) += xᵀ y, summed over the heads of a group; x (B, H, N, K), y (B, H, N, D)."""
+    n_groups = total.shape[1]
+    total.view(-1, *total.shape[2:]).baddbmm_(_rows(x, n_groups).mT, _rows(y, n_groups))
+
+
+def _rows(x: Tensor, n_groups: int) -> Tensor:
+    """(B, H, M, N) → (B·G, H/G·M, N), a view if G is H."""
+    return x.reshape(len(x) * n_groups, -1, x.shape[-1])
+
+
+def _outputs(q: Tensor) -> Tensor:
+    """Uninitialised (B, H, T, D), in memory as (B, T, H, D), the layout that W_o reads."""
+    B, H, T, D = q.shape
+    return q.new_empty(B, T, H, D).transpose(1, 2)
+
+
+def _kept(q: Tensor, window: int | None, keeps: bool) -> Tensor:
+    """Memory for all weights, block after block; for log Z, (B, H, T), if they are too many; none without `keeps`.
+
+    With documents part of it stays untouched.
+    """
+    B, H, T, _ = q.shape
+    n_weights = sum((b.end - b.first) * (b.end - b.begin) for b in blocks(1, T, None, window)) * B * H
+    if not keeps:
+        return q.new_empty(0)
+    return q.new_empty(n_weights) if n_weights <= KEPT_WEIGHTS else q.new_empty(B, H, T)
+
+
+def _add_to(total: Tensor, gradient: Tensor) -> None:
+    """total (H or 1, queries, keys) += gradient (sequences, H, queries, keys), summed over the missing axes."""
+    total += gradient.sum(0) if len(total) > 1 else gradient.sum((0, 1))
+
+
+@blockwise_attention.register_fake
+def _(q, k, v, a, m, starts, window, keeps):
+    return _outputs(q), _kept(q, window, keeps)
+
+
+@blockwise_attention_backward.register_fake
+def _(upstream, q, k, v, a, m, starts, window, kept, of_tables):
+    tables = (torch.empty_like(t) if of_tables and t is not None else q.new_empty(0) for t in (a, m))
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)) + tuple(tables)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    *tensors, window, _ = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.window = window
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx, upstream: Tensor, _: Tensor | None):
+    *tensors, kept = ctx.saved_tensors
+    wants_a, wants_m = ctx.needs_input_grad[3:5]
+    dq, dk, dv, da, dm = blockwise_attention_backward(upstream, *tensors, ctx.window, kept, wants_a or wants_m)
+    return dq, dk, dv, da if wants_a else None, dm if wants_m else None, None, None, None
+
+
+blockwise_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _flops(q_shape, window: int | None, products: int) -> int:
+    """FLOPs of `products` matrix products over the visible pairs, for sequences of one document, as for Triton."""
+    B, H, T, D = q_shape
+    seen = T if window is None else min(window, T)
+    return 2 * products * D * B * H * (T * seen - math.comb(seen, 2))
+
+
+@register_flop_formula(torch.ops.anlit.blockwise_attention)
+def _forward_flops(q_shape, k_shape, v_shape, a_shape, m_shape, starts_shape, window, *_, **__) -> int:
+    return _flops(q_shape, window, 2)
+
+
+@register_flop_formula(torch.ops.anlit.blockwise_attention_backward)
+def _backward_flops(d_out_shape, q_shape, k_shape, v_shape, a, m, starts, window, *_, **__) -> int:
+    return _flops(q_shape, window, 4)
