@@ -16,7 +16,8 @@ needed="jsonargparse>=4.53 docstring-parser typeshed-client importlib-resources 
     tokenizers>=0.22 safetensors>=0.5 huggingface_hub>=2.4 httpx2>=2,<3 httpcore2 h11 anyio truststore idna
     rich>=14 markdown-it-py>=4 mdurl pygments filelock>=3.16
     pytest>=8 pluggy iniconfig pytest-xdist>=3.6 execnet
-    transformers>=5.0 regex litgpt==0.5.13 psutil" # the program; its tests; the peers whose steps are timed beside ours
+    nvidia-ml-py transformers>=5.0 regex litgpt==0.5.13 psutil"
+# The program; its tests; the GPU's clocks; the peers whose steps are timed beside ours.
 
 collect() {  # each package by name, without what it needs: torch must stay what the machine has
     folder=$1; shift

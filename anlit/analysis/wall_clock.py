@@ -19,8 +19,6 @@ from anlit.runs.groups import Group
 
 FILE = "paired_steps.json"
 SCHEMA = RECORD_SCHEMA | {"arms": [{"key": str, "seconds_per_token": [(int, float)]}]}
-BUSY = 75
-"""The exit status of `anlit.benchmarks.runs --unless_busy` where other work takes the processors."""
 NOT_MEASURED = (
     "Speed-ups in wall-clock are left out, because no steps were timed in turns: add --measure_steps. The seconds of "
     "runs that were trained one after another include other work of the machine."

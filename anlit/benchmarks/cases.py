@@ -1,20 +1,24 @@
 """The loop of all benchmarks: the cases of a group are built and checked, then timed in turns. Each becomes a row.
 
 A row has `label` and the facts of its case. If it is not timed it has a `reason`, else `seconds` (by kind: median,
-quartiles, values of the rounds), `ratio` (by kind: its time over that of the base, paired by round) and `peak_bytes`.
-The record is written after every case and every round.
+quartiles, values of the rounds, and whether they are steady), `ratio` (by kind: its time over that of the base, paired
+by round), `clocks` (MHz and W of a GPU after each of its turns, the median) and `peak_bytes`. The record is written
+after every case and every round.
 """
 
 import gc
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
 
+from anlit.benchmarks.clock import clocks
 from anlit.benchmarks.record import Record, Table
-from anlit.benchmarks.turns import alternate, paired_ratio, quartiles
+from anlit.benchmarks.turns import Seconds, alternate, paired_ratio, quartiles, warm_up
 from anlit.reporting.table import NONE
 from anlit.reporting.text import say
 
@@ -22,7 +26,11 @@ Row = dict[str, Any]
 Column = Callable[[Row], str]
 
 BUILDING = 0.7
-"""The share of a group's time in which its cases are built and checked; the rest is for the rounds."""
+"""The share of a group's time in which its cases are built and checked."""
+WARMING = 0.5
+"""The share of what is left then, in which a GPU warms up; the rest is for the rounds."""
+UNSTEADY = "*"
+"""Marks a time whose quartiles are far apart."""
 
 
 class NotTimedError(Exception):
@@ -39,7 +47,7 @@ class Ready:
         peak: Returns its peak memory in bytes; None if the system does not tell.
     """
 
-    turn: Callable[[], Mapping[str, float]]
+    turn: Callable[[], Seconds]
     facts: Mapping[str, Any] = field(default_factory=dict)
     peak: Callable[[], int | None] = lambda: None
 
@@ -107,12 +115,22 @@ def _measure_group(group: Group, record: Record, rounds: int, deadline: float) -
             say(f"{case.label} is left out: {rows[-1]['reason']}")
         record.keep()
 
-    def after_round(turns: dict[int, list[Mapping[str, float]]]) -> None:
-        for number, values in turns.items():
-            rows[number]["seconds"] = {kind: quartiles([one[kind] for one in values]) for kind in values[0]}
+    turns = {number: ready.turn for number, ready in running.items()}
+    if record.device.type == "cuda" and turns:
+        now = time.monotonic()
+        record.values["groups"][-1]["warm"] = warm_up(turns, now + WARMING * (deadline - now))
+
+    def with_clocks(turn: Callable[[], Seconds]) -> tuple[Seconds, dict[str, float]]:
+        return turn(), clocks(record.device)
+
+    def after_round(results: dict[int, list[tuple[Seconds, dict[str, float]]]]) -> None:
+        for number, values in results.items():
+            first, shown = values[0]
+            rows[number]["seconds"] = {kind: quartiles([times[kind] for times, _ in values]) for kind in first}
+            rows[number]["clocks"] = {name: median(told[name] for _, told in values) for name in shown}
         record.keep()
 
-    alternate({number: ready.turn for number, ready in running.items()}, rounds, deadline=deadline,
+    alternate({number: partial(with_clocks, turn) for number, turn in turns.items()}, rounds, deadline=deadline,
               after_round=after_round)  # fmt: skip
     for number, ready in running.items():
         rows[number]["peak_bytes"] = ready.peak()
@@ -151,11 +169,14 @@ def put_ratios(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
 
 def publish(record: Record, columns: Mapping[str, Column], more: Iterable[Table] = ()) -> None:
     """Finish the record with a table for each group, a row for each case that was timed, and then other tables."""
+    groups = record.values["groups"]
+    if any(row["clocks"] for group in groups for row in timed(group)):
+        columns = {**columns, "MHz, W": _clocks}
     head = ("", *columns)
     tables = [
         Table(group["title"], head, [[row["label"], *(cell(row) for cell in columns.values())]
                                      for row in timed(group)])
-        for group in record.values["groups"]
+        for group in groups
     ]  # fmt: skip
     record.finish([*tables, *more], notes(record))
 
@@ -172,14 +193,19 @@ def notes(record: Record) -> list[str]:
         for row in group["rows"]
         if row["reason"] is not None
     ]
+    for group in record.values["groups"]:
+        if not group.get("warm", True):
+            lines.append(f"{group['title']}: the clocks did not settle before the rounds began.")
+        if any(not times["steady"] for row in timed(group) for times in row["seconds"].values()):
+            lines.append(f"{group['title']}: {UNSTEADY} quartiles more than 5 % apart: rely on the ratios.")
     if left_out := record.values["left_out"]:
         lines.append(f"Left out after {record.values['minutes']:g} minutes: {'; '.join(left_out)}.")
     return lines
 
 
 def milliseconds(kind: str) -> Column:
-    """The median time."""
-    return lambda row: _ms(row["seconds"][kind]["median"])
+    """The median time; marked if it is not steady."""
+    return lambda row: _ms(row["seconds"][kind]["median"]) + ("" if row["seconds"][kind]["steady"] else UNSTEADY)
 
 
 def quartiles_of(kind: str) -> Column:
@@ -191,8 +217,8 @@ def ratio_of(kind: str) -> Column:
     """The time over the base's time, with its 95 % interval."""
 
     def cell(row: Row) -> str:
-        found = row["ratio"].get(kind)
-        return NONE if found is None else f"{found['median']:.3f} ({found['low']:.3f} – {found['high']:.3f})"
+        ratio = row["ratio"].get(kind)
+        return NONE if ratio is None else f"{ratio['median']:.3f} ({ratio['low']:.3f} – {ratio['high']:.3f})"
 
     return cell
 
@@ -205,6 +231,10 @@ def of_peak(kind: str, peak: float) -> Column:
 def megabytes(row: Row) -> str:
     """The peak memory."""
     return NONE if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}"
+
+
+def _clocks(row: Row) -> str:
+    return "{mhz:.0f}, {watts:.0f}".format(**row["clocks"]) if row["clocks"] else NONE
 
 
 def _ms(seconds: float) -> str:

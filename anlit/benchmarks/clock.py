@@ -1,8 +1,10 @@
-"""Time and memory of a call, the peak rate of a device, and the compiler's state at the start of a benchmark."""
+"""Time, clocks, power and memory of a call, the peak rate of a device, and the compiler at the start of a benchmark."""
 
 import ctypes
 import time
 from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,19 @@ def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) 
     end.record()
     torch.cuda.synchronize(device)
     return start.elapsed_time(end) / 1000 / repeats
+
+
+@cache
+def tells_clocks(device: torch.device) -> bool:
+    """Whether the device tells its clocks: a GPU, if the package nvidia-ml-py is installed."""
+    return device.type == "cuda" and find_spec("pynvml") is not None
+
+
+def clocks(device: torch.device) -> dict[str, float]:
+    """The GPU's clock in MHz and its power in W at this moment; empty where nothing tells them."""
+    if not tells_clocks(device):
+        return {}
+    return {"mhz": torch.cuda.clock_rate(device), "watts": torch.cuda.power_draw(device) / 1000}
 
 
 def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.device) -> int | None:
@@ -61,8 +76,8 @@ def _status_bytes(field: str) -> int:
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a product of square matrices, the best of ten."""
     size = PEAK_SIZE[device.type]
-    one, other = torch.randn(2, size, size, device=device).to(dtype)
-    best = min(seconds_of(lambda: one @ other, device) for _ in range(TRIALS))
+    a, b = torch.randn(2, size, size, device=device).to(dtype)
+    best = min(seconds_of(lambda: a @ b, device) for _ in range(TRIALS))
     return float(2 * size**3 / best)
 
 

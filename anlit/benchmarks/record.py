@@ -3,7 +3,7 @@
 import os
 import shlex
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +13,6 @@ from anlit.checkpoints.loading import device_name
 from anlit.reporting.files import output_folder, write_json, write_text
 from anlit.reporting.provenance import environment
 from anlit.reporting.table import TerminalTable, console, markdown_table
-
-BUSY_LOAD = 0.25
-"""Above this load per core before a benchmark its rates are unreliable."""
 
 
 class Table(NamedTuple):
@@ -34,6 +31,7 @@ class Record:
 
     Args:
         output: The folder, made where missing.
+        device: What is measured.
         stem: The name of its files (default: the benchmark's).
 
     Raises:
@@ -43,6 +41,7 @@ class Record:
     def __init__(
         self, name: str, argv: Sequence[str], output: str, device: torch.device, stem: str = "", **settings: Any
     ) -> None:
+        self.device = device
         self._file = output_folder(output) / (stem or name)
         self._began = time.monotonic()
         surroundings = environment()
@@ -74,13 +73,6 @@ class Record:
         screen = console()
         for table in shown:
             screen.print(TerminalTable(table.title, table.head, table.rows, table.left))
-        for note in (*notes, *self._busy()):
+        for note in notes:
             screen.print(note)
         screen.print(f"Written to {self._file}.json and .md.", soft_wrap=True)
-
-    def _busy(self) -> list[str]:
-        surroundings: Mapping[str, Any] = self.values["environment"]
-        load = surroundings["load_before"]
-        if load <= BUSY_LOAD * surroundings["hardware"]["cores"]:
-            return []
-        return [f"The machine was busy before this began (load {load:.1f}): rely on the ratios alone."]

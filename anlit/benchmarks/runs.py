@@ -6,9 +6,6 @@
 optimizer, precision, runtime settings, batch size and threads of the run, on random tokens. All models take steps in
 one process, one after another and round by round, so that other work of the machine slows all of them alike. It goes on
 until every ratio of times is known to `PRECISION`, or for `SECONDS` for each model.
-
-Threads that wait for each other spin, as they do in training. On a busy machine they then waste the cores that others
-lack, and ratios become uncertain: with --unless_busy the exit status is 75 there, and nothing is written.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
@@ -31,11 +29,11 @@ from torch import Tensor
 
 import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  classes that a configuration may name
-from anlit.analysis.wall_clock import BUSY
 from anlit.attention.selection import Selections
+from anlit.benchmarks.clock import clocks, seconds_of
 from anlit.benchmarks.our_step import take_step, trainer_of
 from anlit.benchmarks.size import Size, blocks_of
-from anlit.benchmarks.turns import alternate, paired_ratio, timed
+from anlit.benchmarks.turns import alternate, paired_ratio, quartiles, warm_up
 from anlit.checkpoints.loading import device_name, find_device
 from anlit.configuration import CONFIG, init_args, mapping
 from anlit.data.batch import Batch, batch_from_blocks
@@ -58,30 +56,22 @@ PRECISION = 0.02
 """The interval of a ratio of times may be this share wide to both sides."""
 TURN_SECONDS = 0.02
 """A turn has as many steps as take this time, so that the resolution of the clock does not matter."""
-WORKING = 0.9
-"""The least share of time that threads of a quiet machine are running: 0.99 was measured there."""
 
 
-class BusyError(Exception):
-    """Other work takes the processors."""
-
-
-def measure(runs: list[Run], rounds: int | None, device: torch.device, unless_busy: bool = False) -> dict[str, Any]:
+def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[str, Any]:
     """Time steps of every run's configuration in turns.
 
     Args:
         runs: One of each configuration.
         rounds: The number of turns of each; None for as many as the precision takes.
         device: The device.
-        unless_busy: Stop where other work takes the processors.
 
     Returns:
-        `arms`: {run, key, tokens, steps in a turn, seconds_per_token of each round}; `threads`; `working`, the share of
-        the time that these were running.
+        `arms`: {run, key, tokens, steps in a turn, seconds_per_token of each round, whether they are steady};
+        `threads`; `clocks` of a GPU at the end.
 
     Raises:
         UserError: A configuration is not complete or cannot be built.
-        BusyError: Other work takes the processors.
     """
     threads = {run.record.get("hardware", {}).get("threads") for run in runs} - {None}
     if len(threads) == 1:
@@ -98,47 +88,37 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device, unless_bu
             return take_step(trainer, batch)
 
         step()  # allocations, and compilation where there is one
-        repeats = math.ceil(TURN_SECONDS / max(timed(step, device)(), 1e-4))
-        steps[number] = timed(step, device, repeats)
+        repeats = math.ceil(TURN_SECONDS / max(seconds_of(step, device), 1e-4))
+        steps[number] = partial(seconds_of, step, device, repeats)
         (group,) = group_runs([run])
         arms.append({
             "run": str(run.folder), "key": group.key, "tokens": batch.tokens.numel(), "steps": repeats,
         })  # fmt: skip
 
-    share = working_share()
-
     def precise(so_far: dict[int, list[float]]) -> bool:
         if len(so_far[0]) < FEWEST:
             return False
-        if unless_busy and share() < WORKING:
-            raise BusyError
-        ratios = (paired_ratio(so_far[one], so_far[other]) for one, other in combinations(so_far, 2))
+        ratios = (paired_ratio(so_far[mine], so_far[other]) for mine, other in combinations(so_far, 2))
         return all(max(ratio.high / ratio.median, ratio.median / ratio.low) <= 1 + PRECISION for ratio in ratios)
 
+    deadline = time.monotonic() + SECONDS * len(steps)
+    if device.type == "cuda":
+        warm_up(
+            {number: partial(_by_kind, step) for number, step in steps.items()}, deadline - SECONDS / 2 * len(steps)
+        )
+    alternate(steps, WARMUP)
     if rounds is None:
-        deadline = time.monotonic() + SECONDS * len(steps)
-        seconds = alternate(steps, MOST, WARMUP, deadline=deadline, after_round=precise)
+        seconds = alternate(steps, MOST, deadline=deadline, after_round=precise)
     else:
-        seconds = alternate(steps, rounds, WARMUP)
-    working = share()
-    if unless_busy and working < WORKING:
-        raise BusyError
+        seconds = alternate(steps, rounds)
     for number, arm in enumerate(arms):
         arm["seconds_per_token"] = [value / arm["tokens"] for value in seconds[number]]
-    return {"arms": arms, "threads": torch.get_num_threads(), "working": working}
+        arm["steady"] = quartiles(seconds[number])["steady"]
+    return {"arms": arms, "threads": torch.get_num_threads(), "clocks": clocks(device)}
 
 
-def working_share() -> Callable[[], float]:
-    """A function that returns the share of the time since now that torch's threads were running; 1 for one thread."""
-    threads = torch.get_num_threads()
-    began, used = time.perf_counter(), time.process_time()
-
-    def share() -> float:
-        if threads == 1:
-            return 1.0
-        return (time.process_time() - used) / (threads * (time.perf_counter() - began))
-
-    return share
+def _by_kind(step: Callable[[], float]) -> dict[str, float]:
+    return {"step": step()}
 
 
 def model_of(run: Run) -> LanguageModel:
@@ -209,7 +189,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--output", required=True, metavar="FILE")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--unless_busy", action="store_true", help=f"exit with {BUSY} where other work slows the steps")
     parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
     given = parser.parse_args(argv)
     for module in given.modules:
@@ -219,10 +198,7 @@ def main(argv: list[str]) -> int:
     record = {"command": shlex.join(["python", "-m", "anlit.benchmarks.runs", *argv]), **environment()}
     runs = [load_run(Path(folder)) for folder in given.runs]
     echo(f"Timing steps of {len(runs)} configurations in turns …")
-    try:
-        record |= measure(runs, given.rounds, device, given.unless_busy and device.type == "cpu")
-    except BusyError:
-        return BUSY
+    record |= measure(runs, given.rounds, device)
     record["waiting"] = os.environ.get("OMP_WAIT_POLICY")
     name = device_name(device) if device.type == "cuda" else "cpu"
     record["hardware"] |= {"threads": record.pop("threads"), "devices": [name]}

@@ -1,69 +1,75 @@
-"""Entrants take turns, so that other work of the machine slows all of them. Ratios are paired by round."""
+"""Candidates take turns, so that other work of the machine slows all of them. Ratios are paired by round."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
-from anlit.benchmarks.clock import seconds_of
 from anlit.reporting.intervals import Interval, median_with_interval
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
+Seconds = Mapping[str, float]
+"""Seconds by kind, such as forward and both."""
+
+AGREEMENT, LAST, MOST_WARM_UP = 0.02, 3, 50
+"""A warm-up ends when the last 3 times of every candidate lie within 2 %, or after 50 rounds."""
+STEADY = 0.05
+"""Quartiles further apart than this share of the median are marked: the speed changed while it was measured."""
 
 
 def alternate(
-    entrants: Mapping[Name, Callable[[], Result]],
+    candidates: Mapping[Name, Callable[[], Result]],
     rounds: int,
-    warmup: int = 0,
     *,
     deadline: float | None = None,
     after_round: Callable[[dict[Name, list[Result]]], bool | None] | None = None,
 ) -> dict[Name, list[Result]]:
-    """Call every entrant once in each round. Each round begins with another entrant.
+    """Call every candidate once in each round. Each round begins with another candidate.
 
     Args:
-        entrants: Functions that measure, such as `timed(step)`, by name.
-        rounds: Rounds that count, at most.
-        warmup: Rounds before them that do not count.
+        candidates: Functions that measure, by name.
+        rounds: Rounds, at most.
         deadline: After this `time.monotonic()` no round begins, except the first.
-        after_round: Gets all results so far after each round that counts. If it returns True, no other round begins.
+        after_round: Gets all results so far after each round. If it returns True, no other round begins.
 
     Returns:
-        The results of each entrant, round by round.
+        The results of each candidate, round by round.
     """
-    names = list(entrants)
-    for _ in range(warmup):
-        for name in names:
-            entrants[name]()
+    names = list(candidates)
     results: dict[Name, list[Result]] = {name: [] for name in names}
     for turn in range(rounds):
         if turn and deadline is not None and time.monotonic() > deadline:
             break
         first = turn % max(1, len(names))
         for name in (*names[first:], *names[:first]):
-            results[name].append(entrants[name]())
+            results[name].append(candidates[name]())
         if after_round is not None and after_round(results):
             break
     return results
 
 
-def timed(call: Callable[[], Any], device: torch.device = torch.device("cpu"), repeats: int = 1) -> Callable[[], float]:
-    """An entrant for `alternate` that returns the seconds of one call, the mean of `repeats`.
+def warm_up(candidates: Mapping[Name, Callable[[], Seconds]], deadline: float) -> bool:
+    """Let the candidates take turns until the last times of each agree; returns whether they do.
 
-    On a GPU its own clock is used.
+    A GPU lowers its clock while it warms up, and once more when it reaches its power limit.
     """
-    return lambda: seconds_of(call, device, repeats)
+
+    def agree(results: dict[Name, list[Seconds]]) -> bool:
+        lasts = [[times[kind] for times in turns[-LAST:]] for turns in results.values() for kind in turns[0]]
+        return all(len(last) == LAST and max(last) <= (1 + AGREEMENT) * min(last) for last in lasts)
+
+    return agree(alternate(candidates, MOST_WARM_UP, deadline=deadline, after_round=agree))
 
 
 def paired_ratio(times: Sequence[float], others: Sequence[float]) -> Interval:
     """The median over rounds of the ratios of times, with its 95 % interval."""
-    return median_with_interval([one / other for one, other in zip(times, others, strict=True)])
+    return median_with_interval([mine / other for mine, other in zip(times, others, strict=True)])
 
 
 def quartiles(values: Sequence[float]) -> dict[str, Any]:
-    """Median, quartiles and the values themselves, as a record keeps them."""
-    low, middle, high = np.percentile(values, (25, 50, 75))
-    return {"median": float(middle), "quartiles": [float(low), float(high)], "values": list(values)}
+    """Median, quartiles and the values themselves, as a record keeps them; and whether they are steady."""
+    low, middle, high = (float(value) for value in np.percentile(values, (25, 50, 75)))
+    steady = high - low <= STEADY * middle
+    return {"median": middle, "quartiles": [low, high], "steady": steady, "values": list(values)}

@@ -6,15 +6,15 @@ from anlit.errors import UserError
 from anlit.reporting.text import echo
 
 BENCHMARKS = {
-    "attention": ("attention.benchmark", "attention kernels: right or not, time, share of the peak, memory"),
-    "step": ("step", "training steps of our models, and of peers', compared"),
-    "loss": ("loss", "memory of the vocabulary projection with its cross-entropy"),
+    "attention": "attention kernels: right or not, time, share of the peak, memory",
+    "step": "training steps of our models, and of peers', compared",
+    "loss": "memory of the vocabulary projection with its cross-entropy",
 }
 
 
 def usage() -> str:
     """What `anlit benchmark --help` prints."""
-    lines = "\n".join(f"  {name:<11}{what}" for name, (_, what) in BENCHMARKS.items())
+    lines = "\n".join(f"  {name:<11}{what}" for name, what in BENCHMARKS.items())
     return (
         f"usage: anlit benchmark NAME [OPTIONS]\n\nbenchmarks:\n{lines}\n\n"
         "anlit benchmark NAME --help lists the options of one."
@@ -28,4 +28,4 @@ def main(argv: list[str]) -> int:
         return 0
     if argv[0] not in BENCHMARKS:
         raise UserError(f"There is no benchmark '{argv[0]}': choose one of {', '.join(BENCHMARKS)}.")
-    return importlib.import_module(f"anlit.benchmarks.{BENCHMARKS[argv[0]][0]}").main(argv[1:])
+    return importlib.import_module(f"anlit.benchmarks.{argv[0]}").main(argv[1:])

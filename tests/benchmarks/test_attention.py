@@ -1,7 +1,6 @@
 """The attention benchmark: a small one that runs, wrong kernels found out, and what its tables say."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,8 @@ import pytest
 import torch
 
 from anlit.attention.backends import eager
-from anlit.attention.backends.triton.blocks import Blocks, KernelBlocks
-from anlit.benchmarks import cases
-from anlit.benchmarks.attention import blocks, measure
-from anlit.benchmarks.attention.shapes import PRESETS, Shape, documents_of
+from anlit.benchmarks import attention, cases
+from anlit.benchmarks.attention import PRESETS, Shape
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
 
@@ -45,43 +42,6 @@ def test_it_measures_and_writes_what_it_found(tmp_path: Path) -> None:
     assert "| plain, sdpa |" in (tmp_path / "attention.md").read_text()
 
 
-def test_every_size_of_the_blocks_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the interpreter, at a tiny shape; one that does not fit is left out with its reason."""
-    pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        pytest.skip("the interpreter is for machines without a GPU")
-    from anlit.attention.backends.triton import launch
-
-    used: list[Blocks] = []
-    sizes = launch._sizes
-
-    def spy(taken: Blocks) -> dict[str, int]:
-        if taken.stages == 2 and taken.queries == 16:
-            raise MemoryError("out of shared memory")
-        used.append(taken)
-        return sizes(taken)
-
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(launch, "_sizes", spy)
-    monkeypatch.setattr(measure, "AT_LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(blocks, "RANGES", {**blocks.RANGES, "keys": (16, 16), "warps": (4, 4)})
-    tiny = replace(PRESETS["cpu"], tokens=33, d_model=8)
-    monkeypatch.setitem(PRESETS, "cpu", tiny)
-    options = ["--blocks", "--widths", "8", "--lengths", "33", "--layouts", "dense", "--rounds", "1"]
-    assert main(["attention", "--preset", "cpu", *options, "--output", str(tmp_path)]) == 0
-    groups = json.loads((tmp_path / "blocks.json").read_text())["groups"]
-    assert [group["title"].partition(",")[0] for group in groups] == list(KernelBlocks._fields)
-    for group in groups:
-        reasons = {tuple(row["blocks"]): row["reason"] for row in group["rows"]}
-        assert reasons == {
-            (16, 16, 4, 1): None, (32, 16, 4, 1): None, (16, 16, 4, 2): "it fails: out of shared memory",
-        }  # fmt: skip
-        assert all(max(row["error"].values()) < 1e-4 for row in group["rows"] if row["reason"] is None)
-    assert set(used) == {Blocks(16, 16, 4, 1), Blocks(32, 16, 4, 1)}
-    table = (tmp_path / "blocks.md").read_text()
-    assert "| 32 × 16, 4 warps, 1 stages |" in table
-
-
 def test_the_compiler_begins_anew_once_and_not_for_each_shape(tmp_path: Path, monkeypatch) -> None:
     resets = []
     monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(1))
@@ -96,8 +56,8 @@ def test_what_is_wrong_fails_or_cannot_is_told_and_not_timed(tmp_path: Path, mon
     def broken(q, k, v, mechanism, documents, dropout):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(measure.BACKENDS["blockwise"], "attend", wrong)
-    monkeypatch.setattr(measure.BACKENDS["sdpa"], "attend", broken)
+    monkeypatch.setattr(attention.BACKENDS["blockwise"], "attend", wrong)
+    monkeypatch.setattr(attention.BACKENDS["sdpa"], "attend", broken)
     record = run(tmp_path, "--entrants", "plain,eager plain,blockwise plain,sdpa scale-invariant,flash plain,flex")
     found = rows(record, 0)
     assert found["plain, eager"]["reason"] is None
@@ -107,11 +67,6 @@ def test_what_is_wrong_fails_or_cannot_is_told_and_not_timed(tmp_path: Path, mon
     assert "backward" in found["plain, flex"]["reason"]
     assert not any("seconds" in row for name, row in found.items() if name != "plain, eager")
     assert "it fails: out of memory" in capsys.readouterr().out
-
-
-def test_queries_that_see_one_key_have_no_gradient_and_are_right(tmp_path: Path) -> None:
-    record = run(tmp_path, "--entrants", "plain,eager plain,sdpa", "--lengths", "1", "--layouts", "dense")
-    assert [row["reason"] for row in rows(record, 0).values()] == [None, None]
 
 
 def test_the_time_limit_names_what_it_left_out(tmp_path: Path) -> None:
@@ -141,10 +96,10 @@ def test_a_preset_for_a_gpu_needs_one(tmp_path: Path) -> None:
 
 def test_documents_are_of_mixed_length_and_alike_for_all() -> None:
     shape = Shape(64, 4096, True, 2, 4)
-    one, other = (documents_of(shape, torch.device("cpu")) for _ in range(2))
-    lengths = one.cu_seqlens.diff()
-    assert torch.equal(one.ids, other.ids)
+    packed, again = (shape.packing(torch.device("cpu")) for _ in range(2))
+    lengths = packed.cu_seqlens.diff()
+    assert torch.equal(packed.ids, again.ids)
     assert lengths.sum() == 4 * 4096
     assert 2 * lengths.min() < lengths.float().mean() < lengths.max() / 2
-    packing = one.packing(4)
+    packing = packed.packing(4)
     assert (len(packing.cu_seqlens) - 1, len(packing.longest)) == (len(lengths), lengths.max())

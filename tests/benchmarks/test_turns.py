@@ -1,12 +1,19 @@
-"""Taking turns: the order, what counts, what is paired, and the interval of a median."""
+"""Taking turns: the order, what counts, what is paired, the interval of a median, and a GPU whose clock changes."""
 
+import json
+import math
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from anlit.benchmarks import cases
+from anlit.benchmarks.cases import Case, Group, Ready, measure, milliseconds, publish
 from anlit.benchmarks.clock import peak_bytes
-from anlit.benchmarks.turns import alternate, paired_ratio, quartiles, timed
+from anlit.benchmarks.record import Record
+from anlit.benchmarks.turns import alternate, paired_ratio, quartiles
 from anlit.reporting.intervals import Interval, median_with_interval, product
 
 CPU = torch.device("cpu")
@@ -16,35 +23,79 @@ def test_each_round_begins_with_another_and_is_kept() -> None:
     calls: list[str] = []
     kept: list[dict[str, int]] = []
 
-    def entrant(name: str):
+    def candidate(name: str):
         return lambda: calls.append(name) or len(calls)
 
-    found = alternate(
-        {name: entrant(name) for name in "abc"},
+    results = alternate(
+        {name: candidate(name) for name in "abc"},
         rounds=3,
-        warmup=1,
         after_round=lambda results: kept.append({name: len(values) for name, values in results.items()}),
     )
-    assert "".join(calls) == "abc" + "abc" + "bca" + "cab"
-    assert found == {"a": [4, 9, 11], "b": [5, 7, 12], "c": [6, 8, 10]}
+    assert "".join(calls) == "abc" + "bca" + "cab"
+    assert results == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
     assert kept == [dict.fromkeys("abc", n) for n in (1, 2, 3)]
 
 
-def test_after_the_deadline_no_round_begins_but_the_first() -> None:
+def test_when_no_other_round_begins() -> None:
     over = time.monotonic() - 1
     assert alternate({"a": lambda: 1.0}, 5, deadline=over) == {"a": [1.0]}
     assert len(alternate({"a": lambda: 1.0}, 5, deadline=over + 3600)["a"]) == 5
+    assert alternate({"a": lambda: 1.0}, 5, after_round=lambda results: len(results["a"]) == 2) == {"a": [1.0, 1.0]}
     assert alternate({}, 2) == {}
 
 
-def test_no_round_begins_after_what_is_enough() -> None:
-    assert alternate({"a": lambda: 1.0}, 5, after_round=lambda results: len(results["a"]) == 2) == {"a": [1.0, 1.0]}
+class FakeGPU:
+    """Slow while it warms up, and slow again in some rounds where it is throttled.
+
+    Args:
+        cold: How many times slower it is at first.
+        throttled: The same in every third call once it is warm.
+    """
+
+    def __init__(self, cold: float, throttled: float = 1.0) -> None:
+        self.cold, self.throttled, self.calls = cold, throttled, 0
+
+    def slowness(self) -> float:
+        return 1 + (self.cold - 1) * math.exp(-self.calls / 8) + (self.throttled - 1) * (self.calls % 3 == 0)
+
+    def turn(self, seconds: float) -> dict[str, float]:
+        self.calls += 1
+        return {"train": seconds * self.slowness()}
+
+    def clocks(self, device: torch.device) -> dict[str, float]:
+        return {"mhz": 1980 / self.slowness(), "watts": 690.0}
 
 
-def test_seconds_are_those_of_one_call() -> None:
-    calls: list[int] = []
-    assert timed(lambda: calls.append(time.sleep(0.01) or 1), CPU, repeats=3)() >= 0.01
-    assert len(calls) == 3
+def timed_on(gpu: FakeGPU, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
+    """The group of two candidates, of 1 and 2 s, and the tables."""
+    monkeypatch.setattr(cases, "clocks", gpu.clocks)
+    record = Record("step", [], str(folder), CPU)
+    record.device = torch.device("cuda")
+    ready = [Case(name, lambda rows, s=s: Ready(lambda: gpu.turn(s))) for name, s in (("fast", 1.0), ("slow", 2.0))]
+    measure([Group("steps", ready)], record, rounds=9, minutes=1)
+    publish(record, {"ms": milliseconds("train")})
+    return json.loads((folder / "step.json").read_text())["groups"][0], (folder / "step.md").read_text()
+
+
+def test_a_gpu_that_warms_up_is_timed_when_it_is_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, tables = timed_on(FakeGPU(cold=2.0), tmp_path, monkeypatch)
+    assert group["warm"]
+    fast, slow = group["rows"]
+    assert fast["seconds"]["train"]["median"] == pytest.approx(1.0, rel=0.02)
+    assert slow["seconds"]["train"]["median"] == pytest.approx(2.0, rel=0.02)
+    assert fast["seconds"]["train"]["steady"]
+    assert slow["clocks"] == {"mhz": pytest.approx(1980, rel=0.02), "watts": 690}
+    assert "| MHz, W |" in tables
+    assert "*" not in tables
+
+
+def test_a_figure_of_a_throttled_gpu_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, tables = timed_on(FakeGPU(cold=1.0, throttled=1.3), tmp_path, monkeypatch)
+    assert not group["warm"]
+    assert not group["rows"][0]["seconds"]["train"]["steady"]
+    assert "| fast | 1000* |" in tables
+    assert "* quartiles more than 5 % apart" in tables
+    assert "the clocks did not settle" in tables
 
 
 def test_a_ratio_is_of_the_same_round() -> None:
@@ -64,7 +115,7 @@ def test_the_interval_of_a_median() -> None:
 
 def test_memory_of_a_call() -> None:
     kept = torch.zeros(10_000_000)
-    found = peak_bytes(lambda: torch.ones(20_000_000).sum(), [kept, kept[:10]], CPU)
-    if found is None:
+    peak = peak_bytes(lambda: torch.ones(20_000_000).sum(), [kept, kept[:10]], CPU)
+    if peak is None:
         pytest.skip("this system does not tell")
-    assert found == pytest.approx(120e6, rel=0.1)
+    assert peak == pytest.approx(120e6, rel=0.1)

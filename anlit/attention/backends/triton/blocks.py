@@ -5,8 +5,6 @@ a GPU: `anlit benchmark attention --blocks` does it. The choice is fixed, withou
 the order of sums: the same run on the same device gives the same bits.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -56,23 +54,8 @@ HALF_9 = {
 """The same from 9.0 on."""
 
 
-_forced: list[KernelBlocks] = []
-
-
-@contextmanager
-def forced(blocks: KernelBlocks) -> Iterator[None]:
-    """`blocks_for` returns `blocks`, for a benchmark."""
-    _forced.append(blocks)
-    try:
-        yield
-    finally:
-        _forced.pop()
-
-
 def blocks_for(width_padded: int, dtype: torch.dtype, capability: int | None) -> KernelBlocks:
     """The blocks for heads of `width_padded`, a power of two up to 256. `capability` is 80, 90 …, or None for a CPU."""
-    if _forced:
-        return _forced[-1]
     if capability is None:
         return SMALL
     half = HALF_9 if capability >= 90 else HALF_8
