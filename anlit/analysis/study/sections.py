@@ -5,6 +5,7 @@
     trend         {value, over, arms}          loss, or the best value of a setting, over another value; a power law
     loss_gap      {baseline, each, over}       losses minus the baseline's at each point of `vary`
     scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling_section`
+    onset         {loss, after, baseline}      when each run's loss falls below a level, and the loss some tokens later
     dynamics      {arms}                       norms, steps and rotations over training, see `TrainingDynamics`
     embed         {name}                       the report of one of the study's `after` commands
 
@@ -21,6 +22,7 @@ from anlit.analysis.plots import plot_convergence
 from anlit.analysis.study import plots
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.loss_gap import loss_gap
+from anlit.analysis.study.onset import onset
 from anlit.analysis.study.plan import PlannedComparison, Study
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.scaling_section import scaling
@@ -181,5 +183,5 @@ def _loss(value: float) -> str:
 
 SECTIONS: dict[str, Section] = {
     "convergence": convergence, "tuning": tuning, "trend": trend, "loss_gap": loss_gap, "scaling": scaling,
-    "dynamics": dynamics, "embed": embed,
+    "onset": onset, "dynamics": dynamics, "embed": embed,
 }  # fmt: skip

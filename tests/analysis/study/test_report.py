@@ -321,6 +321,30 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path) -> None:
     assert early[3:6] == ["1", "4.0100", minus("-0.5000")], "only the seeds that both have"
 
 
+def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
+    section = {"onset": {"loss": 4.3, "after": 200_000, "baseline": "gpt"}}
+    arms = {name: {"title": name, "configs": [f"{name}.yaml"]} for name in ("gpt", "angpt")}
+    study = read_study(write_study(folder, arms=arms, sections=[section], seeds=[1, 2, 3]), None)
+    train(study, folder / "out", lambda run, values, parameters, tokens: SAID[run.arm.base, values["seed"]])
+    rows = [row for row in Tables(write(results_of(study, folder / "out", "x")).read_text()).rows if len(row) == 5]
+    share = np.arange(1, POINTS + 1) / POINTS
+    begun, later = {}, {}
+    for key, loss in SAID.items():
+        curve = loss + 2.0 * (share**-0.4 - 1)
+        begun[key] = np.interp(-4.3, -curve, share * 819_200)
+        later[key] = np.interp(begun[key] + 200_000, share * 819_200, curve)
+    for row, name in zip(rows[-2:], ("gpt", "angpt"), strict=True):
+        thousands = [float(cell.removesuffix("k")) for cell in row[1].split(", ")]
+        assert thousands == pytest.approx([begun[name, seed] / 1e3 for seed in (1, 2, 3)], rel=5e-3)
+        after = [later[name, seed] for seed in (1, 2, 3)]
+        assert row[3] == f"{fmean(after):.3f} ± {stdev(after):.3f}"
+    assert rows[-2][2] == rows[-2][4] == "–"
+    for column, numbers, scale in ((2, begun, 1e-6), (4, later, 1.0)):
+        pairs = [scale * (numbers["angpt", seed] - numbers["gpt", seed]) for seed in (1, 2, 3)]
+        low, high = stats.ttest_1samp(pairs, 0).confidence_interval()
+        assert rows[-1][column] == minus(f"{fmean(pairs):.3f} ({low:.3f} … {high:.3f})")
+
+
 def test_a_power_law_needs_three_places() -> None:
     assert power_law([1.0, 2.0, 1.0], [2.0, 4.0, 2.0]) is None
     found = power_law([1.0, 10.0, 100.0], [3.0, 3 * 10**-0.5, 0.3])

@@ -1,0 +1,76 @@
+"""The section `onset`: when each run's loss falls below a level that needs a skill, such as copying, and what follows.
+
+A run's curve has two parts then: the tokens until the onset, and what it learns in a fixed number of tokens after it.
+Arms are compared in both, seed by seed.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from anlit.analysis.significance import Test, difference
+from anlit.analysis.speedup import tokens_to_loss
+from anlit.analysis.study.results import StudyResults
+from anlit.errors import UserError
+from anlit.reporting.intervals import Summary, mean_sd
+from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.text import literal, minus, short_number
+from anlit.runs.folders import Run
+
+Values = dict[Any, float | None]
+"""One number for each seed; None for a run that does not get there."""
+
+
+def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
+    """A table of the onset in tokens and of the loss `after` tokens later, against the arm `baseline`.
+
+    Args:
+        options: `loss`, the level in nats per token; `after`, tokens; `baseline`, the name of an arm.
+    """
+    level, after, baseline = float(options["loss"]), float(options["after"]), options["baseline"]
+    arms = {arm.name: arm for arm in results.study.arms}
+    if baseline not in arms:
+        raise UserError(f"the section 'onset' of {results.study.path} has the baseline '{baseline}', which is none of "
+                        + ", ".join(arms))  # fmt: skip
+    runs = {name: [run for run in results.measured(arm) if run.complete] for name, arm in arms.items()}
+    begun = {name: {run.seeds: tokens_to_loss(run.curve.finite(), level) for run in of} for name, of in runs.items()}
+    later = {name: {run.seeds: _loss_at(run, begun[name][run.seeds], after) for run in of} for name, of in runs.items()}
+    rows = []
+    for name, arm in arms.items():
+        if runs[name]:
+            each = ", ".join(NONE if tokens is None else short_number(tokens) for tokens in begun[name].values())
+            own = name == baseline
+            rows.append([literal(arm.title), each, NONE if own else _against(begun[name], begun[baseline], 1e-6),
+                         mean_sd(Summary(tuple(later[name].values())), 3),
+                         NONE if own else _against(later[name], later[baseline])])  # fmt: skip
+    title, base = "## Onset", literal(arms[baseline].title)
+    if not rows:
+        return [title, "No run has finished yet."]
+    return [
+        title,
+        f"The onset is where a run's validation loss first is {level:g} nats per token, linear between points. The "
+        f"loss after it is that of {short_number(after)} training tokens later; {NONE} where the run ends before. "
+        f"Differences are from {base}, over the seeds that both have, with 95 % intervals of a paired t-test.",
+        markdown_table(
+            ["arm", "onset of each seed, tokens", f"minus that of {base}, 10⁶ tokens",
+             f"loss {short_number(after)} tokens after it", f"minus that of {base}"], rows, left=(0, 1)),
+    ]  # fmt: skip
+
+
+def _loss_at(run: Run, begun: float | None, after: float) -> float | None:
+    """The loss `after` tokens past the onset, linear between validations; None beyond the curve."""
+    curve = run.curve.finite()
+    if begun is None or begun + after > curve.tokens[-1]:
+        return None
+    return float(np.interp(begun + after, curve.tokens, curve.loss))
+
+
+def _against(ours: Values, theirs: Values, scale: float = 1.0) -> str:
+    """`−0.041 (−0.080 … −0.002)`; without an interval for one seed; – without a seed that both have."""
+    pairs = {seed: (a * scale, b * scale) for seed, a in ours.items() if a is not None
+             if (b := theirs.get(seed)) is not None}  # fmt: skip
+    if not pairs:
+        return NONE
+    mean = float(np.mean([a - b for a, b in pairs.values()]))
+    test: Test | None = difference({s: a for s, (a, _) in pairs.items()}, {s: b for s, (_, b) in pairs.items()})
+    return minus(f"{mean:.3f}" + (f" ({test.low:.3f} … {test.high:.3f})" if test else ""))
