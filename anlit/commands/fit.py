@@ -57,12 +57,16 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class SaveConfigOfTraining(SaveConfigCallback):
-    """Writes config.yaml when training starts, so that a refused continuation does not change it."""
+    """Writes config.yaml when training starts, so that a refused continuation does not change it.
+
+    It has no ckpt_path, so `anlit validate --config RUN/config.yaml` evaluates a continued run's best checkpoint too.
+    """
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Write nothing yet."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.config.ckpt_path = None
         super().setup(trainer, pl_module, "fit")
 
 
@@ -140,7 +144,7 @@ class AnlitCLI(RunParser):
             return
         parser = ArgumentParser()  # a new parser, because Lightning's would store the present configuration
         parser.add_subclass_arguments(TokenShards, "data")
-        data = parser.instantiate_classes(Namespace(data=config.data)).data
+        data = parser.instantiate(Namespace(data=config.data)).data
         data.prepare_data()
         settings.vocab_size = padded_vocabulary(data.vocab_size)
 

@@ -142,7 +142,7 @@ def model_of(parser: LightningArgumentParser, settings: Any) -> LanguageModel:
     if "vocab_size" in model and model.vocab_size is None:
         model.vocab_size = padded_vocabulary(settings.data.get("init_args.vocab_size") or USUAL_VOCABULARY)
     with torch.device("meta"):
-        return parser.instantiate_classes(Namespace(model=settings.model)).model
+        return parser.instantiate(Namespace(model=settings.model)).model
 
 
 def origin(error: BaseException) -> BaseException:

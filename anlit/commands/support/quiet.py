@@ -13,6 +13,10 @@ WARNINGS = (
     ".*`__len__` could be inaccurate.*",
     ".*sync_dist=True.*",  # logged values are already over all ranks
     ".*You are using the .* progress bar.*",
+    ".*there is no last checkpoint available.*",  # `--ckpt_path last` starts a new run in a new folder
+    ".*callbacks used to create the checkpoint need to be provided.*",  # validate and test need none of them
+    "(?s).*was deprecated in v4\\..*",  # Lightning calls jsonargparse so
+    "(?s).*JSONARGPARSE_DEPRECATION_WARNINGS.*",
 )
 MESSAGES = (
     "Seed set to",
