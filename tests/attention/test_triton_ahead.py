@@ -83,7 +83,7 @@ def compiled(capability: int, width: int, form: str, precision: str) -> dict[str
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     options = {"capability": capability, "width": width, "form": form, "precision": precision}
-    command = [sys.executable, "-m", "anlit.attention.backends.triton.registers", "--kernel", *KERNELS]
+    command = [sys.executable, "-m", "tests.attention.registers", "--kernel", *KERNELS]
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("sm_")]

@@ -1,6 +1,6 @@
 """Block sizes of each kernel, by head width, dtype and device.
 
-They are chosen so that the kernels spill few or no registers (`registers.py` shows how many). They are not yet timed on
+They are chosen so that the kernels spill few or no registers (`tests/attention/registers.py` shows how many). They are not yet timed on
 a GPU: `anlit benchmark attention --blocks` does it. The choice is fixed, without autotuning, because block sizes decide
 the order of sums: the same run on the same device gives the same bits.
 """

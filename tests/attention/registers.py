@@ -1,4 +1,4 @@
-"""Compile the kernels without a GPU and show their resources: `python -m anlit.attention.backends.triton.registers`.
+"""Compile the kernels without a GPU and show their resources: `python -m tests.attention.registers`.
 
 For compute capability 8.0 and 9.0 and each precision: registers and spilled bytes per thread, shared memory per
 program, instructions of the main loop, and instructions by kind. A kernel that spills needs smaller blocks or more
