@@ -85,7 +85,7 @@ class Attention(nn.Module):
             form, dtype = form_of(self.mechanism), name_of(q.dtype)
             for selection in self._selections.nearest(form, dtype, q.shape[-2], is_packed):
                 backend = BACKENDS.get(selection.backend)  # a checkpoint may name one of another version
-                if backend is not None and backend.reason_against(self.mechanism, q, self.dropout) is None:
+                if backend is not None and backend.unsupported_reason(self.mechanism, q, self.dropout) is None:
                     return selection.backend
         return choose(self.backend, self.mechanism, q, self.dropout)
 

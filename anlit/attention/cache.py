@@ -1,6 +1,6 @@
 """A cache of keys and values, so that generating a token costs one pass over the new tokens alone.
 
-    cache = KeyValueCache(horizon=len(prompt) + 100)
+    cache = KeyValueCache(max_length=len(prompt) + 100)
     logits = decoder(prompt, cache=cache)            # the whole prompt at once
     logits = decoder(next_token, cache=cache)        # (B, 1) tokens, and so on
 
@@ -30,18 +30,18 @@ class KeyValueCache:
     A layer with a window keeps at most twice its width. Other layers keep everything, in buffers that double.
 
     Args:
-        horizon: The final length of the rows in tokens. Positions that depend on the length of the sequence
+        max_length: The final length of the rows in tokens. Positions that depend on the length of the sequence
             (`DynamicNTK`) use this length from the beginning, so the result equals one pass over the whole sequence.
         padding: (B,) integers, the number of padded slots at the beginning of each row; None for no padding.
     """
 
-    def __init__(self, horizon: int, padding: Tensor | None = None) -> None:
-        self.horizon, self._padding = horizon, padding
+    def __init__(self, max_length: int, padding: Tensor | None = None) -> None:
+        self.max_length, self._padding = max_length, padding
         self.n_read = 0
         """Slots that are filled so far."""
         self._begin: Tensor | None = None  # (B or 1, 1) the slot at which each row's current document began
         self._last_ids: Tensor | None = None  # (B, 1) the id of that document
-        self._layers: dict[nn.Module, _Store] = {}
+        self._layers: dict[nn.Module, LayerCache] = {}
 
     @property
     def bytes(self) -> int:
@@ -56,7 +56,7 @@ class KeyValueCache:
             document_ids: (B, Q) integers that continue those of the tokens before; None for one document.
             device: Where the tokens are.
         """
-        assert self.n_read + n_tokens <= self.horizon, (self.n_read, n_tokens, self.horizon)
+        assert self.n_read + n_tokens <= self.max_length, (self.n_read, n_tokens, self.max_length)
         begins = self._begins(n_tokens, document_ids, device)
         documents = Continuation(self, begins, self.n_read, n_tokens, device)
         self._begin = None if begins is None else begins[:, -1:]
@@ -75,7 +75,7 @@ class KeyValueCache:
         Returns:
             Keys and values (B, G, K, D), the new ones last. The first call returns its arguments.
         """
-        return self._layers.setdefault(layer, _Store(window, self.horizon)).append(k, v)
+        return self._layers.setdefault(layer, LayerCache(window, self.max_length)).append(k, v)
 
     def _begins(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> Tensor | None:
         """(B or 1, Q): the slot at which the document of each new token begins; None if all begin at slot 0."""
@@ -106,7 +106,7 @@ class Continuation(Documents):
     ) -> None:
         self.begins, self.n_before = begins, n_before
         super().__init__(begins, length, device)  # tokens of one document are those with one beginning
-        self.cache, self.horizon = cache, cache.horizon
+        self.cache, self.max_length = cache, cache.max_length
 
     def _positions(self) -> Tensor | None:
         if self.begins is None and not self.n_before:
@@ -183,7 +183,7 @@ def _mask_of_one(documents: Continuation, n_keys: int, m: Tensor | None, dtype: 
     return torch.where(visible, 0.0 if m is None else m[..., distances], float("-inf")).to(dtype)
 
 
-class _Store:
+class LayerCache:
     """The keys and values of one layer: two buffers (B, G, capacity, D), filled up to `size`."""
 
     def __init__(self, window: int | None, longest: int) -> None:

@@ -76,8 +76,8 @@ class Reference(nn.Module):
 
 def shared_coefficients(model: nn.Module) -> list[Coefficient]:
     """The coefficients that `Reference`s in `model` point to, each once, in order of first appearance."""
-    found = [part.coefficient for part in model.modules() if isinstance(part, Reference)]
-    return list(dict.fromkeys(found))
+    coefficients = [part.coefficient for part in model.modules() if isinstance(part, Reference)]
+    return list(dict.fromkeys(coefficients))
 
 
 def learned_coefficients(model: nn.Module) -> list[Coefficient]:

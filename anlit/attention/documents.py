@@ -39,7 +39,7 @@ class Documents:
         longest: int | None = None,
     ) -> None:
         self.ids, self.length, self.device = ids, length, device
-        self.horizon = length
+        self.max_length = length
         """The length of the sequence in tokens; with a cache, its final length."""
         self._cu_seqlens, self._longest = cu_seqlens, longest
         self._masks: dict[int | None, Tensor] = {}

@@ -15,6 +15,6 @@ def grouped_product(x: Tensor, y: Tensor) -> Tensor:
     return (x.unflatten(1, (n_groups, -1)).flatten(2, 3) @ y).reshape(*x.shape[:3], y.shape[-1])
 
 
-def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
+def repeat_kv(x: Tensor, n_heads: int) -> Tensor:
     """Keys or values (B, G, T, D) → (B, H, T, D), each copied for the query heads that use it; x itself if G is H."""
     return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], 1)

@@ -30,10 +30,10 @@ class Range(NamedTuple):
 
 def ranges(longest: int) -> list[Range]:
     """The ranges [0, 1), which is the query's own token, then [1, 10), [10, 100) … up to a distance of `longest`."""
-    found = [Range(0, 1)]
-    while found[-1].end <= longest:
-        found.append(Range(found[-1].end, 10 * found[-1].end))
-    return found
+    spans = [Range(0, 1)]
+    while spans[-1].end <= longest:
+        spans.append(Range(spans[-1].end, 10 * spans[-1].end))
+    return spans
 
 
 def within(logits: Tensor, span: Range) -> Tensor:
@@ -110,7 +110,7 @@ def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: i
         latest: `weight_latest_100` is the weight on the last 100 tokens, the query's own included.
     """
     total = log_total(logits)
-    found = {
+    values = {
         "entropy": entropy(logits),
         "inverse_largest_weight": inverse_largest_weight(logits, total),
         "participation": participation(logits),
@@ -118,10 +118,10 @@ def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: i
         f"weight_latest_{latest}": weight_within(logits, Range(0, latest), total),
     }
     for span in spans:
-        found[f"weight_{span}"] = weight_within(logits, span, total)
+        values[f"weight_{span}"] = weight_within(logits, span, total)
         if span.end - span.first > 1:
-            found[f"entropy_{span}"] = entropy(within(logits, span))  # their sum is 1 there ([SI], figure 2)
-    return found
+            values[f"entropy_{span}"] = entropy(within(logits, span))  # their sum is 1 there ([SI], figure 2)
+    return values
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -152,7 +152,7 @@ def _build(shape: Shape, dtype: torch.dtype, device: torch.device, rows: list[Ro
     given = Inputs(mechanism, shape.packing(device), shape.batch, shape.heads, shape.heads, shape.width, dtype)
     backend = BACKENDS[rows[-1]["kernel"]]
     attend = backend.attend
-    if reason := backend.reason_against(given.mechanism, given.q):
+    if reason := backend.unsupported_reason(given.mechanism, given.q):
         raise NotTimedError(reason)
     prepare(backend, given.mechanism, given.documents, shape.batch)
     errors = relative_errors(given, attend)

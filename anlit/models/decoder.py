@@ -103,7 +103,7 @@ class Decoder(nn.Module):
         blocks: Iterable[Any] = self.blocks
         kinds = {block.positions: block.d_head for block in blocks}
         return {
-            positions: positions.rotation(d_head, documents.horizon, documents.rotary_positions, h)
+            positions: positions.rotation(d_head, documents.max_length, documents.rotary_positions, h)
             for positions, d_head in kinds.items()
         }
 

@@ -21,7 +21,7 @@ from anlit.attention import backends
 from anlit.attention.attention import attention_layers
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK
 from anlit.attention.documents import Documents
-from anlit.attention.groups import repeat_heads
+from anlit.attention.groups import repeat_kv
 from anlit.attention.mechanism import Mechanism
 from anlit.layers.cross_entropy import CHUNK_NUMBERS
 from anlit.models.language_model import LanguageModel
@@ -208,5 +208,5 @@ def _fused(
         heads = bias.shape[0] if bias is not None and bias.dim() == 2 else 1
         mask_shape = (rows, heads, min(length, QUERIES_PER_BLOCK), length)
     if is_sdpa and (masked or q.element_size() > 2):  # see `sdpa.reads_groups`
-        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+        k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
     return _FusedAttention.apply(q, k, v, mask_shape)  # type: ignore[no-any-return,no-untyped-call]

@@ -28,14 +28,14 @@ def register() -> torch.device:
 
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=DeviceModule())
     for name in ("flash", "triton", "flex"):
-        of_any_device = BACKENDS[name].reason_against
-        BACKENDS[name].reason_against = _without_queries(of_any_device)  # type: ignore[attr-defined]
+        of_any_device = BACKENDS[name].unsupported_reason
+        BACKENDS[name].unsupported_reason = _without_queries(of_any_device)  # type: ignore[attr-defined]
     flex_attention._validate_device = lambda *tensors: None  # type: ignore[attr-defined]
     return torch.device(NAME, 0)
 
 
-def _without_queries(reason_against: Callable[..., str | None]) -> Callable[..., str | None]:
-    return lambda mechanism, q=None, dropout=0.0: reason_against(mechanism, None, dropout)
+def _without_queries(unsupported_reason: Callable[..., str | None]) -> Callable[..., str | None]:
+    return lambda mechanism, q=None, dropout=0.0: unsupported_reason(mechanism, None, dropout)
 
 
 def on_device(module: torch.nn.Module) -> None:

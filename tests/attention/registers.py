@@ -57,11 +57,11 @@ def compile_kernel(
     dtype, pointer, products = PRECISIONS[precision]
     blocks = blocks or getattr(blocks_for(padded, dtype, capability), kernel)
     constants: dict[str, Any] = {"n_heads": N_HEADS, "group": group, "width": width, "width_padded": padded}
-    constants |= {"block_m": blocks.queries, "block_n": blocks.keys, "precision": products}
+    constants |= {"block_m": blocks.block_m, "block_n": blocks.block_n, "precision": products}
     has_lines = form != "plain" and dtype in TOLERANCES
     constants |= {"pairs": form not in ("plain", "biases"), "tangent_pairs": False}
     constants |= dict.fromkeys(("tables",) if form == "plain" else ())
-    constants |= dict.fromkeys(() if has_lines else ("lines", "far"))
+    constants |= dict.fromkeys(() if has_lines else ("lines", "far_start"))
     constants |= dict.fromkeys(("tangents", "d_coefficient") if form != "learned" else ())
     constants |= dict.fromkeys(("starts", "ends") if form not in ("packed", "windowed") else ())
     constants |= dict.fromkeys(("window",) if form != "windowed" else ())
@@ -82,7 +82,7 @@ def compile_kernel(
 def _type_of(name: str, pointer: str) -> str:
     if name in ("q", "k", "v", "out", "d_out", "dq", "dk", "dv"):
         return pointer
-    if name in ("starts", "ends", "far"):
+    if name in ("starts", "ends", "far_start"):
         return "*i32"
     if name in ("tables", "lines", "tangents", "lse", "delta", "d_coefficient"):
         return "*fp32"

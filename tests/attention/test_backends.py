@@ -19,7 +19,7 @@ HEADS, WIDTH = 3, 8
 def test_blocks_of_queries_change_nothing(name, backend, kind, monkeypatch) -> None:
     """Blocks leave out keys ahead of their queries and before their windows."""
     mechanism = MECHANISMS[name].for_layer(HEADS, WIDTH, 0).double()
-    if backend.reason_against(mechanism) is not None:
+    if backend.unsupported_reason(mechanism) is not None:
         return
     given = mechanism, inputs(2, HEADS, 40, WIDTH, dtype=torch.float64), packed(2, 40, kind)
     whole = gradients(eager.attend, *given)

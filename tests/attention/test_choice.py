@@ -98,39 +98,39 @@ def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(monkeypatch) -
 
 @pytest.mark.usefixtures("h200")
 def test_what_flash_attention_refuses() -> None:
-    assert "a(t)" in str(flash.reason_against(ScaleInvariant()))
-    assert "a(t)" in str(flash.reason_against(SlidingWindow(3, ScaleInvariant())))
-    assert "m(t)" in str(flash.reason_against(LogBias()))
+    assert "a(t)" in str(flash.unsupported_reason(ScaleInvariant()))
+    assert "a(t)" in str(flash.unsupported_reason(SlidingWindow(3, ScaleInvariant())))
+    assert "m(t)" in str(flash.unsupported_reason(LogBias()))
     for mechanism in (ALiBi(), SlidingWindow(3, ALiBi())):
-        assert "pip install flash-attn" in str(flash.reason_against(mechanism))
-    assert "dropout is 0.1" in str(flash.reason_against(Plain(), None, 0.1))
-    assert "CUDA device" in str(flash.reason_against(Plain(), Q))
-    assert "float32" in str(flash.reason_against(Plain(), on_cuda(torch.float32)))
+        assert "pip install flash-attn" in str(flash.unsupported_reason(mechanism))
+    assert "dropout is 0.1" in str(flash.unsupported_reason(Plain(), None, 0.1))
+    assert "CUDA device" in str(flash.unsupported_reason(Plain(), Q))
+    assert "float32" in str(flash.unsupported_reason(Plain(), on_cuda(torch.float32)))
     for width in (36, 264):
-        assert f"not {width}" in str(flash.reason_against(Plain(), on_cuda(width=width)))
-    assert flash.reason_against(SlidingWindow(3, LogN()), on_cuda(torch.float16, 80)) is None
+        assert f"not {width}" in str(flash.unsupported_reason(Plain(), on_cuda(width=width)))
+    assert flash.unsupported_reason(SlidingWindow(3, LogN()), on_cuda(torch.float16, 80)) is None
 
 
 def test_flash_attention_refuses_an_old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert "compute capability" in str(flash.reason_against(Plain(), on_cuda()))
+    assert "compute capability" in str(flash.unsupported_reason(Plain(), on_cuda()))
 
 
 def test_with_its_package_flash_attention_takes_alibi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, "HAS_PACKAGE", True)
-    assert flash.reason_against(ALiBi()) is None
-    assert flash.reason_against(SlidingWindow(3, ALiBi())) is None
-    assert "m(t)" in str(flash.reason_against(LogBias()))
+    assert flash.unsupported_reason(ALiBi()) is None
+    assert flash.unsupported_reason(SlidingWindow(3, ALiBi())) is None
+    assert "m(t)" in str(flash.unsupported_reason(LogBias()))
 
 
 def test_what_flex_refuses() -> None:
-    assert flex.reason_against(ScaleInvariant(), Q) is None
-    assert flex.reason_against(ScaleInvariant(), on_cuda()) is None
-    assert "backward" in str(flex.reason_against(ScaleInvariant(), Q.clone().requires_grad_()))
-    assert "float64" in str(flex.reason_against(Plain(), Q.double()))
-    assert "not 8" in str(flex.reason_against(Plain(), Q[..., :8]))
-    assert "mps" in str(flex.reason_against(Plain(), OnDevice("mps")))  # type: ignore[arg-type]
-    assert "dropout is 0.1" in str(flex.reason_against(Plain(), None, 0.1))
+    assert flex.unsupported_reason(ScaleInvariant(), Q) is None
+    assert flex.unsupported_reason(ScaleInvariant(), on_cuda()) is None
+    assert "backward" in str(flex.unsupported_reason(ScaleInvariant(), Q.clone().requires_grad_()))
+    assert "float64" in str(flex.unsupported_reason(Plain(), Q.double()))
+    assert "not 8" in str(flex.unsupported_reason(Plain(), Q[..., :8]))
+    assert "mps" in str(flex.unsupported_reason(Plain(), OnDevice("mps")))  # type: ignore[arg-type]
+    assert "dropout is 0.1" in str(flex.unsupported_reason(Plain(), None, 0.1))
 
 
 def test_what_no_device_can_do_is_refused_when_the_model_is_built() -> None:
@@ -165,14 +165,14 @@ def test_an_unknown_back_end_is_refused_with_the_known_ones() -> None:
 def test_the_choice_follows_device_precision_and_need_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[torch.dtype, bool]] = []
 
-    def reason_against(mechanism, q=None, dropout=0.0) -> str | None:
+    def unsupported_reason(mechanism, q=None, dropout=0.0) -> str | None:
         if q is not None:
             assert q.shape[1] == 2
             assert q.shape[3] == 16
             asked.append((q.dtype, q.requires_grad))
         return None
 
-    monkeypatch.setattr(sdpa, "reason_against", reason_against)
+    monkeypatch.setattr(sdpa, "unsupported_reason", unsupported_reason)
     model = tiny(GPT, n_layers=1)
     tokens = random_tokens(2, 16)
     for _ in range(2):

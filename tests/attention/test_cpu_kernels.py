@@ -8,7 +8,7 @@ from tests.attention.kernels import MECHANISMS, WIDTHS, check, dtypes, kinds
 
 pytestmark = pytest.mark.usefixtures("poison")
 BACKENDS = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
-ABLE = [(b, name) for b in BACKENDS for name in MECHANISMS if BACKENDS[b].reason_against(MECHANISMS[name]) is None]
+ABLE = [(b, name) for b in BACKENDS for name in MECHANISMS if BACKENDS[b].unsupported_reason(MECHANISMS[name]) is None]
 
 
 def some_length(*names: str) -> int:

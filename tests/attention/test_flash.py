@@ -101,12 +101,12 @@ def test_the_libraries_are_asked_for_what_eager_computes(name, kind, n_kv_heads)
 
 
 def test_changing_documents_do_not_compile_anything_again(monkeypatch) -> None:
-    monkeypatch.setattr(flash, "reason_against", lambda mechanism, q=None, dropout=0.0: None)
+    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None, dropout=0.0: None)
     assert_compiled_once(tiny(GPT, backend="flash"), tiny(GPT, backend="eager"))
 
 
 def test_a_batch_tells_where_documents_begin_without_asking_the_device(monkeypatch) -> None:
-    monkeypatch.setattr(flash, "reason_against", lambda mechanism, q=None, dropout=0.0: None)
+    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None, dropout=0.0: None)
     monkeypatch.setattr(torch.Tensor, "nonzero", None)
     batch = batch_from_blocks(random_tokens(2, 17, vocab_size=4), end_of_document=0)
     tiny(GPT, backend="flash").logits_of(batch)
@@ -124,7 +124,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=s
 
 
 def check_on_cuda(name: str, kind: str, width: int, dtype: torch.dtype) -> None:
-    reason = flash.reason_against(MECHANISMS[name], torch.empty(1, 2, 1, width, dtype=dtype, device="cuda"))
+    reason = flash.unsupported_reason(MECHANISMS[name], torch.empty(1, 2, 1, width, dtype=dtype, device="cuda"))
     if reason is not None:
         pytest.skip(reason)
     check_mechanism(flash, MECHANISMS[name], kind, shape(name, kind, width), dtype, "cuda")

@@ -6,7 +6,7 @@ import torch
 from anlit.attention import backends
 from anlit.attention.attention import Attention
 from anlit.attention.backends import blockwise, eager, flex, sdpa
-from anlit.attention.groups import repeat_heads
+from anlit.attention.groups import repeat_kv
 from anlit.attention.observation import BinnedMeans, bin_edges, observe
 from anlit.attention.statistics import Range
 from tests.attention.kernels import MECHANISMS, assert_same, gradients, inputs, kinds, packed, repeated
@@ -24,9 +24,9 @@ def test_shared_keys_are_copied_keys(backend, name, kind, n_kv_heads, monkeypatc
     """Output and gradients; the gradient of a key is the sum over its copies. Blocks are small here."""
     monkeypatch.setattr(eager, "QUERIES_PER_BLOCK", 16)
     monkeypatch.setattr(sdpa, "SHORTEST_MEAN", 4)
-    assert backend.GROUPED
+    assert backend.SUPPORTS_GQA
     mechanism = MECHANISMS[name].for_layer(H, D, 0).double()
-    if backend.reason_against(mechanism) is not None:
+    if backend.unsupported_reason(mechanism) is not None:
         return
     tensors = inputs(2, H, T, D, dtype=torch.float64, n_heads_kv=n_kv_heads)
     expected = gradients(repeated(eager.attend), mechanism, tensors, packed(2, T, kind))
@@ -50,7 +50,7 @@ def test_flex_reads_shared_keys(name, monkeypatch) -> None:
 def test_a_back_end_that_needs_a_key_for_every_head_gets_copies(monkeypatch) -> None:
     mechanism = MECHANISMS["plain"].for_layer(H, D, 0)
     seen = []
-    monkeypatch.delattr(backends.sdpa, "GROUPED")
+    monkeypatch.delattr(backends.sdpa, "SUPPORTS_GQA")
     monkeypatch.setattr(backends.sdpa, "attend", lambda q, k, v, *rest: seen.append((k, v)) or q)
     q, k, v, _ = inputs(1, H, T, D, dtype=torch.float32, n_heads_kv=2)
     Attention(mechanism, "sdpa")(q, k, v, packed(1, T, "dense"))
@@ -63,7 +63,7 @@ def test_statistics_of_shared_keys_are_those_of_copies() -> None:
     mechanism = MECHANISMS["log n"].for_layer(H, D, 0)
     q, k, v, _ = inputs(2, H, T, D, dtype=torch.float32, n_heads_kv=2)
     found = []
-    for keys, values in ((k, v), (repeat_heads(k, H), repeat_heads(v, H))):
+    for keys, values in ((k, v), (repeat_kv(k, H), repeat_kv(v, H))):
         record = BinnedMeans(bin_edges(T))
         observe(record, Attention(mechanism, "eager"), q, keys, values, packed(2, T, "documents"), [Range(1, 10)])
         found.append(record.means())

@@ -28,7 +28,7 @@ ON_CPU = ("sdpa", "blockwise", "eager")
 
 
 def backend(attend: Callable[..., Any]) -> ModuleType:
-    return SimpleNamespace(attend=attend, GROUPED=True)  # type: ignore[return-value]
+    return SimpleNamespace(attend=attend, SUPPORTS_GQA=True)  # type: ignore[return-value]
 
 
 def fails(*arguments: Any) -> Any:
@@ -56,7 +56,7 @@ def hangs() -> Iterator[ModuleType]:
 def a_trial(mechanism: Mechanism = Plain(), candidates: dict[str, ModuleType] | None = None, **changes: Any) -> Trial:
     spec = replace(SPEC, mechanism=form_of(mechanism), **changes)
     layer = mechanism.for_layer(spec.heads, spec.width, 0)
-    able = {name: BACKENDS[name] for name in ON_CPU if BACKENDS[name].reason_against(layer) is None}
+    able = {name: BACKENDS[name] for name in ON_CPU if BACKENDS[name].unsupported_reason(layer) is None}
     return Trial(spec, layer, 2, able if candidates is None else candidates, "eager")
 
 

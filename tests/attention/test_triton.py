@@ -98,10 +98,10 @@ def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
         monkeypatch.setattr(lines, setting, value)
     monkeypatch.setitem(lines.TOLERANCES, torch.float32, 1e-3)
     taken = []
-    monkeypatch.setattr(backend, "lines_of", lambda *given: taken.append(lines.lines_of(*given)) or taken[-1])
+    monkeypatch.setattr(backend, "linear_tables", lambda *given: taken.append(lines.linear_tables(*given)) or taken[-1])
     check(backend, name, "dense", (1, 2, 53, 16), torch.float32)
-    [(_, far)] = taken
-    assert far.tolist() == [16, 16]
+    [(_, far_start)] = taken
+    assert far_start.tolist() == [16, 16]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -111,9 +111,9 @@ def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) 
     length, width = 16384, 64
     mechanism = ScaleInvariant(tau, c).for_layer(1, width, 0)
     tables = backend.tables_of(mechanism, torch.empty(1, 1, length, width, dtype=dtype)).tables
-    found, far = lines.lines_of(tables, width, dtype)
+    found, far_start = lines.linear_tables(tables, width, dtype)
     steps = torch.arange(1 - lines.FIRST, lines.FIRST, dtype=torch.float64)
-    centres = torch.arange(int(far), length, lines.STEP)
+    centres = torch.arange(int(far_start), length, lines.STEP)
     gain_slope, gain, bias_slope, bias = found[0, centres // lines.STEP].double().T[..., None]
     t = centres[:, None] + steps
     exact = torch.stack((mechanism.distance_gain(t), mechanism.distance_bias(t))) / math.log(2)
@@ -121,7 +121,7 @@ def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) 
     for score in (-8.0, 8.0):
         error = 1 - torch.exp2(score * (gains - exact[0]) + biases - exact[1])
         assert error.abs().max() <= torch.finfo(dtype).eps / 2
-    assert int(far) <= {torch.bfloat16: 2704, torch.float16: 7520}[dtype] * max(1.0, c / 2) ** 0.5
+    assert int(far_start) <= {torch.bfloat16: 2704, torch.float16: 7520}[dtype] * max(1.0, c / 2) ** 0.5
 
 
 @pytest.mark.parametrize("n_heads_kv", [1, 2])
@@ -193,16 +193,16 @@ def test_flops_are_those_of_visible_pairs(window) -> None:
 
 def test_reasons(monkeypatch) -> None:
     q = torch.zeros(1, 1, 4, 8)
-    assert backend.reason_against(ScaleInvariant()) is None
-    assert backend.reason_against(ScaleInvariant(), q) is None
+    assert backend.unsupported_reason(ScaleInvariant()) is None
+    assert backend.unsupported_reason(ScaleInvariant(), q) is None
     own = MECHANISMS["of one's own"].for_layer(2, 8, 0)
-    assert "is learned, and not by one Coefficient alone" in backend.reason_against(own)
-    assert backend.reason_against(MECHANISMS["straight"].for_layer(2, 8, 0)) is None
-    assert "at most 256 wide, not 264" in backend.reason_against(Plain(), torch.zeros(1, 1, 4, 264))
-    assert "not float64" in backend.reason_against(Plain(), q.double())
+    assert "is learned, and not by one Coefficient alone" in backend.unsupported_reason(own)
+    assert backend.unsupported_reason(MECHANISMS["straight"].for_layer(2, 8, 0)) is None
+    assert "at most 256 wide, not 264" in backend.unsupported_reason(Plain(), torch.zeros(1, 1, 4, 264))
+    assert "not float64" in backend.unsupported_reason(Plain(), q.double())
     with pytest.raises(UserError, match=r"dropout is 0.1; choose backend auto"):
         backend.attend(q, q, q, LogN(), packed(1, 4, "dense"), 0.1)
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert "on a GPU, not on cpu" in backend.reason_against(Plain(), q)
+    assert "on a GPU, not on cpu" in backend.unsupported_reason(Plain(), q)
     monkeypatch.setattr(backend, "IS_INSTALLED", False)
-    assert "triton is not installed" in backend.reason_against(Plain())
+    assert "triton is not installed" in backend.unsupported_reason(Plain())

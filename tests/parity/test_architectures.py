@@ -157,7 +157,7 @@ def check(
     compare(computed(eager), expected, tolerance, "eager, float64")
     computed_blockwise = computed(build(architecture, mechanism, positions, "blockwise", **changes))
     compare(computed_blockwise, expected, tolerance, "blockwise, float64")
-    if sdpa.reason_against(MECHANISMS[mechanism]) is not None:
+    if sdpa.unsupported_reason(MECHANISMS[mechanism]) is not None:
         return
     for shortest, way in [(1, "document by document"), (100, "by a mask")][: 2 if masked else 1]:
         with pytest.MonkeyPatch.context() as patch:

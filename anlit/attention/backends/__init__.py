@@ -2,13 +2,13 @@
 
 A back end is a module, one file or a folder, with
 
-    reason_against(mechanism, q=None, dropout=0.0) -> str | None
+    unsupported_reason(mechanism, q=None, dropout=0.0) -> str | None
         why it cannot compute `mechanism`, None if it can. `q` is an example of queries, (B, H, T, D): its device,
         precision, head width and need of a gradient matter too. Without `q`, only reasons that hold on every device.
     attend(q, k, v, mechanism, documents, dropout) -> Tensor
         q and the result are (B, H, T, D); q and k have unit root mean square; q·k is scaled by 1/√D. k and v are
-        (B, G, T, D) if the module says `GROUPED = True`: query head h uses key head h // (H/G). Other modules get them
-        repeated, (B, H, T, D).
+        (B, G, T, D) if the module says `SUPPORTS_GQA = True`: query head h uses key head h // (H/G). Other modules get
+        them repeated, (B, H, T, D).
     prepare(mechanism, documents, n_rows)                                        (optional)
         derives what all layers share from the documents of `n_rows` sequences, and stores it in `documents`. It is
         called before the first layer, outside of compiled code.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from anlit.attention.backends import blockwise, eager, flash, flex, sdpa, triton
 from anlit.attention.documents import Documents
-from anlit.attention.groups import repeat_heads
+from anlit.attention.groups import repeat_kv
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
 
@@ -60,8 +60,8 @@ def attend_by(
     backend: ModuleType, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
 ) -> Tensor:
     """A back end on q, (B, H, T, D), and k and v, (B, G, T, D), which are repeated for it if it needs that."""
-    if not getattr(backend, "GROUPED", False):
-        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    if not getattr(backend, "SUPPORTS_GQA", False):
+        k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
     return backend.attend(q, k, v, mechanism, documents, dropout)  # type: ignore[no-any-return]
 
 
@@ -75,7 +75,7 @@ def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:
         return
     if name not in BACKENDS:
         raise ValueError(f"backend={name!r} is unknown: choose auto, {', '.join(BACKENDS)}")
-    if (reason := _reason_against(name, mechanism, None, dropout)) is not None:
+    if (reason := _unsupported_reason(name, mechanism, None, dropout)) is not None:
         raise ValueError(_refusal(name, mechanism, reason, None, dropout))
 
 
@@ -86,7 +86,7 @@ def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> 
         UserError: The back end `name` cannot compute it for such queries. The message names those that can.
     """
     if name != "auto":
-        if (reason := _reason_against(name, mechanism, q, dropout)) is not None:
+        if (reason := _unsupported_reason(name, mechanism, q, dropout)) is not None:
             raise UserError(_refusal(name, mechanism, reason, q, dropout))
         return name
     backend = default_backend(mechanism, q.device.type, q, dropout)
@@ -98,7 +98,7 @@ def default_backend(mechanism: Mechanism, device_type: str, q: Tensor | None = N
     """What auto takes without a trial on a device of this type, for queries like `q` or in a common precision."""
     by_distance_on_cpu = device_type == "cpu" and mechanism.depends_on_distance
     names = DEFAULTS_BY_DISTANCE_ON_CPU if by_distance_on_cpu else DEFAULTS
-    return next(name for name in names if _reason_against(name, mechanism, q, dropout) is None)
+    return next(name for name in names if _unsupported_reason(name, mechanism, q, dropout) is None)
 
 
 def candidates(mechanism: Mechanism, q: Tensor, is_packed: bool) -> dict[str, ModuleType]:
@@ -111,7 +111,7 @@ def candidates(mechanism: Mechanism, q: Tensor, is_packed: bool) -> dict[str, Mo
         return {}
     form = "a(t)" if mechanism.scales_with_distance else "m(t)" if mechanism.depends_on_distance else "g(n)"
     names = CANDIDATES["g(n), packed" if form == "g(n)" and is_packed else form]
-    able = [name for name in names if _reason_against(name, mechanism, q, 0.0) is None]
+    able = [name for name in names if _unsupported_reason(name, mechanism, q, 0.0) is None]
     if "triton" in able and eager.tables_are_learned(mechanism):
         able = [name for name in able if name != "flex"]
     if q.shape[-2] > LONGEST_EAGER:
@@ -119,12 +119,12 @@ def candidates(mechanism: Mechanism, q: Tensor, is_packed: bool) -> dict[str, Mo
     return {name: BACKENDS[name] for name in able[:MOST_CANDIDATES]}
 
 
-def _reason_against(name: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> str | None:
-    reason: str | None = BACKENDS[name].reason_against(mechanism, q, dropout)
+def _unsupported_reason(name: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> str | None:
+    reason: str | None = BACKENDS[name].unsupported_reason(mechanism, q, dropout)
     return reason
 
 
 def _refusal(name: str, mechanism: Mechanism, reason: str, q: Tensor | None, dropout: float) -> str:
-    able = [key for key in BACKENDS if _reason_against(key, mechanism, q, dropout) is None]
+    able = [key for key in BACKENDS if _unsupported_reason(key, mechanism, q, dropout) is None]
     label = type(mechanism).__name__
     return f"backend={name!r} cannot do attention {label}: {reason}; choose auto or {', '.join(able)}"

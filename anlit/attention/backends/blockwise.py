@@ -24,7 +24,7 @@ from anlit.attention.backends.eager import distance_tables, with_gain
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 
-GROUPED = True
+SUPPORTS_GQA = True
 QUERIES = 128
 """Queries in a block: enough for a matrix product, few enough that little above the diagonal is wasted."""
 KEPT_WEIGHTS = 2**22
@@ -32,7 +32,7 @@ KEPT_WEIGHTS = 2**22
 are more, the backward pass recomputes them from the logits' log-sum-exp."""
 
 
-def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
     """Why this back end cannot do `mechanism`, or None if it can."""
     if dropout:
         return "it does not drop attention weights"

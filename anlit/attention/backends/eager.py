@@ -11,12 +11,12 @@ from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 
-GROUPED = True
+SUPPORTS_GQA = True
 QUERIES_PER_BLOCK = 512
 """Queries whose logits over all keys are held at a time."""
 
 
-def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
     """None: this back end can compute every mechanism."""
     return None
 

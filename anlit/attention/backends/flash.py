@@ -19,7 +19,7 @@ from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.alibi import ALiBi
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
 
-GROUPED = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+SUPPORTS_GQA = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 WIDEST_HEAD = 256
 OLDEST = (8, 0)
 """The first compute capability that has bfloat16 in its matrix units."""
@@ -34,7 +34,7 @@ HAS_PACKAGE = _has_package()
 """Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
 
 
-def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
     """Why this back end cannot compute `mechanism` for queries like `q`, None if it can."""
     if mechanism.scales_with_distance:
         return "its gain a(t) changes logits by distance, which flash attention cannot"

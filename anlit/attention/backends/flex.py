@@ -23,7 +23,7 @@ from anlit.attention.backends.sdpa import gpu_generation
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 
-GROUPED = True
+SUPPORTS_GQA = True
 BLOCK = 128
 NARROWEST_HEAD = 16
 RECOMPILE_LIMIT = 64
@@ -43,7 +43,7 @@ HAS_FLASH_4 = _has_flash_4()
 """Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
 
 
-def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
     """Why this back end cannot compute `mechanism` for queries like `q`, None if it can."""
     if dropout:
         return f"FlexAttention has no dropout, and dropout is {dropout:g}"
@@ -120,8 +120,8 @@ def block_mask(documents: Documents, window: int | None) -> BlockMask:
     key = ("flex", window)
     if key not in documents.derived:
         documents.derived[key] = _find_blocks(documents, window)
-    found: BlockMask = documents.derived[key]
-    return found
+    mask: BlockMask = documents.derived[key]
+    return mask
 
 
 def _find_blocks(documents: Documents, window: int | None) -> BlockMask:

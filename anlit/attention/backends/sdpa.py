@@ -17,10 +17,10 @@ from anlit.attention.backends.eager import (
     with_gain,
 )
 from anlit.attention.documents import Documents
-from anlit.attention.groups import repeat_heads
+from anlit.attention.groups import repeat_kv
 from anlit.attention.mechanism import Mechanism
 
-GROUPED = True
+SUPPORTS_GQA = True
 SHORTEST_MEAN = 32
 """Mean tokens per document from which on a call for each document is faster than one masked call for all. Measured on 2
 CPU cores, H 4, D 32: 0.6 × the speed of one masked call at 8 tokens, 1.4 × at 32, 4.5 × at 256."""
@@ -33,18 +33,11 @@ PRIORITY = [
 """PyTorch's kernels on Hopper and later, where cuDNN's is the fastest published. No GPU has run this."""
 
 
-def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
     """Why this back end cannot compute `mechanism`, None if it can. It runs on every device."""
     if mechanism.scales_with_distance:
         return "its gain a(t) changes logits by distance, which scaled_dot_product_attention cannot"
     return None
-
-
-def mask_bytes(mechanism: Mechanism, q: Tensor) -> int:
-    """Bytes of the mask of all pairs that `attend` makes for one long document like q, (B, H, T, D), on a CPU."""
-    if not mechanism.depends_on_distance:
-        return 0
-    return (q.shape[1] if mechanism.shifts_with_distance else 1) * q.shape[2] ** 2 * q.element_size()
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
@@ -127,7 +120,7 @@ def fused(
 ) -> Tensor:
     """PyTorch's kernel for q (B, H, T, D), k and v (B, G, K, D), which are copied for every head if it needs that."""
     if not reads_groups(q, mask):
-        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+        k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
     is_grouped = k.shape[1] != q.shape[1]
     prefers_cudnn = q.is_cuda and mask is None and gpu_generation() >= 9
     with sdpa_kernel(PRIORITY, set_priority=True) if prefers_cudnn else nullcontext():

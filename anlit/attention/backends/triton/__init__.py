@@ -6,8 +6,8 @@ m(t) depends on a learned coefficient, the kernel for dq computes its gradient t
 
     tables.py            a(t) and m(t), and their derivative    lines.py            the same for far tiles
     operator.py          the operators for torch                launch.py           grids, strides, pointers
-    blocks.py            block sizes by device                  registers.py        resources, without a GPU
-    forward.py           out and lse                            tiles.py            what the kernels share
+    blocks.py            block sizes by device                  tiles.py            what the kernels share
+    forward.py           out and lse
     backward_queries.py  dq, the coefficient's gradient         backward_keys.py    dk and dv
 """
 
@@ -17,14 +17,14 @@ import os
 import torch
 from torch import Tensor
 
-from anlit.attention.backends.triton.lines import lines_of
+from anlit.attention.backends.triton.lines import linear_tables
 from anlit.attention.backends.triton.operator import triton_attention
-from anlit.attention.backends.triton.tables import reason_against_learned, tables_of
+from anlit.attention.backends.triton.tables import tables_of, unsupported_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
 
-GROUPED = True
+SUPPORTS_GQA = True
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
 """Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
 WIDEST = 256
@@ -33,22 +33,22 @@ OLDEST = (8, 0)
 """The first compute capability that has bfloat16 in its matrix units."""
 
 
-def reason_against(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
     """Why this back end cannot compute `mechanism`, None if it can; `q` gives device, dtype and head width."""
     if not IS_INSTALLED:
         return "triton is not installed (make extras EXTRAS=triton)"
     if dropout:
         return f"it has no dropout, and dropout is {dropout}"
-    if (reason := reason_against_learned(mechanism)) is not None or q is None:
+    if (reason := unsupported_coefficients(mechanism)) is not None or q is None:
         return reason
     if q.shape[-1] > WIDEST:
         return f"its heads are at most {WIDEST} wide, not {q.shape[-1]}"
     if q.dtype not in DTYPES:
         return f"it computes in bfloat16, float16 or float32, not {str(q.dtype).removeprefix('torch.')}"
-    return _reason_against_device(q.device)
+    return _unsupported_device(q.device)
 
 
-def _reason_against_device(device: torch.device) -> str | None:
+def _unsupported_device(device: torch.device) -> str | None:
     if device.type == "cuda":
         if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST:
             return f"it needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or newer"
@@ -79,11 +79,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    if (reason := reason_against(mechanism, q, dropout)) is not None:
+    if (reason := unsupported_reason(mechanism, q, dropout)) is not None:
         raise UserError(f"backend='triton' cannot compute this attention: {reason}; choose backend auto")
     tables, coefficient, tangents = tables_of(mechanism, q)
-    lines, far = lines_of(tables, q.shape[-1], q.dtype)
+    lines, far_start = linear_tables(tables, q.shape[-1], q.dtype)
     bounds = documents.bounds or (None, None)
     window = mechanism.window if mechanism.window is not None and mechanism.window < length else None
-    out, _ = triton_attention(q, k, v, coefficient, tables, tangents, lines, far, *bounds, window)
+    out, _ = triton_attention(q, k, v, coefficient, tables, tangents, lines, far_start, *bounds, window)
     return out

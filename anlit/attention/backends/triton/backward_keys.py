@@ -25,7 +25,7 @@ def backward_keys(
     v,
     tables,
     lines,
-    far,
+    far_start,
     starts,
     ends,
     lse,
@@ -97,7 +97,7 @@ def backward_keys(
         far_begin = full_end
         if lines is not None:
             lines_head = lines + h * lines_h
-            far_begin = tl.cdiv(first + tl.load(far + h * (lines_h > 0)), block_m) * block_m
+            far_begin = tl.cdiv(first + tl.load(far_start + h * (lines_h > 0)), block_m) * block_m
             far_begin = tl.minimum(tl.maximum(far_begin, full_begin), full_end)
         dk_tile, dv_tile = _over_queries(
             dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, tables_head, first,

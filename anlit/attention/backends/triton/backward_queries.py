@@ -33,7 +33,7 @@ def backward_queries(
     v,
     tables,
     lines,
-    far,
+    far_start,
     tangents,
     starts,
     out,
@@ -101,7 +101,7 @@ def backward_queries(
     far_end = full_begin
     if lines is not None:
         lines += h * lines_h
-        far_end = end_of_far_keys(first, far + h * (lines_h > 0), full_begin, full_end, block_n)
+        far_end = end_of_far_keys(first, far_start + h * (lines_h > 0), full_begin, full_end, block_n)
 
     inside = rows < length
     offset = (b * length * n_heads + h) * width

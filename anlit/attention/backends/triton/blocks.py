@@ -1,8 +1,8 @@
 """Block sizes of each kernel, by head width, dtype and device.
 
-They are chosen so that the kernels spill few or no registers (`tests/attention/registers.py` shows how many). They are not yet timed on
-a GPU: `anlit benchmark attention --blocks` does it. The choice is fixed, without autotuning, because block sizes decide
-the order of sums: the same run on the same device gives the same bits.
+They are chosen so that the kernels spill few or no registers (`tests/attention/registers.py` shows how many). They are
+not yet timed on a GPU. The choice is fixed, without autotuning, because block sizes decide the order of sums: the same
+run on the same device gives the same bits.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,8 @@ PADDING = 128
 class Blocks(NamedTuple):
     """Queries and keys that a program computes at a time, its warps, and the pipeline stages of its loads."""
 
-    queries: int
-    keys: int
+    block_m: int
+    block_n: int
     warps: int
     stages: int
 

@@ -25,7 +25,7 @@ def forward(
     v,
     tables,
     lines,
-    far,
+    far_start,
     starts,
     out,
     lse,
@@ -82,42 +82,42 @@ def forward(
     far_end = full_begin
     if lines is not None:
         lines += h * lines_h
-        far_end = end_of_far_keys(first, far + h * (lines_h > 0), full_begin, full_end, block_n)
+        far_end = end_of_far_keys(first, far_start + h * (lines_h > 0), full_begin, full_end, block_n)
 
     q_tile = load_rows(q + b * q_b + h * q_h, first, q_t, length, width, width_padded, block_m, True)
     average = tl.zeros([block_m, width_padded], tl.float32)
-    total = tl.zeros([block_m], tl.float32)
-    peak = tl.full([block_m], float("-inf"), tl.float32)
+    row_sum = tl.zeros([block_m], tl.float32)
+    row_max = tl.full([block_m], float("-inf"), tl.float32)
     if firsts is not None:
-        average, total, peak = _over_keys(
-            average, total, peak, q_tile, k, v, tables, first, firsts, begin, full_begin, scale, length,
+        average, row_sum, row_max = _over_keys(
+            average, row_sum, row_max, q_tile, k, v, tables, first, firsts, begin, full_begin, scale, length,
             k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True, False,
         )  # fmt: skip
     if lines is not None:
-        average, total, peak = _over_keys(
-            average, total, peak, q_tile, k, v, lines, first, firsts, full_begin, far_end, scale, length,
+        average, row_sum, row_max = _over_keys(
+            average, row_sum, row_max, q_tile, k, v, lines, first, firsts, full_begin, far_end, scale, length,
             k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False, True,
         )  # fmt: skip
-    average, total, peak = _over_keys(
-        average, total, peak, q_tile, k, v, tables, first, firsts, far_end, full_end, scale, length,
+    average, row_sum, row_max = _over_keys(
+        average, row_sum, row_max, q_tile, k, v, tables, first, firsts, far_end, full_end, scale, length,
         k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, False, False,
     )  # fmt: skip
-    average, total, peak = _over_keys(
-        average, total, peak, q_tile, k, v, tables, first, firsts, full_end, end, scale, length,
+    average, row_sum, row_max = _over_keys(
+        average, row_sum, row_max, q_tile, k, v, tables, first, firsts, full_end, end, scale, length,
         k_t, v_t, width, width_padded, block_m, block_n, pairs, precision, True, False,
     )  # fmt: skip
 
     out += (b * length * n_heads + h) * width
-    store_rows(out, average / total[:, None], first, n_heads * width, length, width, width_padded, block_m)
+    store_rows(out, average / row_sum[:, None], first, n_heads * width, length, width, width_padded, block_m)
     lse += (b * n_heads + h) * length
-    tl.store(lse + rows, peak + tl.log2(total), mask=rows < length)
+    tl.store(lse + rows, row_max + tl.log2(row_sum), mask=rows < length)
 
 
 @triton.jit
 def _over_keys(
     average,
-    total,
-    peak,
+    row_sum,
+    row_max,
     q_tile,
     k,
     v,
@@ -141,8 +141,8 @@ def _over_keys(
 ):
     """Add keys begin … end − 1 to the running softmax. `tables` are the lines if the keys are far.
 
-    `peak` is the largest logit, or for far keys nearly: the largest score at the gain of the tile's first key. Any
-    number near to it will do, because lse = peak + log2(total) with every peak.
+    `row_max` is the largest logit, or for far keys nearly: the largest score at the gain of the tile's first key. Any
+    number near to it will do, because lse = row_max + log2(row_sum) with every row_max.
     """
     offsets_m = tl.arange(0, block_m)
     columns = tl.arange(0, block_n)
@@ -163,30 +163,30 @@ def _over_keys(
                 seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
             if is_far:
                 gain_slope, bias_slope, gains, biases = line_at(tables, steps, scale, pairs)
-                higher = tl.maximum(peak, tl.max(scores, 1) * gains + biases)
+                higher = tl.maximum(row_max, tl.max(scores, 1) * gains + biases)
                 logits, _ = far_logits_of(
                     scores, gain_slope, bias_slope, gains[:, None] if pairs else gains, (biases - higher)[:, None],
                     columns.to(tl.float32)[None, :], pairs,
                 )  # fmt: skip
                 weights = tl.exp2(logits)
-                shrink = tl.exp2(peak - higher)
+                shrink = tl.exp2(row_max - higher)
             else:
                 logits, _ = logits_of(
                     scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
                     pairs, masked,
                 )  # fmt: skip
-                higher = tl.maximum(peak, tl.max(logits, 1))
+                higher = tl.maximum(row_max, tl.max(logits, 1))
                 base = higher
                 if masked:
                     base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet
                 weights = tl.exp2(logits - base[:, None])
-                shrink = tl.exp2(peak - base)
-            total = total * shrink + tl.sum(weights, 1)
+                shrink = tl.exp2(row_max - base)
+            row_sum = row_sum * shrink + tl.sum(weights, 1)
             v_tile = load_tile(v, v_t, length - key, width, width_padded, block_n, masked)
             average = product(weights.to(v_tile.dtype), v_tile, average * shrink[:, None], precision)
-            peak = higher
+            row_max = higher
             k += block_n * k_t
             v += block_n * v_t
             if is_far:
                 tables -= line_offset(block_n, pairs)
-    return average, total, peak
+    return average, row_sum, row_max

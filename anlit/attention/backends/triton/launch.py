@@ -19,7 +19,7 @@ def launch_forward(
     v: Tensor,
     tables: Tensor | None,
     lines: Tensor | None,
-    far: Tensor | None,
+    far_start: Tensor | None,
     starts: Tensor | None,
     window: int | None,
     out: Tensor,
@@ -32,8 +32,8 @@ def launch_forward(
     B, H, T, _ = q.shape
     blocks = own_blocks(q).forward
     with _on(q.device):
-        forward[(math.ceil(T / blocks.queries), B * H)](
-            q, k, v, tables, lines, far, starts, out, lse, _scale(q), T, window, *_strides(q, k, v),
+        forward[(math.ceil(T / blocks.block_m), B * H)](
+            q, k, v, tables, lines, far_start, starts, out, lse, _scale(q), T, window, *_strides(q, k, v),
             _head_stride(tables), _head_stride(lines), **_shapes(q, k, tables), **_sizes(blocks),
         )  # fmt: skip
 
@@ -44,7 +44,7 @@ def launch_backward(
     v: Tensor,
     tables: Tensor | None,
     lines: Tensor | None,
-    far: Tensor | None,
+    far_start: Tensor | None,
     tangents: Tensor | None,
     starts: Tensor | None,
     ends: Tensor | None,
@@ -65,18 +65,18 @@ def launch_backward(
     B, H, T, _ = q.shape
     blocks = own_blocks(q)
     delta = torch.empty_like(lse)
-    n_blocks = math.ceil(T / blocks.backward_queries.queries)
+    n_blocks = math.ceil(T / blocks.backward_queries.block_m)
     parts = None if d_coefficient is None else lse.new_empty(B, H, n_blocks)
     strides = (*_strides(q, k, v, d_out), _head_stride(tables), _head_stride(lines))
     rest: dict[str, Any] = _shapes(q, k, tables)
     with _on(q.device):
         backward_queries[(n_blocks, B * H)](
-            q, k, v, tables, lines, far, None if parts is None else tangents, starts, out, lse, d_out, delta, dq, parts,
-            _scale(q), T, window, *strides, _head_stride(tangents), **rest, **_sizes(blocks.backward_queries),
+            q, k, v, tables, lines, far_start, None if parts is None else tangents, starts, out, lse, d_out, delta, dq,
+            parts, _scale(q), T, window, *strides, _head_stride(tangents), **rest, **_sizes(blocks.backward_queries),
             tangent_pairs=tangents is not None and tangents.shape[-1] == 2,
         )  # fmt: skip
-        backward_keys[(math.ceil(T / blocks.backward_keys.keys), B * k.shape[1])](
-            q, k, v, tables, lines, far, starts, ends, lse, d_out, delta, dk, dv, _scale(q), T, window, *strides,
+        backward_keys[(math.ceil(T / blocks.backward_keys.block_n), B * k.shape[1])](
+            q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, dk, dv, _scale(q), T, window, *strides,
             **rest, **_sizes(blocks.backward_keys),
         )  # fmt: skip
     if d_coefficient is not None and parts is not None:
@@ -129,8 +129,8 @@ def _shapes(q: Tensor, k: Tensor, tables: Tensor | None) -> dict[str, Any]:
 
 def _sizes(blocks: Blocks) -> dict[str, int]:
     return {
-        "block_m": blocks.queries,
-        "block_n": blocks.keys,
+        "block_m": blocks.block_m,
+        "block_n": blocks.block_n,
         "num_warps": blocks.warps,
         "num_stages": blocks.stages,
     }

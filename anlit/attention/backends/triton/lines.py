@@ -30,7 +30,7 @@ SHORTEST = 2048
 """Sequences up to this length have no far tiles that would be worth the lines."""
 
 
-def lines_of(tables: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | tuple[None, None]:
+def linear_tables(tables: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """The lines of all far tiles, and where they begin; None and None if there are none.
 
     Args:

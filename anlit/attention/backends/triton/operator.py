@@ -1,13 +1,14 @@
 """The kernels as custom operators: opaque to `torch.compile`, known to autograd and the FLOP counter.
 
-    anlit::triton_attention(q, k, v, coefficient, tables, tangents, lines, far, starts, ends, window) -> (out, lse)
+    anlit::triton_attention(
+        q, k, v, coefficient, tables, tangents, lines, far_start, starts, ends, window) -> (out, lse)
 
 q of shape (B, H, T, D), k and v (B, H_kv, T, D) with H_kv a divisor of H. Query i of head h sees the keys
 starts_i ≤ j ≤ i with j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T + PADDING, 2)
 float32, holds (gain, bias) by distance i−j. With last size 1 it holds the biases only, and None is for no biases: the
-gain is then log2(e)/√D. Kernels may read entries past distance T − 1 but do not use them. `lines` and `far` are what
-`lines.py` makes of the tables, or None. `starts` and `ends`, (B, T) int32, are the bounds of each token's document. out
-(B, H, T, D) lies in memory as (B, T, H, D); lse (B, H, T) float32 is in base 2.
+gain is then log2(e)/√D. Kernels may read entries past distance T − 1 but do not use them. `lines` and `far_start` are
+what `lines.py` makes of the tables, or None. `starts` and `ends`, (B, T) int32, are the bounds of each token's
+document. out is stored (B, T, H, D), viewed (B, H, T, D); lse (B, H, T) float32 is in base 2.
 
 `coefficient`, (H or 1,) or None, is a learned number on which the tables depend, and `tangents`, of shape (H or 1,
 T + PADDING, 2 or 1) like the tables, their derivative by it; of last size 1 if only the biases depend on it. The
@@ -33,7 +34,7 @@ def triton_attention(
     tables: Tensor | None,
     tangents: Tensor | None,
     lines: Tensor | None,
-    far: Tensor | None,
+    far_start: Tensor | None,
     starts: Tensor | None,
     ends: Tensor | None,
     window: int | None,
@@ -42,7 +43,7 @@ def triton_attention(
     _check(q, k, v, tables, starts, ends)
     _check_coefficient(q, coefficient, tangents)
     out, lse = _outputs(q)
-    launch_forward(q, k, v, tables, lines, far, starts, window, out, lse)
+    launch_forward(q, k, v, tables, lines, far_start, starts, window, out, lse)
     return out, lse
 
 
@@ -56,7 +57,7 @@ def triton_attention_backward(
     tables: Tensor | None,
     tangents: Tensor | None,
     lines: Tensor | None,
-    far: Tensor | None,
+    far_start: Tensor | None,
     starts: Tensor | None,
     ends: Tensor | None,
     window: int | None,
@@ -66,7 +67,8 @@ def triton_attention_backward(
     """Gradients of q, k, v and the coefficient; that of the coefficient is empty if it is None."""
     dq, dk, dv, d_coefficient = _gradients(q, k, coefficient)
     written = None if coefficient is None else d_coefficient
-    launch_backward(q, k, v, tables, lines, far, tangents, starts, ends, window, out, lse, d_out, dq, dk, dv, written)
+    bounds, results = (starts, ends, window, out, lse), (dq, dk, dv, written)
+    launch_backward(q, k, v, tables, lines, far_start, tangents, *bounds, d_out, *results)
     return dq, dk, dv, d_coefficient
 
 

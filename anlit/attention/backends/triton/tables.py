@@ -12,7 +12,7 @@ from anlit.attention.coefficient import Coefficient, learned_coefficients
 from anlit.attention.mechanism import Mechanism
 
 
-def reason_against_learned(mechanism: Mechanism) -> str | None:
+def unsupported_coefficients(mechanism: Mechanism) -> str | None:
     """Why the kernels cannot give the gradients of what a(t) and m(t) learn, None if they can."""
     if not tables_are_learned(mechanism) or _coefficient_of(mechanism) is not None:
         return None
@@ -33,7 +33,7 @@ class Tables(NamedTuple):
     """What the operator reads of a mechanism; None without such tables, and without a learned coefficient for them."""
 
     tables: Tensor | None
-    """As `pack` returns them, without a gradient."""
+    """As `interleave` returns them, without a gradient."""
     coefficient: Tensor | None
     """(H or 1,), the learned number on which the tables depend."""
     tangents: Tensor | None
@@ -47,7 +47,7 @@ def tables_of(mechanism: Mechanism, like: Tensor) -> Tables:
     """
     length, width = like.shape[-2] + PADDING, like.shape[-1]
     a, m = distance_tables(mechanism, length, like)
-    tables = pack(a, m, width)
+    tables = interleave(a, m, width)
     if tables is None or not tables.requires_grad:
         return Tables(tables, None, None)
     coefficient = _coefficient_of(mechanism)
@@ -57,14 +57,14 @@ def tables_of(mechanism: Mechanism, like: Tensor) -> Tables:
     def packed(value: Tensor) -> Tensor | None:
         with coefficient.replaced_by(value):
             gains, biases = distance_tables(mechanism, length, like)
-        return pack(gains if a is not None and a.requires_grad else None, biases, width)
+        return interleave(gains if a is not None and a.requires_grad else None, biases, width)
 
     value = coefficient.value.detach()
     tangents = torch.func.jvp(packed, (value,), (torch.ones_like(value),))[1]
     return Tables(tables.detach(), coefficient.value, tangents.contiguous())
 
 
-def pack(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
+def interleave(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
     """a(t) and m(t) for the kernels: (H or 1, T + PADDING, 2 or 1), float32, in base 2, with a divided by √D."""
     biases = None if m is None else (m * math.log2(math.e)).float().reshape(-1, m.shape[-1])
     if a is None:

@@ -125,9 +125,9 @@ def logits_of(scores, tables, least, offsets, rows, keys, seen, scale, pairs: tl
 
 
 @triton.jit
-def end_of_far_keys(first, far, begin, end, block: tl.constexpr):
+def end_of_far_keys(first, far_start, begin, end, block: tl.constexpr):
     """Where, from begin to end, the blocks of keys end whose tiles with the queries from `first` on are far."""
-    far_end = tl.maximum(first - tl.load(far) + block, 0) // block * block
+    far_end = tl.maximum(first - tl.load(far_start) + block, 0) // block * block
     return tl.minimum(tl.maximum(far_end, begin), end)
 
 
@@ -214,7 +214,7 @@ def _load_pairs(tables, offsets):
     shared memory, with a whole tile of numbers of which only one per diagonal differs.
     """
     if PTX:
-        one, other = tl.inline_asm_elementwise(
+        first, second = tl.inline_asm_elementwise(
             """{
             .reg .u64 address;
             cvt.u64.u32 address, $2;
@@ -228,16 +228,16 @@ def _load_pairs(tables, offsets):
             pack=1,
         )
     else:
-        one = tl.load(tables + offsets * 2)
-        other = tl.load(tables + offsets * 2 + 1)
-    return one, other
+        first = tl.load(tables + offsets * 2)
+        second = tl.load(tables + offsets * 2 + 1)
+    return first, second
 
 
 @triton.jit
 def _load_singles(tables, offsets):
     """The number at each offset; see `_load_pairs`."""
     if PTX:
-        one = tl.inline_asm_elementwise(
+        value = tl.inline_asm_elementwise(
             """{
             .reg .u64 address;
             cvt.u64.u32 address, $1;
@@ -251,5 +251,5 @@ def _load_singles(tables, offsets):
             pack=1,
         )
     else:
-        one = tl.load(tables + offsets)
-    return one
+        value = tl.load(tables + offsets)
+    return value
