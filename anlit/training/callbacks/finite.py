@@ -6,10 +6,10 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from anlit.errors import UserError
 from anlit.models.trainer_steps import is_logged
-from anlit.training.snapshot import n_non_finite
 
 
 class StopOnNonFinite(L.Callback):
@@ -85,11 +85,22 @@ def _and_finite(so_far: Tensor | None, number: Tensor) -> Tensor:
     return finite if so_far is None else so_far & finite
 
 
+@torch.no_grad()
+def _n_non_finite(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    """How many of this rank's weights and optimizer states have a NaN or infinite entry: a 0-d tensor."""
+    tensors = list(model.state_dict().values())
+    tensors += [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    floats = [tensor for tensor in local if tensor.is_floating_point()]
+    device = floats[0].device  # unless fused, AdamW counts steps on the host
+    return torch.stack([(~torch.isfinite(tensor).all()).to(device) for tensor in floats]).sum()
+
+
 def _n_non_finite_of_all_ranks(trainer: L.Trainer, pl_module: L.LightningModule) -> int:
     """The largest number of non-finite tensors on any rank; all ranks must call this."""
     if not trainer.optimizers:
         return 0
-    return int(trainer.strategy.reduce(n_non_finite(pl_module, trainer.optimizers[0]).float(), reduce_op="max"))
+    return int(trainer.strategy.reduce(_n_non_finite(pl_module, trainer.optimizers[0]).float(), reduce_op="max"))
 
 
 def diverged(trainer: L.Trainer, what: str) -> UserError:

@@ -1,9 +1,8 @@
-"""Skips steps whose loss or gradient is NaN or far too large, or rolls back to a snapshot."""
+"""Skips steps whose loss or gradient is NaN or far too large."""
 
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import lightning as L
@@ -14,7 +13,6 @@ from torch import Tensor
 from anlit.attention.qk_clip import QKClip
 from anlit.errors import UserError
 from anlit.training.callbacks.finite import diverged
-from anlit.training.snapshot import Snapshot, is_sharded, n_non_finite
 
 _log = logging.getLogger(__name__)
 
@@ -38,28 +36,16 @@ class RecentValues:
         spread = math.sqrt(math.fsum((x - mean) ** 2 for x in self.values) / (n - 1))
         return (value - mean) / max(spread, LEAST_SPREAD * abs(mean), 1e-30)
 
-    def replace(self, values: Iterable[float]) -> None:
-        """Replace the window by `values`."""
-        self.values = deque(values, self.window)
-
 
 class LossGuard(L.Callback):
     """Checks the loss and gradient norm of every optimizer step before the optimizer's step.
 
     A step is bad if one of them is NaN or infinite, or more than `spike_sigmas` standard deviations above the mean of
     the last `window` good steps, once half as many have been seen (the rule of OLMo's skip-step optimizer). *Skip*
-    drops the step's gradients: weights and optimizer state do not change, not even by weight decay. *Roll back*
-    restores weights and optimizer state on all ranks from a snapshot in host memory (4 bytes per parameter and 8 for
-    AdamW's moments, on every rank, or its share of sharded ones). In both cases data, schedule and step number
-    continue, so the bad batch is passed over. The counts over the whole run are logged as `guard/skipped` and
-    `guard/rolled_back`, and each bad step logs a line with its number in metrics.csv. `train/loss` there keeps the
-    value of the bad step, NaN included.
-
-    Snapshots are taken at the start and after every `snapshot_every_n_steps`-th step, unless that step was skipped or
-    its state is not finite. A continued run is exact: the checkpoint has the guard's state, and also the snapshot if
-    that differs from the checkpoint. Such checkpoints are twice as large, so make the interval of checkpoints a
-    multiple of that of snapshots. Sharded snapshots are not saved. There the first snapshot of a continued run is the
-    checkpoint's state, which is exact only if the checkpoint was written at a snapshot's step.
+    drops the step's gradients: weights and optimizer state do not change, not even by weight decay. Data, schedule and
+    step number continue, so the bad batch is passed over. The count over the whole run is logged as `guard/skipped`,
+    and each bad step logs a line with its number in metrics.csv. `train/loss` there keeps the value of the bad step,
+    NaN included. A continued run is exact: the checkpoint has the guard's state.
 
     The host waits for the device once per step, which training otherwise does not do. Several ranks also need an
     all-reduce of two numbers.
@@ -69,58 +55,43 @@ class LossGuard(L.Callback):
         on_spike: What to do about one that is far too large.
         spike_sigmas: The number of standard deviations that is far too large.
         window: Number of good steps that a step is compared with.
-        snapshot_every_n_steps: Optimizer steps between two snapshots; none are taken without `roll_back`.
         limit: The run ends if more of the last `window` steps than this were bad.
     """
 
     def __init__(
         self,
-        on_nan: Literal["stop", "skip", "roll_back"] = "skip",
-        on_spike: Literal["ignore", "skip", "roll_back"] = "ignore",
+        on_nan: Literal["stop", "skip"] = "skip",
+        on_spike: Literal["ignore", "skip"] = "ignore",
         spike_sigmas: float = 6.0,
         window: int = 128,
-        snapshot_every_n_steps: int = 500,
         limit: int = 10,
     ) -> None:
-        if spike_sigmas <= 0 or window < 2 or snapshot_every_n_steps < 1 or limit < 0:
+        if spike_sigmas <= 0 or window < 2 or limit < 0:
             raise UserError(
-                f"LossGuard has spike_sigmas={spike_sigmas}, window={window}, snapshot_every_n_steps="
-                f"{snapshot_every_n_steps}, limit={limit}: they must be at least above 0, 2, 1 and 0"
+                f"LossGuard has spike_sigmas={spike_sigmas}, window={window}, limit={limit}: "
+                "they must be above 0, at least 2 and at least 0"
             )
         self.on_nan, self.on_spike = on_nan, on_spike
         self.spike_sigmas, self.window, self.limit = spike_sigmas, window, limit
-        self.every_n_steps = snapshot_every_n_steps if "roll_back" in (on_nan, on_spike) else 0
         self.losses, self.norms = RecentValues(window), RecentValues(window)
-        self.skipped, self.rolled_back = 0, 0
-        self.snapshot: Snapshot | None = None
-        self._windows_then: list[list[float]] = [[], []]  # losses and norms at the snapshot
-        self._is_current = False  # whether the snapshot equals the present state
+        self.skipped = 0
         self._recent_bad: deque[bool] = deque(maxlen=window)
         self._loss: Tensor | None = None
-        self._seen_step, self._was_skipped = 0, False
+        self._seen_step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        saved = self.snapshot is not None and not self.snapshot.sharded and not self._is_current
         return {
             "losses": list(self.losses.values),
             "norms": list(self.norms.values),
             "recent_bad": list(self._recent_bad),
             "skipped": self.skipped,
-            "rolled_back": self.rolled_back,
-            "snapshot": self.snapshot.state_dict() | {"windows": self._windows_then}
-            if saved and self.snapshot
-            else None,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.losses.replace(state_dict["losses"])
-        self.norms.replace(state_dict["norms"])
-        self._recent_bad = deque(state_dict["recent_bad"], self.window)
-        self.skipped, self.rolled_back = state_dict["skipped"], state_dict["rolled_back"]
-        if state_dict["snapshot"] is not None:
-            self.snapshot = Snapshot()
-            self.snapshot.load_state_dict(state_dict["snapshot"])
-            self._windows_then = state_dict["snapshot"]["windows"]
+        self.losses.values.extend(state_dict["losses"])
+        self.norms.values.extend(state_dict["norms"])
+        self._recent_bad.extend(state_dict["recent_bad"])
+        self.skipped = state_dict["skipped"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.gradient_clip_algorithm == "value":
@@ -132,10 +103,6 @@ class LossGuard(L.Callback):
         model: Any = pl_module
         model.on_gradient_norm = lambda norm: self._on_gradient_norm(trainer, pl_module, norm)
         self._seen_step = trainer.global_step
-        if not self.every_n_steps or is_sharded(pl_module):  # a saved snapshot is not sharded
-            self.snapshot = None
-        if self.every_n_steps and self.snapshot is None:
-            self._take(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         model: Any = pl_module
@@ -154,7 +121,6 @@ class LossGuard(L.Callback):
         self._loss = None
         numbers = torch.stack([loss, norm.detach().to(loss)])
         loss_now, norm_now = trainer.strategy.reduce(numbers, reduce_op="mean").tolist()
-        self._is_current = self._was_skipped = False
         action, why = self.judge(loss_now, norm_now)
         if action == "step":
             return
@@ -163,20 +129,11 @@ class LossGuard(L.Callback):
             many = "" if action == "stop" else f", and {n_bad} of the last {len(self._recent_bad)} steps were bad"
             raise diverged(trainer, f"at step {trainer.global_step} {why}{many}")
         self._drop_gradients(trainer, pl_module)
-        if action == "skip":
-            self._was_skipped = True
-            self.skipped += 1
-            _warn(f"step {trainer.global_step}: {why}, the step was skipped")
-            return
-        assert self.snapshot is not None
-        self.snapshot.restore(pl_module, trainer.optimizers[0])
-        for values, then in zip((self.losses, self.norms), self._windows_then, strict=True):
-            values.replace(then)
-        self.rolled_back += 1
-        _warn(f"step {trainer.global_step}: {why}, rolled back to the state after {self.snapshot.step} steps")
+        self.skipped += 1
+        _warn(f"step {trainer.global_step}: {why}, the step was skipped")
 
     def judge(self, loss: float, norm: float) -> tuple[str, str]:
-        """Record a step and decide what to do, and why: `step` (take it), `stop`, `skip` or `roll_back`.
+        """Record a step and decide what to do, and why: `step` (take it), `stop` or `skip`.
 
         Every rank passes the same numbers and gets the same answer.
         """
@@ -200,22 +157,9 @@ class LossGuard(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.global_step
-        if step == self._seen_step:  # several micro-batches make one step
-            return
-        self._seen_step = step
-        counts = {"guard/skipped": self.skipped, "guard/rolled_back": self.rolled_back}
-        pl_module.log_dict({name: torch.tensor(float(count)) for name, count in counts.items()})  # kept on the host
-        if self.every_n_steps and step % self.every_n_steps == 0 and not self._was_skipped:
-            bad = trainer.strategy.reduce(n_non_finite(pl_module, trainer.optimizers[0]).float(), reduce_op="sum")
-            if not bool(bad):
-                self._take(trainer, pl_module)
-
-    def _take(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.snapshot = self.snapshot or Snapshot()
-        self.snapshot.take(pl_module, trainer.optimizers[0], trainer.global_step)
-        self._windows_then = [list(self.losses.values), list(self.norms.values)]
-        self._is_current = True
+        if trainer.global_step > self._seen_step:  # several micro-batches make one step
+            self._seen_step = trainer.global_step
+            pl_module.log("guard/skipped", torch.tensor(float(self.skipped)))  # kept on the host
 
     def _drop_gradients(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove the gradients, so that the optimizer skips all parameters, and QK-clip's record of the bad batch."""
