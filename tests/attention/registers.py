@@ -65,7 +65,9 @@ def compile_kernel(
     constants |= dict.fromkeys(("tangents", "d_coefficient") if form != "learned" else ())
     constants |= dict.fromkeys(("starts", "ends") if form not in ("packed", "windowed") else ())
     constants |= dict.fromkeys(("window",) if form != "windowed" else ())
-    signature = {name: "constexpr" if name in constants else _type_of(name, pointer) for name in function.arg_names}
+    signature = {
+        name: "constexpr" if name in constants else _type_of(name, pointer, group) for name in function.arg_names
+    }
     constants = {name: value for name, value in constants.items() if name in signature}
     aligned: Any = {
         (index,): [["tt.divisibility", 16]]
@@ -79,7 +81,9 @@ def compile_kernel(
     )
 
 
-def _type_of(name: str, pointer: str) -> str:
+def _type_of(name: str, pointer: str, group: int) -> str:
+    if name in ("dk", "dv") and group > 1:  # each query head's part of the sum
+        return "*fp32"
     if name in ("q", "k", "v", "out", "d_out", "dq", "dk", "dv"):
         return pointer
     if name in ("starts", "ends", "far_start"):
@@ -144,12 +148,13 @@ def main() -> None:
     parser.add_argument("--kernel", nargs="+", default=list(KERNELS), choices=KERNELS)
     parser.add_argument("--form", nargs="+", default=["dense"], choices=FORMS)
     parser.add_argument("--precision", nargs="+", default=["bfloat16"], choices=PRECISIONS)
+    parser.add_argument("--group", type=int, default=1, help="query heads that share a key head")
     parser.add_argument("--blocks", type=int, nargs=4, help="queries, keys, warps and stages, in place of blocks.py's")
     options = parser.parse_args()
     blocks = Blocks(*options.blocks) if options.blocks else None
     chosen = (options.precision, options.capability, options.width, options.kernel, options.form)
     for precision, capability, width, kernel, form in itertools.product(*chosen):
-        taken = resources(compile_kernel(kernel, form, width, capability, blocks, precision=precision))
+        taken = resources(compile_kernel(kernel, form, width, capability, blocks, options.group, precision))
         numbers = "  ".join(f"{name} {value}" for name, value in taken.items())
         echo(f"sm_{capability}  {precision:8s}  D {width:3d}  {kernel:16s} {form:8s}  {numbers}")
 

@@ -59,14 +59,21 @@ def backward_keys(
     pairs: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """dk and dv (B, T, H_kv, D) of one block of keys, over all query heads of its group.
+    """dk and dv (B, T, H, D) of one block of keys, from one query head; those of a group are summed afterwards.
 
     It reads the queries from the block's first key to the end of its last key's document or window.
     """
-    n_heads_kv: tl.constexpr = n_heads // group
     first = tl.program_id(0) * block_n
-    b = (tl.program_id(1) // n_heads_kv).to(tl.int64)
-    h_kv = (tl.program_id(1) % n_heads_kv).to(tl.int64)
+    b = (tl.program_id(1) // n_heads).to(tl.int64)
+    h = (tl.program_id(1) % n_heads).to(tl.int64)
+    k += b * k_b + (h // group) * k_h
+    v += b * v_b + (h // group) * v_h
+    q += b * q_b + h * q_h
+    d_out += b * d_out_b + h * d_out_h
+    lse += (b * n_heads + h) * length
+    delta += (b * n_heads + h) * length
+    if tables is not None:
+        tables += h * tables_h
     if starts is not None:
         starts += b * length
         ends += b * length
@@ -83,49 +90,39 @@ def backward_keys(
     full_begin = tl.minimum(full_begin, end)
     full_end = tl.minimum(full_end, end)
 
-    k_tile = load_rows(k + b * k_b + h_kv * k_h, first, k_t, length, width, width_padded, block_n, True)
-    v_tile = load_rows(v + b * v_b + h_kv * v_h, first, v_t, length, width, width_padded, block_n, True)
+    far_begin = full_end
+    if lines is not None:
+        lines += h * lines_h
+        far_begin = tl.cdiv(first + tl.load(far_start + h * (lines_h > 0)), block_m) * block_m
+        far_begin = tl.minimum(tl.maximum(far_begin, full_begin), full_end)
+
+    k_tile = load_rows(k, first, k_t, length, width, width_padded, block_n, True)
+    v_tile = load_rows(v, first, v_t, length, width, width_padded, block_n, True)
     dk_tile = tl.zeros([block_n, width_padded], tl.float32)
     dv_tile = tl.zeros([block_n, width_padded], tl.float32)
-    for member in range(group):
-        h = h_kv * group + member
-        q_head = q + b * q_b + h * q_h
-        d_out_head = d_out + b * d_out_b + h * d_out_h
-        lse_head = lse + (b * n_heads + h) * length
-        delta_head = delta + (b * n_heads + h) * length
-        tables_head = None if tables is None else tables + h * tables_h
-        far_begin = full_end
-        if lines is not None:
-            lines_head = lines + h * lines_h
-            far_begin = tl.cdiv(first + tl.load(far_start + h * (lines_h > 0)), block_m) * block_m
-            far_begin = tl.minimum(tl.maximum(far_begin, full_begin), full_end)
+    dk_tile, dv_tile = _over_queries(
+        dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window, begin, full_begin, scale,
+        length, q_t, d_out_t, width, width_padded, block_m, block_n, pairs, precision, True, False,
+    )  # fmt: skip
+    dk_tile, dv_tile = _over_queries(
+        dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window, full_begin, far_begin,
+        scale, length, q_t, d_out_t, width, width_padded, block_m, block_n, pairs, precision, False, False,
+    )  # fmt: skip
+    if lines is not None:
         dk_tile, dv_tile = _over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, tables_head, first,
-            starts, window, begin, full_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-            pairs, precision, True, False,
+            dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, lines, first, starts, window, far_begin, full_end,
+            scale, length, q_t, d_out_t, width, width_padded, block_m, block_n, pairs, precision, False, True,
         )  # fmt: skip
+    if starts is not None or window is not None:
         dk_tile, dv_tile = _over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, tables_head, first,
-            starts, window, full_begin, far_begin, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-            pairs, precision, False, False,
+            dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window, full_end, end, scale,
+            length, q_t, d_out_t, width, width_padded, block_m, block_n, pairs, precision, True, False,
         )  # fmt: skip
-        if lines is not None:
-            dk_tile, dv_tile = _over_queries(
-                dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, lines_head, first,
-                starts, window, far_begin, full_end, scale, length, q_t, d_out_t, width, width_padded, block_m,
-                block_n, pairs, precision, False, True,
-            )  # fmt: skip
-        if starts is not None or window is not None:
-            dk_tile, dv_tile = _over_queries(
-                dk_tile, dv_tile, k_tile, v_tile, q_head, d_out_head, lse_head, delta_head, tables_head, first,
-                starts, window, full_end, end, scale, length, q_t, d_out_t, width, width_padded, block_m, block_n,
-                pairs, precision, True, False,
-            )  # fmt: skip
 
     dk_tile *= LN_2 if pairs else LN_2 * scale
-    offset = (b * length * n_heads_kv + h_kv) * width
-    store_rows(dk + offset, dk_tile, first, n_heads_kv * width, length, width, width_padded, block_n)
-    store_rows(dv + offset, dv_tile, first, n_heads_kv * width, length, width, width_padded, block_n)
+    offset = (b * length * n_heads + h) * width
+    store_rows(dk + offset, dk_tile, first, n_heads * width, length, width, width_padded, block_n)
+    store_rows(dv + offset, dv_tile, first, n_heads * width, length, width, width_padded, block_n)
 
 
 @triton.jit

@@ -75,10 +75,14 @@ def launch_backward(
             parts, _scale(q), T, window, *strides, _head_stride(tangents), **rest, **_sizes(blocks.backward_queries),
             tangent_pairs=tangents is not None and tangents.shape[-1] == 2,
         )  # fmt: skip
-        backward_keys[(math.ceil(T / blocks.backward_keys.block_n), B * k.shape[1])](
-            q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, dk, dv, _scale(q), T, window, *strides,
-            **rest, **_sizes(blocks.backward_keys),
+        by_head = [dk, dv] if k.shape[1] == H else [lse.new_empty(B, T, H, x.shape[-1]) for x in (k, v)]
+        backward_keys[(math.ceil(T / blocks.backward_keys.block_n), B * H)](
+            q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, *by_head, _scale(q), T, window,
+            *strides, **rest, **_sizes(blocks.backward_keys),
         )  # fmt: skip
+    if k.shape[1] != H:  # in float32 and always in the same order
+        for total, parts_of_heads in zip((dk, dv), by_head, strict=True):
+            total.copy_(parts_of_heads.unflatten(2, (k.shape[1], -1)).sum(3).transpose(1, 2))
     if d_coefficient is not None and parts is not None:
         d_coefficient.copy_(parts.sum((0, 2)) if len(d_coefficient) > 1 else parts.sum()[None])
 
