@@ -41,7 +41,7 @@ class Totals:
 
 
 def read_documents(files: Sequence[str], field: str) -> Iterator[Document]:
-    """The texts of files: plain text is one document, .jsonl, .jsonl.zst and .parquet hold one per record.
+    """The texts of files: plain text is one document, JSON lines and parquet hold one per record.
 
     Args:
         field: The field of a record that has its text.
@@ -53,7 +53,7 @@ def read_documents(files: Sequence[str], field: str) -> Iterator[Document]:
 
     for name in files:
         try:
-            for record in read_file(name, Path(name), 1 << 30, Columns(field, max_document_bytes=1 << 40)):
+            for record in read_file(name, Path(name), Columns(field, max_document_bytes=1 << 40)):
                 if record.text is None:
                     raise UserError(f"{name}, {record.where}: {record.detail}: correct it, or leave it out")
                 yield Document(record.text, f"{name}, {record.where}")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from anlit.data.module import TokenShards
-from anlit.data.preparation.catalogue import FINEWEB_VAL_TOKENS, Options, python_sources, text_files
 from anlit.data.preparation.prepare import RunOptions, prepare
+from anlit.data.preparation.recipes import FINEWEB_VAL_TOKENS, Options, python_sources, text_files
 from anlit.data.tokenizer import END_OF_DOCUMENT
 from anlit.errors import UserError
 
@@ -105,7 +105,7 @@ class PythonSources(TokenShards):
 class TextFiles(TokenShards):
     """Any folder of UTF-8 text files as a corpus; each different file is one document.
 
-    Files of JSON lines (.jsonl, .jsonl.zst) and parquet hold many documents, one in each line or row.
+    Files of JSON lines (.jsonl, also .gz or .zst) and parquet hold many documents, one in each line or row.
 
     Args:
         source: folder with the text files; not needed any more once the shards exist.
@@ -115,7 +115,7 @@ class TextFiles(TokenShards):
         tokenizer: gpt2, gpt-neox or the path of a tokenizer.json, to use instead of training one.
         end_of_document: the token of that tokenizer that ends a document.
         val_fraction: part of the documents that is held out for validation.
-        text: of JSON lines and parquet, the field that holds the text.
+        text_field: of JSON lines and parquet, the field that holds the text.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class TextFiles(TokenShards):
         tokenizer: str | None = None,
         end_of_document: str = END_OF_DOCUMENT,
         val_fraction: float = 0.05,
-        text: str = "text",
+        text_field: str = "text",
         **kwargs: Any,
     ) -> None:
         super().__init__(path, **kwargs)
@@ -138,7 +138,7 @@ class TextFiles(TokenShards):
             tokenizer=tokenizer,
             end_of_document=end_of_document,
             val_fraction=val_fraction,
-            text=text,
+            text_field=text_field,
         )
 
     def prepare_data(self) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.recipes import Recipe
 from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.prepared import random_tokens, write_prepared
-from tests.data.preparing import SIZES, make, read_sources, recipe_of, scratch, train_tokenizer
+from tests.data.preparing import SIZES, make, read_records, recipe_of, scratch, train_tokenizer
 
 WORDS = ["the", "norm", "of", "a", "row", "is", "one", "größe", "naïve", "日本語", "and", "x = 1\n", "\t\r\n", "🙂"]
 
@@ -55,7 +55,7 @@ def tokenizer(place: Path) -> str:
 
 @pytest.fixture(scope="session")
 def recipe(place: Path, tokenizer: str) -> Recipe:
-    """Of 50 documents in several groups of several tasks, nine of them held out."""
+    """Of 50 documents in several tasks, nine of them held out."""
     layouts.openwebtext(place / "hub", list(documents(60, seed=1))[10:], n_files=4, row_group_size=4)
     return recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
 
@@ -64,7 +64,7 @@ def recipe(place: Path, tokenizer: str) -> Recipe:
 def finished(place: Path, recipe: Recipe) -> Path:
     """The folder that `recipe` makes."""
     make(place / "finished", recipe)
-    assert len(read_sources(place / "finished")) > 2
+    assert len(read_records(place / "finished")) > 4
     return place / "finished"
 
 

@@ -46,18 +46,12 @@ class HubServer:
     """So many downloads have a wrong first byte."""
     names: list[str] = field(default_factory=list)
     """Names that every listing has besides."""
-    parts: bool = True
-    """Whether a Range is heeded."""
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
-    """Path and Range header of every request."""
+    asked: list[str] = field(default_factory=list)
+    """Path of every request."""
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    def ranges(self) -> list[str | None]:
-        """Range headers of the downloads."""
-        return [part for path, part in self.asked if path.startswith("/blob/")]
 
 
 class _Server(ThreadingHTTPServer):
@@ -114,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        self.hub.asked.append((self.path, self.headers["Range"]))
+        self.hub.asked.append(self.path)
         if self.hub.refusal is not None:
             refusal = self.hub.refusal
             self.hub.failing -= 1
@@ -195,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.damaged -= 1
             content = b"?" + content[1:]
         size, status, headers = len(content), 200, {}
-        if self.hub.parts and (wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "")):
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or ""):
             first, last = int(wanted[1]), int(wanted[2] or size - 1)
             if first >= size:
                 return self.refuse(416, None)

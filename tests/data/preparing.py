@@ -28,29 +28,27 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from anlit.cli import main
-from anlit.data.preparation import runner as run_module
-from anlit.data.preparation.catalogue import CORPORA, Options
+from anlit.data.preparation import executors
 from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.prepare import RunOptions, prepare
-from anlit.data.preparation.recipe import Recipe
+from anlit.data.preparation.recipes import CORPORA, Options, Recipe
 from tests.data.layouts import END_OF_DOCUMENT, documents
 
-SMALL: dict[str, Any] = {"task_bytes": 20_000, "group_bytes": 60_000, "chunk_bytes": 10_001}
-SIZES: dict[str, Any] = {"task_bytes": 6_000, "group_bytes": 12_000, "chunk_bytes": 10_001}
-"""Of several groups of several tasks in a corpus of 50 documents."""
+SMALL: dict[str, Any] = {"task_bytes": 20_000, "chunk_bytes": 10_001}
+SIZES: dict[str, Any] = {"task_bytes": 6_000, "chunk_bytes": 10_001}
+"""Of many tasks in a corpus of 50 documents."""
 KILLED = 9  # exit code of a process that a test ends on purpose
 
 
 def recipe_of(corpus: str, source: Path | None, sizes: Mapping[str, int] = SMALL, **options: Any) -> Recipe:
-    """A corpus's recipe with sizes so small that a few documents make several groups, tasks and chunks."""
-    return replace(CORPORA[corpus](Options(source=source and str(source), **options)), **sizes)
+    """A corpus's recipe with sizes so small that a few documents make several tasks and chunks."""
+    make_recipe, _ = CORPORA[corpus]
+    return replace(make_recipe(Options(source=source and str(source), **options)), **sizes)
 
 
 def make(folder: Path, recipe: Recipe, workers: int = 1, **options: Any) -> dict[str, Any]:
-    """Prepare `folder` in this process; the manifest, empty if other shards still have to do their part."""
-    manifest = prepare(folder, recipe, RunOptions(workers=workers, command="anlit prepare", **options))
-    assert manifest is not None or options.get("shards", 1) > 1
-    return manifest or {}
+    """Prepare `folder` in this process; the manifest."""
+    return prepare(folder, recipe, RunOptions(workers=workers, command="anlit prepare", **options))
 
 
 def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
@@ -97,28 +95,24 @@ def write_texts(folder: Path, texts: list[str]) -> Path:
     return folder
 
 
-def counted(patch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Group and number of each task that is encoded in this process from now on."""
-    done: list[tuple[int, int]] = []
-    patch.setattr(run_module, "encode_task", lambda job, task: (done.append((task.group, task.number)),
-                                                                encode_task(job, task))[1])  # fmt: skip
-    return done
+def written(folder: Path) -> dict[int, int]:
+    """When the record of each task that is done was written."""
+    return {int(path.stem): path.stat().st_mtime_ns for path in (folder / "tasks").glob("0*.json")}
 
 
 def interrupted(folder: Path, recipe: Recipe, tasks: int) -> None:
     """Begin a preparation and leave it after so many tasks."""
 
-    def encode(job: Any, task: Any, left: Iterator[int] = iter(range(tasks))) -> dict[str, Any]:
+    def encode(job: Any, task: Any, left: Iterator[int] = iter(range(tasks))) -> int:
         if next(left, None) is None:
             raise KeyboardInterrupt
         return encode_task(job, task)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "encode_task", encode)
-        patch.setattr(run_module, "GROUPS_AHEAD", 0)  # no thread fetches on when this returns
+        patch.setattr(executors, "encode_task", encode)
         with pytest.raises(KeyboardInterrupt):
             make(folder, recipe)
-    assert (folder / ".work" / "plan.json").is_file()
+    assert len(written(folder)) == tasks
 
 
 class PlainTokenizer:
@@ -160,9 +154,20 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
-def read_sources(folder: Path) -> list[dict[str, Any]]:
-    """The groups in sources.jsonl."""
-    return [json.loads(line) for line in (folder / "sources.jsonl").read_bytes().split(b"\n") if line]
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """The records of all tasks."""
+    return [read_json(path) for path in sorted((folder / "tasks").glob("0*.json"))]
+
+
+def read_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the records say of each source file; of a file in parts, the counts of all and the last part's hash."""
+    files: dict[str, dict[str, Any]] = {}
+    for piece in (piece for record in read_records(folder) for piece in record["files"]):
+        counts = {
+            key: files.get(piece["name"], {}).get(key, 0) + piece[key] for key in ("documents", "bytes", "tokens")
+        }
+        files[piece["name"]] = {**piece, **counts}
+    return files
 
 
 def read_stream(folder: Path, stream: str) -> np.ndarray:
@@ -200,8 +205,8 @@ def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
 
 
 def assert_counts(folder: Path, counts: Mapping[str, Mapping[str, int]]) -> None:
-    """Manifest, sources.jsonl and the files that are there agree with the streams' documents, bytes, tokens, chunks."""
-    manifest, groups = read_json(folder / "manifest.json"), read_sources(folder)
+    """Manifest, records and the files that are there agree with the streams' documents, bytes, tokens, chunks."""
+    manifest, records = read_json(folder / "manifest.json"), read_records(folder)
     splits = [split for split in ("train", "val", "test") if any(name.split("/")[0] == split for name in counts)]
     assert manifest["splits"] == splits
     for split in splits:
@@ -212,16 +217,16 @@ def assert_counts(folder: Path, counts: Mapping[str, Mapping[str, int]]) -> None
     assert {key: manifest[key] for key in ("documents", "bytes", "tokens")} == {
         key: total[key] for key in ("documents", "bytes", "tokens")
     }
-    files = [file for group in groups for file in group["files"]]
     for key in ("documents", "bytes", "tokens"):
-        assert sum(file[key] for file in files) == total[key]
-    listed = {name: [c for g in groups for c in g["streams"].get(name, {"chunks": []})["chunks"]] for name in counts}
-    for name, chunks in listed.items():
-        assert chunks == read_json(folder / name / "index.json")["chunks"]
-    there = {f"{name}/{chunk['filename']}" for name, chunks in listed.items() for chunk in chunks}
-    there |= {f"{name}/index.json" for name in counts} | {"manifest.json", "sources.jsonl"}
+        assert sum(file[key] for file in read_files(folder).values()) == total[key]
+    there = {
+        f"{name}/{chunk['filename']}" for name in counts for chunk in read_json(folder / name / "index.json")["chunks"]
+    }
+    there |= {f"{name}/index.json" for name in counts} | {"manifest.json", "tasks/plan.json"}
+    there |= {f"tasks/{task:06d}.json" for task in range(manifest["tasks"])}
     there |= {"tokenizer.json"} if manifest["tokenizer_sha256"] else set()
     assert set(hashes(folder)) == there
+    assert len(records) == manifest["tasks"]
 
 
 def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -230,11 +235,11 @@ def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file under a folder, and "" for every empty folder; only the lock files are left out."""
+    """SHA-256 of every file under a folder, and "" for every empty folder; only the lock file is left out."""
     found = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and not (path.name.startswith(".prepare-") and path.stat().st_size == 0):
+        if path.is_file() and not (path.name == ".prepare.lock" and path.stat().st_size == 0):
             found[name] = sha256(path.read_bytes()).hexdigest()
         elif path.is_dir() and not any(path.iterdir()):
             found[name] = ""

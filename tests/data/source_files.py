@@ -1,5 +1,6 @@
 """Source files of every format with the same records, and what was read from them."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from anlit.data.preparation.formats import Columns, Record, read_file
+from anlit.data.preparation.formats import Columns, Record, parts_of, read_file
 
 SUBSET = "meta.redpajama_set_name"
 COLUMNS = Columns(subset=SUBSET)
@@ -53,19 +54,29 @@ def write_parquet(path: Path) -> None:
     pq.write_table(parquet_table(), path, row_group_size=30)
 
 
+def write_gzip(path: Path) -> None:
+    """Two members, and a line that begins in one and ends in the other."""
+    data = b"".join(json_line(number, text) for number, text in enumerate(TEXTS))
+    path.write_bytes(gzip.compress(data[:5000]) + gzip.compress(data[5000:]))
+
+
 WRITERS: dict[str, Callable[[Path], None]] = {
     ".jsonl": write_json_lines,
     ".jsonl.zst": write_zstd,
+    ".json.gz": write_gzip,
     ".parquet": write_parquet,
 }
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".jsonl": bytes,
     ".jsonl.zst": zstandard.compress,
+    ".jsonl.gz": gzip.compress,
 }
 
 
-def records(path: Path, columns: Columns = COLUMNS, span_bytes: int = 1 << 30) -> list[Record]:
-    return list(read_file(path.name, path, span_bytes, columns))
+def records(path: Path, columns: Columns = COLUMNS, part_bytes: int = 1 << 30) -> list[Record]:
+    """Of all parts of a file, one after the other."""
+    parts = parts_of(path.name, path.stat().st_size, part_bytes)
+    return [record for part in range(parts) for record in read_file(path.name, path, columns, part, parts)]
 
 
 def problems(found: list[Record]) -> list[tuple[str, str]]:

@@ -1,32 +1,35 @@
 """Reading source files: every record once and numbered, every fault named, nothing raised."""
 
+import random
 import re
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from anlit.data.preparation.formats import Columns, Span, format_of
+from anlit.data.preparation.formats import Columns, holds_many, parts_of, read_file
 from tests.data.source_files import (
-    COLUMNS,
     COMPRESS,
     TEXTS,
     WRITERS,
+    json_line,
     problems,
     records,
     subset_of,
-    write_json_lines,
-    write_parquet,
+    write_gzip,
     write_zstd,
 )
 
 
 @pytest.mark.parametrize("ending", WRITERS)
-@pytest.mark.parametrize("span_bytes", [1, 700, 9000, 1 << 30])
-def test_every_record_once(tmp_path: Path, ending: str, span_bytes: int) -> None:
+@pytest.mark.parametrize("part_bytes", [900, 9000, 1 << 30])
+def test_every_record_once(tmp_path: Path, ending: str, part_bytes: int) -> None:
     path = tmp_path / f"part_0{ending}"
     WRITERS[ending](path)
-    found = records(path, span_bytes=span_bytes)
+    found = records(path, part_bytes=part_bytes)
     assert [record.text for record in found] == TEXTS
     unit = "row" if ending == ".parquet" else "line"
     assert [record.where for record in found] == [f"{unit} {number + 1}" for number in range(len(TEXTS))]
@@ -34,27 +37,53 @@ def test_every_record_once(tmp_path: Path, ending: str, span_bytes: int) -> None
     assert [record.size for record in found] == [len(text.encode()) for text in TEXTS]
 
 
-def test_spans_cover_a_file_in_pieces_of_about_the_size_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_a_part_is_read_without_the_others(tmp_path: Path, ending: str) -> None:
+    """Each in proportion to its bytes: so a large file is shared by many workers."""
+    path = tmp_path / f"a{ending}"
+    texts = [f"{number} " + "".join(random.Random(number).choices("abcdefgh", k=500)) for number in range(400)]
+    if ending == ".jsonl":
+        path.write_bytes(b"".join(json_line(number, text) for number, text in enumerate(texts)))
+    else:
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=10)
+    size = path.stat().st_size
+    parts = parts_of(path.name, size, size // 8)
+    assert parts == 8
+    numbers = [
+        [int(r.text.split()[0]) for r in read_file(path.name, path, Columns(), part, parts)] for part in range(8)
+    ]
+    assert [number for part in numbers for number in part] == list(range(400))
+    assert all(35 <= len(part) <= 65 for part in numbers)
+
+
+def test_files_that_cannot_be_entered_in_the_middle_have_one_part() -> None:
+    for name in ("a.jsonl.zst", "a.json.gz", "a.txt"):
+        assert parts_of(name, 1 << 40, 1 << 20) == 1
+    assert parts_of("a.JSONL", 10 << 20, 1 << 20) == 10
+
+
+def test_a_fault_in_a_late_part_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    write_json_lines(path)
-    spans = format_of(path.name).spans(path, 2000)
-    content = path.read_bytes()
-    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
-    assert spans[-1].stop == len(content)
-    for span in spans[:-1]:
-        last_line = content.rindex(b"\n", 0, span.stop - 1) + 1
-        assert last_line < span.start + 2000 <= span.stop
-    groups = tmp_path / "a.parquet"
-    write_parquet(groups)
-    assert len(format_of(groups.name).spans(groups, 1)) == -(-len(TEXTS) // 30)
-    middle = format_of(groups.name).spans(groups, 1)[2]
-    assert middle == Span(2, 3, 60)
-    assert next(iter(format_of(groups.name).read(groups, middle, COLUMNS))).text == TEXTS[60]
+    lines = [json_line(number, text) for number, text in enumerate(TEXTS)]
+    path.write_bytes(b"".join([*lines[:150], b"not JSON\n", *lines[150:]]))
+    assert problems(records(path, part_bytes=2000)) == [("line 151", "not_json")]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_compressed_text_is_one_document(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a.txt{ending}"
+    path.write_bytes(COMPRESS[f".jsonl{ending}"](b"a\nb"))
+    (record,) = records(path, Columns())
+    assert (record.text, record.where) == ("a\nb", "the file")
+    path.write_bytes(path.read_bytes()[:-3])
+    assert problems(records(path, Columns())) == [("the file", "truncated")]
+    path.write_bytes(COMPRESS[f".jsonl{ending}"](bytes(100 << 20)))
+    assert problems(records(path, Columns(max_document_bytes=1 << 20))) == [("the file", "too_long")]
 
 
 def test_the_format_follows_from_the_name() -> None:
-    kinds = {name: type(format_of(name)).__name__ for name in ("train/x.JSONL.zst", "b.jsonl", "c.parquet", "d.md")}
-    assert list(kinds.values()) == ["ZstdJsonLines", "JsonLines", "Parquet", "PlainText"]
+    names = ("x.JSONL.zst", "b.jsonl", "c.parquet", "d.md", "e.json.gz", "f.json", "g.txt.gz")
+    assert [name for name in names if holds_many(name)] == ["x.JSONL.zst", "b.jsonl", "c.parquet", "e.json.gz"]
 
 
 BAD_LINES = [
@@ -88,8 +117,8 @@ def test_a_bad_line_costs_itself_only(tmp_path: Path, ending: str, line: bytes, 
 def test_blank_lines_are_no_documents_and_count(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\n{"text": "a"}\n \r\n{"text": "b"}\n\n')
-    for span_bytes in (1, 1 << 20):
-        assert [record.where for record in records(path, Columns(), span_bytes)] == ["line 2", "line 4"]
+    for part_bytes in (1, 9, 1 << 20):
+        assert [record.where for record in records(path, Columns(), part_bytes)] == ["line 2", "line 4"]
 
 
 def test_byte_order_mark_and_carriage_returns(tmp_path: Path) -> None:
@@ -114,7 +143,7 @@ def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> Non
         file.write(b'"}\n{"text": "c"}\n')
     tracemalloc.start()
     try:
-        first, bad, last = records(path, Columns(max_document_bytes=1 << 20), span_bytes=1 << 20)
+        first, bad, last = records(path, Columns(max_document_bytes=1 << 20), part_bytes=24 << 20)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -124,9 +153,10 @@ def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> Non
     assert peak < 24 << 20
 
 
-def test_a_cut_file_gives_what_came_before_the_cut(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.zst"
-    write_zstd(path)
+@pytest.mark.parametrize(("ending", "write"), [(".zst", write_zstd), (".gz", write_gzip)])
+def test_a_cut_file_gives_what_came_before_the_cut(tmp_path: Path, ending: str, write: Callable[[Path], None]) -> None:
+    path = tmp_path / f"a.jsonl{ending}"
+    write(path)
     whole = path.read_bytes()
     delivered = set()
     for size in range(0, len(whole), len(whole) // 23):
@@ -163,5 +193,5 @@ def test_plain_text_is_one_document(tmp_path: Path) -> None:
         (b"x" * 21, None, "too_long"),
     ]:
         path.write_bytes(content)
-        (record,) = records(path, Columns(max_document_bytes=20), span_bytes=1)
+        (record,) = records(path, Columns(max_document_bytes=20), part_bytes=1)
         assert (record.where, record.text, record.problem) == ("the file", text, problem)

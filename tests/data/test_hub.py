@@ -1,154 +1,215 @@
-"""The hub: listing, fetching with interruptions, and refusals in one sentence."""
+"""Corpora from the hub (a server on this machine): the same shards as from a copy, and refusals in one sentence."""
 
-import multiprocessing
+import gzip
+import json
+import os
 import signal
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
+from anlit.cli import main
+from anlit.data.preparation import executors
 from anlit.data.preparation import hub as hub_module
+from anlit.data.preparation.encode import Job, Task, encode_task
 from anlit.data.preparation.hub import HubFiles, fetch_tokenizer
-from anlit.data.preparation.sources import SourceFile
+from anlit.data.preparation.recipes import HUB_TOKENIZERS, Recipe
 from anlit.errors import UserError
-from tests.data.hub_server import HubServer, alone_with, sha256_of
-from tests.data.preparing import wait_for
+from tests.data import layouts
+from tests.data.hub_server import HubServer, alone_with
+from tests.data.layouts import documents
+from tests.data.modules import ready
+from tests.data.preparing import (
+    SIZES,
+    finish,
+    hashes,
+    interrupted,
+    make,
+    read_files,
+    read_json,
+    read_texts,
+    recipe_of,
+    start_command,
+    train_tokenizer,
+    wait_for,
+)
 
-REPO = "owner/corpus"
-BIG = "train/chunk1/example_10.jsonl.zst"
-CONTENT = bytes(range(256)) * 12_000  # 3 MB, three pieces of a download
+REPOSITORIES = {
+    "SlimPajama": "cerebras/SlimPajama-627B",
+    "OpenWebText": "Skylion007/openwebtext",
+    "FineWeb": "HuggingFaceFW/fineweb",
+    "FineWebBin": "kjj0/fineweb10B-gpt2",
+    "Hub": "allenai/c4",
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "OpenWebText": {"val_fraction": 0.2},
+    "FineWeb": {"val_tokens": 500},
+    "Hub": {"val_fraction": 0.2, "repo": REPOSITORIES["Hub"], "files": "en/*.json.gz", "text_field": "content"},
+}
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpora and the tokenizers."""
+    place = tmp_path_factory.mktemp("hub")
+    some = list(documents(50, seed=1))[10:]
+    at = {corpus: place / "datasets" / name for corpus, name in REPOSITORIES.items()}
+    layouts.slimpajama(at["SlimPajama"], {"train": some[:30], "validation": some[30:36], "test": some[36:]})
+    layouts.openwebtext(at["OpenWebText"], some, n_files=4)
+    layouts.fineweb(at["FineWeb"], some, n_files=3)
+    layouts.fineweb(at["FineWeb"], some[:4], n_files=1, sample="100BT")
+    layouts.fineweb_bin(at["FineWebBin"], [list(range(100))] * 60, tokens_per_file=1500)
+    for folder, texts in (("en", some), ("de", some[:3])):
+        (at["Hub"] / folder).mkdir(parents=True)
+        for number in range(3):
+            lines = [json.dumps({"content": text}).encode() + b"\n" for text in texts[number::3]]
+            (at["Hub"] / folder / f"c4-train.{number:05}.json.gz").write_bytes(gzip.compress(b"".join(lines)))
+    for name in HUB_TOKENIZERS.values():
+        folder = place / "models" / name
+        folder.mkdir(parents=True)
+        train_tokenizer(folder / "tokenizer.json", 600 if "gpt2" in name else 700)
+    for folder in at.values():
+        (folder / "README.md").write_text("read me")
+    return place
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    root = tmp_path / "hub" / "datasets" / REPO
-    for name, content in {
-        "README.md": b"read me",
-        BIG: CONTENT,
-        "train/chunk1/example_9.jsonl.zst": b"zero",
-        "train/chunk2/deep/er/example_2.jsonl.zst": b"two",
-        "train/chunk2/example_2.txt": b"another kind",
-        "test/example_3 größe.jsonl.zst": b"three",
-    }.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
-    with alone_with(monkeypatch, tmp_path / "hub", tmp_path) as running:
+def server(repositories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with alone_with(monkeypatch, repositories, tmp_path) as running:
         yield running
 
 
-@pytest.fixture
-def source(server: HubServer) -> HubFiles:
-    """With a known commit, as after the listing."""
-    return HubFiles(REPO, server.commit)
+def from_hub(corpus: str) -> Recipe:
+    options = {"tokenizer": "none"} if corpus == "FineWebBin" else {}
+    return recipe_of(corpus, None, SIZES, **OPTIONS.get(corpus, {}), **options)
 
 
-@pytest.fixture
-def big(server: HubServer) -> SourceFile:
-    return SourceFile(BIG, len(CONTENT), sha256_of(server.folder / "datasets" / REPO / BIG))
+def from_copy(corpus: str, server: HubServer) -> Recipe:
+    name = "gpt-neox" if corpus == "SlimPajama" else "gpt2"
+    tokenizer = str(server.folder / "models" / HUB_TOKENIZERS[name] / "tokenizer.json")
+    options = {"tokenizer": "none" if corpus == "FineWebBin" else tokenizer, **OPTIONS.get(corpus, {})}
+    return recipe_of(corpus, server.folder / "datasets" / REPOSITORIES[corpus], SIZES, **options)
 
 
-def test_files_of_the_wanted_kind_with_sizes_and_hashes(server: HubServer, big: SourceFile) -> None:
-    files = HubFiles(REPO, patterns=["train/**/*.jsonl.zst", "test/*.jsonl.zst", "nowhere/*.jsonl.zst"]).listing().files
-    assert [file.name for file in files] == [
-        "test/example_3 größe.jsonl.zst",
-        "train/chunk1/example_9.jsonl.zst",
-        BIG,
-        "train/chunk2/deep/er/example_2.jsonl.zst",
-    ]
-    assert files[2] == big
-    trees = [path.split("?")[0].rpartition("/")[2] for path, _ in server.asked if "/tree/" in path]
-    assert set(trees) == {"train", "test", "nowhere"}  # no other folder is listed
-    assert HubFiles(REPO, patterns=["*.md"]).listing().files == [SourceFile("README.md", 7, None)]
-    with pytest.raises(UserError, match=r"no file that matches data/\*\.x in its revision main: set --revision"):
-        HubFiles(REPO, patterns=["data/*.x"]).listing()
+def shards(folder: Path) -> dict[str, str]:
+    """The manifests and plans differ in where the files came from."""
+    return {name: value for name, value in hashes(folder).items() if name not in ("manifest.json", "tasks/plan.json")}
 
 
-def test_a_branch_that_moves_is_read_at_the_commit_it_had(server: HubServer, tmp_path: Path) -> None:
-    source = HubFiles(REPO)
-    before = source.commit
-    server.commit = "f" * 40
-    assert source.commit == before
-    with pytest.raises(UserError, match="no revision main of it"):
-        source.provide(SourceFile("README.md", 7), tmp_path / "to")
-    assert HubFiles(REPO).commit == server.commit
-    asked = len(server.asked)
-    assert HubFiles(REPO, before).commit == before
-    assert len(server.asked) == asked
+@pytest.mark.parametrize("corpus", list(REPOSITORIES))
+def test_the_hub_gives_what_a_copy_gives(corpus: str, server: HubServer, tmp_path: Path) -> None:
+    manifest = make(tmp_path / "out", from_hub(corpus), workers=2)
+    copy = make(tmp_path / "copy", from_copy(corpus, server))
+    assert shards(tmp_path / "out") == shards(tmp_path / "copy")
+    assert manifest["content_sha256"] == copy["content_sha256"]
+    assert manifest["commit"] == server.commit
+    assert (manifest["settings"]["repository"], manifest["settings"]["revision"]) == (REPOSITORIES[corpus], "main")
+    server.refusal = (503, None)  # a finished folder needs no hub
+    assert make(tmp_path / "out", from_hub(corpus)) == manifest
 
 
-def test_a_dropped_connection_is_taken_up_again(
-    server: HubServer, source: HubFiles, big: SourceFile, tmp_path: Path
-) -> None:
-    server.drops = [500_000]
-    path = source.provide(big, tmp_path)
-    assert path == tmp_path / server.commit / BIG
-    assert path.read_bytes() == CONTENT
-    assert server.ranges() == [None, "bytes=500000-"]
-    assert source.provide(big, tmp_path) == path
-    assert len(server.ranges()) == 2
+def test_any_data_set_by_name(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = ["--repo", "allenai/c4", "--files", "en/*.json.gz", "--text_field", "content", "--val_fraction", "0.2"]
+    assert main(["prepare", "Hub", *named]) == 0
+    texts = read_texts(tmp_path / "data" / "c4", "train") + read_texts(tmp_path / "data" / "c4", "val")
+    assert sorted(texts) == sorted(list(documents(50, seed=1))[10:])
+    assert set(read_files(tmp_path / "data" / "c4")) == {f"en/c4-train.0000{number}.json.gz" for number in range(3)}
+    assert ready("data/c4", context_length=16).val_dataloader()
+    for repo in ("c4", "../c4", "a/b/c"):
+        with pytest.raises(UserError, match=rf"--repo {repo} is no dataset of the hub: give owner/name"):
+            HubFiles(repo)
+    with pytest.raises(UserError, match="Hub needs --repo and --files"):
+        recipe_of("Hub", None)
 
 
-def test_a_killed_download_is_taken_up_again(
-    server: HubServer, source: HubFiles, big: SourceFile, tmp_path: Path
-) -> None:
-    server.drops, server.held = [1 << 20], threading.Event()
-    partial = tmp_path / server.commit / f"{BIG}.incomplete"
-    child = multiprocessing.get_context("fork").Process(target=source.provide, args=(big, tmp_path))
-    child.start()
-    try:
-        wait_for(lambda: partial.is_file() and partial.stat().st_size)
-    finally:
-        child.kill()
-        child.join()
-        server.held.set()
-    assert child.exitcode == -signal.SIGKILL
-    assert not (tmp_path / server.commit / BIG).exists()
-    begun = partial.stat().st_size
-    assert source.provide(big, tmp_path).read_bytes() == CONTENT
-    assert server.ranges() == [None, f"bytes={begun}-"]
-    assert not partial.exists()
+@pytest.mark.parametrize("lost", [False, True])
+def test_going_on_holds_to_the_commit_that_was_begun_with(server: HubServer, tmp_path: Path, lost: bool) -> None:
+    """Also where a finished folder is mended: the branch may have moved."""
+    make(tmp_path / "undisturbed", from_hub("FineWeb"))
+    if lost:
+        make(tmp_path / "out", from_hub("FineWeb"))
+        (tmp_path / "out" / "train" / "chunk-000001-000.bin").unlink()
+    else:
+        interrupted(tmp_path / "out", from_hub("FineWeb"), tasks=1)
+    server.asked.clear()
+    make(tmp_path / "out", from_hub("FineWeb"))
+    assert server.asked
+    assert not [path for path in server.asked if "main" in path]
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
 
 
-def test_a_server_that_sends_no_parts(server: HubServer, source: HubFiles, big: SourceFile, tmp_path: Path) -> None:
-    server.parts, server.drops = False, [2 << 20]
-    assert source.provide(big, tmp_path).read_bytes() == CONTENT
-    assert len(server.ranges()) == 2
+def test_a_file_that_is_cut_is_fetched_once(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And removed when its last part is done."""
+    most = 0
+
+    def encode(job: Job, task: Task) -> int:
+        nonlocal most
+        n_tokens = encode_task(job, task)
+        most = max(most, len(list((job.folder / "tasks").glob("source-*[!k]"))))
+        return n_tokens
+
+    monkeypatch.setattr(executors, "encode_task", encode)
+    sizes = {"task_bytes": 2000, "chunk_bytes": 10_001}
+    make(tmp_path / "out", recipe_of("OpenWebText", None, sizes, val_fraction=0.2))
+    assert read_json(tmp_path / "out" / "manifest.json")["tasks"] > 4
+    assert most in (1, 2)  # a task may end one file and begin the next
+    fetched = [path for path in server.asked if path.startswith("/blob/datasets")]
+    assert len(fetched) == len(set(fetched)) == 4
 
 
-@pytest.mark.parametrize("left", [CONTENT + b"more", CONTENT])
-def test_a_partial_file_as_long_as_the_file_or_longer(
-    server: HubServer, source: HubFiles, big: SourceFile, tmp_path: Path, left: bytes
-) -> None:
-    partial = tmp_path / server.commit / f"{BIG}.incomplete"
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(left)
-    assert source.provide(big, tmp_path).read_bytes() == CONTENT
-    assert server.ranges() == ([] if left == CONTENT else [None])
+@pytest.mark.parametrize("name", ["fineweb_train_../../../../precious.bin", "/precious.bin"])
+def test_a_listing_that_leads_out_of_the_folder(name: str, server: HubServer, tmp_path: Path) -> None:
+    """Each file of the listing is written, and removed when it has been read."""
+    server.names = [name]
+    (tmp_path / "precious.bin").write_text("keep")
+    with pytest.raises(UserError, match=r"^The hub's listing of kjj0/fineweb10B-gpt2 names a file .*not inside"):
+        make(tmp_path / "a" / "out", from_hub("FineWebBin"))
+    assert (tmp_path / "precious.bin").read_text() == "keep"
+    assert not [path for path in tmp_path.rglob("*.bin") if path.name != "precious.bin"]
 
 
-def test_what_arrives_damaged_is_fetched_once_more(
-    server: HubServer, source: HubFiles, big: SourceFile, tmp_path: Path
-) -> None:
-    server.damaged = 1
-    assert source.provide(big, tmp_path / "a").read_bytes() == CONTENT
+@pytest.mark.parametrize("workers", [1, 2])
+def test_control_c_does_not_wait_for_a_download(server: HubServer, tmp_path: Path, workers: int) -> None:
+    server.held, server.drops = threading.Event(), [100] * 1000
+    arguments = ["prepare", "FineWebBin", "--output", str(tmp_path / "out"), "--tokenizer", "none"]
+    process = start_command([*arguments, "--workers", str(workers)], tmp_path / "output")
+    wait_for(lambda: len(server.drops) < 1000)
+    os.killpg(process.pid or 0, signal.SIGINT)
+    assert finish(process, 15) == 1  # the download stands still for longer
+    server.held.set()
+    assert (tmp_path / "output").read_text().endswith("is kept, repeat the command to go on.\n")
+    server.drops.clear()
+    for folder in ("undisturbed", "out"):
+        make(tmp_path / folder, recipe_of("FineWebBin", None, {}, tokenizer="none"))
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
+
+
+def test_a_dropped_connection_and_damage_on_the_way(server: HubServer, tmp_path: Path) -> None:
+    make(tmp_path / "undisturbed", from_hub("OpenWebText"))
+    server.drops, server.damaged = [3000], 1
+    make(tmp_path / "out", from_hub("OpenWebText"))
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
     server.damaged = 2
-    with pytest.raises(UserError, match=r"example_10.* of the dataset owner/corpus arrived damaged twice \(sha256 "):
-        source.provide(big, tmp_path / "b")
-    assert [path for path in (tmp_path / "b").rglob("*") if path.is_file()] == []
+    with pytest.raises(UserError, match=r"plain_text/.* of the dataset .* arrived damaged twice \(sha256 .*network"):
+        make(tmp_path / "other", from_hub("OpenWebText"))
+    assert not list((tmp_path / "other").rglob("source-*[!k]"))
 
 
 @pytest.mark.parametrize(
     ("refusal", "attempts", "message"),
     [
-        ((401, "GatedRepo"), 1, "asks for consent before it gives the dataset owner/corpus: accept the terms"),
-        ((403, None), 1, r"no dataset owner/corpus, or it is private \(status 403\): log in with .* or set HF_TOKEN"),
-        ((401, "RepoNotFound"), 1, "has no dataset owner/corpus, or it is private .*HF_TOKEN, or prepare from a local"),
+        ((401, "GatedRepo"), 1, "asks for consent before it gives the dataset allenai/c4: accept the terms"),
+        ((403, None), 1, r"no dataset allenai/c4, or it is private \(status 403\): log in with .* or set HF_TOKEN"),
+        ((401, "RepoNotFound"), 1, "has no dataset allenai/c4, or it is private .*HF_TOKEN, or prepare from a local"),
         ((404, "RevisionNotFound"), 1, "no revision main of it: set --revision"),
-        ((503, None), 2, r"fails to give the dataset owner/corpus \(status 503\): try again later, or prepare"),
-        ((429, None), 4, r"fails to give the dataset owner/corpus \(status 429\)"),
+        ((503, None), 2, r"fails to give the dataset allenai/c4 \(status 503\): try again later, or prepare"),
+        ((429, None), 4, r"fails to give the dataset allenai/c4 \(status 429\)"),
     ],
 )
 def test_a_refusal_is_one_sentence(
@@ -156,68 +217,66 @@ def test_a_refusal_is_one_sentence(
 ) -> None:
     server.refusal = refusal
     with pytest.raises(UserError, match=message) as caught:
-        HubFiles(REPO).listing()
+        HubFiles("allenai/c4").listing()
     assert "\n" not in str(caught.value)
     assert len(server.asked) == attempts
 
 
-def test_patience_grows_once_the_hub_has_answered(server: HubServer, big: SourceFile, tmp_path: Path) -> None:
-    source = HubFiles(REPO)
-    server.refusal, server.failing = (503, None), 2
-    with pytest.raises(UserError, match="status 503"):
-        source.listing()
-    server.refusal, server.failing = (429, None), 3  # also at first contact: machines of one preparation begin together
-    assert source.listing().files
-    server.refusal, server.failing = (503, None), 3
-    assert source.provide(big, tmp_path).read_bytes() == CONTENT
-
-
-def test_a_store_that_refuses_a_link_is_asked_by_a_fresh_one(
-    server: HubServer, source: HubFiles, big: SourceFile, tmp_path: Path
-) -> None:
-    """Its signature may have expired."""
-    source.listing()
+def test_a_hub_and_a_store_that_are_busy_for_a_while(server: HubServer, tmp_path: Path) -> None:
+    """Machines of one preparation may begin together; a link's signature may have expired."""
+    server.refusal, server.failing = (429, None), 3
+    source = HubFiles("kjj0/fineweb10B-gpt2", patterns=["*.bin"])
+    file = source.listing().files[0]
     server.store_refusals = 2
-    assert source.provide(big, tmp_path / "a").read_bytes() == CONTENT
-    assert len([path for path, _ in server.asked if "/resolve/" in path]) == 3
-    server.store_refusals = 4
-    with pytest.raises(UserError, match=r"^The store of the dataset owner/corpus refuses the hub's links \(status 403"):
-        source.provide(big, tmp_path / "b")
+    assert source.fetched(file, tmp_path).stat().st_size == file.size
+    server.store_refusals = 40
+    with pytest.raises(UserError, match=r"^The store of the dataset kjj0/.* refuses the hub's links \(status 403"):
+        source.fetched(source.listing().files[1], tmp_path)
+    with pytest.raises(UserError, match=r"no file that matches data/\*\.x in its revision main: set --revision"):
+        HubFiles("allenai/c4", patterns=["data/*.x"]).listing()
 
 
 def test_nobody_there_and_nobody_who_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "FIRST_WAITS", (0.0,))
     monkeypatch.setattr(hub_module, "CONTACT_SECONDS", 0.05)
-    said = r"cannot be reached for the dataset owner/corpus \(.+\): check the network"
+    said = r"cannot be reached for the dataset allenai/c4 \(.+\): check the network"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(UserError, match=said):
-            HubFiles(REPO).listing()
+            HubFiles("allenai/c4").listing()
     with pytest.raises(UserError, match=said):
-        HubFiles(REPO).listing()
+        HubFiles("allenai/c4").listing()
 
 
 def test_something_else_answers(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.data.hub_server.json.dumps", lambda content: "<html>log in</html>")
     with pytest.raises(UserError, match=r"cannot be reached .*: check the network, HF_ENDPOINT and proxies"):
-        HubFiles(REPO).listing()
+        HubFiles("allenai/c4").listing()
 
 
-def test_offline_mode_says_so(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, so the dataset owner/corpus is not fetched: unset it"):
-        HubFiles(REPO).listing()
-    assert server.asked == []
+def test_a_hub_that_is_not_there(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert main(["prepare", "SlimPajama", "--output", "out"]) == 2
+        said = "HF_HUB_OFFLINE is set, so the dataset cerebras/SlimPajama-627B is not fetched: unset it"
+        assert said in capsys.readouterr().err
+    server.refusal = (503, None)
+    assert main(["prepare", "SlimPajama", "--output", "out"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("anlit: error: The hub fails to give the dataset cerebras/SlimPajama-627B (status 503)")
+    assert line.endswith("--source DIR.")
+    server.refusal = None
+    assert main(["prepare", "SlimPajama", "--output", "out"]) == 0
+    assert read_json(tmp_path / "out" / "manifest.json")["vocab_size"] == 700
 
 
 def test_a_tokenizer_is_fetched_once(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = server.folder / "models" / "openai-community" / "gpt2"
-    model.mkdir(parents=True)
-    with pytest.raises(UserError, match=r"The hub has the model openai-community/gpt2, but .*: give a local tokenizer"):
-        fetch_tokenizer("openai-community/gpt2")
-    (model / "tokenizer.json").write_text("{}")
     path = fetch_tokenizer("openai-community/gpt2")
-    assert path.read_text() == "{}"
+    with pytest.raises(UserError, match=r"The hub has no model nobody/none.*: log in .*, or give a local tokenizer"):
+        fetch_tokenizer("nobody/none")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch_tokenizer("openai-community/gpt2") == path
     with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set, so the model .*give a local tokenizer\.json with"):

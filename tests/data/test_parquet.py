@@ -45,7 +45,7 @@ def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (whole[:-5], whole[: len(whole) // 2], b"", b"PAR1", whole[:-200] + b"\xff" * 180 + whole[-20:]):
         path.write_bytes(content)
-        (bad,) = records(path, span_bytes=1)
+        (bad,) = records(path, part_bytes=1)
         assert (bad.where, bad.problem) == ("the file", "damaged")
         assert "no readable parquet footer (" in bad.detail
 
@@ -67,7 +67,7 @@ def test_parquet_without_the_column_is_one_fault_a_file(tmp_path: Path) -> None:
         (Columns("id"), "no_text_field", 'the column "id" has type int64 and not string'),
         (Columns(subset="meta.name"), "no_subset_field", 'there is no column "meta.name"'),
     ]:
-        (bad,) = records(path, columns, span_bytes=1)
+        (bad,) = records(path, columns, part_bytes=1)
         assert (bad.where, bad.problem) == ("the file", problem)
         assert detail in bad.detail
 

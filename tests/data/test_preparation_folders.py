@@ -1,5 +1,6 @@
 """A folder whose sources or settings have changed, that is damaged, or that is something else."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,38 +8,24 @@ from typing import Any
 
 import pytest
 
-from anlit.data.preparation import runner as run_module
-from anlit.data.preparation.encode import encode_task
-from anlit.data.preparation.recipe import Recipe
-from anlit.data.preparation.runner import Runner
-from anlit.data.preparation.workspace import Workspace
+from anlit.data.preparation.recipes import Recipe, Splits
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.preparing import (
     SIZES,
-    counted,
     hashes,
     interrupted,
     make,
+    read_json,
+    read_records,
     recipe_of,
     text_file_source,
     train_tokenizer,
+    written,
 )
 
-
-def interrupted_after_a_group(folder: Path, recipe: Recipe) -> None:
-    """Begin a preparation and leave it when its first group is done: that is worth keeping."""
-
-    def finish_group(runner: Any, group: Any, pending: Any, original: Any = Runner._finish) -> None:
-        original(runner, group, pending)
-        if group.number == 0:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "_finish", finish_group)
-        with pytest.raises(KeyboardInterrupt):
-            make(folder, recipe)
+FIRST = "plain_text/train-00000-of-00080.parquet"
 
 
 @pytest.fixture
@@ -48,10 +35,15 @@ def own_hub(recipe: Recipe, place: Path, tmp_path: Path, tokenizer: str) -> Reci
     return recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
 
 
-def test_a_source_file_that_changes_meanwhile(own_hub: Recipe, finished: Path, tmp_path: Path) -> None:
-    """Even if it keeps its length."""
-    interrupted(tmp_path / "out", own_hub, tasks=1)
-    file = tmp_path / "hub" / "plain_text" / "train-00000-of-00080.parquet"
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_source_file_that_has_changed(own_hub: Recipe, finished: Path, tmp_path: Path, lost: bool) -> None:
+    """Even if it keeps its length: of an unfinished folder, or of one that is mended."""
+    if lost:
+        make(tmp_path / "out", own_hub)
+        next((tmp_path / "out" / "val").glob("chunk-*")).unlink()
+    else:
+        interrupted(tmp_path / "out", own_hub, tasks=1)
+    file = tmp_path / "hub" / FIRST
     before = file.read_bytes()
     file.write_bytes(before.replace(b"document", b"DOCUMENT").replace(b"a", b"b"))
     with pytest.raises(UserError, match=r"train-00000-of-00080\.parquet is not what .*out was begun with: put the old"):
@@ -62,20 +54,17 @@ def test_a_source_file_that_changes_meanwhile(own_hub: Recipe, finished: Path, t
 
 
 def test_a_source_file_that_changes_while_it_is_read(own_hub: Recipe, finished: Path, tmp_path: Path) -> None:
-    """Its hash was taken before, and the shards would hold something else."""
     file = tmp_path / "hub" / "plain_text" / "train-00001-of-00080.parquet"
     before = file.read_bytes()
 
-    def encode(job: Any, task: Any) -> dict[str, Any]:
-        if any(piece.path == file for piece in task.pieces):
-            file.write_bytes(before.replace(b"document", b"DOCUMENT"))
-        return encode_task(job, task)
+    def change(self: Splits, text: str, split: str, of_text: Callable[..., str] = Splits.of_text) -> str:
+        file.write_bytes(before)
+        return of_text(self, text, split)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "encode_task", encode)
-        with pytest.raises(UserError, match=r"train-00001-of-00080\.parquet was changed while it was read: repeat"):
+        patch.setattr(Splits, "of_text", change)
+        with pytest.raises(UserError, match=r"\.parquet was changed while it was read: repeat"):
             make(tmp_path / "out", own_hub)
-    file.write_bytes(before)
     make(tmp_path / "out", own_hub)
     assert hashes(tmp_path / "out") == hashes(finished)
 
@@ -83,7 +72,7 @@ def test_a_source_file_that_changes_while_it_is_read(own_hub: Recipe, finished: 
 def test_chunks_of_a_task_that_was_given_up_do_not_stay(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
     """Its source file had more documents then."""
     interrupted(tmp_path / "out", recipe, tasks=1)
-    (tmp_path / "out" / "train" / "chunk-000000-00001-007.bin").write_bytes(b"of documents that are gone")
+    (tmp_path / "out" / "train" / "chunk-000001-007.bin").write_bytes(b"of documents that are gone")
     make(tmp_path / "out", recipe)
     assert hashes(tmp_path / "out") == hashes(finished)
 
@@ -96,7 +85,7 @@ def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path) -> N
     interrupted(tmp_path / "out", recipe, tasks=3)
     file = max((tmp_path / "text").iterdir(), key=lambda path: path.stat().st_size)
     file.write_bytes(b"x" * file.stat().st_size)
-    with pytest.raises(UserError, match=r"\.txt has changed since the preparation began"):
+    with pytest.raises(UserError, match=r"The source files are not those that .*out was begun with: put the old"):
         make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer))
 
 
@@ -104,7 +93,7 @@ def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path) -> N
     ("options", "differs"),
     [
         ({"val_fraction": 0.3}, r"splits \{.*'fraction': 0.2.*\} → \{.*'fraction': 0.3"),
-        ({"text": "content"}, "text text → content"),
+        ({"text_field": "content"}, "text_field text → content"),
         ({"tokenizer": "bpe"}, "vocab_size None → 4096"),
     ],
 )
@@ -112,15 +101,12 @@ def test_other_settings_are_refused(
     options: dict[str, Any], differs: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str, tmp_path: Path
 ) -> None:
     other = recipe_of("OpenWebText", place / "hub", SIZES, **{"tokenizer": tokenizer, "val_fraction": 0.2, **options})
-    before = hashes(finished)
-    with pytest.raises(UserError, match=f"finished was prepared with other settings or files .*{differs}.*: remove"):
-        make(finished, other)
-    assert hashes(finished) == before
-    interrupted_after_a_group(tmp_path / "out", recipe)
-    before = hashes(tmp_path / "out")
-    with pytest.raises(UserError, match=f"out was begun with other settings or files .*{differs}.*: remove"):
-        make(tmp_path / "out", other)
-    assert hashes(tmp_path / "out") == before
+    interrupted(tmp_path / "out", recipe, tasks=2)
+    for folder, how in ((finished, "was prepared"), (tmp_path / "out", "was begun")):
+        before = hashes(folder)
+        with pytest.raises(UserError, match=f"{how} with other settings or files .*{differs}.*: remove the folder"):
+            make(folder, other)
+        assert hashes(folder) == before
     make(tmp_path / "out", recipe)
     assert hashes(tmp_path / "out") == hashes(finished)
 
@@ -147,68 +133,73 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "missing": Path.unlink,
     "short": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "flipped": flip,
+    "not JSON": lambda path: path.write_text("{"),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*(("train/chunk-000001-00000-000.bin", kind) for kind in DAMAGE), ("tokenizer.json", "missing"),
+    [*(("train/chunk-000003-000.bin", kind) for kind in ("missing", "short", "flipped")),
+     ("tasks/000003.json", "missing"), ("tasks/000003.json", "not JSON"), ("tokenizer.json", "missing"),
      ("train/index.json", "flipped")],
 )  # fmt: skip
 def test_a_damaged_file_is_made_again(
-    name: str, kind: str, recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """Of a chunk those tasks that made it; only those who ask for it pay for reading all chunks."""
+    name: str, kind: str, recipe: Recipe, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the task that made it alone; only those who ask for it pay for reading all chunks."""
     shutil.copytree(finished, tmp_path / "out")
     DAMAGE[kind](tmp_path / "out" / name)
-    tasks, is_chunk = counted(monkeypatch), name.endswith(".bin")
-    if is_chunk and kind == "flipped":
+    before = written(tmp_path / "out")
+    if verify := name.endswith(".bin") and kind == "flipped":
         make(tmp_path / "out", recipe)
         assert hashes(tmp_path / "out") != hashes(finished)
-        assert tasks == []
-    make(tmp_path / "out", recipe, verify=is_chunk and kind == "flipped")
-    assert {group for group, _ in tasks} == ({1} if is_chunk else set())
+    make(tmp_path / "out", recipe, verify=verify)
     assert hashes(tmp_path / "out") == hashes(finished)
-    assert not is_chunk or f"{name} is missing or damaged" in capsys.readouterr().err
+    again = {task for task, when in written(tmp_path / "out").items() if before.get(task) != when}
+    assert again == ({3} if "000003" in name else set())
+    assert f"{name} is missing or damaged" in capsys.readouterr().err
 
 
-def test_what_a_killed_process_left_is_not_taken_for_what_is_missing_now(
-    recipe: Recipe, finished: Path, tmp_path: Path
-) -> None:
-    """Killed when all but cleaning up was done: there are records of groups whose chunks are lost later."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workspace, "remove", lambda self: None)
-        make(tmp_path / "out", recipe)
-    assert (tmp_path / "out" / ".work" / "groups" / "000001.json").is_file()
-    (tmp_path / "out" / "train" / "chunk-000001-00000-000.bin").unlink()
-    make(tmp_path / "out", recipe)
-    assert hashes(tmp_path / "out") == hashes(finished)
+@pytest.mark.parametrize("stream", ["../../out", "/etc", "train/../../out"])
+def test_a_record_that_leads_elsewhere_is_none(stream: str, recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+    """No path comes out of a folder's own files: the task is done again."""
+    folder = tmp_path / "a" / "b" / "out"
+    shutil.copytree(finished, folder)
+    path = folder / "tasks" / "000003.json"
+    record = read_json(path)
+    record["streams"][stream] = record["streams"].pop("train")
+    path.write_text(json.dumps(record))
+    make(folder, recipe)
+    assert hashes(folder) == hashes(finished)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_damaged_folder_whose_sources_have_changed(own_hub: Recipe, tmp_path: Path) -> None:
-    """Other documents would take the places of those that the other splits, chunks and the manifest know."""
-    make(tmp_path / "out", own_hub)
-    before = hashes(tmp_path / "out")
-    file = tmp_path / "hub" / "plain_text" / "train-00000-of-00080.parquet"
-    content = file.read_bytes()
-    (tmp_path / "out" / "val" / "chunk-000000-00000-000.bin").unlink()
-    file.write_bytes(content.replace(b"a", b"b"))
-    with pytest.raises(UserError, match=r"train-00000-of-00080\.parquet is not what .*out was begun with"):
-        make(tmp_path / "out", own_hub)
-    file.write_bytes(content)
-    make(tmp_path / "out", own_hub)
-    assert hashes(tmp_path / "out") == before
-
-
-@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("{")])
+@pytest.mark.parametrize(
+    "change",
+    [Path.unlink, lambda path: path.write_text("{"),
+     lambda path: path.write_text(json.dumps({**read_json(path), "commit": "../" * 13 + "x"}))],
+)  # fmt: skip
 def test_a_folder_that_does_not_know_what_it_is_made_of(
     change: Callable[[Path], Any], recipe: Recipe, finished: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(finished, tmp_path / "out")
-    change(tmp_path / "out" / "sources.jsonl")
-    with pytest.raises(UserError, match=r"sources\.jsonl is missing or damaged: copy the folder again, or remove it"):
+    change(tmp_path / "out" / "tasks" / "plan.json")
+    with pytest.raises(UserError, match=r"plan\.json is missing or damaged: copy the folder again, or remove it"):
         make(tmp_path / "out", recipe)
+
+
+@pytest.mark.parametrize("name", ["tasks", "train"])
+def test_links_are_not_followed(name: str, recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+    """A foreign folder, with a link to where the user's own files are, that has to be mended or begun anew."""
+    shutil.copytree(finished, tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    (tmp_path / "out" / name).rename(tmp_path / "elsewhere")
+    (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
+    next(path for path in (tmp_path / "elsewhere").iterdir() if "000003" in path.name).unlink()
+    before = hashes(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=rf"{name} is a symbolic link, and nothing is written through one: remove"):
+        make(tmp_path / "out", recipe)
+    assert hashes(tmp_path / "elsewhere") == before
 
 
 def test_what_is_something_else_is_not_touched(recipe: Recipe, tmp_path: Path) -> None:
@@ -233,28 +224,17 @@ def test_what_is_something_else_is_not_touched(recipe: Recipe, tmp_path: Path) -
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_options_that_leave_a_split_empty(recipe: Recipe, finished: Path, place: Path, tmp_path: Path) -> None:
+def test_options_that_leave_a_split_empty(tmp_path: Path) -> None:
     layouts.fineweb(tmp_path / "hub", ["a few words", "and some more"] * 3, n_files=1)
     options = {"tokenizer": "bpe", "vocab_size": 300}
     with pytest.raises(UserError, match=r"too few to hold out 10,485,760 of them: set --val_tokens"):
         make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", **options))
     make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", val_tokens=5, **options))
-    options |= {"pattern": "*.jsonl", "text": "content"}
+    options |= {"pattern": "*.jsonl", "text_field": "content"}
     text_file_source(tmp_path / "text", [f"text {number}" for number in range(40)], ".jsonl")
     with pytest.raises(UserError, match=r"leaves no document for val, .*--val_fraction"):
         make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=1e-9, **options))
     make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=0.5, **options))
-
-
-def test_what_is_at_work_is_not_begun_anew(recipe: Recipe, place: Path, tokenizer: str, tmp_path: Path) -> None:
-    interrupted(tmp_path / "out", recipe, tasks=1)
-    other = recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.3)
-    with (
-        Workspace(tmp_path / "out").shard_lock(1, 2),
-        pytest.raises(UserError, match="was begun with other settings or files"),
-    ):
-        make(tmp_path / "out", other, shard=0, shards=2)
-    make(tmp_path / "out", other)
 
 
 @pytest.mark.parametrize(
@@ -262,16 +242,29 @@ def test_what_is_at_work_is_not_begun_anew(recipe: Recipe, place: Path, tokenize
     [
         ("OpenWebText", {"tokenizer": "nosuch.json"}, r"There is no tokenizer at nosuch\.json"),
         ("OpenWebText", {"end_of_document": "<eos>"}, 'has no token "<eos>"'),
-        ("TextFiles", {"pattern": "**/*.parquet", "text": "txt"}, 'the file: there is no column "txt"'),
+        ("TextFiles", {"pattern": "**/*.parquet", "text_field": "txt"}, 'the file: there is no column "txt"'),
     ],
 )
 def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
     corpus: str, options: dict[str, Any], says: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """The first group cannot be made with it, so nothing is lost by beginning anew."""
+    """The first task cannot be done with it, so little is lost by beginning anew."""
     wrong = recipe_of(corpus, place / "hub", SIZES, **{"tokenizer": tokenizer, "val_fraction": 0.2, **options})
     with pytest.raises(UserError, match=says):
         make(tmp_path / "out", wrong)
     make(tmp_path / "out", recipe)
     assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def test_a_large_file_is_shared_by_workers(tokenizer: str, tmp_path: Path) -> None:
+    """One of JSON lines: its parts are tasks of their own."""
+    (tmp_path / "text").mkdir()
+    texts = [f"text {number}" for number in range(3000)]
+    (tmp_path / "text" / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    recipe = recipe_of("TextFiles", tmp_path / "text", SIZES, pattern="*.jsonl", tokenizer=tokenizer, val_fraction=0.1)
+    manifest = make(tmp_path / "out", recipe, workers=2)
+    assert (manifest["files"], manifest["tasks"]) == (1, (tmp_path / "text" / "a.jsonl").stat().st_size // 6000)
+    sizes = [record["files"][0]["documents"] for record in read_records(tmp_path / "out")]
+    assert sum(sizes) == 3000
+    assert max(sizes) < 1.3 * min(sizes)

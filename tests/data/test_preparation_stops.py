@@ -1,9 +1,11 @@
-"""A full disk, a killed worker, Ctrl-C: one sentence, and the same command goes on from there."""
+"""A preparation that is killed, interrupted or out of space: the same command goes on and makes the same files."""
 
 import errno
+import itertools
 import os
+import random
+import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,33 +13,118 @@ from typing import Any
 
 import pytest
 
-from anlit.data.preparation import runner as run_module
-from anlit.data.preparation.catalogue import CORPORA
-from anlit.data.preparation.encode import Job, encode_task
-from anlit.data.preparation.plan import Task
-from anlit.data.preparation.recipe import Recipe
-from anlit.data.preparation.sources import LocalFiles, SourceFile
+from anlit.data.preparation import executors
+from anlit.data.preparation.encode import Job, Task, encode_task
+from anlit.data.preparation.recipes import CORPORA, Recipe
 from anlit.errors import UserError
+from tests.data import layouts
+from tests.data.layouts import documents
 from tests.data.preparing import (
+    KILLED,
+    SIZES,
     finish,
     hashes,
     make,
     members,
+    read_json,
+    recipe_of,
     start,
     start_command,
     wait_for,
+    written,
 )
 
+STEPS = ("replace", "fsync", "unlink", "mkdir", "rmdir")
+"""What changes the file system for others to see, apart from writing into files that have no lasting name yet."""
 
-def failing(number: int, error: Callable[[], BaseException]) -> Callable[[int], None]:
-    """An os.fsync that fails at call `number` and later, as a disk does that is full."""
-    calls = iter(range(1, 1_000_000))
 
-    def fsync(descriptor: int) -> None:
-        if next(calls) >= number:
-            raise error()
+def count_steps(then: Callable[[int], object]) -> None:
+    """Call `then` with the number of each step, from 1, before this process takes it."""
+    numbers = itertools.count(1)
+    for name in STEPS:
+        step = getattr(os, name)
+        setattr(os, name, lambda *args, step=step, **kwargs: (then(next(numbers)), step(*args, **kwargs))[1])
 
-    return fsync
+
+def killed_at(step: int, folder: Path, recipe: Recipe) -> int | None:
+    """Prepare in a process that dies before a step; its exit code, 0 if there were not so many steps."""
+
+    def work() -> None:
+        count_steps(lambda number: number == step and os._exit(KILLED))
+        make(folder, recipe)
+
+    return finish(start(work))
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path) -> Recipe:
+    """Several tasks, with held-out documents to count and a tokenizer to train."""
+    folder = place / "hub of the killed"
+    layouts.openwebtext(folder, list(documents(50, seed=1))[10:], n_files=4, row_group_size=4)
+    return recipe_of("OpenWebText", folder, SIZES, tokenizer="bpe", vocab_size=280, val_fraction=0.2)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trained: Recipe, place: Path) -> Path:
+    folder = place / "undisturbed"
+    make(folder, trained)
+    assert len(written(folder)) > 4
+    assert read_json(folder / "manifest.json")["train"]["chunks"] > 3
+    return folder
+
+
+def test_killed_before_any_step(trained: Recipe, undisturbed: Path, tmp_path: Path) -> None:
+    """Each of the first and the last steps, and every fifth of those between."""
+    steps: list[int] = []
+
+    def count() -> None:
+        count_steps(steps.append)
+        make(tmp_path / "counted", trained)
+        (tmp_path / "steps").write_text(str(len(steps)))
+
+    assert finish(start(count)) == 0
+    n_steps = int((tmp_path / "steps").read_text())
+    for step in [*range(1, 12), *range(12, n_steps - 12, 5), *range(n_steps - 12, n_steps + 1)]:
+        folder = tmp_path / str(step)
+        assert killed_at(step, folder, trained) == KILLED
+        make(folder, trained)
+        assert hashes(folder) == hashes(undisturbed), step
+        shutil.rmtree(folder)
+    assert killed_at(n_steps + 1, tmp_path / "whole", trained) == 0
+
+
+@pytest.mark.parametrize("lost", [None, "train"])
+def test_killed_again_and_again(lost: str | None, trained: Recipe, undisturbed: Path, tmp_path: Path) -> None:
+    """A process dies after a few steps, another goes on and dies, until one comes to the end; also of a repair."""
+    if lost:
+        shutil.copytree(undisturbed, tmp_path / "out")
+        for path in [*sorted((tmp_path / "out" / lost).iterdir())[1::2], tmp_path / "out" / "tokenizer.json"]:
+            path.unlink()
+    rng = random.Random(0)
+    deaths = 0
+    while killed_at(rng.randrange(2, 40), tmp_path / "out", trained) == KILLED:
+        deaths += 1
+        assert deaths < 200
+    assert deaths > 1
+    assert hashes(tmp_path / "out") == hashes(undisturbed)
+
+
+def test_killed_at_random_moments_with_two_workers(tokenizer: str, tmp_path: Path) -> None:
+    """Only the command itself is killed; its workers, also busy ones, end without being told."""
+    layouts.openwebtext(tmp_path / "hub", list(documents(300, seed=2))[10:], n_files=6, row_group_size=10)
+    larger = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_fraction=0.2)
+    begun = time.monotonic()
+    assert finish(start(lambda: make(tmp_path / "undisturbed", larger, workers=2))) == 0
+    duration = time.monotonic() - begun
+    rng = random.Random(0)
+    for number in range(3):
+        process = start(lambda number=number: make(tmp_path / str(number), larger, workers=2))
+        time.sleep(rng.uniform(0.1, 0.9) * duration)
+        process.kill()
+        process.join()
+        wait_for(lambda process=process: members(process.pid or 0) == [])
+        make(tmp_path / str(number), larger, workers=2)
+        assert hashes(tmp_path / str(number)) == hashes(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize(("workers", "code"), [(1, errno.ENOSPC), (2, errno.EDQUOT)])
@@ -45,8 +132,14 @@ def test_a_full_disk(
     recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, code: int
 ) -> None:
     for number in (1, 2, 4, 6):
+        calls = itertools.count(1)
+
+        def fsync(descriptor: int, calls: Any = calls, number: int = number) -> None:
+            if next(calls) >= number:
+                raise OSError(code, os.strerror(code))
+
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", failing(number, lambda: OSError(code, os.strerror(code))))
+            patch.setattr(os, "fsync", fsync)
             with pytest.raises(UserError, match=r"The disk of .*out is full: free some space; what is done .* is kept"):
                 make(tmp_path / "out", recipe, workers)
         assert not list((tmp_path / "out").rglob("*.tmp-*"))
@@ -54,8 +147,8 @@ def test_a_full_disk(
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
-def encode_or_be_killed(job: Job, task: Task) -> dict[str, Any]:
-    if (task.group, task.number) == (1, 0):
+def encode_or_be_killed(job: Job, task: Task) -> int:
+    if task.number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return encode_task(job, task)
 
@@ -63,71 +156,38 @@ def encode_or_be_killed(job: Job, task: Task) -> dict[str, Any]:
 def test_a_worker_that_is_killed(
     recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def work() -> None:
-        with pytest.raises(UserError) as caught:
-            make(tmp_path / "out", recipe, workers=2)
-        print(caught.value)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "encode_task", encode_or_be_killed)
-        process = start(work, tmp_path / "output")
-        assert finish(process) == 0
-    printed = (tmp_path / "output").read_text()
-    assert "A worker process was killed, perhaps for want of memory: what is done so far is kept" in printed
-    wait_for(lambda: members(process.pid or 0) == [])
+    monkeypatch.setattr(executors, "encode_task", encode_or_be_killed)
+    with pytest.raises(UserError, match="A worker process was killed, perhaps for want of memory: what is done so far"):
+        make(tmp_path / "out", recipe, workers=2)
+    monkeypatch.undo()
     make(tmp_path / "out", recipe, workers=2)
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
-def test_nothing_is_written_after_the_end(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by the threads that fetch the next groups, which nobody waits for: the lock is free for another process."""
-    ended, before = threading.Event(), threading.enumerate()
-
-    def provide(self: LocalFiles, file: SourceFile, folder: Path) -> Path:
-        if threading.current_thread() is not threading.main_thread() and "00000" not in file.name:
-            ended.wait(20)
-        return self.root / file.name
-
-    def fail(job: Job, task: Task) -> None:
-        raise KeyboardInterrupt
-
-    make(tmp_path / "out", recipe, shard=1, shards=2)
-    monkeypatch.setattr(LocalFiles, "provide", provide)
-    monkeypatch.setattr(run_module, "encode_task", fail)
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "out", recipe, shard=0, shards=2)
-    left = hashes(tmp_path / "out")
-    ended.set()
-    for thread in set(threading.enumerate()) - set(before):
-        thread.join(20)
-    assert hashes(tmp_path / "out") == left
-
-
-def encode_slowly(job: Job, task: Task) -> dict[str, Any]:
+def encode_without_end(job: Job, task: Task) -> int:
     """Also tells that it has come so far."""
-    if task.group == 1:
-        (job.workspace.target.parent / "reached").touch()
-        time.sleep(0.5)
+    if task.number == 3:
+        (job.folder.parent / "reached").touch()
+        time.sleep(600)
     return encode_task(job, task)
 
 
-def test_control_c(recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal sends SIGINT to the command and to its workers alike."""
+@pytest.mark.parametrize("workers", [1, 2])
+def test_control_c(
+    recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """A terminal sends SIGINT to the command and to its workers alike; none of them works on."""
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "encode_task", encode_slowly)
-        patch.setitem(CORPORA, "OpenWebText", lambda options: recipe)
-        arguments = ["prepare", "OpenWebText", "--output", str(tmp_path / "out"), "--workers", "2"]
+        patch.setattr(executors, "encode_task", encode_without_end)
+        patch.setitem(CORPORA, "OpenWebText", (lambda options: recipe, frozenset()))
+        arguments = ["prepare", "OpenWebText", "--output", str(tmp_path / "out"), "--workers", str(workers)]
         process = start_command(arguments, tmp_path / "output")
         wait_for((tmp_path / "reached").exists)
-        assert process.pid is not None
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid or 0, signal.SIGINT)
         assert finish(process) == 1
     printed = (tmp_path / "output").read_text()
     assert printed.endswith("Interrupted: what is done so far is kept, repeat the command to go on.\n")
     assert "Traceback" not in printed
     wait_for(lambda: members(process.pid or 0) == [])
-    work = tmp_path / "out" / ".work"
-    assert (work / "plan.json").is_file()
-    assert [*work.glob("tasks/000001-[0-9]*.json"), *work.glob("groups/000001.json")]  # what was begun came to its end
     make(tmp_path / "out", recipe)
     assert hashes(tmp_path / "out") == hashes(finished)

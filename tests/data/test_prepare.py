@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anlit.data.preparation import catalogue
-from anlit.data.preparation.catalogue import Options, python_files, python_sources
+from anlit.data.preparation import recipes
 from anlit.data.preparation.prepare import RunOptions, prepare
+from anlit.data.preparation.recipes import Options, python_files, python_sources
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import GPT2_END_OF_DOCUMENT, SET_NAMES, documents
@@ -23,15 +23,16 @@ from tests.data.preparing import (
     hashes,
     make,
     plain_tokenizer,
+    read_files,
     read_json,
-    read_sources,
+    read_records,
     read_stream,
     read_texts,
     recipe_of,
     write_texts,
 )
 
-BIG = {"task_bytes": 1 << 20, "group_bytes": 1 << 21, "chunk_bytes": 1 << 20}
+BIG = {"task_bytes": 1 << 20, "chunk_bytes": 1 << 20}
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,9 @@ def slimpajama_streams(texts_by_folder: dict[str, list[str]]) -> dict[str, list[
 
 
 def assert_lists_sources(folder: Path, root: Path, files: Sequence[Path], texts_of_files: Sequence[list[str]]) -> None:
-    """sources.jsonl has every source file with its hash, and its own counts."""
+    """The records have every source file with its hash, and its own counts."""
     tokenizer = plain_tokenizer(folder / "tokenizer.json")
-    listed = {file["name"]: file for group in read_sources(folder) for file in group["files"]}
+    listed = read_files(folder)
     assert set(listed) == {file.relative_to(root).as_posix() for file in files}
     for file, texts in zip(files, texts_of_files, strict=True):
         name = file.relative_to(root).as_posix()
@@ -126,7 +127,7 @@ def test_openwebtext(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
     assert 0 < len(val) < len(texts)
     assert_holds(tmp_path / "out", {"train": [text for text in texts * 2 if text not in val], "val": val})
     assert_lists_sources(tmp_path / "out", tmp_path / "hub", files, cut(texts * 2, 3))
-    of_papers = recipe_of("OpenWebText", tmp_path / "hub").splits.settings()["fraction"]
+    of_papers = recipe_of("OpenWebText", tmp_path / "hub").splits.fraction
     assert round(8_013_769 * of_papers) == 10_000  # the documents in the corpus, and those that are held out
 
 
@@ -134,12 +135,12 @@ def test_openwebtext(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
 def test_fineweb_s_cut_at_the_end_of_a_document(tokenizer: str, tmp_path: Path, past_the_end: int) -> None:
     some = list(documents(60, seed=4))[10:]
     layouts.fineweb(tmp_path / "hub", some, n_files=4)
-    end = len(plain_tokenizer(tokenizer).tokens(some[:5]))  # in the first task of the first group
+    end = len(plain_tokenizer(tokenizer).tokens(some[:5]))  # in the first task
     recipe = recipe_of("FineWeb", tmp_path / "hub", tokenizer=tokenizer, val_tokens=end + past_the_end)
     make(tmp_path / "out", recipe)
     held_out = 6 if past_the_end > 0 else 5
     assert_holds(tmp_path / "out", {"val": some[:held_out], "train": some[held_out:]})
-    assert len(read_sources(tmp_path / "out")) > 1
+    assert len(read_records(tmp_path / "out")) > 1
 
 
 def test_fineweb_s_part_decides_on_the_files(tokenizer: str, tmp_path: Path) -> None:
@@ -162,11 +163,10 @@ def bin_tokens(file: Path) -> list[int]:
     return np.frombuffer(file.read_bytes(), "<u2")[512:].tolist()
 
 
-def test_fineweb_bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anlit.data.preparation.plan.TOKENS_AT_ONCE", 700)
+def test_fineweb_bin(tmp_path: Path) -> None:
     files = layouts.fineweb_bin(tmp_path / "hub", random_token_documents(100), tokens_per_file=2500)
     assert len(files) > 3
-    sizes = {"task_bytes": 2500, "group_bytes": 9000, "chunk_bytes": 1000}
+    sizes = {"task_bytes": 2500, "chunk_bytes": 1000}
     manifest = make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", sizes, tokenizer="none"), 2)
     expected = {"val": bin_tokens(files[0]), "train": [token for file in files[1:] for token in bin_tokens(file)]}
     counts = {}
@@ -183,8 +183,7 @@ def test_fineweb_bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts["val"]["documents"] + counts["train"]["documents"] == 100
     assert (manifest["vocab_size"], manifest["end_of_document"]) == (50257, GPT2_END_OF_DOCUMENT)
     assert (manifest["document_token_at"], manifest["tokenizer_sha256"]) == ("start", None)
-    hashed = {file["name"]: file["sha256"] for group in read_sources(tmp_path / "out") for file in group["files"]}
-    assert hashed == {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
+    assert set(read_files(tmp_path / "out")) == {file.name for file in files}
 
 
 def test_fineweb_bin_with_the_tokenizer_that_made_it(tokenizer: str, tmp_path: Path) -> None:
@@ -241,7 +240,7 @@ def few_python_files() -> dict[str, Path]:
 
 
 def test_python_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "python_files", lambda include_site_packages: few_python_files())
+    monkeypatch.setattr(recipes, "python_files", lambda include_site_packages: few_python_files())
     options = Options(vocab_size=300, val_fraction=0.3)
     manifest = prepare(tmp_path / "out", python_sources(options), RunOptions(workers=1))
     found = [text for split in ("val", "train") for text in read_texts(tmp_path / "out", split)]

@@ -4,28 +4,31 @@ import hashlib
 
 import pytest
 
-from anlit.data.preparation.splits import ContentFraction, Folders, is_held_out
+from anlit.data.preparation.recipes import Splits
+from anlit.data.preparation.sources import SourceFile, is_held_out
 from anlit.errors import UserError
 
-SLIMPAJAMA = Folders({"train/": "train", "validation/": "val", "test/": "test"})
+SLIMPAJAMA = Splits({"train/": "train", "validation/": "val", "test/": "test"})
 
 
 def test_folders_are_the_corpus_s_own_splits() -> None:
     names = ["train/validation/a", "validation/chunk1/a", "validation/train/a", "test/a", "README"]
-    assert [SLIMPAJAMA.of_file(name) for name in names] == ["train", "val", "val", "test", "train"]
-    SLIMPAJAMA.check(["train/a", "validation/a"])  # a test split is nothing to insist on
+    assert [SLIMPAJAMA.of_file(SourceFile(name, 1)) for name in names] == ["train", "val", "val", "test", "train"]
+    SLIMPAJAMA.check(
+        [SourceFile(name, 1) for name in ("train/a", "validation/a")]
+    )  # a test split is nothing to insist on
 
 
 @pytest.mark.parametrize(("names", "missing"), [(["train/a", "test/a"], "validation/"), (["validation/a"], "train/")])
 def test_a_missing_folder_is_refused(names: list[str], missing: str) -> None:
     with pytest.raises(UserError, match=f"no file whose name begins with {missing} .*--source"):
-        SLIMPAJAMA.check(names)
+        SLIMPAJAMA.check([SourceFile(name, 1) for name in names])
 
 
 def test_a_content_s_side_is_that_of_its_hash() -> None:
-    rule = ContentFraction(0.3)
+    rule = Splits(fraction=0.3)
     texts = [f"text {number}" for number in range(2000)]
     val = {text for text in texts if rule.of_text(text, "train") == "val"}
     assert val == {text for text in texts if is_held_out(hashlib.sha256(text.encode()).hexdigest(), 0.3)}
     assert 520 < len(val) < 680  # 600 ± 4 standard deviations
-    assert val < {text for text in texts if ContentFraction(0.4).of_text(text, "train") == "val"}
+    assert val < {text for text in texts if Splits(fraction=0.4).of_text(text, "train") == "val"}

@@ -75,7 +75,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("prepare TextFiles --source nowhere --output new", r"No file matches \*\*/\*\.txt in .*nowhere: set --source"),
     ('prepare TextFiles --source texts --pattern ""', r'give one like "\*\*/\*\.txt" with --pattern'),
     ("prepare TextFiles --source texts --output other", r"was prepared with other settings .* remove the folder"),
-    ("prepare TextFiles --source texts --shard 4/4", r"--shard must be i/n with 0 ≤ i < n"),
+    ("prepare Hub --repo c4 --files *.parquet", r"--repo c4 is no dataset of the hub: give owner/name"),
     # after training
     ("generate nowhere hello", r"nowhere does not exist: give a run folder"),
     ("generate cut.ckpt hello", r"cut\.ckpt is empty, cut short or no checkpoint\): choose another one"),

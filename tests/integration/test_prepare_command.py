@@ -11,8 +11,8 @@ import pytest
 
 from anlit.cli import main
 from anlit.data import corpora
-from anlit.data.preparation import runner
-from anlit.data.preparation.catalogue import CORPORA, Options
+from anlit.data.preparation import executors
+from anlit.data.preparation.recipes import CORPORA, Options
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import documents
@@ -53,7 +53,17 @@ def test_help_lists_corpora_and_options(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["prepare", "--help"])
     shown = capsys.readouterr().out
-    for name in (*CORPORA, "--output", "--source", "--on_bad", "--shard", "--workers", "--verify", "--tokenizer"):
+    for name in (
+        *CORPORA,
+        "--output",
+        "--source",
+        "--on_bad",
+        "--cluster",
+        "--repo",
+        "--workers",
+        "--verify",
+        "--tokenizer",
+    ):
         assert name in shown
 
 
@@ -61,8 +71,9 @@ def test_help_lists_corpora_and_options(capsys: pytest.CaptureFixture[str]) -> N
     ("arguments", "says"),
     [
         ("", "anlit prepare needs corpus: anlit prepare --help lists the options"),
-        ("FineWeb --shard a/b", "--shard must be i/n with 0 ≤ i < n, such as 0/4, not a/b."),
-        ("FineWeb --shard -1/2", "--shard"),
+        ("FineWeb --workers 2 --cluster tcp://a:1", "--workers counts processes of this machine, and --cluster has"),
+        ("Hub --repo allenai/c4", "Hub needs --repo and --files, such as --repo allenai/c4 --files"),
+        ("Hub --repo c4 --files *", "--repo c4 is no dataset of the hub: give owner/name, such as allenai/c4."),
         ("FineWeb --workers 0", "--workers must be at least 1, not 0."),
         ("FineWeb --workers two", "--workers two is of the wrong type: give an integer"),
         ("FineWeb --part sample-1BT", "--part sample-1BT is not known: choose one of sample-10BT"),
@@ -105,8 +116,7 @@ def test_what_is_said_and_what_is_verified(
 
 
 def test_the_command_in_the_manifest_makes_the_same_folder(command: list[str], tokenizer: str, tmp_path: Path) -> None:
-    assert main([*command, "--on_bad", "skip", "--shard", "0/2"]) == 0
-    assert main([*command, "--on_bad", "skip", "--shard=1/2"]) == 0
+    assert main([*command, "--on_bad", "skip"]) == 0
     words = read_json(tmp_path / "my out" / "manifest.json")["command"]
     assert words == (
         f"anlit prepare OpenWebText --output 'my out' --source hub --tokenizer {tokenizer} --val_fraction 0.2 "
@@ -191,7 +201,7 @@ def test_text_files_prepared_by_the_command_are_those_of_the_data_module(
     text_files(tmp_path / "text", texts)
     own = ["--source", str(tmp_path / "text"), "--output", str(tmp_path / "out"), "--val_fraction", "0.2"]
     assert main(["prepare", "TextFiles", *own, "--vocab_size", "300"]) == 0
-    monkeypatch.setattr(runner, "Runner", None)  # nothing is made again
+    monkeypatch.setattr(executors, "encode_task", None)  # nothing is made again
     corpora.TextFiles(str(tmp_path / "text"), str(tmp_path / "out"), vocab_size=300, val_fraction=0.2).prepare_data()
 
 
@@ -212,6 +222,6 @@ def test_options_and_command_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         given.append(options)
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(CORPORA, "FineWeb", remember)
+    monkeypatch.setitem(CORPORA, "FineWeb", (remember, frozenset()))
     assert main(["prepare", "FineWeb"]) == 1
     assert given == [Options()]

@@ -1,45 +1,70 @@
-"""One task: stretches of source files → chunks of tokens for each stream, and a record of what is in them.
+"""One task: a run of source files, or one part of a large file → chunks of tokens for each stream, then a record.
 
-A stream is a split ("val"), or a split and a subset ("train/RedPajamaC4"). Runs in worker processes.
+    DIR/<stream>/chunk-TTTTTT-NNN.bin     chunk N of task T, in litdata's format
+    DIR/tasks/TTTTTT.json                 its record: counts, checksums, what was skipped
+
+A stream is a split ("val"), or a split and a subset ("train/RedPajamaC4"). Every file is complete or absent. A task is
+done when its record is there and its chunks have their sizes. Doing it twice changes nothing.
 """
 
+import json
 import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from anlit.data import tokenizer as tokenizers
-from anlit.data.preparation.formats import Columns, Record, format_of, read_bin_tokens
-from anlit.data.preparation.plan import Piece, Task
-from anlit.data.preparation.sources import refuse_changed
-from anlit.data.preparation.splits import Splits
-from anlit.data.preparation.workspace import Workspace
-from anlit.data.storage.manifest import VAL
+from anlit.data.preparation.formats import Columns, Record, parts_of, read_bin_tokens, read_file
+from anlit.data.preparation.recipes import Recipe, Splits
+from anlit.data.preparation.sources import Source, SourceFile, file_sha256
+from anlit.data.storage.manifest import TASKS, TOKENIZER, VAL
+from anlit.data.storage.shards import CHUNK_HEADER_BYTES, checked_stream
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 
 HEADER = np.dtype("<u4")
 BATCH_BYTES = 1 << 20  # text given to the tokenizer at once
 SKIPPED_LISTED = 1000  # of one task
+COUNTS = ("documents", "bytes", "tokens")
 SEPARATOR_INSIDE = "the tokenizer makes the end-of-document token out of its text, which would cut it in two"
 WRONG_FOR_A_FOLDER = re.compile(r"[^\w.-]|^\.")  # "." and ".." would lead elsewhere
+
+
+class Piece(NamedTuple):
+    """A source file, or a part of one."""
+
+    file: SourceFile
+    split: str
+    part: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker encodes at once."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+    size: int
+    """Its share of the source files' bytes, for the progress bar."""
 
 
 @dataclass(frozen=True)
 class Job:
     """What all tasks of a preparation have in common."""
 
-    workspace: Workspace
+    folder: Path
+    source: Source
     columns: Columns
     splits: Splits
-    tokenizer: Path | None
+    tokenizer_sha256: str | None
     """None for source files that hold tokens already."""
     vocab_size: int
     end_of_document: int
@@ -51,19 +76,79 @@ class Job:
         return np.dtype(tokenizers.token_dtype(self.vocab_size)).newbyteorder("<")
 
 
+def tasks_of(files: list[SourceFile], recipe: Recipe) -> list[Task]:
+    """Runs of at least `task_bytes`, of files or of parts of them: a function of the names and sizes alone."""
+    tasks: list[Task] = []
+    pieces: list[Piece] = []
+    size = 0
+    for file in files:
+        parts = max(1, file.size // recipe.task_bytes)
+        if not recipe.tokenized:
+            parts = parts_of(file.name, file.size, recipe.task_bytes)
+        for part in range(parts):
+            pieces.append(Piece(file, recipe.splits.of_file(file), part, parts))
+            size += file.size // parts
+            if size >= recipe.task_bytes:
+                tasks.append(Task(len(tasks), tuple(pieces), size))
+                pieces, size = [], 0
+    return [*tasks, Task(len(tasks), tuple(pieces), size)] if pieces else tasks
+
+
+def record_path(folder: Path, task: int) -> Path:
+    return folder / TASKS / f"{task:06d}.json"
+
+
+def chunk_name(task: int, number: int) -> str:
+    return f"chunk-{task:06d}-{number:03d}.bin"
+
+
+def chunk_size(tokens: int, dtype: np.dtype) -> int:
+    """Bytes of a chunk's file."""
+    return CHUNK_HEADER_BYTES + tokens * dtype.itemsize
+
+
+def read_record(folder: Path, task: int) -> dict[str, Any] | None:
+    """The record of a task; None if there is none, or it is not what a task writes."""
+    try:
+        record = json.loads(record_path(folder, task).read_bytes())
+        numbers, texts = [], []
+        for name, stream in record["streams"].items():
+            checked_stream(name, str(folder))
+            numbers += [stream[key] for key in COUNTS]
+            for tokens, crc32 in stream["chunks"]:
+                numbers += [tokens, crc32]
+        for file in record["files"]:
+            numbers += file.get("skipped", {}).values()
+            texts += [file["name"], file["sha256"]]
+            for where, problem, _ in file.get("skipped_list", []):
+                texts += [where, problem]
+        is_right = all(type(number) is int and number >= 0 for number in numbers)
+        return record if is_right and all(isinstance(text, str) for text in texts) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError):
+        return None
+
+
+def lost_chunks(folder: Path, task: int, record: dict[str, Any], dtype: np.dtype, checksums: bool) -> Iterator[Path]:
+    """The chunks of a record that are missing or have another size or, if asked for, another checksum."""
+    for name, stream in record["streams"].items():
+        for number, (tokens, crc32) in enumerate(stream["chunks"]):
+            path = folder / name / chunk_name(task, number)
+            is_whole = path.is_file() and path.stat().st_size == chunk_size(tokens, dtype)
+            if not is_whole or (checksums and zlib.crc32(path.read_bytes()) != crc32):
+                yield path
+
+
 class _Streams:
     """The tokens of a task: chunks of up to `chunk_bytes` for each stream, in their final place."""
 
     def __init__(self, job: Job, task: Task) -> None:
         self.job, self.task = job, task
-        self.counts: dict[str, dict[str, Any]] = defaultdict(
-            lambda: {"documents": 0, "bytes": 0, "tokens": 0, "chunks": []}
-        )
+        self.counts: dict[str, dict[str, Any]] = defaultdict(lambda: {**dict.fromkeys(COUNTS, 0), "chunks": []})
         self._begun: dict[str, bytearray] = defaultdict(bytearray)
 
     def add(self, stream: str, tokens: np.ndarray, size: int, documents: int = 1) -> None:
         """Add documents with `size` bytes of text in all."""
-        for key, value in (("documents", documents), ("bytes", size), ("tokens", len(tokens))):
+        for key, value in zip(COUNTS, (documents, size, len(tokens)), strict=True):
             self.counts[stream][key] += value
         begun = self._begun[stream]
         begun += tokens.tobytes()
@@ -80,96 +165,103 @@ class _Streams:
 
     def _write(self, stream: str, tokens: bytes) -> None:
         """A chunk in litdata's format with one item: number of items, where it begins and ends, the item."""
-        start = 3 * HEADER.itemsize
-        content = np.array([1, start, start + len(tokens)], dtype=HEADER).tobytes() + tokens
+        header = [1, CHUNK_HEADER_BYTES, CHUNK_HEADER_BYTES + len(tokens)]
+        content = np.array(header, dtype=HEADER).tobytes() + tokens
         chunks = self.counts[stream]["chunks"]
-        name = f"chunk-{self.task.group:06d}-{self.task.number:05d}-{len(chunks):03d}.bin"
-        path = self.job.workspace.target / stream / name
+        path = self.job.folder / stream / chunk_name(self.task.number, len(chunks))
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_bytes(content)
-        chunks.append(
-            {
-                "chunk_bytes": len(content),
-                "chunk_size": 1,
-                "dim": len(tokens) // self.job.dtype.itemsize,
-                "filename": name,
-                "crc32": zlib.crc32(content),
-            }
-        )
+        chunks.append((len(tokens) // self.job.dtype.itemsize, zlib.crc32(content)))
 
 
-def encode_task(job: Job, task: Task) -> dict[str, Any]:
-    """Write a task's chunks and then its record.
-
-    Returns:
-        The record: `streams` and `files` with their documents, bytes, tokens, and what was skipped.
+def encode_task(job: Job, task: Task) -> int:
+    """Write a task's chunks and then its record; the number of its tokens. Runs in worker processes.
 
     Raises:
-        UserError: a document cannot be used, and bad ones are not to be skipped; or the first task is too small for the
-            tokens that are held out from it.
+        UserError: a document cannot be used, and bad ones are not to be skipped; a file is changed meanwhile; or the
+            first task is too small for the tokens that are held out from it.
         OSError: a file cannot be read or written.
     """
     streams = _Streams(job, task)
-    if job.tokenizer is None:
-        files = [_copy_tokens(job, piece, streams) for piece in task.pieces]
-    else:
-        tokenizer = _load_tokenizer(job.tokenizer, job.tokenizer.stat().st_mtime_ns)
-        files = [_encode_piece(job, tokenizer, piece, streams) for piece in task.pieces]
-    wanted = job.splits.first_tokens if task.is_first else 0
-    if wanted and (found := streams.counts[VAL]["tokens"]) < wanted:
+    files = [_encode_piece(job, piece, streams) for piece in task.pieces]
+    wanted = job.splits.first_tokens if task.number == 0 else 0
+    if wanted and (held_out := streams.counts[VAL]["tokens"]) < wanted:
         raise UserError(
-            f"The first part of the corpus has {found:,} tokens, too few to hold out {wanted:,} of them: set "
+            f"The first part of the corpus has {held_out:,} tokens, too few to hold out {wanted:,} of them: set "
             "--val_tokens to a smaller number."
         )
     streams.end()
-    for piece in task.pieces:  # before its record says that the task is done
-        refuse_changed(piece.path, piece.state)
-    record = {"streams": dict(streams.counts), "files": files}
-    write_json(job.workspace.task_record(task.group, task.number), record)
-    return record
+    write_json(record_path(job.folder, task.number), {"streams": dict(streams.counts), "files": files})
+    return sum(stream["tokens"] for stream in streams.counts.values())
 
 
-@lru_cache(maxsize=1)
-def _load_tokenizer(path: Path, written: int) -> Tokenizer:
-    """The tokenizer of this worker process, kept with its cache of words."""
-    return tokenizers.load_tokenizer(path)
+def _encode_piece(job: Job, piece: Piece, streams: _Streams) -> dict[str, Any]:
+    """The record of a piece, which has to stay as it is while it is read."""
+    file, where = piece.file, (piece.part, piece.parts)
+    path = job.source.fetched(file, job.folder / TASKS)
+    before = _state(path)
+    sha256 = file.sha256 if file.path is None and piece.parts == 1 and file.sha256 else file_sha256(path, *where)
+    if job.tokenizer_sha256 is None:
+        counted = _copy_tokens(job, piece, path, streams)
+    else:
+        counted = _encode_text(job, piece, path, streams)
+    if _state(path) != before or (file.sha256 and piece.parts == 1 and sha256 != file.sha256):
+        raise UserError(
+            f"{path} was changed while it was read: repeat the command when nothing writes to it any more; what is "
+            "done so far is kept."
+        )
+    part = {"part": f"{piece.part + 1} of {piece.parts}"} if piece.parts > 1 else {}
+    return {"name": file.name, **part, "sha256": sha256, **counted}
 
 
-def _encode_piece(job: Job, tokenizer: Tokenizer, piece: Piece, streams: _Streams) -> dict[str, Any]:
-    """The record of a piece."""
-    counts, skipped = {"documents": 0, "bytes": 0, "tokens": 0}, _Skipped(job, piece)
-    for records in _batches(format_of(piece.name).read(piece.path, piece.span, job.columns), skipped):
+def _state(path: Path) -> tuple[int, int, int, int]:
+    """What changes whenever a file's content does."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[str, Any]:
+    assert job.tokenizer_sha256 is not None
+    tokenizer = _load_tokenizer(job.folder / TOKENIZER, job.tokenizer_sha256)
+    counts, skipped = dict.fromkeys(COUNTS, 0), _Skipped(job, piece, path)
+    for records in _batches(read_file(piece.file.name, path, job.columns, piece.part, piece.parts), skipped):
         texts = [record.text or "" for record in records]
         arrays = tokenizers.encode_documents(tokenizer, texts, job.end_of_document, job.dtype)
         for record, tokens in zip(records, arrays, strict=True):
             if (tokens[:-1] == job.end_of_document).any():
-                skipped.add(replace(record, problem="separator", detail=SEPARATOR_INSIDE))
+                skipped.add(record, "separator", SEPARATOR_INSIDE)
                 continue
             streams.add(_stream(job, piece, record, streams), tokens, record.size)
-            for key, value in (("documents", 1), ("bytes", record.size), ("tokens", len(tokens))):
+            for key, value in zip(COUNTS, (1, record.size, len(tokens)), strict=True):
                 counts[key] += value
-    return {"name": piece.name, **counts, **skipped.record()}
+    return {**counts, **skipped.record()}
+
+
+@lru_cache(maxsize=1)
+def _load_tokenizer(path: Path, sha256: str) -> Tokenizer:
+    """The tokenizer of this worker process, kept with its cache of words."""
+    return tokenizers.load_tokenizer(path)
 
 
 class _Skipped:
     """Counts and lists the documents of a piece that cannot be used, or raises for the first of them."""
 
-    def __init__(self, job: Job, piece: Piece) -> None:
-        self.job, self.piece = job, piece
+    def __init__(self, job: Job, piece: Piece, path: Path) -> None:
+        self.stops = not job.skip_bad
+        self.name = str(path if piece.file.path else piece.file.name)
         self.reasons: dict[str, int] = defaultdict(int)
         self.listed: list[tuple[str, str, str]] = []
 
-    def add(self, record: Record) -> None:
-        if not self.job.skip_bad:
+    def add(self, record: Record, problem: str, detail: str) -> None:
+        if self.stops:
             raise UserError(
-                f"{self.piece.path}, {record.where}: {record.detail}. Repair the file, or leave such documents out "
+                f"{self.name}, {record.where}: {detail}. Repair the file, or leave such documents out "
                 "with --on_bad skip; what is done so far is kept."
             )
-        assert record.problem is not None
-        self.reasons[record.problem] += 1
+        self.reasons[problem] += 1
         if len(self.listed) < SKIPPED_LISTED:
-            self.listed.append((record.where, record.problem, record.detail))
+            self.listed.append((record.where, problem, detail))
 
     def record(self) -> dict[str, Any]:
         return {"skipped": dict(self.reasons), "skipped_list": self.listed} if self.reasons else {}
@@ -181,7 +273,7 @@ def _batches(records: Iterator[Record], skipped: _Skipped) -> Iterator[list[Reco
     size = 0
     for record in records:
         if record.problem is not None:
-            skipped.add(record)
+            skipped.add(record, record.problem, record.detail)
             continue
         batch.append(record)
         size += record.size
@@ -194,19 +286,20 @@ def _batches(records: Iterator[Record], skipped: _Skipped) -> Iterator[list[Reco
 
 def _stream(job: Job, piece: Piece, record: Record, streams: _Streams) -> str:
     split = job.splits.of_text(record.text or "", piece.split)
-    if streams.task.is_first and job.splits.first_tokens and streams.counts[VAL]["tokens"] < job.splits.first_tokens:
+    first_tokens = job.splits.first_tokens if streams.task.number == 0 else 0
+    if first_tokens and streams.counts[VAL]["tokens"] < first_tokens:
         split = VAL
     return split if record.subset is None else f"{split}/{WRONG_FOR_A_FOLDER.sub('_', record.subset)}"
 
 
-def _copy_tokens(job: Job, piece: Piece, streams: _Streams) -> dict[str, Any]:
-    """A stretch of a .bin file. Its documents are counted by the token that each begins with."""
-    tokens = read_bin_tokens(piece.path, piece.span.start, piece.span.stop)
+def _copy_tokens(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[str, Any]:
+    """A part of a .bin file. Its documents are counted by the token that each begins with."""
+    tokens = read_bin_tokens(path, piece.part, piece.parts)
     if len(tokens) and int(tokens.max()) >= job.vocab_size:
         raise UserError(
-            f"{piece.path} holds token {int(tokens.max())}, and the vocabulary has {job.vocab_size}: "
+            f"{path} holds token {int(tokens.max())}, and the vocabulary has {job.vocab_size}: "
             "it is damaged, or was made with another tokenizer (--tokenizer)."
         )
     documents = int((tokens == job.end_of_document).sum())
     streams.add(piece.split, tokens.astype(job.dtype, copy=False), 0, documents)
-    return {"name": piece.name, "documents": documents, "bytes": 0, "tokens": len(tokens)}
+    return dict(zip(COUNTS, (documents, 0, len(tokens)), strict=True))

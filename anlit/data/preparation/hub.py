@@ -1,20 +1,21 @@
 """Corpora and tokenizers on the Hugging Face hub: listed and fetched, at one commit.
 
-huggingface_hub makes the requests. Two things are our own. A download that was killed continues inside the file, where
-huggingface_hub would start again. Failed requests are repeated: once until the hub has answered, for minutes
-afterwards.
+huggingface_hub makes the requests. Failed ones are repeated: once until the hub has answered, for minutes afterwards.
 """
 
 import re
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
-from huggingface_hub import HfApi, RepoFile, constants, hf_hub_download, hf_hub_url
+from filelock import FileLock
+from huggingface_hub import HfApi, RepoFile, constants, get_session, hf_hub_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -22,19 +23,18 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RevisionNotFoundError,
 )
-from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+from huggingface_hub.utils import disable_progress_bars
 
 from anlit.data.preparation.sources import Listing, Source, SourceFile, file_sha256, natural
-from anlit.data.preparation.workers import in_thread
-from anlit.data.storage.names import checked_path, path_inside
+from anlit.data.storage.names import checked_path
 from anlit.errors import UserError
 from anlit.reporting.text import say
 
 T = TypeVar("T")
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 CONTACT_SECONDS = 10.0
-LISTING_SECONDS = 600.0  # huggingface_hub's listing has no time limit
+ANSWER_SECONDS = 60.0  # huggingface_hub's listing has no time limit
 FIRST_WAITS = (1.0,)  # seconds between attempts, and as many as there are attempts more
 LATER_WAITS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, *[60.0] * 4)  # as long as the hub's limits on rates: 5 minutes
 PASSING_STATUS = (408, 429, 500, 502, 503, 504)
@@ -46,109 +46,91 @@ FAILURES = (httpx2.RequestError, HfHubHTTPError, EntryNotFoundError, OfflineMode
 
 
 class HubFiles(Source):
-    """Files of a dataset repository at one commit, fetched one by one and removed when their tokens are written.
+    """Files of a dataset repository at one commit.
 
     Args:
         repo_id: "owner/name".
         revision: branch, tag or commit; what a branch stands for is looked up once.
         patterns: of the wanted files; `*` stands for anything, folders too.
+
+    Raises:
+        UserError: `repo_id` is not the name of a repository.
     """
 
     def __init__(self, repo_id: str, revision: str = "main", patterns: Sequence[str] = ("*",)) -> None:
+        if not REPOSITORY.fullmatch(repo_id):
+            raise UserError(f"--repo {repo_id} is no dataset of the hub: give owner/name, such as allenai/c4.")
         self.repo_id, self.revision, self.patterns = repo_id, revision, patterns
-        self._commit: str | None = revision if COMMIT.fullmatch(revision) else None
+        self.commit = revision if COMMIT.fullmatch(revision) else None
         self._answered = False
-        disable_progress_bars("huggingface_hub.http_get")  # the preparation has a bar of its own
-
-    @property
-    def commit(self) -> str:
-        """The 40 hex digits of the revision.
-
-        Raises:
-            UserError: the hub, the repository or the revision cannot be reached.
-        """
-        if self._commit is None:
-            self._commit = self._patiently(self._look_up)
-        return self._commit
 
     def _look_up(self) -> str:
         info = HfApi(_address()).dataset_info(self.repo_id, revision=self.revision, timeout=CONTACT_SECONDS)
-        if not COMMIT.fullmatch(str(info.sha)):  # it becomes the name of a folder
+        if not COMMIT.fullmatch(str(info.sha)):
             raise ValueError(f"its commit is {info.sha!r:.50}")
         return str(info.sha)
-
-    def pinned(self) -> dict[str, Any]:
-        return {"commit": self.commit}
-
-    def pin(self, pinned: dict[str, Any]) -> None:
-        self._commit = pinned["commit"]
 
     def settings(self) -> dict[str, Any]:
         return {"repository": self.repo_id, "revision": self.revision}
 
     def listing(self) -> Listing:
-        self.commit  # noqa: B018  the first contact, which must not take long
-        found = {}
-        for entry in self._patiently(lambda: in_thread(self._entries).result(LISTING_SECONDS)):
+        if self.commit is None:
+            self.commit = self._patiently(self._look_up)  # the first contact, which must not take long
+        files = {}
+        for entry in self._patiently(self._entries):
             if any(fnmatchcase(entry.path, pattern) for pattern in self.patterns):
                 name = checked_path(entry.path, f"The hub's listing of {self.repo_id}")
-                sha256 = entry.lfs and entry.lfs.sha256  # small files are in git itself and have none
-                found[name] = SourceFile(name, entry.size, sha256)
-        if not found:
+                # Small files are in git itself and have no hash.
+                files[name] = SourceFile(name, entry.size, entry.lfs.sha256 if entry.lfs else None)
+        if not files:
             raise UserError(
                 f"The dataset {self.repo_id} has no file that matches {' or '.join(self.patterns)} in its revision "
                 f"{self.revision}: set --revision to one that has, or prepare from a local copy with --source DIR."
             )
-        return Listing([found[name] for name in sorted(found, key=natural)])
+        return Listing([files[name] for name in sorted(files, key=natural)])
 
     def _entries(self) -> list[RepoFile]:
         """The files of the folders that the patterns lie in."""
-        found: list[RepoFile] = []
-        for folder in sorted({re.split(r"[*?]", pattern)[0].rpartition("/")[0] for pattern in self.patterns}):
+        get_session().timeout = ANSWER_SECONDS
+        entries: list[RepoFile] = []
+        for folder in sorted({re.split(r"[*?\[]", pattern)[0].rpartition("/")[0] for pattern in self.patterns}):
             where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "recursive": True}
             with suppress(EntryNotFoundError):  # no such folder
                 tree = HfApi(_address()).list_repo_tree(self.repo_id, folder or None, **where)
-                found += [entry for entry in tree if isinstance(entry, RepoFile)]
-        return found
+                entries += [entry for entry in tree if isinstance(entry, RepoFile)]
+        return entries
 
-    def provide(self, file: SourceFile, folder: Path) -> Path:
-        """The file in `folder`, where it may already be; what an earlier attempt left is continued.
+    def fetched(self, file: SourceFile, folder: Path) -> Path:
+        """The file in `folder`, under a name of ours, where it may already be; other processes wait for its end.
 
         Raises:
             UserError: the hub cannot be reached, the file is not there, or it keeps arriving damaged.
             OSError: `folder` cannot be written to.
         """
-        target = self._place(file, folder)
-        if target.is_file() and target.stat().st_size == file.size:
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f"{target.name}.incomplete")
-        wrong: str | None = None
-        for _ in range(2):
-            self._patiently(lambda: self._continue(file, partial))
-            wrong = _difference(partial, file)
-            if wrong is None:
-                return partial.replace(target)
-            partial.unlink()
+        target = _place(file, folder)
+        with FileLock(f"{target}.lock"):
+            for _ in range(2):
+                if target.is_file() and target.stat().st_size == file.size:
+                    return target
+                with tempfile.TemporaryDirectory(dir=folder, prefix="download-") as temporary:
+                    arrived = Path(self._patiently(lambda: self._download(file, temporary)))
+                    wrong = _difference(arrived, file)
+                    if wrong is None:
+                        return arrived.replace(target)
         raise UserError(
-            f"{target.name} of the dataset {self.repo_id} arrived damaged twice ({wrong}): check the network and its "
+            f"{file.name} of the dataset {self.repo_id} arrived damaged twice ({wrong}): check the network and its "
             "proxies, or prepare from a local copy with --source DIR."
         )
 
-    def _continue(self, file: SourceFile, partial: Path) -> None:
-        """Append what is missing to `partial`."""
-        url = hf_hub_url(self.repo_id, file.name, repo_type="dataset", revision=self.commit)
-        with partial.open("ab") as opened:
-            if opened.tell() > file.size:
-                opened.truncate(0)
-            if (have := opened.seek(0, 2)) < file.size:
-                http_get(url, opened, resume_size=have, headers=build_hf_headers(library_name="anlit"))
-
     def release(self, file: SourceFile, folder: Path) -> None:
-        self._place(file, folder).unlink(missing_ok=True)
+        """Remove a fetched file, which is not needed any more."""
+        for path in (_place(file, folder), Path(f"{_place(file, folder)}.lock")):
+            path.unlink(missing_ok=True)
 
-    def _place(self, file: SourceFile, folder: Path) -> Path:
-        return path_inside(folder / self.commit, checked_path(file.name, "The plan"))
+    def _download(self, file: SourceFile, folder: str) -> str:
+        disable_progress_bars("huggingface_hub.http_get")  # the preparation has a bar of its own
+        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "etag_timeout": CONTACT_SECONDS}
+        return hf_hub_download(self.repo_id, file.name, local_dir=folder, library_name="anlit", **where)
 
     def _patiently(self, action: Callable[[], T]) -> T:
         """Repeat `action` while its failures may pass.
@@ -232,6 +214,10 @@ def _refused(error: Exception, what: str, revision: str, remedy: str) -> UserErr
     reason = (str(error) or type(error).__name__).splitlines()[0]
     check = "check the network, HF_ENDPOINT and proxies"
     return UserError(f"{_address()} cannot be reached for {what} ({reason}): {check}, or {remedy}.")
+
+
+def _place(file: SourceFile, folder: Path) -> Path:
+    return folder / f"source-{sha256(file.name.encode()).hexdigest()[:32]}"
 
 
 def _difference(path: Path, file: SourceFile) -> str | None:

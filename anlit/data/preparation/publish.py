@@ -1,53 +1,34 @@
-"""The records of tasks become those of groups; at the end index.json of each stream, sources.jsonl, manifest.json."""
+"""The last step: the records of all tasks become index.json of each stream and manifest.json."""
 
 import hashlib
 import json
 import platform
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from anlit.data.preparation.encode import SKIPPED_LISTED, Job
-from anlit.data.preparation.plan import Plan
-from anlit.data.preparation.sources import file_sha256
-from anlit.data.preparation.workspace import Workspace, read_json
-from anlit.data.storage.manifest import FORMAT_VERSION, MANIFEST, TEST, TOKENIZER, TRAIN, VAL
-from anlit.data.storage.shards import INDEX, checked_chunk, checked_stream
+from anlit.data.preparation.encode import COUNTS, SKIPPED_LISTED, Job, chunk_name, chunk_size
+from anlit.data.preparation.recipes import Recipe
+from anlit.data.preparation.sources import Listing
+from anlit.data.storage.manifest import FORMAT_VERSION, MANIFEST, SPLITS, TASKS, TRAIN, VAL
+from anlit.data.storage.shards import INDEX
 from anlit.errors import UserError
-from anlit.reporting.files import replacing, write_json, write_text
+from anlit.reporting.files import TEMPORARY, replacing, write_json
 
-SOURCES = "sources.jsonl"
-COUNTS = ("documents", "bytes", "tokens")
 LITDATA_NUMPY_NUMBER = {"uint16": 5, "int32": 2}
 """litdata's numbers for the types of tokens, `litdata.constants._NUMPY_DTYPES_MAPPING`."""
+Streams = dict[str, dict[str, Any]]
 
 
-def write_group(workspace: Workspace, group: int, n_tasks: int, source_sha256: dict[str, str]) -> None:
-    """Write the record of a group, all tasks of which are encoded.
-
-    Args:
-        source_sha256: of each source file of the group.
-    """
-    tasks = [read_json(workspace.task_record(group, task)) for task in range(n_tasks)]
-    files: dict[str, dict[str, Any]] = {}
-    for piece in (piece for task in tasks for piece in task["files"]):
-        name = piece["name"]
-        file = files.setdefault(name, {"name": name, "sha256": source_sha256[name], **dict.fromkeys(COUNTS, 0)})
-        for key in COUNTS:
-            file[key] += piece[key]
-        if "skipped" in piece:
-            file["skipped"] = dict(Counter(file.get("skipped", {})) + Counter(piece["skipped"]))
-            file.setdefault("skipped_list", []).extend(piece["skipped_list"])
-    streams = join_streams(tasks, str(workspace.tasks))
-    write_json(workspace.group_record(group), {"group": group, "files": list(files.values()), "streams": streams})
-
-
-def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> dict[str, Any]:
-    """Finish the folder. Every file is a function of the groups' records: doing it twice changes nothing.
+def publish(
+    job: Job, recipe: Recipe, plan: dict[str, Any], listing: Listing, records: list[dict[str, Any]], command: str
+) -> dict[str, Any]:
+    """Finish the folder. Every file is a function of the records: doing it twice changes nothing.
 
     Returns:
         The manifest.
@@ -55,113 +36,118 @@ def publish(job: Job, plan: Plan, corpus: str, command: str, token_at: str) -> d
     Raises:
         UserError: there is nothing to train on, or nothing to validate with.
     """
-    workspace = job.workspace
-    groups = [read_json(workspace.group_record(group)) for group in range(len(plan.groups))]
-    streams = join_streams(groups, str(workspace.groups))
-    splits = [split for split in (TRAIN, VAL, TEST) if any(_split_of(name) == split for name in streams)]
+    streams = join_streams(records, job.dtype)
+    splits = [split for split in SPLITS if any(_split_of(name) == split for name in streams)]
     for split in (TRAIN, VAL):
         if split not in splits:
-            workspace.start_over()
+            forget(job.folder)
             raise UserError(
-                f"The corpus leaves no document for {split}, it has {len(plan.files):,} file(s): prepare more text, or "
-                "hold out another part of it (--val_fraction, --val_tokens)."
+                f"The corpus leaves no document for {split}, it has {len(listing.files):,} file(s): prepare more text, "
+                "or hold out another part of it (--val_fraction, --val_tokens)."
             )
+    wanted = {job.folder / name / chunk["filename"] for name in streams for chunk in streams[name]["chunks"]}
+    for path in (path for split in SPLITS for path in (job.folder / split).rglob("chunk-*.bin")):
+        if path not in wanted:  # of a task that was begun with another source file, and done anew
+            path.unlink()
     for name, stream in streams.items():
-        _remove_others(workspace.target / name, {chunk["filename"] for chunk in stream["chunks"]})
-        with replacing(workspace.target / name / INDEX) as temporary:
+        with replacing(job.folder / name / INDEX) as temporary:
             temporary.write_text(index_text(stream["chunks"], job.dtype), encoding="utf-8")
-    if workspace.tokenizer.is_file():
-        with replacing(workspace.target / TOKENIZER) as temporary:
-            shutil.copyfile(workspace.tokenizer, temporary)
-    lines = [json.dumps(group, ensure_ascii=False) for group in groups]
-    write_text(workspace.target / SOURCES, "\n".join(lines) + "\n")
+    remove_leftovers(job.folder)
     manifest = {
         "format_version": FORMAT_VERSION,
-        "corpus": corpus,
+        "corpus": recipe.corpus,
         "command": command,
-        "settings": plan.settings,
-        "pinned": plan.pinned,
-        "files": len(plan.files),
+        **plan,
+        "tasks": len(records),
+        "files": len(listing.files),
         **_sum(streams.values()),
         "splits": splits,
         **{split: _split(streams, split) for split in splits},
-        "skipped": _skipped(plan, groups),
+        "skipped": _skipped(listing, records),
         "vocab_size": job.vocab_size,
         "dtype": np.dtype(job.dtype).newbyteorder("=").name,
         "end_of_document": job.end_of_document,
-        "document_token_at": token_at,
-        "tokenizer_sha256": file_sha256(workspace.tokenizer) if workspace.tokenizer.is_file() else None,
-        "content_sha256": _content_sha256(streams, job),
+        "document_token_at": "start" if recipe.tokenized else "end",
+        "content_sha256": content_sha256(streams, job.end_of_document, job.dtype),
         "versions": {
             "python": platform.python_version(),
             **{package: version(package) for package in ("anlit", "tokenizers", "pyarrow", "zstandard")},
         },
     }
-    write_json(workspace.target / MANIFEST, manifest)
+    write_json(job.folder / MANIFEST, manifest)
     return manifest
 
 
-def join_streams(records: list[dict[str, Any]], where: str) -> dict[str, dict[str, Any]]:
-    """The streams of tasks or groups, one after the other.
+def forget(folder: Path) -> None:
+    """Remove all that an unfinished preparation has made; what was fetched stays."""
+    assert (folder / TASKS).is_dir(), folder  # so the folder is ours
+    for path in (folder / TASKS).glob("*.json"):
+        path.unlink()
+    for split in SPLITS:
+        shutil.rmtree(folder / split, ignore_errors=True)
 
-    Args:
-        where: the folder or the file of the records, for errors.
 
-    Raises:
-        UserError: the name of a stream or a chunk leads out of the folder.
-        KeyError, TypeError: a record is damaged in another way.
-    """
-    streams: dict[str, dict[str, Any]] = {}
-    for record in records:
+def remove_leftovers(folder: Path) -> None:
+    """Remove what was fetched, and the temporary files of killed processes."""
+    for path in [*folder.rglob(f"*{TEMPORARY}*"), *(folder / TASKS).glob("source-*")]:
+        path.unlink(missing_ok=True)
+    for path in (folder / TASKS).glob("download-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def join_streams(records: list[dict[str, Any]], dtype: np.dtype) -> Streams:
+    """The streams of all tasks, one after the other, with their chunks as litdata's index.json has them."""
+    streams: Streams = {}
+    for task, record in enumerate(records):
         for name, stream in record["streams"].items():
-            for chunk in stream["chunks"]:
-                checked_chunk(chunk, where)
-            empty = {**dict.fromkeys(COUNTS, 0), "chunks": []}
-            total = streams.setdefault(checked_stream(name, where), empty)
-            for key in (*COUNTS, "chunks"):
+            total = streams.setdefault(name, {**dict.fromkeys(COUNTS, 0), "chunks": []})
+            for key in COUNTS:
                 total[key] += stream[key]
+            total["chunks"] += [
+                {
+                    "chunk_bytes": chunk_size(tokens, dtype),
+                    "chunk_size": 1,
+                    "dim": tokens,
+                    "filename": chunk_name(task, number),
+                    "crc32": crc32,
+                }
+                for number, (tokens, crc32) in enumerate(stream["chunks"])
+            ]
     return dict(sorted(streams.items()))
-
-
-def _remove_others(folder: Path, names: set[str]) -> None:
-    """Remove the chunks of tasks that were begun with another source file and not finished."""
-    for path in folder.glob("chunk-*.bin"):
-        if path.name not in names:
-            path.unlink()
 
 
 def _split_of(stream: str) -> str:
     return stream.split("/")[0]
 
 
-def _sum(streams: Any) -> dict[str, Any]:
+def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Documents, bytes (None for token files, whose text is not known), tokens and chunks of some streams."""
     chosen = list(streams)
     total = {key: sum(stream[key] for stream in chosen) for key in COUNTS}
     return {**total, "bytes": total["bytes"] or None, "chunks": sum(len(stream["chunks"]) for stream in chosen)}
 
 
-def _split(streams: dict[str, dict[str, Any]], split: str) -> dict[str, Any]:
+def _split(streams: Streams, split: str) -> dict[str, Any]:
     parts = {name: stream for name, stream in streams.items() if _split_of(name) == split}
     subsets = {name.split("/", 1)[1]: _sum([stream]) for name, stream in parts.items() if "/" in name}
     return {**_sum(parts.values()), **({"subsets": subsets} if subsets else {})}
 
 
-def _skipped(plan: Plan, groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _skipped(listing: Listing, records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """What was left out: for each reason how often, and where (the first `SKIPPED_LISTED` places)."""
-    counts = Counter({reason: len(names) for reason, names in plan.skipped.items()})
-    listed = {reason: list(names) for reason, names in plan.skipped.items()}
-    for file in (file for group in groups for file in group["files"]):
+    counts = Counter({reason: len(names) for reason, names in listing.skipped.items()})
+    listed = {reason: list(names) for reason, names in listing.skipped.items()}
+    for file in (file for record in records for file in record["files"]):
         counts.update(file.get("skipped", {}))
         for where, reason, _ in file.get("skipped_list", ()):
             listed.setdefault(reason, []).append(f"{file['name']}, {where}")
     return {reason: {"count": n, "listed": listed[reason][:SKIPPED_LISTED]} for reason, n in sorted(counts.items())}
 
 
-def _content_sha256(streams: dict[str, dict[str, Any]], job: Job) -> str:
+def content_sha256(streams: Streams, end_of_document: int, dtype: np.dtype) -> str:
     """Identity of what the shards hold, wherever they lie and however they were made."""
     chunks = {name: [(chunk["dim"], chunk["crc32"]) for chunk in stream["chunks"]] for name, stream in streams.items()}
-    identity = {"streams": chunks, "end_of_document": job.end_of_document, "dtype": job.dtype.name}
+    identity = {"streams": chunks, "end_of_document": end_of_document, "dtype": dtype.name}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,12 +1,15 @@
-"""Where a corpus's files come from, the source that is a local copy, and whether a file has changed."""
+"""Where a corpus's files come from: a local copy in the hub's layout, or single texts; `hub` has the third way."""
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from anlit.data.preparation.formats.compressed import read_range
+from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.errors import UserError
 
 
@@ -19,31 +22,8 @@ class SourceFile:
     sha256: str | None = None
     split: str | None = None
     """The split that all its documents belong to, where the source knows it."""
-
-
-FileState = tuple[int, int, int, int]
-"""Inode, bytes, and the times of the last change of content and of attributes, in ns."""
-
-
-def state_of(path: Path) -> FileState:
-    """The state of a file, which changes whenever its content does."""
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def refuse_changed(path: Path, state: FileState) -> None:
-    """Raise UserError if a file, which has been read, has changed since the `state` before its hash was taken."""
-    if state_of(path) != state:
-        raise UserError(
-            f"{path} was changed while it was read: repeat the command when nothing writes to it any more; what is "
-            "done so far is kept."
-        )
-
-
-def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    path: Path | None = None
+    """Where it lies; None: on the hub."""
 
 
 @dataclass
@@ -53,12 +33,17 @@ class Listing:
     files: list[SourceFile]
     skipped: dict[str, list[str]] = field(default_factory=dict)
 
+    def sha256(self) -> str:
+        """Hash over all that is known of the files, wherever they lie."""
+        lines = [f"{file.name}\t{file.size}\t{file.sha256}\t{file.split}" for file in self.files]
+        return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
 
 class Source:
     """Base of what `anlit prepare` reads from."""
 
-    checks_hashes = True
-    """Whether `provide` gives only files with the hash that the listing has, if it has one."""
+    commit: str | None = None
+    """Of the hub's repository; a preparation keeps to the one that it began with."""
 
     def listing(self) -> Listing:
         """All files of the corpus; the same list every time.
@@ -72,23 +57,17 @@ class Source:
         """Hash over names and sizes, a cheap sign of a corpus that has changed; None if the files are not at hand."""
         return None
 
-    def provide(self, file: SourceFile, folder: Path) -> Path:
-        """The file on this machine; one that has to be fetched is put into `folder`."""
-        raise NotImplementedError
-
-    def release(self, file: SourceFile, folder: Path) -> None:
-        """The file is not needed any more: a fetched copy is removed."""
-
     def settings(self) -> dict[str, Any]:
         """What identifies the source, besides the names and sizes of its files."""
         return {}
 
-    def pinned(self) -> dict[str, Any]:
-        """What stays fixed until the preparation ends, such as the hub's commit; asked for once, at its beginning."""
-        return {}
+    def fetched(self, file: SourceFile, folder: Path) -> Path:
+        """The file on this machine; one of the hub is put into `folder`, if it is not there yet."""
+        assert file.path is not None
+        return file.path
 
-    def pin(self, pinned: dict[str, Any]) -> None:
-        """Keep to what an unfinished preparation has pinned."""
+    def release(self, file: SourceFile, folder: Path) -> None:
+        """The file is not needed any more: a fetched copy is removed."""
 
 
 class LocalFiles(Source):
@@ -97,8 +76,6 @@ class LocalFiles(Source):
     Args:
         layouts: which files, as globs under it: those of the first layout that has any.
     """
-
-    checks_hashes = False
 
     def __init__(self, root: str | Path, *layouts: Sequence[str]) -> None:
         self.root, self.layouts = Path(root), layouts
@@ -120,14 +97,89 @@ class LocalFiles(Source):
 
     def _files(self) -> list[SourceFile]:
         for patterns in self.layouts:
-            found = {path for pattern in patterns for path in self.root.glob(pattern) if path.is_file()}
-            if found:
-                names = sorted((path.relative_to(self.root).as_posix() for path in found), key=natural)
-                return [SourceFile(name, (self.root / name).stat().st_size) for name in names]
+            paths = {path for pattern in patterns for path in self.root.glob(pattern) if path.is_file()}
+            if paths:
+                files = [
+                    SourceFile(path.relative_to(self.root).as_posix(), path.stat().st_size, path=path) for path in paths
+                ]
+                return sorted(files, key=lambda file: (natural(file.name), file.name))
         return []
 
-    def provide(self, file: SourceFile, folder: Path) -> Path:
-        return self.root / file.name
+
+class DistinctTexts(Source):
+    """Every different UTF-8 file of a list is a document, held out or not by a hash of its content.
+
+    The files are read once beforehand: what is not text is left out, copies are dropped, and the documents are put in
+    the order of their content hashes, which is a shuffled order and the same wherever the files lie.
+
+    Args:
+        find: gives the files, by labels that do not depend on where the corpus lies; called only when needed.
+        val_fraction: part of the documents that is held out for validation, in (0, 1).
+        nothing: the error about a corpus without any files.
+    """
+
+    def __init__(self, find: Callable[[], dict[str, Path]], val_fraction: float, nothing: str) -> None:
+        self.find, self.val_fraction, self.nothing = find, checked_fraction(val_fraction), nothing
+
+    @cached_property
+    def texts(self) -> dict[str, Path]:
+        """Label → path."""
+        return self.find()
+
+    def listing(self) -> Listing:
+        if not self.texts:
+            raise UserError(self.nothing)
+        skipped: dict[str, list[str]] = {}
+        seen: dict[str, SourceFile] = {}
+        for label, path in self.texts.items():
+            problem, content = _read(path)
+            sha256 = hashlib.sha256(content).hexdigest()
+            if problem is None and sha256 in seen:
+                problem = "duplicate"
+            if problem is not None:
+                skipped.setdefault(problem, []).append(label)
+            else:
+                seen[sha256] = SourceFile(label, len(content), sha256, path=path)
+        return Listing(self._split([seen[sha256] for sha256 in sorted(seen)]), skipped)
+
+    def _split(self, files: list[SourceFile]) -> list[SourceFile]:
+        """The held-out files first, then the others."""
+        if len(files) < 2:
+            raise UserError(
+                f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of {len(self.texts)}, and "
+                "training and validation need one each: point the source at more text or widen the pattern."
+            )
+        val = [file for file in files if is_held_out(str(file.sha256), self.val_fraction)]
+        # A handful of files may all fall on one side; the smallest and largest hash still go apart.
+        val = (val or files[:1])[: len(files) - 1]
+        held_out = set(val)
+        train = [replace(file, split=TRAIN) for file in files if file not in held_out]
+        return [replace(file, split=VAL) for file in val] + train
+
+    def listing_sha256(self) -> str | None:
+        if not self.texts:
+            return None
+        return names_and_sizes_sha256([SourceFile(label, path.stat().st_size) for label, path in self.texts.items()])
+
+    def settings(self) -> dict[str, Any]:
+        return {"val_fraction": self.val_fraction}
+
+
+def list_files(root: Path, pattern: str) -> dict[str, Path]:
+    """Files under `root` that match a glob pattern, by their names below it, sorted."""
+    return {path.relative_to(root).as_posix(): path for path in sorted(root.glob(pattern)) if path.is_file()}
+
+
+def checked_fraction(fraction: float) -> float:
+    """Raise UserError unless the fraction of the documents leaves some on both sides."""
+    if not 0 < fraction < 1:
+        raise UserError(f"val_fraction must be between 0 and 1, not {fraction}.")
+    return fraction
+
+
+def is_held_out(sha256: str, fraction: float) -> bool:
+    """Whether a document with this content hash belongs to validation."""
+    return int(sha256[:8], 16) < fraction * 2**32
 
 
 def natural(name: str) -> list[Any]:
@@ -138,3 +190,22 @@ def natural(name: str) -> list[Any]:
 def names_and_sizes_sha256(files: list[SourceFile]) -> str:
     lines = sorted(f"{file.name}\t{file.size}" for file in files)
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def file_sha256(path: str | Path, part: int = 0, parts: int = 1) -> str:
+    """SHA-256 of a file's bytes from size·part/parts on, in hex."""
+    digest, size = hashlib.sha256(), Path(path).stat().st_size
+    for piece in read_range(Path(path), size * part // parts, size * (part + 1) // parts):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> tuple[str | None, bytes]:
+    """The reason to leave a file out, and what is in it."""
+    try:
+        content = path.read_bytes()
+        return None if content.decode() else "empty", content
+    except OSError:
+        return "unreadable", b""
+    except UnicodeDecodeError:
+        return "not_utf8", b""

@@ -19,8 +19,8 @@ from anlit.errors import UserError
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-WORK = ".work"
-"""The folder of an unfinished preparation."""
+TASKS = "tasks"
+"""The folder of a preparation's plan and of its tasks' records."""
 SPLITS = TRAIN, VAL, TEST = "train", "val", "test"
 DTYPES = ("uint16", "int32")
 """Of tokens, little-endian."""
@@ -158,7 +158,7 @@ def check_tokenizer(path: str, manifest: dict[str, Any]) -> None:
 def _without_manifest(path: str) -> str:
     if is_remote(path):
         return f"There is no {path}/{MANIFEST}: set --data.path to the address of a prepared folder."
-    if Path(path, WORK).is_dir():
+    if Path(path, TASKS).is_dir():
         return f"The preparation of {path} is not finished: repeat the command that began it, which goes on there."
     return (
         f"{path} is not a prepared folder, it has no {MANIFEST}: set --data.path to one that is, "

@@ -1,11 +1,10 @@
 """Checks of foreign names that become paths: of chunks, subsets, and files of the hub.
 
-Every reader of a manifest, an index, a sources.jsonl, a plan or a listing of the hub uses them, so that no name leads
-out of its folder.
+Every reader of a manifest, an index, a record or a listing of the hub uses them, so that no name leads out of its
+folder.
 """
 
 import re
-from pathlib import Path
 from typing import Any
 
 from anlit.errors import UserError
@@ -66,15 +65,3 @@ def checked_sha256(text: Any, where: str) -> str:
     if not (isinstance(text, str) and SHA256.fullmatch(text)):
         raise UserError(f"{where} has {text!r} where a SHA-256 belongs: take the data from elsewhere.")
     return text
-
-
-def path_inside(folder: Path, name: str) -> Path:
-    """`folder`/`name`, to be written or removed.
-
-    Raises:
-        UserError: a symbolic link on the way leads out of the folder.
-    """
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"{path} leads out of {folder} by a symbolic link: remove that link.")
-    return path

@@ -94,7 +94,7 @@ def _read_index(folder: str, command: str) -> tuple[Chunk, ...]:
 
 
 def checked_chunk(record: dict[str, Any], where: str) -> Chunk:
-    """A chunk as an index.json or a sources.jsonl has it.
+    """A chunk as an index.json has it.
 
     Raises:
         UserError: its name is not that of a file in the same folder.

@@ -1,8 +1,5 @@
-"""Source files, read record by record: .jsonl, .jsonl.zst, .parquet, plain text, and .bin token files.
+"""Source files, read record by record: JSON lines, parquet, plain text (each also as .gz or .zst), .bin token files.
 
-    format_of(name) → Format      spans(path, span_bytes) → [Span]      read(path, span, columns) → Record, Record, …
-
-A worker reads one span; a file's spans, one after the other, give every record of the file once.
 Nothing here raises because of what a file holds: a fault is a `Record` with a `problem`, and reading continues
 after it where the format allows it. Only OSError comes through (no such file, no permission, a failing disk).
 """
@@ -10,29 +7,40 @@ after it where the format allows it. Only OSError comes through (no such file, n
 from collections.abc import Iterator
 from pathlib import Path
 
-from anlit.data.preparation.formats.base import Columns, Format, Record, Span
-from anlit.data.preparation.formats.bin_tokens import read_bin_header, read_bin_tokens
-from anlit.data.preparation.formats.json_lines import JsonLines, ZstdJsonLines
-from anlit.data.preparation.formats.parquet import Parquet
-from anlit.data.preparation.formats.plain_text import PlainText
+from anlit.data.preparation.formats import json_lines, parquet, plain_text
+from anlit.data.preparation.formats.base import Columns, Record
+from anlit.data.preparation.formats.bin_tokens import read_bin_tokens
+from anlit.data.preparation.formats.compressed import without_compression
 
-__all__ = ["Columns", "Format", "Record", "Span", "format_of", "read_bin_header", "read_bin_tokens", "read_file"]
-
-BY_ENDING: dict[str, Format] = {
-    ".jsonl": JsonLines(),
-    ".jsonl.zst": ZstdJsonLines(),
-    ".parquet": Parquet(),
-}
-PLAIN_TEXT = PlainText()
+__all__ = ["Columns", "Record", "holds_many", "parts_of", "read_bin_tokens", "read_file"]
 
 
-def format_of(name: str) -> Format:
-    """How to read a file of this name; an ending that is not known means plain text, one document a file."""
-    return next((known for ending, known in BY_ENDING.items() if name.lower().endswith(ending)), PLAIN_TEXT)
+def holds_many(name: str) -> bool:
+    """Whether a file of this name holds many documents; another is plain text, one document."""
+    plain = without_compression(name)
+    return plain.endswith((".jsonl", ".parquet")) or (plain != name.lower() and plain.endswith(".json"))
 
 
-def read_file(name: str, path: Path, span_bytes: int, columns: Columns) -> Iterator[Record]:
-    """All records of a file, in order."""
-    form = format_of(name)
-    for span in form.spans(path, span_bytes):
-        yield from form.read(path, span, columns)
+def parts_of(name: str, size: int, part_bytes: int) -> int:
+    """Into how many parts a text file of `size` bytes is cut, each of at least `part_bytes` unless there is but one."""
+    return max(1, size // part_bytes) if name.lower().endswith((".jsonl", ".parquet")) else 1
+
+
+def read_file(name: str, path: Path, columns: Columns, part: int = 0, parts: int = 1) -> Iterator[Record]:
+    """The records of one part of a file, in order; all parts together have every record once.
+
+    Streamed: memory is bounded by a few times the longest document.
+
+    Args:
+        name: the ending says what the file is.
+        path: where it lies.
+        parts: 1, or what `parts_of` says.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if name.lower().endswith(".parquet"):
+        return parquet.read(path, columns, part, parts)
+    if holds_many(name):
+        return json_lines.read(name, path, columns, part, parts)
+    return plain_text.read(name, path, columns)

@@ -1,19 +1,20 @@
-"""What all formats share: records, spans, and the checks that every document's text goes through."""
+"""What all formats share: records, and the checks that every document's text goes through."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 MB = 1 << 20
+
+
+Place = tuple[str, int, Callable[[], int] | None]
+"""Unit ("line", "row"; "the file" without a number), number from 1, and what counts the units before the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One document of a source file, or what is wrong with it."""
 
-    where: str
-    """Place in the file, counted from 1: "line 12", "row 512", "row group 3", "the file"."""
+    place: Place
     text: str | None
     """None if it cannot be used; otherwise not empty and valid UTF-8 when encoded."""
     problem: str | None
@@ -25,16 +26,11 @@ class Record:
     size: int = 0
     """UTF-8 bytes of `text`."""
 
-
-@dataclass(frozen=True)
-class Span:
-    """A stretch of a file that can be read alone."""
-
-    start: int
-    stop: int
-    """Bytes [start, stop) of the file, both at line starts; of parquet: row groups [start, stop)."""
-    first_record: int
-    """Index of its first record."""
+    @property
+    def where(self) -> str:
+        """Place in the file, counted from 1: "line 12", "row 512", "row group 3", "the file"."""
+        unit, number, earlier = self.place
+        return f"{unit} {number + (earlier() if earlier else 0)}" if number else unit
 
 
 @dataclass(frozen=True)
@@ -48,56 +44,36 @@ class Columns:
     """Longer texts (UTF-8) are reported as too_long."""
 
 
-class Format(ABC):
-    """How one kind of file is cut and read. Without state: an instance may go to other processes."""
-
-    @abstractmethod
-    def spans(self, path: Path, span_bytes: int) -> list[Span]:
-        """Cut a file into stretches of about `span_bytes` bytes; one stretch where it cannot be cut.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-
-    @abstractmethod
-    def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
-        """Records of one span, in order, streamed: memory is bounded by a few times the longest document.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-
-
 class BrokenFileError(Exception):
-    """What follows in a file cannot be decoded; `read` turns it into a record."""
+    """What follows in a file cannot be decoded; reading turns it into a record."""
 
     def __init__(self, problem: str, detail: str):
         super().__init__(detail)
         self.problem, self.detail = problem, detail
 
 
-def bad_record(where: str, problem: str, detail: str) -> Record:
-    return Record(where, None, problem, detail, None)
+def bad_record(place: Place, problem: str, detail: str) -> Record:
+    return Record(place, None, problem, detail, None)
 
 
-def record_of(where: str, text: object, subset: object, columns: Columns) -> Record:
+def record_of(place: Place, text: object, subset: object, columns: Columns) -> Record:
     """The record of field values as they were found: text as str, UTF-8 bytes, or something wrong."""
     if not isinstance(text, str | bytes):
-        return bad_record(where, "no_text_field", f'the field "{columns.text}" is {_kind(text)} and not a string')
+        return bad_record(place, "no_text_field", f'the field "{columns.text}" is {_kind(text)} and not a string')
     try:
         size = _utf8_bytes(text)
         if size > columns.max_document_bytes:
-            return bad_record(where, "too_long", too_long(size, columns))
+            return bad_record(place, "too_long", too_long(size, columns))
         text = text if isinstance(text, str) else text.decode()
         subset = subset.decode() if isinstance(subset, bytes) else subset
     except UnicodeError as error:
-        return bad_record(where, "not_utf8", not_utf8(error))
+        return bad_record(place, "not_utf8", not_utf8(error))
     if not text:
-        return bad_record(where, "empty", "its text is empty")
+        return bad_record(place, "empty", "its text is empty")
     if columns.subset is not None and not (isinstance(subset, str) and subset):
         detail = f'the field "{columns.subset}" is {_kind(subset)} and not a name'
-        return bad_record(where, "no_subset_field", detail)
-    return Record(where, text, None, "", subset if isinstance(subset, str) else None, size)
+        return bad_record(place, "no_subset_field", detail)
+    return Record(place, text, None, "", subset if isinstance(subset, str) else None, size)
 
 
 def too_long(size: int, columns: Columns) -> str:

@@ -39,13 +39,15 @@ def read_bin_header(path: Path) -> int:
     return tokens
 
 
-def read_bin_tokens(path: Path, start: int, stop: int) -> np.ndarray:
-    """Tokens [start, stop) of a .bin file as uint16, 1-d; `stop` must not exceed `read_bin_header`.
+def read_bin_tokens(path: Path, part: int = 0, parts: int = 1) -> np.ndarray:
+    """One part of a .bin file's tokens, as uint16, 1-d: those from n·part/parts on.
 
     Raises:
-        UserError: the file has become shorter.
+        UserError: it is not such a file, or has become shorter.
         OSError: it cannot be read.
     """
+    n_tokens = read_bin_header(path)
+    start, stop = (n_tokens * number // parts for number in (part, part + 1))
     tokens = np.fromfile(path, TOKEN, stop - start, offset=HEADER_BYTES + start * TOKEN.itemsize)
     if len(tokens) != stop - start:
         raise UserError(f"{path} ends before token {stop:,}: {REMEDY}.")

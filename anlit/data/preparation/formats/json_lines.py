@@ -1,122 +1,70 @@
-"""JSON lines, plain or compressed: every line is an object with a text, or blank.
+"""JSON lines: every line is an object with a text, or blank.
 
-Plain files are cut at line starts. Cutting reads the file once to count its lines, so that every record knows its
-number; that runs at the speed of the disk, hundreds of times faster than tokenizing, and a file of one span is not
-read at all. Compressed files cannot be entered in the middle: they are one span.
+A plain file is cut at bytes size·part/parts; a line belongs to the part in which it begins.
 """
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
-
-import zstandard
 
 from anlit.data.preparation.formats.base import (
     MB,
     BrokenFileError,
     Columns,
-    Format,
+    Place,
     Record,
-    Span,
     bad_record,
     not_utf8,
     record_of,
 )
-
-PIECE_BYTES = MB  # read at once from a plain file
-COMPRESSED_PIECE_BYTES = MB // 64  # and from a compressed one: repetitive text is thousands of times longer
-LARGEST_WINDOW = 1 << 31  # what `zstd --long=31` writes; memory is taken only if a file asks for it
+from anlit.data.preparation.formats.compressed import read_bytes, read_range
 
 
-class JsonLines(Format):
-    """Plain .jsonl."""
-
-    def spans(self, path: Path, span_bytes: int) -> list[Span]:
-        size = path.stat().st_size
-        if size <= span_bytes:
-            return [Span(0, size, 0)]
-        spans: list[Span] = []
-        start = first_record = lines = position = 0  # of the span, and of the piece
-        for piece in _pieces(path, 0, size):
-            counted = 0
-            while (newline := piece.find(b"\n", max(counted, start + span_bytes - 1 - position))) >= 0:
-                lines += piece.count(b"\n", counted, newline + 1)
-                counted = newline + 1
-                spans.append(Span(start, position + counted, first_record))
-                start, first_record = position + counted, lines
-            lines += piece.count(b"\n", counted)
-            position += len(piece)
-        if start < position:
-            spans.append(Span(start, position, first_record))
-        return spans
-
-    def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
-        return _records(_pieces(path, span.start, span.stop), span.first_record, columns)
-
-
-class ZstdJsonLines(Format):
-    """.jsonl.zst: one or several compressed frames, one after the other."""
-
-    def spans(self, path: Path, span_bytes: int) -> list[Span]:
-        return [Span(0, path.stat().st_size, 0)]
-
-    def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
-        return _records(_decompressed(path), 0, columns)
-
-
-def _decompressed(path: Path) -> Iterator[bytes]:
-    """The text in pieces.
-
-    Raises:
-        BrokenFileError: after everything that could be decoded.
-    """
+def read(name: str, path: Path, columns: Columns, part: int, parts: int) -> Iterator[Record]:
+    """Records of one part, see `read_file`; a compressed file has one."""
+    if parts == 1:
+        return _records(read_bytes(name, path), None, columns)
     size = path.stat().st_size
-    frame: Any = None
-    position = 0
-    for piece in _pieces(path, 0, size, COMPRESSED_PIECE_BYTES):
+    start, stop = (_next_line(path, size * number // parts, size) for number in (part, part + 1))
+    # Counted only if a record has to tell its line: that reads all of the file before this part.
+    earlier = cache(lambda: sum(piece.count(b"\n") for piece in read_range(path, 0, start)))
+    return _records(read_range(path, start, stop), earlier if part else None, columns)
+
+
+def _next_line(path: Path, position: int, size: int) -> int:
+    """Where the first line begins that does not begin before `position`."""
+    if position == 0:
+        return 0
+    position -= 1  # a line may begin right at it
+    for piece in read_range(path, position, size):
+        if (newline := piece.find(b"\n")) >= 0:
+            return position + newline + 1
         position += len(piece)
-        while piece:
-            # Not `stream_reader`, which takes a cut file for a whole one.
-            frame = frame or zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
-            try:
-                text = frame.decompress(piece)
-            except zstandard.ZstdError as error:
-                where = f"the compressed data is damaged before byte {position:,}"
-                raise BrokenFileError("damaged", f"{where} ({error}), all that follows is lost") from error
-            if text:
-                yield text
-            piece = frame.unused_data if frame.eof else b""
-            frame = None if frame.eof else frame
-    if frame is not None or size == 0:
-        cut = "ends in the middle of its compressed data" if size else "is empty"
-        raise BrokenFileError("truncated", f"the file {cut} (byte {size:,}), all that follows is lost")
+    return size
 
 
-def _pieces(path: Path, start: int, stop: int, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-    """Bytes [start, stop) of a file."""
-    with open(path, "rb", buffering=0) as file:
-        file.seek(start)
-        while start < stop and (piece := file.read(min(piece_bytes, stop - start))):
-            start += len(piece)
-            yield piece
-
-
-def _records(pieces: Iterator[bytes], index: int, columns: Columns) -> Iterator[Record]:
+def _records(pieces: Iterator[bytes], earlier: Callable[[], int] | None, columns: Columns) -> Iterator[Record]:
+    """Args:
+    earlier: the number of lines in the file before these; None: they begin it.
+    """
     # Six bytes of JSON can stand for one of text (\u0041), and other fields need room too. Longer lines are not kept.
     longest = 8 * columns.max_document_bytes + MB
+    number = 1
     try:
         for line in _lines(pieces, longest):
-            where = f"line {index + 1}"
+            place = ("line", number, earlier)
             if line is None:
                 detail = f"the line has more than {longest:,} bytes, too many for --max_document_bytes"
-                yield bad_record(where, "too_long", f"{detail} {columns.max_document_bytes}")
+                yield bad_record(place, "too_long", f"{detail} {columns.max_document_bytes}")
             elif line.strip():
-                yield _parse(line.removeprefix(codecs.BOM_UTF8) if index == 0 else line, where, columns)
-            index += 1
+                at_start = number == 1 and earlier is None
+                yield _parse(line.removeprefix(codecs.BOM_UTF8) if at_start else line, place, columns)
+            number += 1
     except BrokenFileError as error:
-        yield bad_record(f"line {index + 1}", error.problem, error.detail)
+        yield bad_record(("line", number, earlier), error.problem, error.detail)
 
 
 def _lines(pieces: Iterator[bytes], longest: int) -> Iterator[bytes | None]:
@@ -138,17 +86,17 @@ def _lines(pieces: Iterator[bytes], longest: int) -> Iterator[bytes | None]:
         yield b"".join(begun) if size <= longest else None
 
 
-def _parse(line: bytes, where: str, columns: Columns) -> Record:
+def _parse(line: bytes, place: Place, columns: Columns) -> Record:
     try:
         values = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return bad_record(where, "not_utf8", not_utf8(error))
+        return bad_record(place, "not_utf8", not_utf8(error))
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-        return bad_record(where, "not_json", f"the line is not JSON ({error})")
+        return bad_record(place, "not_json", f"the line is not JSON ({error})")
     if not isinstance(values, dict):
-        return bad_record(where, "not_json", "the line is not a JSON object")
+        return bad_record(place, "not_json", "the line is not a JSON object")
     subset = None if columns.subset is None else _field(values, columns.subset)
-    return record_of(where, _field(values, columns.text), subset, columns)
+    return record_of(place, _field(values, columns.text), subset, columns)
 
 
 def _field(values: Any, dotted: str) -> Any:

@@ -1,4 +1,4 @@
-"""Parquet: rows with a text column, cut at row groups.
+"""Parquet: rows with a text column, cut between row groups.
 
 A damaged row group costs its remaining rows; a damaged footer, at the file's end, costs the file. Damage inside the
 pages is noticed where they no longer decode, or by their checksums where the writer stored any.
@@ -11,43 +11,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from anlit.data.preparation.formats.base import MB, Columns, Format, Record, Span, bad_record, record_of
+from anlit.data.preparation.formats.base import MB, Columns, Record, bad_record, record_of
 
 BATCH_ROWS = 256  # about 1 MB of web text
 READ_BYTES = MB  # of a column at once, where pyarrow would otherwise load a row group's whole column
 
 
-class Parquet(Format):
-    def spans(self, path: Path, span_bytes: int) -> list[Span]:
-        file = _open(path)
-        if isinstance(file, str):
-            return [Span(0, 0, 0)]
-        with file:
-            groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        spans: list[Span] = []
-        start = first_record = rows = size = 0
-        for number, group in enumerate(groups):
-            rows += group.num_rows
-            size += sum(group.column(column).total_compressed_size for column in range(group.num_columns))
-            if size >= span_bytes or number == len(groups) - 1:
-                spans.append(Span(start, number + 1, first_record))
-                start, first_record, size = number + 1, rows, 0
-        return spans or [Span(0, 0, 0)]
-
-    def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
-        file = _open(path)
-        problem = ("damaged", file) if isinstance(file, str) else _missing_column(file.schema_arrow, columns)
-        if problem is not None:
-            if span.start == 0:  # once for the file
-                yield bad_record("the file", *problem)
-            return
-        assert isinstance(file, pq.ParquetFile)
-        with file:
-            index = span.first_record
-            for group in range(span.start, span.stop):
-                rows = file.metadata.row_group(group).num_rows
-                yield from _read_group(file, group, index, rows, columns)
-                index += rows
+def read(path: Path, columns: Columns, part: int, parts: int) -> Iterator[Record]:
+    """Records of one part, see `read_file`: the row groups whose data begin in it."""
+    file = _open(path)
+    problem = ("damaged", file) if isinstance(file, str) else _missing_column(file.schema_arrow, columns)
+    if problem is not None:
+        if part == 0:  # once for the file
+            yield bad_record(("the file", 0, None), *problem)
+        return
+    assert isinstance(file, pq.ParquetFile)
+    with file:
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        sizes = [sum(group.column(n).total_compressed_size for n in range(group.num_columns)) for group in groups]
+        start = first_row = 0
+        for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
+            if start * parts // max(1, sum(sizes)) == part:
+                yield from _read_group(file, number, first_row, group.num_rows, columns)
+            start, first_row = start + size, first_row + group.num_rows
 
 
 def _open(path: Path) -> pq.ParquetFile | str:
@@ -95,15 +81,14 @@ def _read_group(file: pq.ParquetFile, group: int, first: int, rows: int, columns
             texts, *others = [_values(batch, name) for name in names]
             subsets = others[0] if others else [None] * len(texts)
             for text, subset in zip(texts, subsets, strict=True):
-                yield record_of(f"row {index + 1}", text, subset, columns)
+                yield record_of(("row", index + 1, None), text, subset, columns)
                 index += 1
     except (pa.ArrowException, OSError) as error:
         reason = _reason(error)
     lost = first + rows - index
     if lost:
-        where = f"row group {group + 1}"
         detail = f"it is damaged ({reason}), {lost:,} of its {rows:,} rows are lost, from row {index + 1:,}"
-        yield bad_record(where, "damaged", detail)
+        yield bad_record(("row group", group + 1, None), "damaged", detail)
 
 
 def _values(batch: pa.RecordBatch, dotted: str) -> list[bytes | None]:

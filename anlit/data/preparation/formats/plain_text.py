@@ -3,16 +3,22 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from anlit.data.preparation.formats.base import Columns, Format, Record, Span, bad_record, record_of, too_long
+from anlit.data.preparation.formats.base import BrokenFileError, Columns, Record, bad_record, record_of, too_long
+from anlit.data.preparation.formats.compressed import read_bytes
+
+THE_FILE = ("the file", 0, None)
 
 
-class PlainText(Format):
-    def spans(self, path: Path, span_bytes: int) -> list[Span]:
-        return [Span(0, path.stat().st_size, 0)]
-
-    def read(self, path: Path, span: Span, columns: Columns) -> Iterator[Record]:
-        size = path.stat().st_size
-        if size > columns.max_document_bytes:
-            yield bad_record("the file", "too_long", too_long(size, columns))
-        else:
-            yield record_of("the file", path.read_bytes(), None, columns)
+def read(name: str, path: Path, columns: Columns) -> Iterator[Record]:
+    """The one record of a file; of a compressed one, no more is decompressed than a document may have."""
+    text = bytearray()
+    try:
+        for piece in read_bytes(name, path):
+            text += piece
+            if len(text) > columns.max_document_bytes:
+                size = max(len(text), path.stat().st_size)
+                yield bad_record(THE_FILE, "too_long", too_long(size, columns))
+                return
+        yield record_of(THE_FILE, bytes(text), None, columns)
+    except BrokenFileError as error:
+        yield bad_record(THE_FILE, error.problem, error.detail)

@@ -1,0 +1,166 @@
+"""Where tasks run: in this process, in worker processes of this machine, or on the workers of a Dask cluster."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from rich import progress as rich_progress
+
+from anlit.data.preparation.encode import Job, Task, encode_task
+from anlit.data.storage.manifest import TASKS
+from anlit.errors import UserError
+from anlit.reporting.table import console
+from anlit.reporting.text import say
+
+LINE_EVERY_SECONDS = 30
+CONTACT_SECONDS = 10
+
+
+def run_tasks(job: Job, tasks: Sequence[Task], done: Sequence[Task], workers: int, cluster: str | None) -> None:
+    """Encode `tasks` in any order and show how far it is.
+
+    Args:
+        done: the others of the corpus, for the display.
+        workers: processes on this machine; with fewer than two, this process does the work.
+        cluster: address of a Dask scheduler, whose workers see the same files.
+
+    Raises:
+        UserError: a source file or a document cannot be used, or there is no such cluster.
+        OSError: a file cannot be read or written.
+        BrokenProcessPool: a worker was killed.
+    """
+    workers = min(workers, len(tasks))
+    pool: AbstractContextManager[Executor | None] = nullcontext()
+    if cluster is not None:
+        pool = _cluster(cluster)
+    elif workers > 1:
+        pool = _processes(workers)
+    with pool as executor, _Progress([*done, *tasks], done) as progress:
+        parts_left = Counter(piece.file for task in tasks for piece in task.pieces)
+        for task, n_tokens in _results(executor, job, tasks):
+            progress.add(task, n_tokens)
+            for piece in task.pieces:
+                parts_left[piece.file] -= 1
+                if parts_left[piece.file] == 0:
+                    job.source.release(piece.file, job.folder / TASKS)
+
+
+def _results(executor: Executor | None, job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, int]]:
+    if executor is None:
+        for task in tasks:
+            yield task, encode_task(job, task)
+        return
+    futures = {executor.submit(_encode_alone, job, task): task for task in tasks}
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _encode_alone(job: Job, task: Task) -> int:
+    """`encode_task` on one core, beside others."""
+    # The tokenizers library would start as many threads as there are cores, and it hangs in a forked process whose
+    # parent has used its threads.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return encode_task(job, task)
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[Executor]:
+    """Worker processes. After an error they finish what they have begun; Ctrl-C stops them."""
+    # Forked workers start in 0.1 s, spawned ones in seconds; they touch nothing but files and tokenizers.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    stopped = context.Event()
+    with ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(os.getpid(), stopped)) as pool:
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            stopped.set()
+            raise
+
+
+def _begin_worker(parent: int, stopped: Any) -> None:
+    """Let a worker ignore Ctrl-C, which its parent handles, and end when it is told to or its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a training process that prepares its data has its own handler
+
+    def watch() -> None:
+        while os.getppid() == parent and not stopped.wait(0.5):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[Executor]:
+    """The workers of a Dask scheduler, which runs a task once more where one of them is lost."""
+    try:
+        from distributed import Client, KilledWorker
+    except ImportError as error:
+        raise UserError("--cluster needs Dask, which is not installed: run `make extras EXTRAS=cluster`.") from error
+    try:
+        client = Client(address, timeout=CONTACT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"No Dask scheduler answers at --cluster {address}: start one with `dask scheduler`, or give the address "
+            "that it prints, such as tcp://127.0.0.1:8786."
+        ) from error
+    with client:
+        try:
+            yield client.get_executor(pure=False, retries=1)
+        except KilledWorker as error:
+            raise UserError(
+                "Workers of the cluster were killed again and again in one task, perhaps for want of memory: what is "
+                "done so far is kept; repeat the command with more memory for each."
+            ) from error
+
+
+class _Progress:
+    """A bar on a terminal, a line every half minute in a log: files, tokens, their rate and the time that is left."""
+
+    def __init__(self, tasks: Sequence[Task], done: Sequence[Task]) -> None:
+        self.n_files = round(sum(map(_files, tasks)))
+        self.files = sum(map(_files, done))
+        self.size, self.before = sum(task.size for task in tasks), sum(task.size for task in done)
+        self.done, self.tokens = self.before, 0
+        self.begun = self.last_line = time.monotonic()
+        columns = (rich_progress.BarColumn(), rich_progress.DownloadColumn(), "{task.description}")
+        left = rich_progress.TimeRemainingColumn(elapsed_when_finished=True)
+        self.bar = rich_progress.Progress(*columns, left, console=console(stderr=True), disable=not sys.stderr.isatty())
+        self.line = self.bar.add_task(self._counts(), total=self.size, completed=self.done)
+
+    def __enter__(self) -> "_Progress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def add(self, task: Task, tokens: int) -> None:
+        """One task more is done."""
+        self.done, self.tokens, self.files = self.done + task.size, self.tokens + tokens, self.files + _files(task)
+        self.bar.update(self.line, completed=self.done, description=self._counts())
+        if self.bar.disable and time.monotonic() - self.last_line > LINE_EVERY_SECONDS:
+            self.last_line = time.monotonic()
+            left = (self.last_line - self.begun) * (self.size - self.done) / max(self.done - self.before, 1) / 60
+            say(f"{self.done / max(self.size, 1):.1%}, {self._counts()}, {left:,.0f} min left")
+
+    def _counts(self) -> str:
+        rate = self.tokens / max(time.monotonic() - self.begun, 1e-3)
+        return f"{self.files:,.0f} of {self.n_files:,} files, {self.tokens:,} tokens, {rate:,.0f} tokens/s"
+
+
+def _files(task: Task) -> float:
+    """How many files a task has; a part of one counts as much as it is of it."""
+    return sum(1 / piece.parts for piece in task.pieces)

@@ -1,0 +1,303 @@
+"""What is prepared: the corpora that `anlit prepare` knows, each with its files, splits and tokenizer.
+
+None of this needs torch: a command that prepares for days should start at once.
+"""
+
+import hashlib
+import platform
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from anlit.data import tokenizer as tokenizers
+from anlit.data.preparation.formats import Columns, holds_many
+from anlit.data.preparation.hub import HubFiles
+from anlit.data.preparation.sources import (
+    DistinctTexts,
+    LocalFiles,
+    Source,
+    SourceFile,
+    checked_fraction,
+    file_sha256,
+    is_held_out,
+    list_files,
+)
+from anlit.data.storage.manifest import TEST, TRAIN, VAL
+from anlit.errors import UserError
+
+HUB_TOKENIZERS = {"gpt2": "openai-community/gpt2", "gpt-neox": "EleutherAI/gpt-neox-20b"}
+BPE, NO_TOKENIZER = "bpe", "none"
+FINEWEB_VAL_TOKENS = 10_485_760
+OPENWEBTEXT_VAL_FRACTION = 10_000 / 8_013_769  # as many documents as the papers hold out
+VAL_FRACTION = 0.05
+SLIMPAJAMA_SUBSET = "meta.redpajama_set_name"
+PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The rule that divides documents into training, validation and test; by default all are trained on."""
+
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """Beginning of a file's name → split of its documents."""
+    fraction: float = 0.0
+    """Part of the documents that is held out by a hash of the text: it stays in its split whatever else changes, with
+    its copies. (The papers hold out random documents, without looking whether training has the same text again.)"""
+    first_tokens: int = 0
+    """Tokens of the first task that are held out, whole documents: the one that has the last of them goes with them."""
+
+    def of_file(self, file: SourceFile) -> str:
+        """The split of a file's documents."""
+        known = (split for beginning, split in self.folders.items() if file.name.startswith(beginning))
+        return file.split or next(known, TRAIN)
+
+    def of_text(self, text: str, split: str) -> str:
+        """The split of one document in a file of `split`."""
+        if self.fraction and is_held_out(hashlib.sha256(text.encode()).hexdigest(), self.fraction):
+            return VAL
+        return split
+
+    def check(self, files: list[SourceFile]) -> None:
+        """Refuse a corpus whose file names alone show that a split would be empty.
+
+        Raises:
+            UserError: there is no file for a split.
+        """
+        there = {self.of_file(file) for file in files}
+        for beginning, split in self.folders.items():
+            if split != TEST and split not in there:
+                raise UserError(
+                    f"The corpus has no file whose name begins with {beginning} for the {split} split: "
+                    "set --source to a complete copy in the hub's layout."
+                )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A corpus and how it becomes tokens. The sizes shape the chunks, so they are never taken from the machine."""
+
+    corpus: str
+    source: Source
+    splits: Splits
+    columns: Columns = field(default_factory=Columns)
+    tokenizer: str = BPE
+    """gpt2, gpt-neox, the path of a tokenizer.json, bpe (trained on the corpus), or none for .bin files."""
+    vocab_size: int = 4096
+    """Of the BPE that is trained on the corpus."""
+    end_of_document: str = tokenizers.END_OF_DOCUMENT
+    tokenized: bool = False
+    """The source files hold tokens already, each document after its end-of-document token (.bin)."""
+    chunk_bytes: int = 64 * MIB
+    task_bytes: int = 64 * MIB
+    """Source bytes that a task has at least; its chunks are its own, so they should not be small."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """More settings that are compared with those of an existing folder."""
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that an existing folder must have been made with."""
+        tokenizer = {"vocab_size": self.vocab_size} if self.tokenizer == BPE else {"tokenizer": self.tokenizer_name()}
+        listing = self.source.listing_sha256()
+        return {
+            "corpus": self.corpus,
+            **self.origin,
+            **self.source.settings(),
+            **tokenizer,
+            "end_of_document": self.end_of_document,
+            "splits": asdict(self.splits),
+            "text_field": self.columns.text,
+            "subset": self.columns.subset,
+            "max_document_bytes": self.columns.max_document_bytes,
+            "chunk_bytes": self.chunk_bytes,
+            "task_bytes": self.task_bytes,
+            **({"listing_sha256": listing} if listing else {}),
+        }
+
+    def tokenizer_name(self) -> str:
+        """The tokenizer's name, or of a file its content's hash: the same wherever the file lies.
+
+        Raises:
+            UserError: there is no such file.
+        """
+        if self.tokenizer in (*HUB_TOKENIZERS, BPE, NO_TOKENIZER):
+            return self.tokenizer
+        tokenizers.load_tokenizer(self.tokenizer)
+        return "sha256:" + file_sha256(self.tokenizer)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user may choose; None is the corpus's own default."""
+
+    source: str | None = None
+    """A folder with a copy of the corpus in the hub's layout, instead of the hub."""
+    repo: str | None = None
+    """Hub: the dataset's owner/name."""
+    files: str | None = None
+    """Hub: which of its files, as a pattern."""
+    revision: str = "main"
+    part: str | None = None
+    """FineWeb: sample-10BT or sample-100BT; FineWebBin: 10B or 100B."""
+    tokenizer: str | None = None
+    vocab_size: int = 4096
+    end_of_document: str = tokenizers.END_OF_DOCUMENT
+    val_tokens: int = FINEWEB_VAL_TOKENS
+    val_fraction: float | None = None
+    pattern: str = "**/*.txt"
+    text_field: str = "text"
+    max_document_bytes: int = Columns.max_document_bytes
+    include_site_packages: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_document_bytes", "val_tokens"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}.")
+
+    def held_out(self, default: float = VAL_FRACTION) -> float:
+        """The part of the documents that is held out."""
+        return checked_fraction(default if self.val_fraction is None else self.val_fraction)
+
+
+def slimpajama(options: Options) -> Recipe:
+    """cerebras/SlimPajama-627B, its own three splits, its seven subsets in streams of their own."""
+    splits = Splits({"train/": TRAIN, "validation/": VAL, "test/": TEST})
+    layouts = [[f"{folder}**/*{ending}" for folder in splits.folders] for ending in (".jsonl.zst", ".jsonl")]
+    repository = "cerebras/SlimPajama-627B"
+    return _of_hub("SlimPajama", repository, layouts, options, splits, "gpt-neox", subset=SLIMPAJAMA_SUBSET)
+
+
+def openwebtext(options: Options) -> Recipe:
+    """Skylion007/openwebtext, with about 10,000 texts held out, chosen by their hashes."""
+    layouts = [["plain_text/*.parquet"], ["**/*.parquet"], ["**/*.jsonl.zst", "**/*.jsonl"]]
+    splits = Splits(fraction=options.held_out(OPENWEBTEXT_VAL_FRACTION))
+    return _of_hub("OpenWebText", "Skylion007/openwebtext", layouts, options, splits)
+
+
+def fineweb(options: Options) -> Recipe:
+    """A sample of HuggingFaceFW/fineweb, with the first tokens of its first file held out."""
+    part = _one_of(options.part or "sample-10BT", ("sample-10BT", "sample-100BT", "sample-350BT"))
+    layouts = [[f"{part.replace('-', '/')}/*.parquet"], ["*.parquet"]]
+    splits = Splits(first_tokens=options.val_tokens)
+    return _of_hub("FineWeb", "HuggingFaceFW/fineweb", layouts, options, splits, origin={"part": part})
+
+
+def fineweb_bin(options: Options) -> Recipe:
+    """kjj0/fineweb10B-gpt2 or …100B-gpt2: token files; the one called val is for validation."""
+    part = _one_of(options.part or "10B", ("10B", "100B"))
+    if options.tokenizer == BPE:
+        raise UserError(
+            "--tokenizer bpe is for text, and these files hold tokens: choose gpt2, gpt-neox, a file or none."
+        )
+    splits = Splits({"fineweb_val_": VAL, "fineweb_train_": TRAIN})
+    how: dict[str, Any] = {"origin": {"part": part}, "tokenized": True}
+    return _of_hub("FineWebBin", f"kjj0/fineweb{part}-gpt2", [["*.bin"]], options, splits, **how)
+
+
+def any_of_hub(options: Options) -> Recipe:
+    """Files of any dataset repository: JSON lines, parquet or text, with a part of the documents held out."""
+    if options.repo is None or options.files is None:
+        raise UserError("Hub needs --repo and --files, such as --repo allenai/c4 --files 'en/*.json.gz'.")
+    splits, origin = Splits(fraction=options.held_out()), {"files": options.files}
+    return _of_hub(f"hub:{options.repo}", options.repo, [[options.files]], options, splits, origin=origin)
+
+
+def _of_hub(
+    corpus: str,
+    repository: str,
+    layouts: list[list[str]],
+    options: Options,
+    splits: Splits,
+    tokenizer: str = "gpt2",
+    subset: str | None = None,
+    **others: Any,
+) -> Recipe:
+    """A corpus of the hub, read there or from a local copy; `others` are fields of the recipe."""
+    on_hub = HubFiles(repository, options.revision, layouts[0])
+    source = on_hub if options.source is None else LocalFiles(options.source, *layouts)
+    return _recipe(corpus, source, splits, options, options.tokenizer or tokenizer, subset, **others)
+
+
+def _recipe(
+    corpus: str, source: Source, splits: Splits, options: Options, tokenizer: str, subset: str | None, **others: Any
+) -> Recipe:
+    columns = Columns(options.text_field, subset, options.max_document_bytes)
+    return Recipe(corpus, source, splits, columns, tokenizer, options.vocab_size, options.end_of_document, **others)
+
+
+def text_files(options: Options) -> Recipe:
+    """A folder of the user's own: text files, each a document, or JSON lines and parquet with many."""
+    if options.source is None:
+        raise UserError("TextFiles needs --source, the folder that holds the texts.")
+    root, pattern = Path(options.source).resolve(), options.pattern
+    if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
+        raise UserError(
+            f'The pattern "{pattern}" is not one for files under {root}: give one like "**/*.txt" with --pattern '
+            "(--data.pattern), and the folder with --source."
+        )
+    source: Source
+    if holds_many(pattern):
+        source, splits = LocalFiles(root, [pattern]), Splits(fraction=options.held_out())
+    else:
+        nothing = (
+            f"No file matches {pattern} in {root}: set --source (--data.source) to the folder with the text, "
+            "or --pattern (--data.pattern) to what its files are called."
+        )
+        source, splits = DistinctTexts(lambda: list_files(root, pattern), options.held_out(), nothing), Splits()
+    origin = {"source": str(root), "pattern": pattern}
+    return _recipe(f"text:{root.name}", source, splits, options, options.tokenizer or BPE, None, origin=origin)
+
+
+def python_sources(options: Options) -> Recipe:
+    """The running interpreter's own library, which every machine has."""
+    origin = {"python": platform.python_version(), "include_site_packages": options.include_site_packages}
+    nothing = "This Python has no sources of its library (*.py): use another corpus."
+    texts = DistinctTexts(lambda: python_files(options.include_site_packages), options.held_out(), nothing)
+    return Recipe("PythonSources", texts, Splits(), vocab_size=options.vocab_size, origin=origin)
+
+
+def python_files(include_site_packages: bool) -> dict[str, Path]:
+    """Every *.py of the interpreter's standard library and, if asked for, of its installed packages, by its label."""
+    paths = sysconfig.get_paths()
+    library = list_files(Path(paths["stdlib"]), "**/*.py")
+    files = {label: path for label, path in library.items() if PACKAGE_FOLDERS.isdisjoint(Path(label).parts)}
+    if include_site_packages:
+        for folder in sorted({paths["purelib"], paths["platlib"]}):
+            files |= list_files(Path(folder), "**/*.py")
+    return files
+
+
+def _one_of(value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise UserError(f"--part {value} is not known: choose one of {', '.join(known)}.")
+    return value
+
+
+_FROM_HUB = frozenset({"source", "revision", "tokenizer", "end_of_document", "max_document_bytes"})
+_FROM_TEXT = _FROM_HUB | {"vocab_size", "text_field"}
+CORPORA: dict[str, tuple[Callable[[Options], Recipe], frozenset[str]]] = {
+    "SlimPajama": (slimpajama, _FROM_TEXT),
+    "OpenWebText": (openwebtext, _FROM_TEXT | {"val_fraction"}),
+    "FineWeb": (fineweb, _FROM_TEXT | {"part", "val_tokens"}),
+    "FineWebBin": (fineweb_bin, _FROM_HUB | {"part"}),
+    "Hub": (any_of_hub, _FROM_TEXT | {"repo", "files", "val_fraction"}),
+    "TextFiles": (text_files, _FROM_TEXT - {"revision"} | {"pattern", "val_fraction"}),
+    "PythonSources": (python_sources, frozenset({"vocab_size", "val_fraction", "include_site_packages"})),
+}
+"""Each corpus's recipe, and the options that change what is made of it."""
+
+
+def recipe_of(corpus: str, options: Options) -> Recipe:
+    """How the corpus of that name is prepared.
+
+    Raises:
+        UserError: an option is given that this corpus would ignore, or one is out of range.
+    """
+    make, takes = CORPORA[corpus]
+    for option in fields(Options):
+        value = getattr(options, option.name)
+        if value != option.default and option.name not in takes:
+            listed = ", ".join(f"--{name}" for name in sorted(takes))
+            raise UserError(f"--{option.name} {value} means nothing for {corpus}, which takes {listed}: leave it out.")
+    return make(options)
