@@ -43,12 +43,21 @@ class AttentionSpec:
     compiled: bool
 
     @property
+    def is_packed(self) -> bool:
+        return self.document is not None
+
+    @property
+    def main(self) -> tuple[str, str, int, bool]:
+        """What a selection holds for: a later start may have another batch or other documents."""
+        return self.mechanism, self.dtype, self.length, self.is_packed
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
     def __str__(self) -> str:
-        packed = "" if self.document is None else f" in documents of about {self.document}"
+        packed = f" in documents of about {self.document}" if self.is_packed else ""
         return f"{self.mechanism} ({self.dtype}, {self.rows} × {self.length} tokens{packed})"
 
 
@@ -117,19 +126,13 @@ class Selections:
 
         def difference(selection: Selection) -> tuple[bool, bool, float]:
             spec = selection.spec
-            others = spec.dtype != dtype, (spec.document is not None) != is_packed
-            return *others, abs(math.log(spec.length / length))
+            return spec.dtype != dtype, spec.is_packed != is_packed, abs(math.log(spec.length / length))
 
         return sorted((each for each in self.made if each.spec.mechanism == mechanism), key=difference)
 
     def of(self, spec: AttentionSpec) -> Selection | None:
         """The selection for this mechanism, precision and length, packed or not; None if there is none."""
-        is_packed = spec.document is not None
-        for selection in self.nearest(spec.mechanism, spec.dtype, spec.length, is_packed)[:1]:
-            other = selection.spec
-            if (other.dtype, other.length, other.document is not None) == (spec.dtype, spec.length, is_packed):
-                return selection
-        return None
+        return next((each for each in self.made if each.spec.main == spec.main), None)
 
     def final(self) -> "Selections | None":
         """Those for which every candidate was tried; None if there are none."""

@@ -114,7 +114,7 @@ def trials_of(module: Any, h: Tensor, documents: Documents) -> list[Trial]:
             compiled = h.device.type != "cpu" and module.runtime.compiles_on(h.device.type)
             spec = AttentionSpec(form, *sizes, name_of(computing_dtype(h)), document, compiled)
             q = example_query(spec, h.device)
-            tried = {} if dropout or is_short else candidates(mechanism, q, document is not None)
+            tried = {} if dropout or is_short else candidates(mechanism, q, spec.is_packed)
             default = default_backend(mechanism, h.device.type, q, dropout)
             trials.append(Trial(spec, mechanism, numbers[form], {} if [*tried] == [default] else tried, default))
     return trials

@@ -48,6 +48,16 @@ def test_logits_are_those_that_attention_takes_the_softmax_of(name) -> None:
     torch.testing.assert_close(logits.softmax(-1) @ v[..., :11, :], expected, rtol=1e-12, atol=1e-12)
 
 
+def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
+    """As on Hopper, where cuDNN's is asked for first; on a CPU it is passed over."""
+    q, k, v, _ = inputs(1, HEADS, 13, WIDTH, dtype=torch.float32)
+    expected = sdpa.fused(q, k, v, is_causal=True)
+    monkeypatch.setattr(sdpa, "prefers_cudnn", lambda q, mask: True)
+    compiled = torch.compile(sdpa.fused, fullgraph=True, dynamic=False, backend="eager")
+    for fused in (sdpa.fused, compiled):
+        assert torch.equal(fused(q, k, v, is_causal=True), expected)
+
+
 @pytest.mark.parametrize("backend", [eager, sdpa], ids=["eager", "sdpa"])
 def test_dropout_drops_weights_and_keeps_the_mean(backend) -> None:
     q, k, v, _ = inputs(2, HEADS, 6, WIDTH, dtype=torch.float32)

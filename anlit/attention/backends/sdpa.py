@@ -122,11 +122,15 @@ def fused(
     if not reads_groups(q, mask):
         k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
     is_grouped = k.shape[1] != q.shape[1]
-    prefers_cudnn = q.is_cuda and mask is None and gpu_generation() >= 9
-    with sdpa_kernel(PRIORITY, set_priority=True) if prefers_cudnn else nullcontext():
+    with sdpa_kernel(PRIORITY, set_priority=True) if prefers_cudnn(q, mask) else nullcontext():
         return scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=is_grouped
         )
+
+
+def prefers_cudnn(q: Tensor, mask: Tensor | None) -> bool:
+    """Whether to ask for `PRIORITY`: on Hopper and later, without a mask."""
+    return q.is_cuda and mask is None and gpu_generation() >= 9
 
 
 @torch.compiler.assume_constant_result
