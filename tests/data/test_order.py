@@ -8,7 +8,7 @@ import pytest
 
 from anlit.data.order import blocks as order_module
 from anlit.data.order.blocks import BlockOrder, blocks_per_chunk
-from anlit.data.order.mixing import PERIOD, MixtureOrder, PooledOrder, quotas, spread, training_order
+from anlit.data.order.mixing import PooledOrder, quotas, spread, training_order
 from anlit.errors import UserError
 
 GOLDEN_BLOCKS = [135, 140, 167, 153, 145, 148, 76, 136]
@@ -91,16 +91,6 @@ def test_entering_far_into_the_stream_costs_one_window(monkeypatch: pytest.Monke
     assert sum(len(window) for window in order._windows.values()) < 1.1 * 2**29 / 2048
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_what_is_drawn_next_is_in_the_chunks_ahead(shuffle: bool) -> None:
-    order = BlockOrder(CHUNKS, shuffle, seed=3, window_blocks=60)
-    for draw in range(0, 3 * order.n_blocks, 7):
-        ahead = order.chunks_ahead(draw).tolist()
-        assert set(chunk_of(order.blocks(draw, 20)).tolist()) <= set(ahead)
-        if shuffle:
-            assert len(ahead) < 2 * len(CHUNKS) - 2
-
-
 @pytest.mark.parametrize("sizes", [[5], [7, 7], [100, 9, 1], [3, 0, 50, 50], [0, 4]])
 def test_spread_deals_evenly(sizes: list[int]) -> None:
     total = sum(sizes)
@@ -125,14 +115,3 @@ def test_quotas_are_the_weights_in_whole_numbers() -> None:
 def members(shuffle: bool) -> list[PooledOrder]:
     parts = [[np.array([300, 200]), np.array([77])], [np.array([40])], [np.array([900])]]
     return [PooledOrder(part, shuffle, seed=5, window_blocks=250, number=n) for n, part in enumerate(parts)]
-
-
-def test_chunks_ahead_of_a_mixture() -> None:
-    chunks = [[np.full(40, 50), np.full(3, 50)], [np.full(30, 50)]]
-    pools = [PooledOrder(parts, True, seed=5, window_blocks=100, number=n) for n, parts in enumerate(chunks)]
-    mixture = MixtureOrder(pools, [3, 1], True, seed=9)
-    for draw in (0, 900, PERIOD - 4, PERIOD + 77, 15_000):
-        ahead = mixture.chunks_ahead(draw)
-        assert len(ahead) < 12
-        for source, block in zip(*(part.tolist() for part in mixture.draw(draw, 60)), strict=True):
-            assert (source, block // 50) in ahead

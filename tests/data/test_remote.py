@@ -19,6 +19,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundE
 from litdata.streaming import downloader as litdata_downloader
 
 from anlit.data.module import TokenShards
+from anlit.data.order import prefetch
 from anlit.data.storage import cache, remote, shards
 from anlit.data.storage.cache import ChunkCache
 from anlit.data.storage.manifest import read_manifest
@@ -204,7 +205,9 @@ def test_a_reader_waits_for_another_process(store: ObjectStore) -> None:
     assert store.fetched("chunk-0-0") == 1
 
 
-def test_training_fetches_ahead(store: ObjectStore) -> None:
+def test_training_fetches_ahead(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunks of the next draws: 430 begin in the first four, of 109 blocks each."""
+    monkeypatch.setattr(prefetch, "DRAWS_AHEAD", 430)
     loader = ready(shuffle=False).train_dataloader()
     next(iter(loader))  # from the first chunk
     deadline = time.monotonic() + 20

@@ -13,7 +13,6 @@ import numpy as np
 
 WINDOW_TOKENS = 2**29
 MOST_WINDOW_BLOCKS = 2**20  # so that a permutation takes 40 ms and 8 MB, however short the blocks are
-CHUNKS_AHEAD = 4  # of files that are read in their order
 
 
 def generator(seed: int, *key: int) -> np.random.RandomState:
@@ -74,20 +73,6 @@ class BlockOrder:
             parts.append(part)
             first_draw, count = first_draw + len(part), count - len(part)
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-
-    def chunks_ahead(self, draw: int) -> np.ndarray:
-        """Chunks of the blocks from `draw` on, soonest first: those of this window and of the next."""
-        pass_number, offset = divmod(draw, self.n_blocks)
-        if not self.shuffle:
-            now = int(np.searchsorted(self.first_block, offset, side="right")) - 1
-            return np.arange(now, now + min(CHUNKS_AHEAD, len(self.chunk_blocks))) % len(self.chunk_blocks)
-        window, _ = self._find(pass_number, offset)
-        chunks, _, first_chunk = self._layout(pass_number)
-        window_chunks = chunks[first_chunk[window] : first_chunk[window + 1]]
-        if window + 2 < len(first_chunk):
-            return np.concatenate([window_chunks, chunks[first_chunk[window + 1] : first_chunk[window + 2]]])
-        chunks, _, first_chunk = self._shuffled_chunks(pass_number + 1)
-        return np.concatenate([window_chunks, chunks[: first_chunk[1]]])
 
     def _find(self, pass_number: int, offset: int) -> tuple[int, int]:
         """The window that a draw of a pass falls into, and that window's first draw."""

@@ -24,9 +24,6 @@ class Order(Protocol):
     def draw(self, first_draw: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Source and block of `count` draws from `first_draw` on, each (count,) int64."""
 
-    def chunks_ahead(self, draw: int) -> list[tuple[int, int]]:
-        """(source, chunk) of what is needed from `draw` on, soonest first."""
-
 
 def spread(draws: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Deal sum(sizes) draws out to the sources as evenly as whole numbers allow, each source `size` times.
@@ -73,9 +70,7 @@ class PooledOrder:
         self.n_blocks = sum(self.sizes)
         self.shuffle = shuffle
         self.first_block = np.cumsum([0, *self.sizes])
-        self.first_chunk = np.cumsum([0, *map(len, chunk_blocks)])
         self.order = BlockOrder(np.concatenate(chunk_blocks), shuffle, seed, window_blocks, number)
-        self.alone = [BlockOrder(blocks, False, seed) for blocks in chunk_blocks]
 
     @property
     def n_sources(self) -> int:
@@ -88,21 +83,6 @@ class PooledOrder:
         blocks = self.order.blocks(first_draw, count)
         sources = np.searchsorted(self.first_block, blocks, side="right") - 1
         return sources, blocks - self.first_block[sources]
-
-    def chunks_ahead(self, draw: int) -> list[tuple[int, int]]:
-        """(source, chunk) of what is needed from `draw` on."""
-        if not self.shuffle:
-            offset = draw % self.n_blocks
-            shares = [offset * size // self.n_blocks for size in self.sizes]
-            return [
-                (source, int(chunk))
-                for source, order in enumerate(self.alone)
-                if order.n_blocks
-                for chunk in order.chunks_ahead(shares[source])
-            ]
-        chunks = self.order.chunks_ahead(draw)
-        sources = np.searchsorted(self.first_chunk, chunks, side="right") - 1
-        return list(zip(sources.tolist(), (chunks - self.first_chunk[sources]).tolist(), strict=True))
 
 
 class MixtureOrder:
@@ -135,18 +115,6 @@ class MixtureOrder:
             source, blocks[mine] = order.draw(int(draws[mine][0]), int(mine.sum()))
             sources[mine] = source + self.first_source[member]
         return sources, blocks
-
-    def chunks_ahead(self, draw: int) -> list[tuple[int, int]]:
-        """(source, chunk) of what is needed from `draw` on."""
-        period, begin = divmod(draw, PERIOD)
-        members, _ = self._layout(period)
-        drawn = np.bincount(members[:begin], minlength=len(self.orders)) + period * self.quotas
-        return [
-            (int(self.first_source[member]) + source, chunk)
-            for member, order in enumerate(self.orders)
-            if self.quotas[member]
-            for source, chunk in order.chunks_ahead(int(drawn[member]))
-        ]
 
     def _members(self, first_draw: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The member of each draw, and which of that member's own draws it is."""

@@ -5,25 +5,30 @@ import copy
 import threading
 from collections.abc import Iterator
 
+import numpy as np
+
 from anlit.data.order.mixing import Order
 from anlit.data.storage.cache import ChunkCache
 from anlit.data.storage.shards import Chunk, Source
 from anlit.errors import UserError
 
 PREFETCH_THREADS = 4
+DRAWS_AHEAD = 65_536
 
 
 class Prefetcher:
     """Threads that fetch the chunks that the order needs next.
 
     Args:
-        order: gives (source, chunk) pairs for a draw.
+        order: which block of which source each draw is.
+        length: targets in a block.
         caches: of each source; None for a local one.
         sources: in the order's numbering.
     """
 
-    def __init__(self, order: Order, sources: list[Source], caches: list[ChunkCache | None]) -> None:
-        self.order, self.sources, self.caches = copy.deepcopy(order), sources, caches
+    def __init__(self, order: Order, length: int, sources: list[Source], caches: list[ChunkCache | None]) -> None:
+        self.order, self.length, self.sources, self.caches = copy.deepcopy(order), length, sources, caches
+        self.ends = [np.cumsum([chunk.tokens for chunk in source.chunks]) for source in sources]
         self._draw = 0
         self._stopped, self._order_lock = threading.Event(), threading.Lock()
         self._is_running = False
@@ -56,7 +61,7 @@ class Prefetcher:
     def _wanted(self) -> Iterator[tuple[ChunkCache, Chunk]]:
         """Chunks not there yet, soonest first, as far as half the cache holds them."""
         size = 0
-        for source, number in self.order.chunks_ahead(self._draw):
+        for source, number in self._chunks_ahead():
             cache, chunk = self.caches[source], self.sources[source].chunks[number]
             if cache is None:
                 continue
@@ -65,3 +70,15 @@ class Prefetcher:
                 return
             if not cache.has(chunk):
                 yield cache, chunk
+
+    def _chunks_ahead(self) -> Iterator[tuple[int, int]]:
+        """Source and chunk of the next draws, each once; a block may end in the chunk after the one it begins in."""
+        sources, blocks = self.order.draw(self._draw, min(DRAWS_AHEAD, self.order.n_blocks))
+        chunks = np.empty((len(blocks), 2), dtype=np.int64)
+        for source in np.unique(sources):
+            mine = sources == source
+            tokens = blocks[mine, None] * self.length + [0, self.length]
+            chunks[mine] = np.searchsorted(self.ends[source], tokens, side="right")
+        pairs = np.stack([np.repeat(sources, 2), chunks.ravel()], axis=1)
+        _, first = np.unique(pairs, axis=0, return_index=True)
+        return map(tuple, pairs[np.sort(first)].tolist())

@@ -104,7 +104,7 @@ class TokenStream(TrainingStream):
     def numbers(self, first: int, step: int) -> Iterator[int]:
         caches = [store.cache for store in self.stores]
         if any(cache is not None for cache in caches):
-            self._prefetcher = Prefetcher(self.order, [store.source for store in self.stores], caches)
+            self._prefetcher = Prefetcher(self.order, self.length, [store.source for store in self.stores], caches)
         return super().numbers(first, step)
 
     def batch(self, number: int) -> Blocks:
