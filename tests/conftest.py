@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import os
-import tempfile
 from collections import defaultdict
 from unittest import mock
 
@@ -15,12 +14,6 @@ import torch
 from tests.covering import covering
 
 torch.set_num_threads(1)
-
-# What `backend: auto` chose in earlier runs on this machine is not to be seen here. matplotlib keeps its own.
-if "XDG_CACHE_HOME" not in os.environ:
-    os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
-_CACHE = tempfile.TemporaryDirectory(prefix="anlit-tests-")
-os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
 if not torch.cuda.is_available():
     # Triton is the interpreter's or the compiler's from its import on, and several libraries import it.
