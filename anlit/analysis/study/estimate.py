@@ -54,33 +54,25 @@ def pace_of(study: Study) -> tuple[float | None, str]:
 
 def overview(study: Study, jobs: int) -> str:
     """What `--dry_run` prints: the runs of both phases by arm, their tokens and estimated hours."""
-    tuning = study.tuning_runs()
-    measured = study.measured_runs({arm.name: arm.points[0] for arm in study.arms})
     rate, where = pace_of(study)
-    lines = [f"{study.title} ({study.label})"]
+    lines, total = [f"{study.title} ({study.label})"], 0.0
     for arm in study.arms:
-        lines.append(f"  {arm.name}: {_phases(study, arm.points, arm.is_tuned)}")
-    total = 0.0
-    for phase, runs in (("tuning", tuning), ("measuring", measured)):
+        tuned = f"{len(arm.points)} settings × {len(study.tuning_seeds)} tuning seeds, the best on "
+        lines.append(f"  {arm.name}: {tuned if arm.is_tuned else ''}{len(study.seeds)} seeds"
+                     + (", no tuning" if not arm.is_tuned else ""))  # fmt: skip
+    measured = study.measured_runs({arm.name: arm.points[0] for arm in study.arms})
+    for phase, runs in (("tuning", study.tuning_runs()), ("measuring", measured)):
         costs = [cost_of(run) for run in runs]
-        told = f"{phase}: {len(runs)} runs, {sum(cost.tokens for cost in costs):,.0f} tokens"
+        line = f"{phase}: {len(runs)} runs, {sum(cost.tokens for cost in costs):,.0f} tokens"
         if rate is not None and runs:
             spent = sum(hours(cost, rate) for cost in costs) / jobs
             total += spent
-            told += f", about {spent:.2f} h"
-        lines.append(told)
-    if rate is not None:
-        lines.append(f"estimate: {total:.2f} h with --jobs {jobs}, each run at {rate:.3g} FLOP/s ({where})")
-    else:
-        lines.append("estimate: none, because the study's YAML has no `pace: {flops_per_second: …}` for this budget")
-    return "\n".join(lines)
-
-
-def _phases(study: Study, points: tuple[Any, ...], is_tuned: bool) -> str:
-    measured = f"{len(study.seeds)} seeds"
-    if not is_tuned:
-        return f"{measured}, no tuning"
-    return f"{len(points)} settings × {len(study.tuning_seeds)} tuning seeds, the best on {measured}"
+            line += f", about {spent:.2f} h"
+        lines.append(line)
+    if rate is None:
+        why = "the study's YAML has no `pace: {flops_per_second: …}` for this budget"
+        return "\n".join([*lines, f"estimate: none, because {why}"])
+    return "\n".join([*lines, f"estimate: {total:.2f} h with --jobs {jobs}, each run at {rate:.3g} FLOP/s ({where})"])
 
 
 def configuration_of(run: Trial) -> dict[str, Any]:

@@ -84,8 +84,8 @@ def raw(results: StudyResults) -> dict[str, Any]:
     return {
         "title": study.title, "path": study.path, "budget": study.budget, "command": results.command,
         "selected": {name: choice.shown for name, choice in results.selected.items()},
-        "tuning": {one.arm.name: [{"setting": tried.point.shown, "loss": tried.loss} for tried in one.tried]
-                   for one in results.tunings},
+        "tuning": {tuning.arm.name: [{"setting": point.setting.shown, "loss": point.loss} for point in tuning.points]
+                   for tuning in results.tunings},
         "points": [{"arm": point.arm.name, "values": point.values, "losses": point.losses, "failed": point.failed}
                    for point in results.points()],
         "comparisons": [comparison.raw() for comparison in comparisons],

@@ -100,18 +100,19 @@ def winners(results: StudyResults) -> list[str]:
     if not results.tunings:
         return []
     seeds = len(results.study.tuning_seeds)
-    counts = sorted({len(one.arm.points) for one in results.tunings})
+    counts = sorted({len(tuning.points) for tuning in results.tunings})
     budget = (
         f"{counts[0]} settings for each arm" if len(counts) == 1 else f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
     )
     rows = []
-    for one in results.tunings:
-        done = sum(state.status in ("finished", "failed") for tried in one.tried for state in tried.states)
-        failed = sum(state.status == "failed" for tried in one.tried for state in tried.states)
-        best = one.best.point.words if one.best.loss < math.inf else NONE
-        losses = [_loss(tried.loss) for tried in one.tried[:2]]
-        warning = "; ".join(one.edges) or ("inside the grid" if one.best.loss < math.inf else NONE)
-        rows.append([one.arm.title, f"{done} of {len(one.tried) * seeds}", str(failed), best, *losses, warning])
+    for tuning in results.tunings:
+        states = [state for point in tuning.points for state in point.states]
+        done, failed = sum(state.has_ended for state in states), sum(state.status == "failed" for state in states)
+        known = tuning.best.loss < math.inf
+        best = tuning.best.setting.words if known else NONE
+        losses = [_loss(point.loss) for point in tuning.points[:2]]
+        warning = "; ".join(tuning.edges) or ("inside the grid" if known else NONE)
+        rows.append([tuning.arm.title, f"{done} of {len(states)}", str(failed), best, *losses, warning])
     head = ["arm", "runs done", "failed", "best setting", "its loss", "second best", "edge of the grid"]
     seed_names = ", ".join(seed.name for seed in results.study.tuning_seeds)
     return [
@@ -125,10 +126,9 @@ def winners(results: StudyResults) -> list[str]:
 
 def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     rows = []
-    for one in results.tunings:
-        for tried in one.tried:
-            states = ", ".join(literal(" ".join(filter(None, [state.status, state.reason]))) for state in tried.states)
-            rows.append([one.arm.title, tried.point.words, _loss(tried.loss), states])
+    for arm, point in ((tuning.arm, point) for tuning in results.tunings for point in tuning.points):
+        states = ", ".join(literal(f"{state.status} {state.reason}".strip()) for state in point.states)
+        rows.append([arm.title, point.setting.words, _loss(point.loss), states])
     if not rows:
         return []
     table = markdown_table(["arm", "setting", "validation loss", "state"], rows, left=(0, 1, 3))
@@ -136,33 +136,30 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
 
 
 def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
-    value, over = options.get("value", "loss"), options["over"]
-    arms = options.get("arms")
+    value, over, arms = options.get("value", "loss"), options["over"], options.get("arms")
+    is_loss, over_name = value == "loss", plots.named(over)
     series: dict[str, list[tuple[float, float, float]]] = {}
     for point in results.points():
         if point.losses and (arms is None or point.arm.base in arms):
-            sd = Summary(point.losses).sd or 0.0
-            y = (point.loss, sd) if value == "loss" else (point.number(value), 0.0)
+            y = (point.loss, Summary(point.losses).sd or 0.0) if is_loss else (point.number(value), 0.0)
             series.setdefault(results.study.title_of(point.arm.base), []).append((point.number(over), *y))
-    title = f"## {'Loss' if value == 'loss' else f'Best {plots.named(value)}'} over {plots.named(over)}"
+    title = f"## {'Loss' if is_loss else f'Best {plots.named(value)}'} over {over_name}"
     if not series:
         return [title, "No run has finished yet."]
-    fits = {}
-    for label, found in series.items():
-        if fit := power_law([x for x, *_ in found], [y for _, y, _ in found]):
-            fits[label] = fit
+    laws = {label: power_law([x for x, *_ in line], [y for _, y, _ in line]) for label, line in series.items()}
+    fits = {label: law for label, law in laws.items() if law is not None and not is_loss}
     path = results.output / f"trend-{value}-{over}.png"
-    plots.trends(series, over, value, path, fits if value != "loss" else {})
+    plots.trends(series, over, value, path, fits)
     parts = [title, f"![{value} over {over}]({path.name})"]
-    if value == "loss":
+    if is_loss:
         rows = [[label, short_number(x), f"{y:.4f}" + (f" ± {sd:.4f}" if sd else "")]
-                for label, found in series.items() for x, y, sd in sorted(found)]  # fmt: skip
-        return [*parts, markdown_table(["arm", plots.named(over), "validation loss (nats/token)"], rows)]
+                for label, line in series.items() for x, y, sd in sorted(line)]  # fmt: skip
+        return [*parts, markdown_table(["arm", over_name, "validation loss (nats/token)"], rows)]
     rows = [
         [label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
         for label, (_, (b, low, high)) in fits.items()
     ]
-    law = f"{plots.named(value).capitalize()} = a · {plots.named(over)}^b, fitted over the logarithms."
+    law = f"{plots.named(value).capitalize()} = a · {over_name}^b, fitted over the logarithms."
     law += " A grid's best value is known no finer than its steps."
     return [*parts, law, markdown_table(["arm", "points", "exponent b", "95 % interval"], rows)]
 

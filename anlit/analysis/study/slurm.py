@@ -42,7 +42,7 @@ def submit(runs: list[Trial], output: Path, again: list[str], options: list[str]
         UserError: docker/slurm/train.sbatch is not here, sbatch refuses, or an earlier array with some of the runs has
             not ended.
     """
-    todo = [run for run in runs if state_of(output / run.name).status in ("interrupted", "pending")]
+    todo = [run for run in runs if not state_of(output / run.name).has_ended]
     if not todo:
         return None
     if not TRAIN.is_file():

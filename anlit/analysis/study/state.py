@@ -26,6 +26,10 @@ class State:
     status: Status
     reason: str = ""
 
+    @property
+    def has_ended(self) -> bool:
+        return self.status in ("finished", "failed")
+
 
 def state_of(folder: Path) -> State:
     """The state of the run in `folder`."""

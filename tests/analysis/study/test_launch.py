@@ -106,7 +106,7 @@ def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, star
     assert set(select(study, folder / "out")) == {"gpt", "angpt"}
     assert out.count("FAILED error: it was to fail") == 3
     states = [
-        one.states[0] for tuning in tune(study, folder / "out") if tuning.arm.name == "bad" for one in tuning.tried
+        point.states[0] for tuning in tune(study, folder / "out") if tuning.arm.name == "bad" for point in tuning.points
     ]
     assert {(state.status, state.reason) for state in states} == {("failed", "error: it was to fail")}
     assert "error: it was to fail" in (folder / "out" / "report.md").read_text()
