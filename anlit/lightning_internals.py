@@ -71,12 +71,6 @@ def validates_in_this_epoch(trainer: L.Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._should_check_val_epoch()
 
 
-def validates_by_time(trainer: L.Trainer) -> bool:
-    """Whether `val_check_interval` is a time."""
-    of_trainer: Any = trainer
-    return of_trainer._val_check_time_interval is not None
-
-
 def stops_now(trainer: L.Trainer) -> bool:
     """Whether the run ends after this batch because something asked for it."""
     return trainer.should_stop and trainer.fit_loop._can_stop_early

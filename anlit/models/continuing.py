@@ -3,7 +3,7 @@
 Settings                                        On a change
 model: its shape, heads, attention, positions … refused; with `accept_changes` the new ones are used
 optimizer's class                               refused; with `accept_changes` it starts without state
-seed_everything                                 refused; with `accept_changes` the random states are kept
+seed_everything                                 refused; with `accept_changes` the new one is used
 learning rates, betas, weight decay, schedule,  the new ones are used from the next step on, and one line is logged
 dropout, z_loss, runtime, backend, Trainer's
 

@@ -104,11 +104,10 @@ def last_checkpoint(run_dir: Path) -> dict:
 
 
 def assert_same_training_state(one: dict, two: dict) -> None:
-    """Weights, optimizer, schedule, step and random state are identical to the bit."""
+    """Weights, optimizer, schedule and step are identical to the bit."""
     assert one["global_step"] == two["global_step"]
     for key in ("state_dict", "optimizer_states", "lr_schedulers"):
         assert_identical(one[key], two[key], key)
-    assert_identical(one["callbacks"]["RandomState"], two["callbacks"]["RandomState"], "random state")
 
 
 def assert_identical(one: object, two: object, where: str) -> None:

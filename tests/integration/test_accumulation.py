@@ -2,7 +2,9 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import pytest
 
 from tests.integration.conftest import assert_same_training_state, fit_arguments, last_checkpoint, logged, run
@@ -39,16 +41,38 @@ def test_killed_after_a_validation_and_continued_is_identical(shards: Path, tmp_
 
 
 @pytest.mark.slow
-def test_epochs_that_end_within_a_step_are_continued_exactly(shards: Path, tmp_path: Path) -> None:
-    """Epochs of 7 micro-batches, two to a step: four steps, the last of one, before which the run is killed."""
+def test_epochs_are_continued_exactly(shards: Path, tmp_path: Path) -> None:
+    """Epochs of 8 micro-batches, two to a step; killed at the last step of the first, and in the second."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    extra = ("--trainer.limit_train_batches=7", "--trainer.val_check_interval=3")
+    extra = ("--trainer.limit_train_batches=8", "--trainer.val_check_interval=3")
     assert run(accumulating(shards, whole, 2, *extra)) == 0
     assert run(accumulating(shards, cut, 2, *extra, *killed_at(6))) == -signal.SIGKILL
     assert last_checkpoint(cut)["global_step"] == 3
     assert run(accumulating(shards, cut, 2, *extra, "--ckpt_path=last")) == 0
     assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
     assert steps_of(whole, "val/loss") == steps_of(cut, "val/loss") == [2, 5, 8, 11]
+
+
+class Numbers(L.Callback):
+    """Prints the number of the micro-batch in the epoch at its begin."""
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        print("micro-batch", trainer.global_step, batch_idx)
+
+
+@pytest.mark.parametrize("earlier", [1, 2, 3])
+def test_micro_batches_are_numbered_as_in_an_undisturbed_run(
+    shards: Path, tmp_path: Path, earlier: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Random numbers of a step depend on it. Continued after 6 steps, also with another accumulation."""
+    numbers = "--trainer.callbacks+=tests.integration.test_accumulation.Numbers"
+    assert run(accumulating(shards, tmp_path / "run", earlier, "--trainer.max_steps=6")) == 0
+    capfd.readouterr()
+    assert run(accumulating(shards, tmp_path / "run", 2, "--trainer.max_steps=8", "--ckpt_path=last", numbers)) == 0
+    lines = [line.split()[1:] for line in capfd.readouterr().out.splitlines() if line.startswith("micro-batch")]
+    assert lines == [["6", "12"], ["6", "13"], ["7", "14"], ["7", "15"]]
 
 
 def test_continued_with_another_accumulation_every_step_is_whole(shards: Path, tmp_path: Path) -> None:

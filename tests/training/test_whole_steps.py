@@ -29,8 +29,8 @@ class Seen(L.Callback):
 
 
 def validated(seen: Seen, **settings: Any) -> L.Trainer:
-    """Epochs of 10 batches of one sequence, three to an optimizer step: four steps, the last of one batch."""
-    loader = batches(10, 16, batch_size=1)
+    """Epochs of 12 batches of one sequence, three to an optimizer step."""
+    loader = batches(12, 16, batch_size=1)
     whole = {"accelerator": "cpu", "devices": 1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 3, **QUIET}
     trainer = L.Trainer(**{**whole, "callbacks": [WholeSteps(), seen], "limit_val_batches": 1, **settings})
     trainer.fit(tiny(GPT), loader, loader)
@@ -58,6 +58,18 @@ def test_a_stop_asked_for_within_a_step_comes_after_it() -> None:
     seen = Seen(stop_after=4)
     trainer = validated(seen, max_steps=20, val_check_interval=5, check_val_every_n_epoch=None)
     assert (trainer.global_step, seen.n_batches, seen.validated) == (2, 6, [2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"limit_train_batches": 10}, "accumulate_grad_batches=3 does not divide the 10 batches of an epoch"),
+        ({"val_check_interval": 0.4}, "val_check_interval=0.4 is 4 of the 12 batches of an epoch"),
+    ],
+)
+def test_epochs_and_shares_that_end_within_a_step_are_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        validated(Seen(), max_epochs=2, **settings)
 
 
 def test_an_interval_longer_than_an_epoch_is_refused() -> None:

@@ -20,27 +20,10 @@ class MetricsOnResume(L.Callback):
     """
 
     def __init__(self) -> None:
-        self._unlogged_step: int | None = None
         self._saved_row: dict[str, Any] | None = None
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self._unlogged_step = trainer.global_step if is_logged(trainer, trainer.global_step) else None
-
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self._unlogged_step = None
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._unlogged_step = None
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._unlogged_step = None
-
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._unlogged_step == trainer.global_step:
+        if trainer.training and is_logged(trainer, trainer.global_step):
             checkpoint[KEY] = {"epoch": trainer.current_epoch, **logged_metrics(trainer)}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """Validation, checkpoints and the end of a run only between optimizer steps; Lightning counts micro-batches."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ from anlit.lightning_internals import (
     restore_validation_rule,
     set_validation_rule,
     stops_now,
-    validates_by_time,
     validates_in_this_epoch,
 )
 
@@ -24,9 +22,9 @@ class WholeSteps(Checkpoint):
 
     A checkpoint has no gradients, so one that is written within a step would lose those of the step's micro-batches. An
     integer `val_check_interval` is a number of optimizer steps: of the run, or of each epoch if
-    `check_val_every_n_epoch` is set. A float is a share of an epoch's steps. A time is checked after each step. The
-    run's last step is always validated. A request to stop within a step (`max_time`) takes effect after the step. The
-    `step` in the logs is the number of the optimizer step, from 0.
+    `check_val_every_n_epoch` is set. A float is a share of an epoch. A time is checked after each step. The run's last
+    step is always validated. A request to stop within a step (`max_time`) takes effect after the step. The `step` in
+    the logs is the number of the optimizer step, from 0.
 
     Lightning calls checkpoint callbacks after all others. This callback is one, so that it sees the others' requests.
     """
@@ -35,23 +33,15 @@ class WholeSteps(Checkpoint):
         self._stop_after_step = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Check the interval, and count in steps.
+
+        Raises:
+            UserError: An epoch, or the share of it between validations, does not end with a step or is too short.
+        """
+        if trainer.num_training_batches != float("inf"):
+            _check_epochs(trainer, int(trainer.num_training_batches), trainer.accumulate_grad_batches)
         _align_progress(trainer)
-        every = _steps_between_validations(trainer)
-
-        def is_due(lightnings_rule: Callable[[], bool]) -> bool:
-            if not completes_step(trainer):
-                return False
-            if _ends(trainer):
-                return trainer.enable_validation
-            if every is None or stops_now(trainer):
-                return lightnings_rule()
-            steps = trainer.global_step
-            if trainer.check_val_every_n_epoch is not None:
-                batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-                steps = math.ceil(batches / trainer.accumulate_grad_batches)
-            return validates_in_this_epoch(trainer) and steps % every == 0
-
-        set_validation_rule(trainer, is_due)
+        set_validation_rule(trainer, lambda lightnings_rule: _validates(trainer, lightnings_rule))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -71,49 +61,59 @@ class WholeSteps(Checkpoint):
         restore_validation_rule(trainer)
 
 
-def _ends(trainer: L.Trainer) -> bool:
-    """Whether the optimizer step that was just taken is the run's last by `max_steps` or `max_epochs`."""
-    if trainer.global_step == trainer.max_steps:
-        return True
-    is_last_batch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-    return is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
-
-
-def _steps_between_validations(trainer: L.Trainer) -> int | None:
-    """Optimizer steps from one validation to the next; None to use Lightning's rule, for example by time."""
-    if validates_by_time(trainer):
-        return None
-    interval, steps = trainer.val_check_interval, _steps_per_epoch(trainer)
-    if isinstance(interval, float):
-        return None if steps == math.inf else max(1, int(steps * interval))
-    if trainer.check_val_every_n_epoch is not None and interval > steps and trainer.enable_validation:
+def _check_epochs(trainer: L.Trainer, n_batches: int, accumulated: int) -> None:
+    if n_batches % accumulated:
+        raise UserError(
+            f"trainer.accumulate_grad_batches={accumulated} does not divide the {n_batches} batches of an epoch: "
+            "choose one that does, or set trainer.limit_train_batches"
+        )
+    interval, share = _interval(trainer), trainer.val_check_batch
+    if isinstance(interval, float) and share % accumulated:
+        raise UserError(
+            f"trainer.val_check_interval={interval} is {share} of the {n_batches} batches of an epoch, which "
+            f"trainer.accumulate_grad_batches={accumulated} does not divide: give a number of steps"
+        )
+    steps = n_batches // accumulated
+    if trainer.check_val_every_n_epoch and isinstance(interval, int) and interval > steps and trainer.enable_validation:
         raise UserError(
             f"trainer.val_check_interval={interval} is more than the {steps} optimizer steps of an epoch: choose a "
             "smaller one, or set trainer.check_val_every_n_epoch to null to count across epochs"
         )
-    return interval
 
 
-def _steps_per_epoch(trainer: L.Trainer) -> float:
-    """Optimizer steps of an epoch; its last micro-batches are a step, even if they are few."""
-    batches = trainer.num_training_batches
-    return batches if batches == math.inf else math.ceil(batches / trainer.accumulate_grad_batches)
+def _interval(trainer: L.Trainer) -> int | float | None:
+    """Optimizer steps, or a share of an epoch, between two validations; None if it is a time."""
+    return getattr(trainer, "val_check_interval", None)
+
+
+def _validates(trainer: L.Trainer, lightnings_rule: Callable[[], bool]) -> bool:
+    """Whether validation follows the micro-batch under way."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    if not completes_step(trainer):
+        return False
+    ends_epochs = progress.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+    if trainer.global_step == trainer.max_steps or ends_epochs:
+        return trainer.enable_validation
+    interval = _interval(trainer)
+    if not isinstance(interval, int) or stops_now(trainer):
+        return lightnings_rule()
+    per_epoch = trainer.check_val_every_n_epoch is not None
+    steps = progress.current.ready // trainer.accumulate_grad_batches if per_epoch else trainer.global_step
+    return validates_in_this_epoch(trainer) and steps % interval == 0
 
 
 def _align_progress(trainer: L.Trainer) -> None:
-    """Recompute a continued run's number of micro-batches for the present accumulation and batches.
+    """Shift a continued run's number of micro-batches to the present accumulation.
 
     Lightning steps when the number of micro-batches in the epoch is a multiple of `accumulate_grad_batches`. The
     checkpoint has the number of the earlier run. After a change the first step would come early, with less data.
     """
     loop = trainer.fit_loop.epoch_loop
-    progress: Any = loop.batch_progress.current
+    progress = loop.batch_progress.current
     steps = loop.automatic_optimization.optim_progress.optimizer.step.current.completed
     expected = steps * trainer.accumulate_grad_batches
-    per_epoch = _steps_per_epoch(trainer)
-    if steps and per_epoch != math.inf:
-        steps = (steps - 1) % int(per_epoch) + 1
-        expected = min(steps * trainer.accumulate_grad_batches, int(trainer.num_training_batches))
+    if steps and trainer.num_training_batches != float("inf"):
+        expected = (expected - 1) % int(trainer.num_training_batches) + 1
     shift = expected - progress.ready
-    progress.ready, progress.started = progress.ready + shift, progress.started + shift
-    progress.processed, progress.completed = progress.processed + shift, progress.completed + shift
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(progress, name, getattr(progress, name) + shift)
