@@ -7,7 +7,7 @@ from anlit.analysis.comparison import Comparison, Result, record_runs
 from anlit.reporting.files import write_json
 from anlit.reporting.intervals import Interval, Summary, mean_sd
 from anlit.reporting.page import listed, write_page
-from anlit.reporting.table import NONE, TerminalTable, markdown_table
+from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, minus, visible
 from anlit.runs.folders import Run
@@ -96,7 +96,7 @@ def show(comparison: Comparison) -> None:
         cells = _cells(result)
         rows.append([_name(result, comparison), *(cells[i].replace(" (", "\n(") for i in shown)])
     title = f"Convergence against {comparison.baseline.label}"
-    console.print(TerminalTable(title, ["configuration", *head], rows))
+    console.print(Table(title, ["configuration", *head], rows))
     for note in comparison.notes:
         console.print(visible(f"note: {note}"))
     paths = visible(f"Plot: {comparison.plot}, page: {comparison.output / 'report.html'}")

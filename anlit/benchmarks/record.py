@@ -3,25 +3,16 @@
 import os
 import shlex
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from anlit.checkpoints.loading import device_name
 from anlit.reporting.files import output_folder, write_json, write_text
 from anlit.reporting.provenance import environment
-from anlit.reporting.table import TerminalTable, console, markdown_table
-
-
-class Table(NamedTuple):
-    """A table for the terminal and for Markdown; columns `left` are aligned left."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    left: Collection[int] = (0,)
+from anlit.reporting.table import Table, console
 
 
 class Record:
@@ -68,11 +59,11 @@ class Record:
         machine = f"{hardware['cpu']}, {hardware['threads']} threads" if on_cpu else hardware["device"]
         lines = [f"# anlit benchmark {self.values['benchmark']}: {machine}", f"`{self.values['command']}`"]
         for table in shown:
-            lines += [f"## {table.title}", markdown_table(table.head, table.rows, table.left)]
+            lines += [f"## {table.title}", table.markdown()]
         write_text(self.path("md"), "\n\n".join([*lines, *notes]) + "\n")
         screen = console()
         for table in shown:
-            screen.print(TerminalTable(table.title, table.head, table.rows, table.left))
+            screen.print(table)
         for note in notes:
             screen.print(note)
         screen.print(f"Written to {self._file}.json and .md.", soft_wrap=True)

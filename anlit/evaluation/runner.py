@@ -25,7 +25,7 @@ from anlit.reporting.figure import save, style
 from anlit.reporting.files import jsonable, output_folder, write_json, writing
 from anlit.reporting.page import write_page
 from anlit.reporting.provenance import environment
-from anlit.reporting.table import TerminalTable, console
+from anlit.reporting.table import Table, console
 from anlit.reporting.text import code, literal
 
 Tell = Callable[[float, str], None]
@@ -36,7 +36,7 @@ Tell = Callable[[float, str], None]
 class Report:
     """What an evaluation shows of its record."""
 
-    table: TerminalTable
+    table: Table
     """The main numbers."""
     parts: list[str]
     """The page in Markdown, without the provenance."""
@@ -132,7 +132,7 @@ def publish(record: dict[str, Any], report_of: Callable[[dict[str, Any]], Report
     screen = console()
     screen.print(report.table)
     for note in report.notes:
-        screen.print(note, markup=False, highlight=False)
+        screen.print(note)
     with writing(folder):
         for file, draw in report.figures.items():
             with style(8):
@@ -186,7 +186,7 @@ def _measured(evaluation: Evaluation, paths: Sequence[str], command: str) -> dic
             def tell(share: float, line: str = "", candidate: Candidate = candidate) -> None:
                 progress.advance(task, share)
                 if line:
-                    progress.console.print(f"{candidate.file}: {line}", soft_wrap=True, markup=False, highlight=False)
+                    progress.console.print(f"{candidate.file}: {line}", soft_wrap=True)
 
             checkpoint = load_checkpoint(str(candidate.file), settings.device)
             measurements.append(evaluation.measure(checkpoint, data_of(checkpoint, settings.data), tell))

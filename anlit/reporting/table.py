@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from anlit.reporting.text import KEPT, visible
@@ -35,54 +36,52 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Col
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-class TerminalTable:
-    """A table for `console().print`, aligned as in `markdown_table`, which loses no character whatever the width.
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table for Markdown and for `console().print`, which loses no character whatever the width of the terminal.
 
-    Where it is too wide for the terminal, each row is a block of lines. Cells are shown literally: without rich's
+    In a terminal that is too narrow each row is a block of lines. Cells are shown there literally: without rich's
     markup, and with control characters escaped.
 
     Args:
+        title: For the terminal.
         left: Columns of text, which may be wrapped; cells of the others are never wrapped.
     """
 
-    def __init__(
-        self, title: str, head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)
-    ) -> None:
-        self.title, self.left = Text(visible(title)), left
-        self.head, self.rows = list(head), [[visible(cell, keep="\n") for cell in row] for row in rows]
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Collection[int] = (0,)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
-        table = self._table()
-        least = Measurement.get(console, options.update(max_width=UNLIMITED), table).minimum
-        if least < options.max_width:  # rich counts a table without edges one too narrow
-            yield table
-        else:
-            yield self.title
-            yield from (self._block(row) for row in self.rows)
+    def markdown(self) -> str:
+        """The table in Markdown, without its title; cells are Markdown already."""
+        return markdown_table(self.head, self.rows, self.left)
 
-    def _table(self) -> Table:
-        table = Table(
-            title=self.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
-            show_edge=False,
-        )  # fmt: skip
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable | Text]:
+        rows = [[visible(cell, keep="\n") for cell in row] for row in self.rows]
+        table = RichTable(title=Text(visible(self.title)), title_justify="left", box=box.SIMPLE_HEAD,
+                          padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)  # fmt: skip
         for column, heading in enumerate(self.head):
-            lines = [line for row in self.rows for line in row[column].split("\n")]
+            lines = [line for row in rows for line in row[column].split("\n")]
             if column in self.left:
                 most = max(map(cell_len, [*heading.split("\n"), *lines]))
                 table.add_column(Text(heading), min_width=min(LEAST, most), overflow="fold")
             else:  # a fixed width, because rich narrows others below their smallest
                 width = max(map(cell_len, [*heading.split(), *lines]), default=0)
                 table.add_column(Text(heading), justify="right", width=width, overflow="fold")
-        for row in self.rows:
+        for row in rows:
             table.add_row(*map(Text, row))
-        return table
-
-    def _block(self, row: list[str]) -> Text:
-        lines = [""]
-        for name, cell in zip(self.head, row, strict=True):
-            words = " ".join(cell.split("\n"))
-            lines.append(f"  {' '.join(name.split())}: {words}" if name else f"  {words}")
-        return Text("\n".join(lines), overflow="fold")
+        least = Measurement.get(console, options.update(max_width=UNLIMITED), table).minimum
+        if least < options.max_width:  # rich counts a table without edges one too narrow
+            yield table
+            return
+        yield Text(visible(self.title))
+        for row in rows:
+            block = []
+            for heading, cell in zip(self.head, row, strict=True):
+                name, words = " ".join(heading.split()), " ".join(cell.split("\n"))
+                block.append(f"  {name}: {words}" if name else f"  {words}")
+            yield Text("\n".join(["", *block]), overflow="fold")
 
 
 class SafeConsole(Console):

@@ -1,6 +1,6 @@
 """Tables of the numbers for the terminal."""
 
-from anlit.reporting.table import SafeConsole, TerminalTable
+from anlit.reporting.table import SafeConsole, Table
 from anlit.sizing.estimate import FRAGMENTATION, Estimate
 from anlit.sizing.gpus import DENSE_BF16, GPU_BYTES
 
@@ -11,7 +11,7 @@ def show(console: SafeConsole, result: Estimate) -> None:
     """Print parameters, memory per GPU and time of one run."""
     plan = result.plan
     parameters = [[name, f"{number:,}"] for name, number in result.parameters.items()]
-    console.print(TerminalTable("Model", ["parameters", "number"], parameters))
+    console.print(Table("Model", ["parameters", "number"], parameters))
     cache = f"{result.cache_bytes / 1e6:,.3g} MB"
     console.print(f"Keys and values of one sequence of {plan.length:,} tokens, to generate in bfloat16: {cache}.\n")
 
@@ -26,7 +26,7 @@ def show(console: SafeConsole, result: Estimate) -> None:
     }
     head = ["memory on one GPU at the peak of a step", "GB"]
     rows = [[name, f"{size / GB:.2f}"] for name, size in memory.items()]
-    console.print(TerminalTable(f"{title}blocks recomputed: {recompute}", head, rows))
+    console.print(Table(f"{title}blocks recomputed: {recompute}", head, rows))
 
     time = [
         ["FLOPs per token, forward and backward", f"{result.flops_per_token:.3e}"],
@@ -35,5 +35,5 @@ def show(console: SafeConsole, result: Estimate) -> None:
     if plan.tokens is not None and result.days is not None:
         time.append([f"days for {plan.tokens:.3g} tokens", f"{result.days:.3g}"])
     title = f"at {plan.mfu:.0%} of {DENSE_BF16[plan.gpu] / 1e12:.0f} TFLOP/s (dense bf16)"
-    console.print(TerminalTable(title, ["time", ""], time))
+    console.print(Table(title, ["time", ""], time))
     console.print("FLOPs are for sequences of one document. Activations are those of uncompiled blocks.")

@@ -1,14 +1,12 @@
 """Files are replaced in one step, and numbers survive as JSON."""
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
 
 from anlit.errors import UserError
 from anlit.reporting.files import jsonable, output_folder, replacing, write_json, write_text, writing
-from anlit.reporting.once import say_once
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -43,11 +41,3 @@ def test_output_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=r"--output .* cannot be written \(Is a directory\)"), writing(tmp_path):
         write_text(tmp_path / "folder", "")
-
-
-def test_a_message_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    logger = logging.getLogger("anlit.test")
-    with caplog.at_level("INFO"):
-        for message in ("first message", "first message", "second message"):
-            say_once(logger, message)
-    assert caplog.messages == ["first message", "second message"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from anlit.cli import main
-from anlit.reporting.table import TerminalTable
+from anlit.reporting.table import Table
 from tests.analysis.study.conftest import Launch, folder, start, write_study
 from tests.checkpoints.foreign import trained
 
@@ -28,15 +28,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> list[TerminalTable]:
+def tables(monkeypatch: pytest.MonkeyPatch) -> list[Table]:
     """Those that a command prints."""
-    found: list[TerminalTable] = []
-    draw = TerminalTable.__rich_console__
-    monkeypatch.setattr(TerminalTable, "__rich_console__", lambda one, *rest: (found.append(one), draw(one, *rest))[1])
+    found: list[Table] = []
+    draw = Table.__rich_console__
+    monkeypatch.setattr(Table, "__rich_console__", lambda one, *rest: (found.append(one), draw(one, *rest))[1])
     return found
 
 
-def assert_whole(tables: list[TerminalTable], lines: list[str]) -> None:
+def assert_whole(tables: list[Table], lines: list[str]) -> None:
     assert tables
     assert "…" not in "".join(lines)
     for table in tables:
@@ -65,7 +65,7 @@ def test_every_cell_is_whole(
     command: str,
     is_pipe: bool,
     place: Path,
-    tables: list[TerminalTable],
+    tables: list[Table],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -86,7 +86,7 @@ def test_every_cell_is_whole(
 def test_the_table_of_a_study_is_whole(
     folder: Path,
     start: Launch,
-    tables: list[TerminalTable],
+    tables: list[Table],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from anlit.reporting.table import TerminalTable, markdown_table
+from anlit.reporting.table import Table, markdown_table
 from anlit.reporting.text import code, literal, visible
 
 FOREIGN = [
@@ -50,7 +50,7 @@ def test_a_cell_cannot_leave_its_table() -> None:
 
 def test_terminals_get_no_control_characters_and_no_markup() -> None:
     out = io.StringIO()
-    table = TerminalTable("\x1b[2Jtitle", ["name", "x"], [["[red]\x1b]0;owned\x07\u202egnp", "1"]])
+    table = Table("\x1b[2Jtitle", ["name", "x"], [["[red]\x1b]0;owned\x07\u202egnp", "1"]])
     Console(file=out, width=100, force_terminal=False).print(table)
     assert r"[red]\x1b]0;owned\x07\u202egnp" in out.getvalue()
     assert r"\x1b[2Jtitle" in out.getvalue()

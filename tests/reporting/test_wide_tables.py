@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from anlit.reporting.table import UNLIMITED, TerminalTable
+from anlit.reporting.table import UNLIMITED, Table
 
 HEAD = ["configuration", "seeds", *(f"speed-up in tokens\n(95 % interval) {n}" for n in range(6))]
 ROWS = [[f"anGPT, scale-invariant, number {n}", "3", *(f"1,234.567{n}{k} ± 0.0{k}" for k in range(6))] for n in (1, 2)]
@@ -14,7 +14,7 @@ ROWS = [[f"anGPT, scale-invariant, number {n}", "3", *(f"1,234.567{n}{k} ± 0.0{
 
 def printed(width: int, head: list[str] = HEAD, rows: list[list[str]] = ROWS) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=width, force_terminal=False).print(TerminalTable("A title", head, rows))
+    Console(file=out, width=width, force_terminal=False).print(Table("A title", head, rows))
     return out.getvalue().splitlines()
 
 

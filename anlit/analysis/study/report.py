@@ -10,7 +10,7 @@ from anlit.analysis.study.sections import comparison_of, render, winners
 from anlit.reporting.files import write_json
 from anlit.reporting.intervals import Summary, mean_sd
 from anlit.reporting.page import write_page
-from anlit.reporting.table import NONE, SafeConsole, TerminalTable, markdown_table
+from anlit.reporting.table import NONE, SafeConsole, Table, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, visible
 from anlit.runs.folders import Run
@@ -36,7 +36,7 @@ def show(results: StudyResults, console: SafeConsole | None = None) -> None:
         rows.append([point.arm.title, setting, str(len(point.losses)), loss,
                      *([speeds.get(point.arm.name, NONE)] if speeds else [])])  # fmt: skip
     if rows:
-        console.print(TerminalTable(results.study.title, head, rows, left=(0, 1)))
+        console.print(Table(results.study.title, head, rows, left=(0, 1)))
     for name, found in edges.items():
         for edge in found:
             console.print(visible(f"note: {name}: {edge}: a wider grid might find a better one"))

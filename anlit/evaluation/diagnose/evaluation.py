@@ -12,7 +12,7 @@ from anlit.evaluation.diagnose.measure import diagnose
 from anlit.evaluation.diagnose.plot import heads_figure, last_bin, ranges_figure, reliable, statistics_figure, values
 from anlit.evaluation.runner import Evaluation, Report, Tell
 from anlit.evaluation.settings import DIAGNOSED_LENGTHS, DiagnoseSettings
-from anlit.reporting.table import NONE, TerminalTable, markdown_table
+from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.text import literal, minus
 
 COLUMNS = {
@@ -78,7 +78,7 @@ class Diagnose(Evaluation):
         shown = [0, *(1 + list(COLUMNS).index(name) for name in PRINTED)]
         body = [[row[index].partition(" [")[0] for index in shown] for row in rows(lengths[0])]
         head = ["layer", *(COLUMNS[name][0].replace(" ", "\n") for name in PRINTED)]
-        table = TerminalTable(f"{label}: n = {low:,} to {high:,}, means over heads", head, body)
+        table = Table(f"{label}: n = {low:,} to {high:,}, means over heads", head, body)
         figures = {
             file: partial(draw, lengths[0], record["checkpoints"][0]["training_length"])
             for file, (_, draw) in FIGURES.items()

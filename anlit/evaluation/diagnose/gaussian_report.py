@@ -9,7 +9,7 @@ from matplotlib.ticker import NullLocator
 from anlit.configuration import attention_label
 from anlit.evaluation.runner import Report
 from anlit.reporting.figure import TEXT, legend_below, line_styles, panels
-from anlit.reporting.table import TerminalTable, markdown_table
+from anlit.reporting.table import Table, markdown_table
 
 COLUMNS = {
     "entropy": ("entropy (nats)", ".2f"),
@@ -38,7 +38,7 @@ def report(record: dict[str, Any]) -> Report:
     ]
     rows = [[cell.partition(" ±")[0] for cell in row] for row in _rows(mechanisms, lengths[0])]
     title = f"Independent normal scores, n = {int(lengths[0]):,} keys"
-    table = TerminalTable(title, ["mechanism", *(name.replace(" ", "\n") for name in head)], rows)
+    table = Table(title, ["mechanism", *(name.replace(" ", "\n") for name in head)], rows)
     return Report(table, parts, {"ranges.png": lambda: ranges_figure(mechanisms, lengths[0])})
 
 

@@ -15,7 +15,7 @@ from anlit.evaluation.runner import Evaluation, Report, Tell
 from anlit.evaluation.settings import MOST_TOKENS, LengthsSettings, lengths_for
 from anlit.reporting.intervals import Summary, mean_sd
 from anlit.reporting.page import listed
-from anlit.reporting.table import NONE, TerminalTable, markdown_table
+from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.text import literal
 
 HEAD = (
@@ -112,7 +112,7 @@ class Lengths(Evaluation):
         title = f"Loss in nats per token, by length, on {tokens:,} tokens"
         head = ["configuration", "documents\nmasked", *(f"{length:,}" for length in lengths)]
         told = [f"note: {note}" for note in notes]
-        return Report(TerminalTable(title, head, printed), parts, {"lengths.png": lambda: plot(record)}, told)
+        return Report(Table(title, head, printed), parts, {"lengths.png": lambda: plot(record)}, told)
 
 
 def tokens_for(asked: int | None, lengths: list[int], available: int, where: str) -> int:

@@ -15,7 +15,7 @@ from anlit.evaluation.needle.plot import length_name, plot
 from anlit.evaluation.runner import Evaluation, Report, Tell
 from anlit.evaluation.settings import NeedleSettings, lengths_for
 from anlit.reporting.intervals import Summary
-from anlit.reporting.table import TerminalTable, markdown_table
+from anlit.reporting.table import Table, markdown_table
 from anlit.reporting.text import literal, minus
 
 Z = 1.959964
@@ -86,7 +86,7 @@ class Needle(Evaluation):
         title = "Exact match, its 95 % interval, and nats per token of the answer"
         printed = _rows(arms, lambda own: f"{_accuracy(own)}\n{_nats(own)}".replace(" [", "\n["), str)
         head = ["configuration", "seeds", *(f"{name}\ntokens" for name in names)]
-        return Report(TerminalTable(title, head, printed), parts, {"needle.png": lambda: plot(record)})
+        return Report(Table(title, head, printed), parts, {"needle.png": lambda: plot(record)})
 
 
 def over_seeds(seeds: tuple[dict[str, Any], ...], n: int) -> dict[str, Any]:

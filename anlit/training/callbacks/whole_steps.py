@@ -68,7 +68,7 @@ def _check_epochs(trainer: L.Trainer, n_batches: int, accumulated: int) -> None:
             "choose one that does, or set trainer.limit_train_batches"
         )
     interval, share = _interval(trainer), trainer.val_check_batch
-    if isinstance(interval, float) and share % accumulated:
+    if isinstance(interval, float) and isinstance(share, int) and share % accumulated:
         raise UserError(
             f"trainer.val_check_interval={interval} is {share} of the {n_batches} batches of an epoch, which "
             f"trainer.accumulate_grad_batches={accumulated} does not divide: give a number of steps"
