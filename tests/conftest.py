@@ -7,6 +7,9 @@ from collections import defaultdict
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# `make test` hands its own flags to every make below it; a test calls make as from a shell.
+for variable in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+    os.environ.pop(variable, None)
 
 import pytest
 import torch

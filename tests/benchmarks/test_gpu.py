@@ -34,8 +34,7 @@ def list_items(folder: Path, **recipes: str) -> None:
 
 
 def call(folder: Path, *settings: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    return subprocess.run(command(folder, *settings), cwd=ROOT, env=environment, capture_output=True, text=True)
+    return subprocess.run(command(folder, *settings), cwd=ROOT, capture_output=True, text=True)
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
