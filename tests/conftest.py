@@ -7,9 +7,6 @@ from collections import defaultdict
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# `make test` hands its own flags to every make below it; a test calls make as from a shell.
-for variable in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
-    os.environ.pop(variable, None)
 
 import pytest
 import torch
@@ -17,6 +14,9 @@ import torch
 from tests.covering import covering
 
 torch.set_num_threads(1)
+# `make test` hands its own flags to every make below it; a test calls make as from a shell.
+for variable in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+    os.environ.pop(variable, None)
 
 if not torch.cuda.is_available():
     # Triton is the interpreter's or the compiler's from its import on, and several libraries import it.
