@@ -11,7 +11,7 @@ _HOME = {
     "FullySharded": "anlit.training.strategies",
     "TokenShards": "anlit.data.module",
     "Mixture": "anlit.data.mixture",
-    "NeedleInHaystack": "anlit.evaluation.needle.data",
+    "NeedleInHaystack": "anlit.data.needle",
     "load_checkpoint": "anlit.checkpoints.loading",
 }
 _ROOMS = ("anlit.attention.mechanisms", "anlit.layers.positions", "anlit.optim.optimizers", "anlit.data.corpora")

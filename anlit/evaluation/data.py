@@ -5,7 +5,7 @@ from typing import Any
 
 import anlit.data.corpora
 import anlit.data.mixture
-import anlit.evaluation.needle.data  # noqa: F401  a configuration may name any of them, and classes that are not imported are refused
+import anlit.data.needle  # noqa: F401  a configuration may name any of them, and classes that are not imported are refused
 from anlit.checkpoints.loading import Checkpoint
 from anlit.configuration import CONFIG, mapping
 from anlit.data.module import TokenShards

@@ -15,10 +15,10 @@ from torch.nn.functional import one_hot
 
 from anlit import GPT, AnGPT, TextFiles, TokenShards
 from anlit.commands.needle import main
+from anlit.data.needle import Haystack
 from anlit.errors import UserError
 from anlit.evaluation.needle import measure as scoring
 from anlit.evaluation.needle.evaluation import over_seeds, wilson
-from anlit.evaluation.needle.haystack import Haystack
 from anlit.evaluation.needle.measure import measure, score
 from anlit.evaluation.needle.plot import plot
 from anlit.reporting.figure import style

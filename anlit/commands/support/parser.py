@@ -17,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import anlit.attention.mechanisms
 import anlit.data.corpora
 import anlit.data.mixture
-import anlit.evaluation.needle.data
+import anlit.data.needle
 import anlit.models
 import anlit.training.callbacks  # noqa: F401  short class names in YAML are those of imported classes
 from anlit.commands.support.allowed import refuse_functions, restrict_parser

@@ -8,8 +8,8 @@ import numpy as np
 
 from anlit.checkpoints.loading import Checkpoint
 from anlit.data.module import TokenShards
+from anlit.data.needle import Haystack
 from anlit.evaluation.arms import Candidate, group_by_seed
-from anlit.evaluation.needle.haystack import Haystack
 from anlit.evaluation.needle.measure import measure
 from anlit.evaluation.needle.plot import length_name, plot
 from anlit.evaluation.runner import Evaluation, Report, Tell

@@ -13,13 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anlit.data.needle import EVALUATION, Haystack, Sample
 from anlit.data.order.blocks import generator
 from anlit.errors import UserError
-from anlit.evaluation.needle.haystack import Haystack, Sample
 from anlit.models.language_model import LanguageModel
 
-EVALUATION = 3
-"""The stream of random numbers; training and validation have other streams."""
 BATCH_TOKENS = 1 << 14
 """Tokens in a forward pass, unless one sample is longer."""
 

@@ -1,0 +1,349 @@
+"""The needle-in-a-haystack task (arXiv 2505.17083): its samples, and the DataModule that fine-tunes on them.
+
+    corpus text … ⏎ The special magic <city> number is <7 digits>. ⏎ … corpus text ⏎ The special magic <city> number is
+
+The continuation is the number. Corpus text comes as tokens from prepared shards. Blank lines replace the
+end-of-document tokens, so that a sample is one document for the mask.
+
+City and number of a sample are drawn from one of two disjoint sets of pairs, one for training and one for
+evaluation. A pair is held out for evaluation if a linear form of the two is a multiple of 97.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from anlit.data.batch import Batch, batch_from_blocks
+from anlit.data.module import TokenShards
+from anlit.data.order.blocks import generator
+from anlit.data.order.loader import BatchMaker, EvaluationLoader, ResumableLoader
+from anlit.data.order.streams import Blocks, EvaluationStream, Share, TrainingStream
+from anlit.data.storage.store import TokenStore
+from anlit.errors import UserError
+from anlit.targets import IGNORED
+
+SENTENCE = "The special magic {city} number is {number}."
+QUESTION = "The special magic {city} number is"
+SMALLEST, LARGEST = 1_000_000, 9_999_999
+MODULUS, FACTOR = 97, 41
+"""The pair (city c, number m) is held out for evaluation if m + 41·c is a multiple of 97."""
+CLOSE = 0.05
+"""The needle moves to the end of a sentence or line within this share of the haystack."""
+TRAINING, VALIDATION, EVALUATION = 1, 2, 3
+"""The random streams of one seed; the last is that of `anlit needle`."""
+CITIES = (
+    "Aarhus", "Accra", "Adelaide", "Algiers", "Almaty", "Amman", "Amsterdam", "Ankara", "Antwerp", "Athens",
+    "Auckland", "Baku", "Bangkok", "Barcelona", "Basel", "Beirut", "Belgrade", "Bergen", "Berlin", "Bern",
+    "Bilbao", "Bogota", "Bologna", "Bordeaux", "Boston", "Bratislava", "Bremen", "Brisbane", "Bristol", "Brussels",
+    "Bucharest", "Budapest", "Cairo", "Calgary", "Canberra", "Caracas", "Cardiff", "Chicago", "Cologne", "Copenhagen",
+    "Cordoba", "Cork", "Dakar", "Dallas", "Damascus", "Delhi", "Denver", "Detroit", "Doha", "Dortmund",
+    "Dresden", "Dubai", "Dublin", "Durban", "Edinburgh", "Florence", "Geneva", "Genoa", "Ghent", "Glasgow",
+    "Granada", "Graz", "Hamburg", "Hanoi", "Havana", "Helsinki", "Houston", "Istanbul", "Jakarta", "Kabul",
+    "Kampala", "Karachi", "Kigali", "Kingston", "Krakow", "Kyoto", "Lagos", "Leeds", "Leipzig", "Lima",
+    "Lisbon", "Liverpool", "London", "Lyon", "Madrid", "Malaga", "Manila", "Marseille", "Melbourne", "Memphis",
+    "Miami", "Milan", "Montreal", "Moscow", "Mumbai", "Munich", "Nairobi", "Nantes", "Naples", "Nice",
+    "Osaka", "Oslo", "Oxford", "Palermo", "Paris", "Perth", "Porto", "Prague", "Quito", "Riga",
+    "Rome", "Rotterdam", "Salzburg", "Seattle", "Seoul", "Seville", "Sofia", "Stockholm", "Sydney", "Tallinn",
+    "Tokyo", "Toronto", "Trieste", "Tunis", "Turin", "Valencia", "Vienna", "Vilnius", "Warsaw", "Zurich",
+)  # fmt: skip
+"""Their order must not change: it decides which pairs are held out."""
+
+
+class Sample(NamedTuple):
+    """One haystack with its needle, question and answer."""
+
+    tokens: np.ndarray
+    """(length + 1,) int64; the model reads the first `length`, and the answer is the end of the last `length`."""
+    n_answer: int
+    """Tokens of the answer."""
+    city: str
+    number: int
+    depth: float
+    """The share of the haystack before the needle."""
+
+
+class Haystack:
+    """Makes samples from a corpus.
+
+    Args:
+        stores: The corpus, as consecutive arrays of tokens.
+        end_of_document: The token to replace by a blank line.
+        name: The name of the corpus in errors.
+
+    Raises:
+        UserError: The tokenizer does not reproduce the needle's sentence.
+    """
+
+    def __init__(self, stores: Sequence[TokenStore], tokenizer: Tokenizer, end_of_document: int, name: str) -> None:
+        self.stores, self.tokenizer, self.end_of_document, self.name = list(stores), tokenizer, end_of_document, name
+        self.ends = np.cumsum([0, *(store.n_tokens for store in stores)])
+        self.blank_line = self._encode("\n\n")
+        sentence = SENTENCE.format(city=CITIES[0], number=SMALLEST)
+        if tokenizer.decode(self._encode(sentence).tolist()).strip() != sentence or not len(self.blank_line):
+            raise UserError(
+                f"The tokenizer of {name} does not reproduce '{sentence}': the needle needs one that keeps letters, "
+                "digits and line ends, such as a byte-level BPE."
+            )
+
+    @classmethod
+    def of(cls, data: TokenShards, split: str) -> "Haystack":
+        """The haystack of one split of prepared data.
+
+        Raises:
+            UserError: the folder is missing or damaged, or has no tokenizer.
+        """
+        return cls(data.stores(split), data.tokenizer, data.manifest["end_of_document"], f"{data.path}/{split}")
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.ends[-1])
+
+    @cached_property
+    def shortest(self) -> int:
+        """The least length that has room for a token of corpus text with every needle and question."""
+        questions = max(len(self._encode(f"\n{QUESTION}".format(city=city))) for city in CITIES)
+        longest_answer = len(f" {LARGEST}")  # at most one token per character
+        return 2 * (questions + longest_answer) + len(self._encode(".\n"))
+
+    def check(self, length: int) -> None:
+        """Raise UserError if samples of `length` tokens cannot be made."""
+        if length < self.shortest:
+            raise UserError(
+                f"{length} tokens are too few for a needle with the tokenizer of {self.name}: choose a length of "
+                f"{self.shortest} or more."
+            )
+        if length > self.n_tokens:
+            raise UserError(
+                f"{self.name} has {self.n_tokens:,} tokens, too few for a haystack of {length:,}: choose a shorter "
+                "length, or a corpus with more text in that split."
+            )
+
+    def sample(self, length: int, depth: float, random: np.random.RandomState, held_out: bool) -> Sample:
+        """One sample.
+
+        Args:
+            length: Tokens that the model reads.
+            depth: The position of the needle, from 0 (first) to 1 (before the question). It moves to the nearest end
+                of a sentence or line if one is within `CLOSE`.
+            random: Decides everything else.
+            held_out: Whether city and number are from the set for evaluation.
+        """
+        city, number = draw_pair(random, held_out)
+        needle = self._encode(f"\n{SENTENCE}\n".format(city=city, number=number))
+        question = self._encode(f"\n{QUESTION}".format(city=city))
+        answer = self._encode(f" {number}")
+        text = self._text(length + 1 - len(needle) - len(question) - len(answer), random)
+        place = self._place(text, depth)
+        tokens = np.concatenate([text[:place], needle, text[place:], question, answer])
+        return Sample(tokens, len(answer), city, number, place / len(text))
+
+    def _encode(self, text: str) -> np.ndarray:
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def _text(self, count: int, random: np.random.RandomState) -> np.ndarray:
+        """`count` tokens from a random position of the corpus."""
+        return self._text_from(int(random.randint(0, self.n_tokens - count + 1, dtype=np.int64)), count)
+
+    def _text_from(self, start: int, count: int) -> np.ndarray:
+        tokens = self._read(start, count)
+        documents = np.split(tokens, np.flatnonzero(tokens == self.end_of_document))
+        parts = [documents[0], *(np.concatenate([self.blank_line, document[1:]]) for document in documents[1:])]
+        return np.concatenate(parts)[:count]
+
+    def _read(self, start: int, count: int) -> np.ndarray:
+        """Tokens [start, start + count) of the consecutive stores."""
+        parts = []
+        for store, begin, end in zip(self.stores, self.ends[:-1].tolist(), self.ends[1:].tolist(), strict=True):
+            first, last = max(start, begin), min(start + count, end)
+            if first < last:
+                parts.append(store.read(first - begin, last - first).astype(np.int64))
+        return np.concatenate(parts)
+
+    def _place(self, text: np.ndarray, depth: float) -> int:
+        """The index of the token before which the needle is inserted."""
+        wanted = round(depth * len(text))
+        ends_line, ends_sentence, begins_word = self._kinds
+        before, after = text[:-1], text[1:]
+        inside = np.flatnonzero(ends_line[before] | (ends_sentence[before] & begins_word[after])) + 1
+        boundaries = np.concatenate([[0], inside, [len(text)]])
+        nearest = int(boundaries[np.abs(boundaries - wanted).argmin()])
+        return nearest if abs(nearest - wanted) <= CLOSE * len(text) else wanted
+
+    @cached_property
+    def _kinds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(V,) each: whether a token ends a line, ends with a full stop or the like, begins with a space."""
+        ids = [[token] for token in range(self.tokenizer.get_vocab_size())]
+        texts = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
+        stops = (".", "!", "?", '."', ".)", "!)", "?)", '!"', '?"')
+        return (
+            np.array([text.endswith("\n") for text in texts]),
+            np.array([text.endswith(stops) for text in texts]),
+            np.array([text[:1].isspace() for text in texts]),
+        )
+
+
+def draw_pair(random: np.random.RandomState, held_out: bool) -> tuple[str, int]:
+    """A city and a number of 7 digits, from the pairs for evaluation (`held_out`) or from all others."""
+    city = int(random.randint(len(CITIES)))
+    number = int(random.randint(SMALLEST, LARGEST + 1))
+    rest = (number + FACTOR * city) % MODULUS
+    if held_out:
+        number -= rest
+        number += MODULUS if number < SMALLEST else 0
+    elif rest == 0:
+        number += 1 if number < LARGEST else -1
+    return CITIES[city], number
+
+
+@dataclass(frozen=True)
+class AnswerBatchMaker(BatchMaker):
+    """Batches in which only the answers are targets: the last `n_targets` of each row."""
+
+    def __call__(self, blocks: Blocks) -> Batch:
+        assert blocks.n_targets is not None
+        batch = batch_from_blocks(blocks.tokens, self.end_of_document, self.token_at)
+        length = batch.targets.shape[1]
+        batch.targets.numpy()[np.arange(length) < length - blocks.n_targets[:, None]] = IGNORED
+        return batch.pin_memory() if self.pin_memory else batch
+
+
+@dataclass(frozen=True)
+class NeedleSamples:
+    """Sample number i depends only on the seed and on i. The depth is uniform."""
+
+    haystack: Haystack
+    length: int
+    seed: int
+    held_out: bool
+
+    def __call__(self, number: int) -> Sample:
+        random = generator(self.seed, VALIDATION if self.held_out else TRAINING, self.length, number)
+        return self.haystack.sample(self.length, random.random_sample(), random, self.held_out)
+
+    def blocks(self, first: int, count: int) -> Blocks:
+        """The samples [first, first + count) as a batch."""
+        samples = [self(number) for number in range(first, first + count)]
+        return Blocks(
+            np.stack([sample.tokens for sample in samples]), np.array([sample.n_answer for sample in samples])
+        )
+
+
+class NeedleStream(TrainingStream):
+    """The endless training stream: the samples by their numbers."""
+
+    n_blocks = 1 << 20  # an epoch for Lightning; the next one has other samples
+
+    def __init__(self, samples: NeedleSamples, share: Share) -> None:
+        self.samples, self.share = samples, share
+
+    def batch(self, number: int) -> Blocks:
+        return self.samples.blocks(self.first_draw(number), self.share.batch_size)
+
+
+class NeedleEvaluation(EvaluationStream):
+    """The first samples, `count` of them or as many more as fill the last batch of every device."""
+
+    def __init__(self, samples: NeedleSamples, share: Share, count: int) -> None:
+        self.samples, self.share, self.count = samples, share, count
+
+    def __len__(self) -> int:
+        return -(-self.count // self.share.sequences)
+
+    def batch(self, number: int) -> Blocks:
+        first = number * self.share.sequences + self.share.rank * self.share.batch_size
+        return self.samples.blocks(first, self.share.batch_size)
+
+
+class NeedleInHaystack(TokenShards):
+    """Needles in haystacks of a prepared corpus, for fine-tuning (arXiv 2505.17083); the loss counts the answers only.
+
+    A sample is `context_length` tokens of corpus text with the sentence "The special magic <city> number is
+    <7 digits>." at a random depth, and the question for the number. Validation has other numbers, in the
+    text of the validation split, and no pair of city and number that training could draw.
+
+    Args:
+        path: folder (or s3://, gs://, hf:// address) of prepared token shards with their tokenizer.
+        batch_size: samples per device and micro-batch.
+        context_length: tokens per sample; by default the model's.
+        num_workers: loader processes per device for training.
+        seed: seed of the samples.
+        val_batch_size: samples per device and validation batch; by default batch_size.
+        val_samples: samples to validate on, rounded up to whole batches.
+        cache_gb: size of the cache for remote shards, in 10⁹ bytes.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        batch_size: int = 8,
+        context_length: int | None = None,
+        num_workers: int = 0,
+        seed: int = 42,
+        val_batch_size: int | None = None,
+        val_samples: int = 128,
+        cache_gb: float = 100.0,
+    ) -> None:
+        super().__init__(
+            path, batch_size, context_length, num_workers, seed=seed, val_batch_size=val_batch_size, cache_gb=cache_gb
+        )
+        self.val_samples = val_samples
+        self._haystacks: dict[str, Haystack] = {}
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """The data in a run's record: the corpus of the haystacks, and the task."""
+        return {**super().fingerprint, "task": type(self).__name__}
+
+    @property
+    def counts_every_target(self) -> bool:
+        """Only answers count, and they differ in length."""
+        return False
+
+    def bytes_per_token(self, split: str = "val") -> float | None:
+        """None: a loss over answers says nothing about the corpus's bytes."""
+        return None
+
+    def train_dataloader(self) -> ResumableLoader:
+        """The stream of training batches, continued within a run.
+
+        Raises:
+            UserError: The checkpoint's position belongs to other data or another seed.
+        """
+        stream = NeedleStream(self._samples("train"), self._share(self.batch_size))
+        identity = {
+            "--data": type(self).__name__,
+            "--data.path (the texts in it)": self.manifest["content_sha256"],
+            "--data.seed": self.seed,
+            "--model.context_length": self.context_length,
+        }
+        return self._training_loader(stream, identity)
+
+    def _evaluation_loader(self, split: str) -> EvaluationLoader:
+        stream = NeedleEvaluation(self._samples(split), self._share(self.val_batch_size), self.val_samples)
+        return EvaluationLoader(stream, self._batch_maker())
+
+    def _samples(self, split: str) -> NeedleSamples:
+        assert self.context_length is not None, "setup() comes first"
+        if split not in self._haystacks:
+            self._haystacks[split] = Haystack.of(self, split)
+        return NeedleSamples(self._haystacks[split], self.context_length, self.seed, held_out=split != "train")
+
+    def _batch_maker(self) -> AnswerBatchMaker:
+        plain = super()._batch_maker()
+        return AnswerBatchMaker(
+            plain.end_of_document, plain.token_at, pin_memory=plain.pin_memory, score_first_token=True
+        )
+
+    def _check_training(self) -> None:
+        self._check("train")
+
+    def _check_validation(self) -> None:
+        self._check("val")
+
+    def _check(self, split: str) -> None:
+        samples = self._samples(split)
+        samples.haystack.check(samples.length)

@@ -1,0 +1,205 @@
+"""The needle task: what its samples say, two disjoint sets of numbers, the loss mask, the order, resuming, refusals."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from anlit import NeedleInHaystack, TokenShards
+from anlit.data.batch import Batch
+from anlit.data.needle import CITIES, CLOSE, FACTOR, MODULUS, Haystack, draw_pair
+from anlit.data.tokenizer import load_tokenizer
+from anlit.errors import UserError
+from anlit.targets import IGNORED
+from tests.data.modules import blocks_of, with_trainer
+from tests.data.prepared import random_tokens, write_prepared
+
+LENGTH = 160
+
+
+@pytest.fixture(scope="module")
+def haystack(tiny_shards: str) -> Haystack:
+    return Haystack.of(TokenShards(tiny_shards), "train")
+
+
+def needle_data(path: str, **changes: object) -> NeedleInHaystack:
+    data = NeedleInHaystack(path, **{"context_length": LENGTH, "batch_size": 4, **changes})
+    data.setup()
+    return data
+
+
+def first(data: TokenShards, n: int) -> list[Batch]:
+    batches = [batch for batch, _ in zip(data.train_dataloader(), range(n), strict=False)]
+    data.teardown("fit")
+    return batches
+
+
+def same(batches: list[Batch], others: list[Batch]) -> bool:
+    pairs = [(a, b) for x, y in zip(batches, others, strict=True) for a, b in zip(x, y, strict=True)]
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+
+
+def test_a_sample_has_the_needle_at_its_depth_the_question_and_the_answer_at_the_end(haystack: Haystack) -> None:
+    for i in range(40):
+        sample = haystack.sample(300, i / 39, np.random.RandomState(i), held_out=i % 2 == 0)
+        decode, encode, tokens = haystack.tokenizer.decode, haystack._encode, sample.tokens
+        question = f"\nThe special magic {sample.city} number is {sample.number}"
+        text, needle = decode(tokens.tolist()), encode(f"{question}.\n")
+        assert tokens.shape == (301,)
+        assert decode(tokens[-sample.n_answer :].tolist()) == f" {sample.number}"
+        assert re.fullmatch(r"[1-9]\d{6}", str(sample.number))
+        assert text.endswith(question)
+        assert text.count("special magic") == 2
+        n_text = 301 - len(needle) - len(encode(question))
+        place = round(sample.depth * n_text)
+        assert tokens[place : place + len(needle)].tolist() == needle.tolist(), text
+        assert abs(sample.depth - i / 39) <= CLOSE + 1 / n_text
+        assert i not in (0, 39) or sample.depth == i / 39
+
+
+def test_every_needle_fits_into_the_shortest_length(haystack: Haystack) -> None:
+    samples = [haystack.sample(haystack.shortest, 0.5, np.random.RandomState(i), True) for i in range(300)]
+    assert {sample.tokens.shape for sample in samples} == {(haystack.shortest + 1,)}
+
+
+def test_the_needle_goes_to_the_end_of_a_line_or_sentence_nearby(haystack: Haystack) -> None:
+    encode = haystack._encode
+    lines = np.concatenate([encode("a b c d e f g h i j\n"), encode("k l m n o p q r s t")])
+    newline = len(encode("a b c d e f g h i j\n"))
+    assert haystack._place(lines, (newline + 1) / len(lines)) == newline
+    sentences = np.concatenate([encode("a b c d e f g h i j."), encode(" k l m n o p q r s t")])
+    assert haystack._place(sentences, (newline + 1) / len(sentences)) == newline
+    dotted = np.concatenate([encode("a b c d e f g h i j."), encode("k l m n o p q r s t u")])
+    assert haystack._place(dotted, (newline + 1) / len(dotted)) == newline + 1  # no sentence ends in j.k
+    assert haystack._place(lines, 0.75) == round(0.75 * len(lines))  # too far from both
+
+
+def test_documents_are_joined_by_blank_lines(haystack: Haystack) -> None:
+    store = haystack.stores[0]
+    raw = store.read(0, store.n_tokens)
+    end = int(np.flatnonzero(raw == haystack.end_of_document)[0])
+    blank, count = haystack.blank_line.tolist(), end + 40
+    text = haystack._text_from(0, count).tolist()
+    after = raw[end + 1 : count].tolist()
+    assert text == (raw[:end].tolist() + blank + after)[:count]
+    assert haystack.tokenizer.decode(blank) == "\n\n"
+
+
+def test_training_and_evaluation_share_no_pair() -> None:
+    for held_out in (False, True):
+        state = np.random.RandomState(0)
+        pairs = [draw_pair(state, held_out) for _ in range(3000)]
+        rests = {(number + FACTOR * CITIES.index(city)) % MODULUS == 0 for city, number in pairs}
+        assert rests == {held_out}
+        assert {city for city, _ in pairs} == set(CITIES)
+        assert {number % 10 for _, number in pairs} == set(range(10))
+        assert all(1_000_000 <= number <= 9_999_999 for _, number in pairs)
+
+
+def test_text_of_several_sources_is_one(tmp_path: Path, tiny_shards: str) -> None:
+    tokens = {
+        f"{split}/{name}": random_tokens(200, seed) for split in ("train", "val") for seed, name in enumerate("ab")
+    }
+    write_prepared(tmp_path / "subsets", tokens)
+    (tmp_path / "subsets" / "tokenizer.json").write_bytes(Path(tiny_shards, "tokenizer.json").read_bytes())
+    haystack = Haystack.of(TokenShards(str(tmp_path / "subsets")), "val")
+    assert haystack.n_tokens == 400
+    assert haystack._read(150, 120).tolist() == np.concatenate([tokens["val/a"][150:], tokens["val/b"][:70]]).tolist()
+    assert haystack._read(0, 400).tolist() == np.concatenate([tokens["val/a"], tokens["val/b"]]).tolist()
+
+
+def test_lengths_that_cannot_be(haystack: Haystack) -> None:
+    with pytest.raises(UserError, match=f"{haystack.shortest - 1} tokens are too few .* {haystack.shortest} or more"):
+        haystack.check(haystack.shortest - 1)
+    haystack.check(haystack.n_tokens)
+    with pytest.raises(UserError, match=r"/train has .* tokens, too few for a haystack of 9,000,000"):
+        haystack.check(9_000_000)
+
+
+def test_a_tokenizer_that_loses_letters_is_refused(tmp_path: Path, tiny_shards: str, prepared: str) -> None:
+    words = Tokenizer(models.WordLevel({"number": 0, "?": 1}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    stores = Haystack.of(TokenShards(tiny_shards), "val").stores
+    with pytest.raises(UserError, match=r"does not reproduce 'The special magic Aarhus number is 1000000\.'"):
+        Haystack(stores, load_tokenizer(tmp_path / "tokenizer.json"), 0, "mine")
+    with pytest.raises(UserError, match=r"has no tokenizer\.json"):
+        Haystack.of(TokenShards(prepared), "val")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_only_the_answer_is_a_target(tiny_shards: str, split: str) -> None:
+    data = needle_data(tiny_shards)
+    decode = data.tokenizer.decode
+    lengths = set()
+    for batch in first(data, 3) if split == "train" else data.val_dataloader():
+        assert batch.tokens.shape == batch.targets.shape == (4, LENGTH)
+        assert torch.equal(batch.document_ids, torch.zeros_like(batch.tokens))
+        assert batch.cu_seqlens.tolist() == [0, LENGTH, 2 * LENGTH, 3 * LENGTH, 4 * LENGTH]
+        for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
+            counted = targets != IGNORED
+            n = int(counted.sum())
+            lengths.add(n)
+            assert counted[-n:].all()
+            number = decode(targets[counted].tolist())
+            assert len(number) == 8
+            assert f" number is{number}.\n" in decode(tokens.tolist())
+            assert decode(tokens[: LENGTH + 1 - n].tolist()).endswith(" number is")
+            assert torch.equal(tokens[LENGTH + 1 - n :], targets[-n:-1])
+    assert len(lengths) > 1
+
+
+def test_the_order_depends_on_seed_and_number_alone(tiny_shards: str) -> None:
+    alone = first(needle_data(tiny_shards, batch_size=6), 4)
+    assert same(alone, first(needle_data(tiny_shards, batch_size=6, num_workers=2), 4))
+    assert not same(alone, first(needle_data(tiny_shards, batch_size=6, seed=1), 4))
+    rows = blocks_of(alone)
+    assert len({tuple(row) for row in rows}) == 24
+    assert blocks_of(first(needle_data(tiny_shards, batch_size=3), 8)) == rows
+    ranks = []
+    for rank in range(3):
+        data = NeedleInHaystack(tiny_shards, batch_size=2, context_length=LENGTH)
+        data.trainer = with_trainer(tiny_shards, rank, 3).trainer
+        data.setup()
+        ranks.append(first(data, 4))
+    assert [row for batches in zip(*ranks, strict=True) for row in blocks_of(list(batches))] == rows
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resuming_goes_on_with_the_next_sample(tiny_shards: str, workers: int) -> None:
+    whole = first(needle_data(tiny_shards), 7)
+    data = needle_data(tiny_shards)
+    loader = iter(data.train_dataloader())
+    before = [next(loader) for _ in range(3)]
+    again = needle_data(tiny_shards, num_workers=workers)
+    again.load_state_dict(data.state_dict())
+    assert same(before + first(again, 4), whole)
+
+
+def test_resuming_with_another_task_is_refused(tiny_shards: str) -> None:
+    plain = TokenShards(tiny_shards, batch_size=4, context_length=LENGTH)
+    plain.setup()
+    next(iter(plain.train_dataloader()))
+    data = needle_data(tiny_shards)
+    data.load_state_dict(plain.state_dict())
+    with pytest.raises(UserError, match="start from the weights alone"):
+        data.train_dataloader()
+
+
+def test_validation_is_the_same_each_time_and_has_whole_batches(tiny_shards: str) -> None:
+    data = needle_data(tiny_shards, val_batch_size=3, val_samples=7)
+    loader = data.val_dataloader()
+    batches, again = list(loader), list(loader)
+    assert len(loader) == len(batches) == 3
+    assert same(batches, again)
+    assert not set(map(tuple, blocks_of(batches))) & set(map(tuple, blocks_of(first(data, 3))))
+
+
+def test_a_loss_over_answers_has_no_bits_per_byte(tiny_shards: str) -> None:
+    data = needle_data(tiny_shards)
+    assert data.bytes_per_token("val") is None
+    assert data.fingerprint["task"] == "NeedleInHaystack"
+    assert data.fingerprint["content_sha256"] == TokenShards(tiny_shards).manifest["content_sha256"]
