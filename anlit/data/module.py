@@ -1,24 +1,27 @@
 """The DataModule that every corpus is read through."""
 
 import logging
+from functools import cached_property
 from typing import Any
 
 import lightning as L
+from tokenizers import Tokenizer
 
 from anlit.data import checks
-from anlit.data.batch import Batch
-from anlit.data.order.loader import BatchMaker, EvaluationLoader, ResumableLoader
-from anlit.data.order.mixing import Order, training_order
-from anlit.data.order.streams import EvaluationStream, Share, TokenStream, TrainingStream
-from anlit.data.storage.cache import caches_of
-from anlit.data.storage.folder import PreparedFolder
+from anlit.data.batch import Batch, batch_from_blocks
+from anlit.data.order.loader import Loader, ResumableLoader
+from anlit.data.order.mixing import MixtureOrder, training_order
+from anlit.data.order.streams import Blocks, BlockStream, EvaluationStream, Share, TokenStream
+from anlit.data.storage.manifest import TOKENIZER, check_tokenizer, read_manifest, read_tokenizer
+from anlit.data.storage.shards import Source, check_sizes, sources_of
 from anlit.data.storage.store import TokenStore
+from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
 
 _log = logging.getLogger(__name__)
 
 
-class TokenShards(PreparedFolder, L.LightningDataModule):
+class TokenShards(L.LightningDataModule):
     """Batches from a prepared folder of token shards.
 
     A corpus is a subclass whose `prepare_data` makes the shards. A split is one long array of tokens, cut into blocks
@@ -74,8 +77,8 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
         cache_gb: float = 100.0,
     ) -> None:
         checks.check_ranges(locals())
-        L.LightningDataModule.__init__(self)
-        PreparedFolder.__init__(self, path)
+        super().__init__()
+        self.path = path.rstrip("/")
         self.batch_size = batch_size
         self.context_length = context_length
         self.num_workers = num_workers
@@ -91,6 +94,73 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
         self.cache_gb = cache_gb
         self._loader: ResumableLoader | None = None
         self._restored: dict[str, Any] = {}
+        self._sources: dict[str, dict[str, list[Source]]] = {}
+
+    @property
+    def folders(self) -> list[str]:
+        """The paths of all folders; a mixture has several."""
+        return [self.path]
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The content of manifest.json.
+
+        Raises:
+            UserError: it is missing or damaged.
+        """
+        return read_manifest(self.path)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the data in a run's record."""
+        of_content = ("corpus", "content_sha256", "documents", "bytes", "tokens")
+        keys = (*of_content, "tokenizer_sha256", "vocab_size", "end_of_document", "document_token_at")
+        known = [key for key in (*keys, *self.manifest["splits"]) if key in self.manifest]
+        return {"path": self.path, **{key: self.manifest[key] for key in known}}
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens in the vocabulary, with the special ones."""
+        return self.manifest["vocab_size"]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens.
+
+        Raises:
+            UserError: the folder has none or another one, or it cannot be read.
+        """
+        return parse_tokenizer(self.tokenizer_content, f"{self.folders[0]}/{TOKENIZER}")
+
+    @property
+    def tokenizer_content(self) -> bytes:
+        """The content of tokenizer.json; errors are those of `tokenizer`."""
+        return read_tokenizer(self.folders[0], self.manifest)
+
+    def bytes_per_token(self, split: str = "val") -> float | None:
+        """Bytes of text per token, end-of-document tokens counted: turns nats per token into bits per byte.
+
+        None where the text is not known.
+        """
+        counts = self.manifest.get(split, self.manifest["val"])
+        return counts["bytes"] / counts["tokens"] if counts["bytes"] else None
+
+    def sources(self, split: str) -> dict[str, list[Source]]:
+        """The token arrays of a split, by the names that weights are given for.
+
+        Raises:
+            UserError: an index is missing or damaged.
+        """
+        if split not in self._sources:
+            self._sources[split] = self._read_sources(split)
+        return self._sources[split]
+
+    def all_sources(self, split: str) -> list[Source]:
+        """The token arrays of a split, in order."""
+        return [source for group in self.sources(split).values() for source in group]
+
+    def _read_sources(self, split: str) -> dict[str, list[Source]]:
+        return {source.name: [source] for source in sources_of(self.path, self.manifest, split)}
 
     @property
     def counts_every_target(self) -> bool:
@@ -109,7 +179,11 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
             self.context_length = getattr(model, "context_length", None)
         if self.context_length is None:
             raise UserError("The data have no context length and the model tells none: set --data.context_length.")
-        self.check()
+        for folder in self.folders:
+            check_tokenizer(folder, self.manifest)
+        for split in self.manifest["splits"]:
+            for source in self.all_sources(split):
+                check_sizes(source)
         checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, self.path)
         checks.check_context_schedule(self.context_schedule, self.context_length)
         checks.check_weights(self.weights, list(self.sources("train")), self.path)
@@ -153,20 +227,20 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
         }
         return self._training_loader(stream, identity)
 
-    def _training_loader(self, stream: TrainingStream, identity: dict[str, Any]) -> ResumableLoader:
+    def _training_loader(self, stream: BlockStream, identity: dict[str, Any]) -> ResumableLoader:
         """Batches of a stream; they begin where the checkpoint or this run's last loader stopped."""
         micro_batches = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
-        loader = ResumableLoader(stream, self._batch_maker(), self.num_workers, identity, micro_batches)
+        loader = ResumableLoader(stream, self._make_batch, self.num_workers, identity, micro_batches)
         if place := self.state_dict():
             loader.load_state_dict(place)
         self._loader = loader
         return loader
 
-    def val_dataloader(self) -> EvaluationLoader:
+    def val_dataloader(self) -> Loader:
         """The validation split in its order, all of it or what `val_tokens` and `val_blocks` take of it."""
         return self._evaluation_loader("val")
 
-    def test_dataloader(self) -> EvaluationLoader:
+    def test_dataloader(self) -> Loader:
         """The test split.
 
         Raises:
@@ -185,11 +259,9 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
 
     def stores(self, split: str) -> list[TokenStore]:
         """The token arrays of a split, to be read from."""
-        sources = self.all_sources(split)
-        caches = caches_of(sources, int(self.cache_gb * 1e9))
-        return [TokenStore(source, cache) for source, cache in zip(sources, caches, strict=True)]
+        return [TokenStore(source, int(self.cache_gb * 1e9)) for source in self.all_sources(split)]
 
-    def _order(self) -> Order:
+    def _order(self) -> MixtureOrder:
         assert self.context_length is not None
         tokens = {
             name: [[chunk.tokens for chunk in source.chunks] for source in group]
@@ -202,10 +274,12 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
         place = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
         return Share(batch_size, place["rank"], place["num_replicas"]) if place else Share(batch_size)
 
-    def _batch_maker(self) -> BatchMaker:
+    def _make_batch(self, blocks: Blocks) -> Batch:
+        """What a loader turns its blocks into; pinned where a GPU takes it."""
+        end, token_at = self.manifest["end_of_document"], self.manifest["document_token_at"]
+        batch = batch_from_blocks(blocks.tokens, end, token_at, self.score_first_token, blocks.n_targets)
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-        manifest = self.manifest
-        return BatchMaker(manifest["end_of_document"], manifest["document_token_at"], self.score_first_token, on_gpu)
+        return batch.pin_memory() if on_gpu else batch
 
     def _evaluation_stream(self, split: str) -> EvaluationStream:
         assert self.context_length is not None, "setup() comes first"
@@ -217,8 +291,8 @@ class TokenShards(PreparedFolder, L.LightningDataModule):
             *((self.val_tokens, self.val_blocks) if split == "val" else (None, None)),
         )
 
-    def _evaluation_loader(self, split: str) -> EvaluationLoader:
-        return EvaluationLoader(self._evaluation_stream(split), self._batch_maker())
+    def _evaluation_loader(self, split: str) -> Loader:
+        return Loader(self._evaluation_stream(split), self._make_batch)
 
     def _check_training(self) -> None:
         assert self.context_length is not None

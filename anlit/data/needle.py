@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from anlit.data.batch import Batch, batch_from_blocks
+from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.data.order.blocks import generator
-from anlit.data.order.loader import BatchMaker, EvaluationLoader, ResumableLoader
-from anlit.data.order.streams import Blocks, EvaluationStream, Share, TrainingStream
+from anlit.data.order.loader import Loader, ResumableLoader
+from anlit.data.order.streams import Blocks, BlockStream, Share
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from anlit.targets import IGNORED
@@ -200,18 +200,6 @@ def draw_pair(random: np.random.RandomState, held_out: bool) -> tuple[str, int]:
 
 
 @dataclass(frozen=True)
-class AnswerBatchMaker(BatchMaker):
-    """Batches in which only the answers are targets: the last `n_targets` of each row."""
-
-    def __call__(self, blocks: Blocks) -> Batch:
-        assert blocks.n_targets is not None
-        batch = batch_from_blocks(blocks.tokens, self.end_of_document, self.token_at)
-        length = batch.targets.shape[1]
-        batch.targets.numpy()[np.arange(length) < length - blocks.n_targets[:, None]] = IGNORED
-        return batch.pin_memory() if self.pin_memory else batch
-
-
-@dataclass(frozen=True)
 class NeedleSamples:
     """Sample number i depends only on the seed and on i. The depth is uniform."""
 
@@ -232,30 +220,21 @@ class NeedleSamples:
         )
 
 
-class NeedleStream(TrainingStream):
-    """The endless training stream: the samples by their numbers."""
+class NeedleStream(BlockStream):
+    """The samples by their numbers: endless, or the first `count` and as many more as fill every device's last batch.
+
+    Args:
+        count: how many; None: an endless stream.
+    """
 
     n_blocks = 1 << 20  # an epoch for Lightning; the next one has other samples
 
-    def __init__(self, samples: NeedleSamples, share: Share) -> None:
+    def __init__(self, samples: NeedleSamples, share: Share, count: int | None = None) -> None:
         self.samples, self.share = samples, share
+        self.n_batches = None if count is None else -(-count // share.sequences)
 
     def batch(self, number: int) -> Blocks:
         return self.samples.blocks(self.first_draw(number), self.share.batch_size)
-
-
-class NeedleEvaluation(EvaluationStream):
-    """The first samples, `count` of them or as many more as fill the last batch of every device."""
-
-    def __init__(self, samples: NeedleSamples, share: Share, count: int) -> None:
-        self.samples, self.share, self.count = samples, share, count
-
-    def __len__(self) -> int:
-        return -(-self.count // self.share.sequences)
-
-    def batch(self, number: int) -> Blocks:
-        first = number * self.share.sequences + self.share.rank * self.share.batch_size
-        return self.samples.blocks(first, self.share.batch_size)
 
 
 class NeedleInHaystack(TokenShards):
@@ -322,9 +301,9 @@ class NeedleInHaystack(TokenShards):
         }
         return self._training_loader(stream, identity)
 
-    def _evaluation_loader(self, split: str) -> EvaluationLoader:
-        stream = NeedleEvaluation(self._samples(split), self._share(self.val_batch_size), self.val_samples)
-        return EvaluationLoader(stream, self._batch_maker())
+    def _evaluation_loader(self, split: str) -> Loader:
+        stream = NeedleStream(self._samples(split), self._share(self.val_batch_size), self.val_samples)
+        return Loader(stream, self._make_batch)
 
     def _samples(self, split: str) -> NeedleSamples:
         assert self.context_length is not None, "setup() comes first"
@@ -332,11 +311,13 @@ class NeedleInHaystack(TokenShards):
             self._haystacks[split] = Haystack.of(self, split)
         return NeedleSamples(self._haystacks[split], self.context_length, self.seed, held_out=split != "train")
 
-    def _batch_maker(self) -> AnswerBatchMaker:
-        plain = super()._batch_maker()
-        return AnswerBatchMaker(
-            plain.end_of_document, plain.token_at, pin_memory=plain.pin_memory, score_first_token=True
-        )
+    def _make_batch(self, blocks: Blocks) -> Batch:
+        """Only the answers are targets: the last `n_targets` of each row."""
+        assert blocks.n_targets is not None
+        batch = super()._make_batch(Blocks(blocks.tokens, None))
+        length = batch.targets.shape[1]
+        batch.targets.numpy()[np.arange(length) < length - blocks.n_targets[:, None]] = IGNORED
+        return batch
 
     def _check_training(self) -> None:
         self._check("train")

@@ -63,7 +63,7 @@ def available_targets(data: TokenShards) -> int:
     """Targets in the validation split."""
     data.val_tokens = data.val_blocks = None
     data.setup("validate")
-    return data.val_dataloader().stream.n_targets
+    return sum(max(0, source.n_tokens - 1) for source in data.all_sources("val"))
 
 
 def spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anlit.data.storage.names import checked_name, checked_path, checked_sha256
+from anlit.data.storage.manifest import checked_path
 from anlit.errors import UserError
 from tests.data.modules import ready
 
@@ -16,7 +16,7 @@ Change = Callable[[Path], object]
 COUNTS = {"documents": 1, "bytes": 1, "tokens": 1, "chunks": 1}
 MANIFEST, INDEX, CHUNK = "manifest.json", "train/index.json", "train/chunk-0-0.bin"
 WRONG = [
-    *("../out", "/etc/passwd", "a/../../out", "a\\b", "a\0b", "", ".", "..", "C:x", "a//b"),
+    *("../out", "/etc/passwd", "a/../../out", "a\\b", "a\0b", "", ".", "..", "a//b"),
     *("a\nb", "\x1b[2J", "\ud800", "a" * 256, None, 3, ["a"]),
 ]
 
@@ -30,13 +30,8 @@ def test_names_that_lead_elsewhere(name: Any) -> None:
 def test_names_that_stay_inside() -> None:
     for name in ("a", "data/2024-01-01T00:00.parquet", "größe/..a", "a b"):
         assert checked_path(name, "The list") == name
-    assert checked_name("chunk-0.bin", "The list") == "chunk-0.bin"
-    for name in ("a/b", "..", "/"):
-        with pytest.raises(UserError, match="not inside"):
-            checked_name(name, "The list")
-    for text in ("../../x", "a" * 63, "A" * 64, "a" * 64 + "\n", None):
-        with pytest.raises(UserError, match="where a SHA-256 belongs"):
-            checked_sha256(text, "The list")
+    with pytest.raises(UserError, match="not inside"):
+        checked_path("a/b", "The list", most_parts=1)
 
 
 def edit(path: Path, change: Callable[[Any], Any]) -> None:

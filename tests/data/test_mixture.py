@@ -10,7 +10,7 @@ import torch
 
 from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
-from anlit.data.order.loader import EvaluationLoader, ResumableLoader
+from anlit.data.order.loader import Loader, ResumableLoader
 from anlit.errors import UserError
 from anlit.targets import IGNORED
 from tests.data.modules import all_blocks, blocks_of
@@ -44,7 +44,7 @@ def train_parts(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name.removeprefix("train/"): part for name, part in tokens.items() if name.startswith("train/")}
 
 
-def validated(loader: EvaluationLoader) -> list[int]:
+def validated(loader: Loader) -> list[int]:
     targets = torch.cat([batch.targets.flatten() for batch in loader])
     return targets[targets != IGNORED].tolist()
 

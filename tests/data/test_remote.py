@@ -21,7 +21,6 @@ from litdata.streaming import downloader as litdata_downloader
 from anlit.data.module import TokenShards
 from anlit.data.order import prefetch
 from anlit.data.storage import cache, remote, shards
-from anlit.data.storage.cache import ChunkCache
 from anlit.data.storage.manifest import read_manifest
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
@@ -79,7 +78,7 @@ def source(path: str = ADDRESS) -> shards.Source:
 
 
 def store_of(limit_bytes: int = 10**9) -> TokenStore:
-    return TokenStore(source(), ChunkCache(source(), limit_bytes))
+    return TokenStore(source(), limit_bytes)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

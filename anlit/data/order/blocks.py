@@ -32,15 +32,39 @@ def blocks_per_chunk(chunk_tokens: Sequence[int], length: int) -> np.ndarray:
     return np.diff(begun, prepend=0)
 
 
-class BlockOrder:
-    """Blocks of one list of chunks, in order or shuffled.
-
-    With shuffling, each pass puts the chunks into a random order, cuts that order into windows of about
-    `window_blocks`, and mixes all blocks of a window. So a small corpus is mixed completely, and a large one uses the
-    chunks of one window at a time. Finding a draw costs the same everywhere in a pass.
+def spread(draws: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Deal sum(sizes) draws out to the sources as evenly as whole numbers allow, each source `size` times.
 
     Args:
-        chunk_blocks: (chunks,) blocks that begin in each chunk, numbered from 0 through all chunks.
+        draws: (n,) int64, each from 0 to sum(sizes) − 1.
+
+    Returns:
+        The source of each draw, and how many draws that source had before it.
+    """
+    source = np.full(len(draws), len(sizes) - 1)
+    rest, left = draws.astype(np.int64), int(sum(sizes))
+    undecided = np.ones(len(draws), dtype=bool)
+    before = rest
+    for number, size in enumerate(sizes[:-1]):
+        given = rest * size // max(left, 1)
+        mine = undecided & ((rest + 1) * size // max(left, 1) > given)
+        source[mine] = number
+        before = np.where(mine, given, before)
+        undecided &= ~mine
+        rest, left = rest - given, left - size
+    return source, np.where(undecided, rest, before)
+
+
+class BlockOrder:
+    """The blocks of some sources as one: in a pass every block of each comes exactly once.
+
+    With shuffling, each pass puts the chunks of all sources into a random order, cuts that order into windows of about
+    `window_blocks`, and mixes all blocks of a window. So a small corpus is mixed completely, and a large one uses the
+    chunks of one window at a time. Finding a draw costs the same everywhere in a pass. Without shuffling, each source
+    is read in its order, and they alternate in proportion to their sizes.
+
+    Args:
+        chunk_blocks: of each source, (chunks,) blocks that begin in each of its chunks.
         seed: not negative.
         window_blocks: about how many blocks are mixed.
         number: tells apart the orders of one mixture.
@@ -48,62 +72,59 @@ class BlockOrder:
 
     def __init__(
         self,
-        chunk_blocks: np.ndarray,
+        chunk_blocks: Sequence[np.ndarray],
         shuffle: bool,
         seed: int,
         window_blocks: int = MOST_WINDOW_BLOCKS,
         number: int = 0,
     ) -> None:
-        self.chunk_blocks, self.shuffle, self.seed, self.number = chunk_blocks, shuffle, seed, number
-        self.first_block = np.cumsum(chunk_blocks) - chunk_blocks
-        self.n_blocks = int(chunk_blocks.sum())
+        self.shuffle, self.seed, self.number = shuffle, seed, number
+        self.sizes = [int(blocks.sum()) for blocks in chunk_blocks]
+        self.n_blocks = sum(self.sizes)
+        self.first_of_source = np.cumsum([0, *self.sizes])
+        self.chunk_blocks = np.concatenate(chunk_blocks)
+        self.first_of_chunk = np.cumsum(self.chunk_blocks) - self.chunk_blocks
         self.window_blocks = min(window_blocks, MOST_WINDOW_BLOCKS)
         self._pass: tuple[int, np.ndarray, np.ndarray, np.ndarray] | None = None
         self._windows: dict[tuple[int, int], np.ndarray] = {}
 
-    def blocks(self, first_draw: int, count: int) -> np.ndarray:
-        """Block numbers of `count` draws from `first_draw` on, (count,) int64."""
+    def draw(self, first_draw: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source and block of `count` draws from `first_draw` on, each (count,) int64."""
         if not self.shuffle:
-            return np.arange(first_draw, first_draw + count) % self.n_blocks
-        parts = []
+            return spread(np.arange(first_draw, first_draw + count) % self.n_blocks, self.sizes)
+        parts = [np.empty(0, dtype=np.int64)]
         while count:
             pass_number, offset = divmod(first_draw, self.n_blocks)
-            window, begin = self._find(pass_number, offset)
-            part = self._window(pass_number, window)[offset - begin :][:count]
+            _, window_draws, _ = self._layout(pass_number)
+            window = int(np.searchsorted(window_draws, offset, side="right")) - 1
+            part = self._window(pass_number, window)[offset - int(window_draws[window]) :][:count]
             parts.append(part)
             first_draw, count = first_draw + len(part), count - len(part)
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-
-    def _find(self, pass_number: int, offset: int) -> tuple[int, int]:
-        """The window that a draw of a pass falls into, and that window's first draw."""
-        _, first_draw, _ = self._layout(pass_number)
-        window = int(np.searchsorted(first_draw, offset, side="right")) - 1
-        return window, int(first_draw[window])
+        blocks = np.concatenate(parts)
+        sources = np.searchsorted(self.first_of_source, blocks, side="right") - 1
+        return sources, blocks - self.first_of_source[sources]
 
     def _layout(self, pass_number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A pass's chunks in their order; each window's first draw; each window's first chunk, and the end."""
         if self._pass is None or self._pass[0] != pass_number:
-            self._pass = (pass_number, *self._shuffled_chunks(pass_number))
+            chunks = np.flatnonzero(self.chunk_blocks)
+            generator(self.seed, self.number, pass_number, 0).shuffle(chunks)
+            counts = self.chunk_blocks[chunks]
+            draws = np.cumsum(counts) - counts
+            n_windows = max(1, round(self.n_blocks / self.window_blocks))
+            window = (draws + counts // 2) * n_windows // self.n_blocks  # that which a chunk's middle falls into
+            first_chunk = np.flatnonzero(np.diff(window, prepend=-1))
+            self._pass = (pass_number, chunks, draws[first_chunk], np.append(first_chunk, len(chunks)))
         return self._pass[1:]
 
-    def _shuffled_chunks(self, pass_number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A pass's chunks in their order; each window's first draw; each window's first chunk, and the end."""
-        chunks = np.flatnonzero(self.chunk_blocks)
-        generator(self.seed, self.number, pass_number, 0).shuffle(chunks)
-        counts = self.chunk_blocks[chunks]
-        draws = np.cumsum(counts) - counts
-        n_windows = max(1, round(self.n_blocks / self.window_blocks))
-        window = (draws + counts // 2) * n_windows // self.n_blocks  # that which a chunk's middle falls into
-        first_chunk = np.flatnonzero(np.diff(window, prepend=-1))
-        return chunks, draws[first_chunk], np.append(first_chunk, len(chunks))
-
     def _window(self, pass_number: int, window: int) -> np.ndarray:
-        """The shuffled blocks of a window; those of the last two are kept."""
+        """The shuffled blocks of a window, numbered through all sources; those of the last two are kept."""
         key = (pass_number, window)
         if key not in self._windows:
             order, _, first_chunk = self._layout(pass_number)
             chunks = order[first_chunk[window] : first_chunk[window + 1]]
             counts = self.chunk_blocks[chunks]
-            shift = self.first_block[chunks] - (np.cumsum(counts) - counts)
+            shift = self.first_of_chunk[chunks] - (np.cumsum(counts) - counts)
             blocks = np.arange(counts.sum()) + np.repeat(shift, counts)
             generator(self.seed, self.number, pass_number, window + 1).shuffle(blocks)
             self._windows = {**dict(list(self._windows.items())[-1:]), key: blocks}

@@ -1,46 +1,34 @@
 """Loaders turn streams of blocks into batches. Every checkpoint has the place in the training stream."""
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from anlit.data.batch import Batch, TokenAt, batch_from_blocks
-from anlit.data.order.streams import Blocks, BlockStream, EvaluationStream, TrainingStream
+from anlit.data.batch import Batch
+from anlit.data.order.streams import Blocks, BlockStream
 from anlit.errors import UserError
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class BatchMaker:
-    """How blocks become batches."""
-
-    end_of_document: int
-    token_at: TokenAt
-    score_first_token: bool
-    pin_memory: bool = False
-
-    def __call__(self, blocks: Blocks) -> Batch:
-        batch = batch_from_blocks(
-            blocks.tokens, self.end_of_document, self.token_at, self.score_first_token, blocks.n_targets
-        )
-        return batch.pin_memory() if self.pin_memory else batch
-
-
 class Loader:
-    """Batches of a stream. Worker processes read the blocks, and the process that uses the batches makes them.
+    """Batches of a finite stream, from its beginning at each iteration.
 
-    It wraps a DataLoader and is not one itself, because Lightning rebuilds every DataLoader and would lose its place.
+    Worker processes read the blocks, and the process that uses the batches makes them. It wraps a DataLoader and is
+    not one itself, because Lightning rebuilds every DataLoader and would lose its place.
     """
 
-    def __init__(self, stream: BlockStream, make_batch: BatchMaker, num_workers: int = 0) -> None:
+    def __init__(self, stream: BlockStream, make_batch: Callable[[Blocks], Batch], num_workers: int = 0) -> None:
         self.stream, self.make_batch, self.num_workers = stream, make_batch, num_workers
 
-    def _batches(self) -> Iterator[Batch]:
+    def __len__(self) -> int:
+        assert self.stream.n_batches is not None
+        return self.stream.n_batches
+
+    def __iter__(self) -> Iterator[Batch]:
         loader = DataLoader(
             self.stream,
             batch_size=None,
@@ -58,18 +46,6 @@ def _as_they_are(blocks: Any) -> Any:
     return blocks  # torch's default makes tensors of the arrays, which cost more to send
 
 
-class EvaluationLoader(Loader):
-    """Each iteration goes once through an `EvaluationStream`."""
-
-    stream: EvaluationStream
-
-    def __len__(self) -> int:
-        return len(self.stream)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._batches()
-
-
 class ResumableLoader(Loader):
     """Training batches whose place in the stream can be saved and restored.
 
@@ -82,12 +58,10 @@ class ResumableLoader(Loader):
         identity: the settings that a place in the stream depends on, by name: texts, seed, …
     """
 
-    stream: TrainingStream
-
     def __init__(
         self,
-        stream: TrainingStream,
-        make_batch: BatchMaker,
+        stream: BlockStream,
+        make_batch: Callable[[Blocks], Batch],
         num_workers: int,
         identity: dict[str, Any],
         micro_batches: int = 1,
@@ -107,7 +81,7 @@ class ResumableLoader(Loader):
         for _ in range(len(self)):
             if self._running is None:
                 self.stream.start = self.drawn
-                self._running = self._batches()
+                self._running = super().__iter__()
             batch = next(self._running)
             self.drawn += self.stream.share.sequences
             yield batch

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from anlit.data.order.mixing import Order
+from anlit.data.order.mixing import MixtureOrder
 from anlit.data.order.prefetch import Prefetcher
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
@@ -47,19 +47,26 @@ class BlockStream(IterableDataset):
 
     share: Share
     """The rows that are this device's."""
-
-    def numbers(self, first: int, step: int) -> Iterator[int]:
-        """Numbers of the batches from `first` on, every `step`-th."""
-        raise NotImplementedError
+    n_batches: int | None = None
+    """Batches of each device; None: the stream has no end."""
+    n_blocks: int
+    """Sequences that all devices together read: all of them, or those of an epoch."""
+    start = 0
+    """Sequences that all devices have drawn before the first batch."""
 
     def batch(self, number: int) -> Blocks:
         """One batch."""
         raise NotImplementedError
 
+    def first_draw(self, number: int) -> int:
+        """The first of the sequences that are this device's part of a global batch."""
+        return self.start + number * self.share.sequences + self.share.rank * self.share.batch_size
+
     def __iter__(self) -> Iterator[Blocks | UserError]:
         worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         try:
-            for number in self.numbers(worker.id, worker.num_workers) if worker else self.numbers(0, 1):
+            for number in itertools.islice(itertools.count(), first, self.n_batches, step):
                 yield self.batch(number)
         except UserError as error:
             yield error
@@ -70,24 +77,8 @@ class BlockStream(IterableDataset):
         """Stop the threads of the iteration."""
 
 
-class TrainingStream(BlockStream):
-    """An endless stream: global batch g is the draws [start + g·B·W, start + (g + 1)·B·W)."""
-
-    n_blocks: int
-    """Draws in an epoch."""
-    start = 0
-    """Sequences drawn, by all devices, before the first batch."""
-
-    def numbers(self, first: int, step: int) -> Iterator[int]:
-        return itertools.count(first, step)
-
-    def first_draw(self, number: int) -> int:
-        """The first of the draws that are this device's part of a global batch."""
-        return self.start + number * self.share.sequences + self.share.rank * self.share.batch_size
-
-
-class TokenStream(TrainingStream):
-    """The stream of a corpus's blocks in their order.
+class TokenStream(BlockStream):
+    """The endless stream of a corpus's blocks: global batch g has the draws [start + g·B·W, start + (g + 1)·B·W).
 
     Args:
         stores: of the order's sources.
@@ -96,24 +87,18 @@ class TokenStream(TrainingStream):
         share: the rows that are this device's.
     """
 
-    def __init__(self, stores: Sequence[TokenStore], order: Order, length: int, share: Share) -> None:
+    def __init__(self, stores: Sequence[TokenStore], order: MixtureOrder, length: int, share: Share) -> None:
         self.stores, self.order, self.length, self.share = list(stores), order, length, share
         self.n_blocks = order.n_blocks
         self._prefetcher: Prefetcher | None = None
 
-    def numbers(self, first: int, step: int) -> Iterator[int]:
-        caches = [store.cache for store in self.stores]
-        if any(cache is not None for cache in caches):
-            self._prefetcher = Prefetcher(self.order, self.length, [store.source for store in self.stores], caches)
-        return super().numbers(first, step)
-
     def batch(self, number: int) -> Blocks:
         share, first = self.share, self.first_draw(number)
+        if self._prefetcher is None and any(store.cache for store in self.stores):
+            self._prefetcher = Prefetcher(self.order, self.length, self.stores)
         if self._prefetcher is not None:
             self._prefetcher.at(first)
         sources, blocks = self.order.draw(first, share.batch_size)
-        if len(self.stores) == 1:
-            return Blocks(self.stores[0].read_blocks(blocks, self.length), None)
         tokens = np.empty((share.batch_size, self.length + 1), dtype=self.stores[0].dtype)
         for source in np.unique(sources):
             mine = sources == source
@@ -152,27 +137,18 @@ class EvaluationStream(BlockStream):
     ) -> None:
         self.stores, self.length, self.share = list(stores), length, share
         self.end_of_document = end_of_document
-        left = sum(max(0, store.n_tokens - 1) for store in stores) if n_targets is None else n_targets
-        self.targets: list[int] = []  # of each source
-        for store in stores:
-            self.targets.append(min(max(0, store.n_tokens - 1), left))
-            left -= self.targets[-1]
-        self.n_targets = sum(self.targets)
-        self.first_block = np.cumsum([0, *(-(-targets // length) for targets in self.targets)])
+        ends = np.cumsum([max(0, store.n_tokens - 1) for store in stores])
+        self.targets = np.diff(np.minimum(ends, ends[-1] if n_targets is None else n_targets), prepend=0)
+        """Targets of each source that are evaluated."""
+        self.n_targets = int(self.targets.sum())
+        self.first_block = np.cumsum([0, *-(-self.targets // length)])
         self.available = int(self.first_block[-1])
         """Blocks there are."""
         self.n_blocks = self.available if n_blocks is None else min(n_blocks, self.available)
-        """Blocks that are evaluated."""
-
-    def __len__(self) -> int:
-        """Batches of each device."""
-        return -(-self.n_blocks // self.share.sequences)
-
-    def numbers(self, first: int, step: int) -> Iterator[int]:
-        return iter(range(first, len(self), step))
+        self.n_batches = -(-self.n_blocks // share.sequences)
 
     def batch(self, number: int) -> Blocks:
-        first = number * self.share.sequences + self.share.rank * self.share.batch_size
+        first = self.first_draw(number)
         end = min(first + self.share.batch_size, self.n_blocks)
         rows = max(1, end - first)
         tokens = np.full((rows, self.length + 1), self.end_of_document, dtype=self.stores[0].dtype)
@@ -181,6 +157,6 @@ class EvaluationStream(BlockStream):
             block = (2 * place + 1) * self.available // (2 * self.n_blocks)  # in the middle of its share of them all
             source = int(np.searchsorted(self.first_block, block, side="right")) - 1
             begin = (block - int(self.first_block[source])) * self.length
-            n_targets[row] = count = min(self.length, self.targets[source] - begin)
+            n_targets[row] = count = min(self.length, int(self.targets[source]) - begin)
             tokens[row, : count + 1] = self.stores[source].read(begin, count + 1)
         return Blocks(tokens, n_targets)

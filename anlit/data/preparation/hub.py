@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import disable_progress_bars
 
 from anlit.data.preparation.sources import Listing, Source, SourceFile, file_sha256, natural
-from anlit.data.storage.names import checked_path
+from anlit.data.storage.manifest import checked_path
 from anlit.errors import UserError
 from anlit.reporting.text import say
 

@@ -7,13 +7,12 @@ a chunk that is removed while it is in use stays readable for the processes that
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from anlit.data.storage import remote
-from anlit.data.storage.shards import Chunk, Source, problem_with
+from anlit.data.storage.shards import Chunk, Source
 
 
 def cache_root() -> Path:
@@ -48,13 +47,13 @@ class ChunkCache:
         return True
 
     def fetch(self, chunk: Chunk, wait: bool = True) -> None:
-        """Fetch the chunk, unless the cache has it.
+        """Fetch the chunk, unless the cache has it; its content is checked by who opens it.
 
         Args:
             wait: whether to wait for another thread or process that is fetching it.
 
         Raises:
-            UserError: it cannot be fetched, or is damaged at its source.
+            UserError: it cannot be fetched.
         """
         if self.has(chunk):
             return
@@ -62,29 +61,18 @@ class ChunkCache:
         lock = FileLock(f"{self.path(chunk)}.lock")
         with contextlib.suppress(Timeout), lock.acquire(blocking=wait, poll_interval=0.05):
             if not self.has(chunk):
-                self._fetch(chunk)
+                self._make_room(chunk.size)
+                partial = self.folder / f"{chunk.filename}.partial"  # only the holder of the chunk's lock writes it
+                partial.unlink(missing_ok=True)
+                try:
+                    remote.fetch(f"{self.source.folder}/{chunk.filename}", partial, chunk.size)
+                except FileNotFoundError as error:
+                    raise self.source.damaged(chunk, "it is missing") from error
+                os.replace(partial, self.path(chunk))
 
     def discard(self, chunk: Chunk) -> None:
         """Remove a copy that has proved damaged."""
         self.path(chunk).unlink(missing_ok=True)
-
-    def _fetch(self, chunk: Chunk) -> None:
-        self._make_room(chunk.size)
-        partial = self.folder / f"{chunk.filename}.partial"  # only the holder of the chunk's lock writes it
-        for last in (False, True):
-            partial.unlink(missing_ok=True)
-            try:
-                remote.fetch(f"{self.source.folder}/{chunk.filename}", partial, chunk.size)
-            except FileNotFoundError as error:
-                raise self.source.damaged(chunk, "it is missing") from error
-            with partial.open("rb") as file:
-                problem = problem_with(file.fileno(), chunk)
-            if problem is None:
-                os.replace(partial, self.path(chunk))
-                return
-            if last:
-                partial.unlink()
-                raise self.source.damaged(chunk, problem)
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used chunks until `size` more bytes fit."""
@@ -100,8 +88,3 @@ class ChunkCache:
             if path.suffix not in (".lock", ".partial"):
                 path.unlink(missing_ok=True)
                 excess -= freed
-
-
-def caches_of(sources: Iterable[Source], limit_bytes: int) -> list[ChunkCache | None]:
-    """A cache for each remote source."""
-    return [ChunkCache(source, limit_bytes) if remote.is_remote(source.folder) else None for source in sources]

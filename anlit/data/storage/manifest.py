@@ -8,11 +8,11 @@ Paths are local or an address that litdata fetches from (s3://, gs://, hf://).
 
 import hashlib
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
-from anlit.data.storage.names import checked_name, checked_sha256
 from anlit.data.storage.remote import SMALL_FILE_BYTES, fetch_bytes, is_remote
 from anlit.errors import UserError
 
@@ -24,19 +24,11 @@ TASKS = "tasks"
 SPLITS = TRAIN, VAL, TEST = "train", "val", "test"
 DTYPES = ("uint16", "int32")
 """Of tokens, little-endian."""
+SHA256 = re.compile(r"[0-9a-f]{64}")
+PATH_PART = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 REQUIRED = (
-    "format_version",
-    "corpus",
-    "command",
-    "splits",
-    "train",
-    "val",
-    "vocab_size",
-    "dtype",
-    "end_of_document",
-    "document_token_at",
-    "tokenizer_sha256",
-    "content_sha256",
+    *("format_version", "corpus", "command", "splits", "train", "val", "vocab_size", "dtype", "end_of_document"),
+    *("document_token_at", "tokenizer_sha256", "content_sha256"),
 )
 
 
@@ -89,17 +81,12 @@ def read_manifest(path: str) -> dict[str, Any]:
 
 
 def _check_manifest(manifest: dict[str, Any], where: str) -> None:
-    """Check what becomes a path, a type or a size.
-
-    Raises:
-        UserError: a value cannot be what `anlit prepare` writes.
-    """
-    checked_sha256(manifest["content_sha256"], where)
-    if manifest["tokenizer_sha256"] is not None:
-        checked_sha256(manifest["tokenizer_sha256"], where)
-    size, end = manifest["vocab_size"], manifest["end_of_document"]
+    """Raise UserError for a path, a type or a size that cannot be what `anlit prepare` writes."""
+    size, end, tokenizer = manifest["vocab_size"], manifest["end_of_document"], manifest["tokenizer_sha256"]
     splits = manifest["splits"]
     checks = {
+        "content_sha256": SHA256.fullmatch(str(manifest["content_sha256"])),
+        "tokenizer_sha256": tokenizer is None or SHA256.fullmatch(str(tokenizer)),
         "splits": isinstance(splits, list) and all(split in SPLITS and split in manifest for split in splits),
         "dtype": manifest["dtype"] in DTYPES,
         "vocab_size": type(size) is int and 0 < size <= 1 << 31,
@@ -111,7 +98,7 @@ def _check_manifest(manifest: dict[str, Any], where: str) -> None:
         parts = (manifest[split].get("subsets") or {}) if isinstance(manifest[split], dict) else {}
         checks[split] = isinstance(parts, dict) and all(map(_is_count, [manifest[split], *parts.values()]))
         for name in parts:
-            checked_name(name, where)
+            checked_path(name, where, most_parts=1)
     if wrong := [key for key, is_right in checks.items() if not is_right]:
         raise damaged(where, f"{wrong[0]} is {manifest[wrong[0]]!r:.80}")
 
@@ -121,6 +108,27 @@ def _is_count(part: Any) -> bool:
         return False
     counts = part | {"bytes": part.get("bytes") or 0}  # null where tokens came without text
     return all(type(counts.get(key)) is int and counts[key] >= 0 for key in ("documents", "tokens", "bytes"))
+
+
+def checked_path(name: Any, where: str, most_parts: int | None = None) -> str:
+    """A foreign name that becomes a path, such as "data/train-0.parquet": it stays inside its folder.
+
+    Args:
+        name: what stands in the file or the listing.
+        where: that file or listing, for the error.
+        most_parts: folders and the file; 1 for a name alone.
+
+    Raises:
+        UserError: it is no text or absolute, or a part of it is empty, "." or "..", has more than 255 bytes, or a
+            backslash, a control character or what no file system can write.
+    """
+    parts = name.split("/") if isinstance(name, str) else [""]
+    is_inside = all(PATH_PART.fullmatch(part) and len(part.encode()) <= 255 for part in parts)
+    if not is_inside or (most_parts is not None and len(parts) > most_parts):
+        raise UserError(
+            f"{where} names a file {name!r:.80}, which is not inside its folder: take the data from elsewhere."
+        )
+    return str(name)
 
 
 def read_tokenizer(path: str, manifest: dict[str, Any]) -> bytes:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anlit.data.storage.manifest import SPLITS, damaged, read_bytes
-from anlit.data.storage.names import checked_name, checked_path
+from anlit.data.storage.manifest import SPLITS, checked_path, damaged, read_bytes
 from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
 
@@ -86,24 +85,18 @@ def sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
 def _read_index(folder: str, command: str) -> tuple[Chunk, ...]:
     index = f"{folder}/{INDEX}"
     try:
-        return tuple(checked_chunk(chunk, index) for chunk in json.loads(read_bytes(index))["chunks"])
+        chunks = tuple(
+            Chunk(checked_path(chunk["filename"], index, 1), chunk["chunk_bytes"], chunk["dim"], chunk["crc32"])
+            for chunk in json.loads(read_bytes(index))["chunks"]
+        )
     except FileNotFoundError as error:
         raise damaged(index, "it is missing", command) from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
         raise damaged(index, str(error), command) from error
-
-
-def checked_chunk(record: dict[str, Any], where: str) -> Chunk:
-    """A chunk as an index.json has it.
-
-    Raises:
-        UserError: its name is not that of a file in the same folder.
-        KeyError, TypeError: something else is missing or of another type.
-    """
-    chunk = Chunk(checked_name(record["filename"], where), record["chunk_bytes"], record["dim"], record["crc32"])
-    if any(type(number) is not int or number < 0 for number in chunk[1:]):
-        raise TypeError(f"{chunk.filename} has a size, a number of tokens or a checksum that is none")
-    return chunk
+    for chunk in chunks:
+        if any(type(number) is not int or number < 0 for number in chunk[1:]):
+            raise damaged(index, f"a number of {chunk.filename} is none", command)
+    return chunks
 
 
 def checked_stream(name: Any, where: str) -> str:
@@ -112,8 +105,8 @@ def checked_stream(name: Any, where: str) -> str:
     Raises:
         UserError: it is another folder.
     """
-    split, *subset = checked_path(name, where).split("/")
-    if split not in SPLITS or len(subset) > 1:
+    split, *_ = checked_path(name, where, most_parts=2).split("/")
+    if split not in SPLITS:
         raise damaged(where, f"{name!r} is not a split")
     return str(name)
 

@@ -9,7 +9,7 @@ import numpy as np
 from anlit.data.storage.cache import ChunkCache
 from anlit.data.storage.manifest import damaged
 from anlit.data.storage.remote import is_remote
-from anlit.data.storage.shards import CHUNK_HEADER_BYTES, Source, problem_with
+from anlit.data.storage.shards import CHUNK_HEADER_BYTES, Chunk, Source, problem_with
 
 OPEN_FILES = 64
 
@@ -21,12 +21,12 @@ class TokenStore:
     CRC-32 of each chunk is checked the first time that a process opens it. It can be pickled, and used after a fork.
 
     Args:
-        cache: where a remote source's chunks are kept.
+        cache_bytes: size of the cache of all remote sources.
     """
 
-    def __init__(self, source: Source, cache: ChunkCache | None = None) -> None:
-        assert cache is not None or not is_remote(source.folder)
-        self.source, self.cache = source, cache
+    def __init__(self, source: Source, cache_bytes: int = 0) -> None:
+        self.source = source
+        self.cache = ChunkCache(source, cache_bytes) if is_remote(source.folder) else None
         self.dtype = np.dtype(source.dtype).newbyteorder("<")
         self.n_tokens = source.n_tokens
         self._ends = np.cumsum([chunk.tokens for chunk in source.chunks])
@@ -59,6 +59,10 @@ class TokenStore:
         self._check(out)
         return out
 
+    def chunks_of(self, tokens: Any) -> np.ndarray:
+        """The number of the chunk that each of these tokens lies in; the token after the last has the last's + 1."""
+        return self._ends.searchsorted(tokens, side="right")
+
     def close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
@@ -71,7 +75,7 @@ class TokenStore:
 
     def _read_into(self, start: int, out: np.ndarray) -> None:
         assert 0 <= start <= start + len(out) <= self.n_tokens, (start, len(out), self.n_tokens)
-        number = int(self._ends.searchsorted(start, side="right"))
+        number = int(self.chunks_of(start))
         while len(out):
             chunk = self.source.chunks[number]
             before = start - (int(self._ends[number]) - chunk.tokens)
@@ -108,26 +112,24 @@ class TokenStore:
     def _checked_file(self, number: int) -> int:
         """Open a chunk's file and, the first time, check all of it; a bad copy in the cache is fetched again once."""
         chunk = self.source.chunks[number]
-        for last in (False, True) if self.cache is not None else (True,):
-            descriptor = self._open_file(number)
+        for last in (self.cache is None, True):
+            descriptor = self._open_file(chunk)
             problem = None if number in self._checked else problem_with(descriptor, chunk)
             if problem is None:
                 self._checked.add(number)
                 return descriptor
             os.close(descriptor)
+            if self.cache is not None:
+                self.cache.discard(chunk)
             if last:
-                raise self.source.damaged(chunk, problem)
-            assert self.cache is not None
-            self.cache.discard(chunk)
-        raise AssertionError
+                break
+        raise self.source.damaged(chunk, str(problem))
 
-    def _open_file(self, number: int) -> int:
-        chunk = self.source.chunks[number]
+    def _open_file(self, chunk: Chunk) -> int:
+        path = f"{self.source.folder}/{chunk.filename}" if self.cache is None else str(self.cache.path(chunk))
         while True:
-            path = f"{self.source.folder}/{chunk.filename}"
             if self.cache is not None:
                 self.cache.fetch(chunk)
-                path = str(self.cache.path(chunk))
             try:
                 return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError as error:
