@@ -72,7 +72,6 @@ class AnGPTConfig(NormalisedConfig):
         norm_eps: ε of the QK-norm.
         norms: Rows bounded by norm 1 after each step, or set to it (an ablation).
         approximation: Deviations of the factors, for ablations.
-        alpha_init: Initial step size α of both residual updates; 1/n_layers if not given.
         s_qk: Multiply q and k by a learned vector after RoPE and QK-norm, one number per head and dimension, as nGPT
             does: init 1, scale 1/√d_model. The paper has none.
         silu_std: Standard deviation σ of SiLU's argument. By default √(d_model/d_ff), the paper's; nGPT's is 1. ν_acf
@@ -82,7 +81,6 @@ class AnGPTConfig(NormalisedConfig):
     norm_eps: float = 1e-6
     norms: Norms = "bounded"
     approximation: Approximation = Approximation()
-    alpha_init: float | None = None
     s_qk: bool = False
     silu_std: float | None = None
 
@@ -112,8 +110,7 @@ class AnGPTBlock(nn.Module):
         self.W_v, self.W_o = ScaledLinear(d, kv_width, nu_qkv), ScaledLinear(q_width, d, nu_p)
         self.W_u, self.W_z = ScaledLinear(d, f, nu_uz), ScaledLinear(d, f, root_d * scale * silu_std)
         self.W_d = ScaledLinear(f, d, nu_d * nu_acf)
-        alpha_init = 1 / config.n_layers if config.alpha_init is None else config.alpha_init
-        self.alpha_A, self.alpha_M = (config.scaling(d, alpha_init, config.alpha_scale) for _ in range(2))
+        self.alpha_A, self.alpha_M = (config.scaling(d, config.initial_alpha, config.alpha_scale) for _ in range(2))
         # Rotations keep norms, so QK-norm may come before RoPE. A gain before RoPE does not depend on the position.
         qk_eps = config.norm_eps if config.qk_norm_eps is None else config.qk_norm_eps / self.d_head
         has_gain = config.qk_norm_gain is True
@@ -172,7 +169,7 @@ class AnGPTDecoder(Decoder):
     def __init__(self, config: AnGPTConfig) -> None:
         super().__init__(config, AnGPTBlock)
         self.norms = config.norms
-        self.s_z = config.scaling(self.head.out_features, config.s_z_init, config.s_z_scale)
+        self.s_z = config.scaling(self.head.out_features, config.initial_s_z, config.s_z_scale)
         self.reset_parameters()
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:

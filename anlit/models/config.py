@@ -174,13 +174,15 @@ class NormalisedConfig(DecoderConfig):
     default it is 1/√d_model.
 
     Args:
+        alpha_init: Initial step size α of both residual updates; 1/n_layers if null.
         alpha_scale: The scale of α.
-        s_z_init: Initial scale of the logits.
+        s_z_init: Initial scale of the logits; √d_model if null, which gives them variance 1 at the start.
         s_z_scale: The scale of s_z.
     """
 
+    alpha_init: float | None = None
     alpha_scale: float | None = None
-    s_z_init: float = 1.0
+    s_z_init: float | None = 1.0
     s_z_scale: float | None = None
 
     def __post_init__(self) -> None:
@@ -190,6 +192,16 @@ class NormalisedConfig(DecoderConfig):
                 "model.tie_embeddings is for GPT+ only, because the h of nGPT and anGPT begins as its token's unit row "
                 "and keeps most of it, so that a tied head would predict the token that it reads: leave it out"
             )
+
+    @property
+    def initial_alpha(self) -> float:
+        """`alpha_init` or its default."""
+        return 1 / self.n_layers if self.alpha_init is None else self.alpha_init
+
+    @property
+    def initial_s_z(self) -> float:
+        """`s_z_init` or its default."""
+        return math.sqrt(self.d_model) if self.s_z_init is None else self.s_z_init
 
     def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
         """A scaling vector (width,) with its default scale."""

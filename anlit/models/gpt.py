@@ -34,11 +34,16 @@ class GPTConfig(DecoderConfig):
 
     Args:
         norm_eps: ε of every RMS norm.
-        init_std: Standard deviation of the initial matrices.
+        init_std: Standard deviation of the initial matrices; 0.02·√(1024/d_model) if null.
     """
 
     norm_eps: float = 1e-6
-    init_std: float = 0.02
+    init_std: float | None = 0.02
+
+    @property
+    def initial_std(self) -> float:
+        """`init_std` or its default."""
+        return 0.02 * math.sqrt(1024 / self.d_model) if self.init_std is None else self.init_std
 
 
 class GPTBlock(nn.Module):
@@ -92,7 +97,7 @@ class GPTDecoder(Decoder):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(config, GPTBlock)
         self.norm_f = RMSNorm(config.d_model, config.norm_eps)
-        self.init_std = config.init_std
+        self.init_std = config.initial_std
         self.reset_parameters()
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -40,7 +40,7 @@ class NGPTConfig(NormalisedConfig):
 
     Args:
         norms: Vectors set to norm 1 after each step, or bounded by it as in anGPT (an ablation).
-        alpha_init: Initial step size α of both residual updates; of order 1/n_layers.
+        alpha_init: As in `NormalisedConfig`; the paper's for its 24 and 36 layers.
         s_qk_init: Initial scale of queries and keys.
         s_qk_scale: The scale of s_qk.
         s_uv_init: Initial scale of the MLP's u and z.
@@ -48,7 +48,7 @@ class NGPTConfig(NormalisedConfig):
     """
 
     norms: Norms = "strict"
-    alpha_init: float = 0.05
+    alpha_init: float | None = 0.05
     s_qk_init: float = 1.0
     s_qk_scale: float | None = None
     s_uv_init: float = 1.0
@@ -76,7 +76,7 @@ class NGPTBlock(nn.Module):
             self.norm_qk = UnitNorm(math.sqrt(self.d_head))
         self.W_u, self.W_z = ScaledLinear(d, f), ScaledLinear(d, f, factor=root_d)
         self.W_d = ScaledLinear(f, d)
-        self.alpha_A, self.alpha_M = (config.scaling(d, config.alpha_init, config.alpha_scale) for _ in range(2))
+        self.alpha_A, self.alpha_M = (config.scaling(d, config.initial_alpha, config.alpha_scale) for _ in range(2))
         has_gain = config.qk_norm_gain is not False
         self.s_qk = config.scaling(q_width, config.s_qk_init, config.s_qk_scale) if has_gain else None
         if config.qk_clip is not None and not has_gain:
@@ -124,7 +124,7 @@ class NGPTDecoder(Decoder):
     def __init__(self, config: NGPTConfig) -> None:
         super().__init__(config, NGPTBlock)
         self.norms = config.norms
-        self.s_z = config.scaling(self.head.out_features, config.s_z_init, config.s_z_scale)
+        self.s_z = config.scaling(self.head.out_features, config.initial_s_z, config.s_z_scale)
         self.reset_parameters()
 
     def output(self, h: Tensor) -> tuple[Tensor, Tensor | None]:

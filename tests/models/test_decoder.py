@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from anlit import GPT, NGPT, AnGPT, Plain, ScaleInvariant
+from anlit import GPT, NGPT, AdamW, AnGPT, Plain, ScaleInvariant
 from anlit.layers.scaling import ScalingVector
+from anlit.optim.optimizers import parameter_groups
 from tests.layers.from_logits import next_token_loss
 from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
@@ -75,6 +76,21 @@ def test_settings_of_the_scaling_vectors_arrive(architecture) -> None:
     for vector, init, scale in [(model.blocks[1].alpha_A, 0.3, 0.7), (model.blocks[0].alpha_M, 0.3, 0.7),
                                 (model.s_z, 10.0, 2.0)]:  # fmt: skip
         assert (vector.init, vector.scale) == (init, scale)
+
+
+@pytest.mark.parametrize(("d_model", "rate"), [(64, 1 / 64), (32, 0.016)])
+@architectures
+def test_what_is_null_follows_the_size(architecture, d_model: int, rate: float) -> None:
+    """As in the shipped model/*.yaml."""
+    nulls = {"init_std": None} if architecture is GPT else {"alpha_init": None, "s_z_init": None}
+    model = tiny(architecture, d_model=d_model, n_layers=5, vocab_size=500, **nulls).model
+    if architecture is GPT:
+        expected = 0.02 * math.sqrt(1024 / d_model)
+        assert model.head.weight.std().item() == pytest.approx(expected, rel=0.05)
+    else:
+        assert (model.blocks[0].alpha_A.init, model.s_z.init) == (1 / 5, math.sqrt(d_model))
+    groups = AdamW(parameter_groups(model), lr=None).param_groups
+    assert [group["lr"] for group in groups] == [rate] * len(groups)
 
 
 @architectures
