@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from huggingface_hub import close_session, constants
 
-from anlit.data.preparation import hub as hub_module
+from anlit.data.preparation import hub
 
 PAGE_ENTRIES = 2  # the hub has 1000
 
@@ -61,7 +61,7 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def hub(folder: Path) -> Iterator[HubServer]:
+def serving(folder: Path) -> Iterator[HubServer]:
     server = HubServer(folder)
     http = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": server}))
     server.port = http.server_address[1]
@@ -78,12 +78,11 @@ def hub(folder: Path) -> Iterator[HubServer]:
 @contextmanager
 def alone_with(patch: pytest.MonkeyPatch, served: Path, folder: Path) -> Iterator[HubServer]:
     """The hub of `served`, as if HF_ENDPOINT named it; no waits, small pieces, and a cache in `folder`."""
-    patch.setattr(hub_module, "FIRST_WAITS", (0.0,))
-    patch.setattr(hub_module, "LATER_WAITS", (0.0, 0.0, 0.0))
+    patch.setattr(hub, "WAITS", (0.0, 0.0, 0.0))
     patch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
     patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)
     patch.setenv("NO_PROXY", "127.0.0.1,localhost")
-    with hub(served) as running:
+    with serving(served) as running:
         for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):  # what HF_ENDPOINT sets, before the package is loaded
             address = getattr(constants, name).replace(constants._HF_DEFAULT_ENDPOINT, running.endpoint)
             patch.setattr(constants, name, address)

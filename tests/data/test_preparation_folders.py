@@ -183,6 +183,7 @@ def test_a_folder_that_does_not_know_what_it_is_made_of(
     change: Callable[[Path], Any], recipe: Recipe, finished: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(finished, tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
     change(tmp_path / "out" / "tasks" / "plan.json")
     with pytest.raises(UserError, match=r"plan\.json is missing or damaged: copy the folder again, or remove it"):
         make(tmp_path / "out", recipe)

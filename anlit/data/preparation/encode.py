@@ -10,7 +10,7 @@ done when its record is there and its chunks have their sizes. Doing it twice ch
 import json
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,11 +21,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from anlit.data import tokenizer as tokenizers
-from anlit.data.preparation.formats import Columns, Record, parts_of, read_bin_tokens, read_file
-from anlit.data.preparation.recipes import Recipe, Splits
-from anlit.data.preparation.sources import Source, SourceFile, file_sha256
-from anlit.data.storage.manifest import TASKS, TOKENIZER, VAL
-from anlit.data.storage.shards import CHUNK_HEADER_BYTES, checked_stream
+from anlit.data.preparation.formats import Record, parts_of, read_bin_tokens, read_file
+from anlit.data.preparation.recipes import Recipe
+from anlit.data.preparation.sources import SourceFile, file_sha256
+from anlit.data.storage.manifest import SPLITS, TASKS, TOKENIZER, VAL, checked_path
+from anlit.data.storage.shards import CHUNK_HEADER_BYTES
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 
@@ -61,15 +61,12 @@ class Job:
     """What all tasks of a preparation have in common."""
 
     folder: Path
-    source: Source
-    columns: Columns
-    splits: Splits
+    recipe: Recipe
+    """Its source fetches files and lists none."""
     tokenizer_sha256: str | None
-    """None for source files that hold tokens already."""
     vocab_size: int
     end_of_document: int
     skip_bad: bool
-    chunk_bytes: int
 
     @property
     def dtype(self) -> np.dtype:
@@ -113,19 +110,18 @@ def read_record(folder: Path, task: int) -> dict[str, Any] | None:
         record = json.loads(record_path(folder, task).read_bytes())
         numbers, texts = [], []
         for name, stream in record["streams"].items():
-            checked_stream(name, str(folder))
+            if checked_path(name, str(folder), most_parts=2).split("/")[0] not in SPLITS:
+                return None
             numbers += [stream[key] for key in COUNTS]
             for tokens, crc32 in stream["chunks"]:
                 numbers += [tokens, crc32]
         for file in record["files"]:
             numbers += file.get("skipped", {}).values()
-            texts += [file["name"], file["sha256"]]
-            for where, problem, _ in file.get("skipped_list", []):
-                texts += [where, problem]
-        is_right = all(type(number) is int and number >= 0 for number in numbers)
-        return record if is_right and all(isinstance(text, str) for text in texts) else None
+            texts += [file["name"], file["sha256"], *(text for skip in file.get("skipped_list", []) for text in skip)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError):
         return None
+    is_right = all(type(number) is int and number >= 0 for number in numbers)
+    return record if is_right and all(isinstance(text, str) for text in texts) else None
 
 
 def lost_chunks(folder: Path, task: int, record: dict[str, Any], dtype: np.dtype, checksums: bool) -> Iterator[Path]:
@@ -152,7 +148,8 @@ class _Streams:
             self.counts[stream][key] += value
         begun = self._begun[stream]
         begun += tokens.tobytes()
-        full = self.job.chunk_bytes - self.job.chunk_bytes % tokens.itemsize
+        chunk_bytes = self.job.recipe.chunk_bytes
+        full = chunk_bytes - chunk_bytes % tokens.itemsize
         while len(begun) >= full:
             self._write(stream, bytes(begun[:full]))
             del begun[:full]
@@ -185,10 +182,10 @@ def encode_task(job: Job, task: Task) -> int:
     """
     streams = _Streams(job, task)
     files = [_encode_piece(job, piece, streams) for piece in task.pieces]
-    wanted = job.splits.first_tokens if task.number == 0 else 0
-    if wanted and (held_out := streams.counts[VAL]["tokens"]) < wanted:
+    to_hold_out = job.recipe.splits.first_tokens if task.number == 0 else 0
+    if to_hold_out and (held_out := streams.counts[VAL]["tokens"]) < to_hold_out:
         raise UserError(
-            f"The first part of the corpus has {held_out:,} tokens, too few to hold out {wanted:,} of them: set "
+            f"The first part of the corpus has {held_out:,} tokens, too few to hold out {to_hold_out:,} of them: set "
             "--val_tokens to a smaller number."
         )
     streams.end()
@@ -198,14 +195,13 @@ def encode_task(job: Job, task: Task) -> int:
 
 def _encode_piece(job: Job, piece: Piece, streams: _Streams) -> dict[str, Any]:
     """The record of a piece, which has to stay as it is while it is read."""
-    file, where = piece.file, (piece.part, piece.parts)
-    path = job.source.fetched(file, job.folder / TASKS)
+    file = piece.file
+    path = job.recipe.source.fetched(file, job.folder / TASKS)
     before = _state(path)
-    sha256 = file.sha256 if file.path is None and piece.parts == 1 and file.sha256 else file_sha256(path, *where)
-    if job.tokenizer_sha256 is None:
-        counted = _copy_tokens(job, piece, path, streams)
-    else:
-        counted = _encode_text(job, piece, path, streams)
+    is_checked = file.path is None and piece.parts == 1 and file.sha256  # when it arrived
+    sha256 = file.sha256 if is_checked else file_sha256(path, piece.part, piece.parts)
+    encode = _copy_tokens if job.recipe.tokenized else _encode_text
+    counted = encode(job, piece, path, streams)
     if _state(path) != before or (file.sha256 and piece.parts == 1 and sha256 != file.sha256):
         raise UserError(
             f"{path} was changed while it was read: repeat the command when nothing writes to it any more; what is "
@@ -224,18 +220,37 @@ def _state(path: Path) -> tuple[int, int, int, int]:
 def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[str, Any]:
     assert job.tokenizer_sha256 is not None
     tokenizer = _load_tokenizer(job.folder / TOKENIZER, job.tokenizer_sha256)
-    counts, skipped = dict.fromkeys(COUNTS, 0), _Skipped(job, piece, path)
-    for records in _batches(read_file(piece.file.name, path, job.columns, piece.part, piece.parts), skipped):
+    counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+    skipped: Counter[str] = Counter()
+    listed: list[tuple[str, str, str]] = []
+
+    def skip(record: Record, problem: str, detail: str) -> None:
+        if not job.skip_bad:
+            raise UserError(
+                f"{path if piece.file.path else piece.file.name}, {record.where}: {detail}. Repair the file, or leave "
+                "such documents out with --on_bad skip; what is done so far is kept."
+            )
+        skipped[problem] += 1
+        if len(listed) < SKIPPED_LISTED:
+            listed.append((record.where, problem, detail))
+
+    def usable() -> Iterator[Record]:
+        for record in read_file(piece.file.name, path, job.recipe.columns, piece.part, piece.parts):
+            if record.problem is None:
+                yield record
+            else:
+                skip(record, record.problem, record.detail)
+
+    for records in _batches(usable()):
         texts = [record.text or "" for record in records]
         arrays = tokenizers.encode_documents(tokenizer, texts, job.end_of_document, job.dtype)
         for record, tokens in zip(records, arrays, strict=True):
             if (tokens[:-1] == job.end_of_document).any():
-                skipped.add(record, "separator", SEPARATOR_INSIDE)
-                continue
-            streams.add(_stream(job, piece, record, streams), tokens, record.size)
-            for key, value in zip(COUNTS, (1, record.size, len(tokens)), strict=True):
-                counts[key] += value
-    return {**counts, **skipped.record()}
+                skip(record, "separator", SEPARATOR_INSIDE)
+            else:
+                streams.add(_stream_of(job, piece, record, streams), tokens, record.size)
+                counts.update(documents=1, bytes=record.size, tokens=len(tokens))
+    return {**counts, **({"skipped": skipped, "skipped_list": listed} if skipped else {})}
 
 
 @lru_cache(maxsize=1)
@@ -244,37 +259,11 @@ def _load_tokenizer(path: Path, sha256: str) -> Tokenizer:
     return tokenizers.load_tokenizer(path)
 
 
-class _Skipped:
-    """Counts and lists the documents of a piece that cannot be used, or raises for the first of them."""
-
-    def __init__(self, job: Job, piece: Piece, path: Path) -> None:
-        self.stops = not job.skip_bad
-        self.name = str(path if piece.file.path else piece.file.name)
-        self.reasons: dict[str, int] = defaultdict(int)
-        self.listed: list[tuple[str, str, str]] = []
-
-    def add(self, record: Record, problem: str, detail: str) -> None:
-        if self.stops:
-            raise UserError(
-                f"{self.name}, {record.where}: {detail}. Repair the file, or leave such documents out "
-                "with --on_bad skip; what is done so far is kept."
-            )
-        self.reasons[problem] += 1
-        if len(self.listed) < SKIPPED_LISTED:
-            self.listed.append((record.where, problem, detail))
-
-    def record(self) -> dict[str, Any]:
-        return {"skipped": dict(self.reasons), "skipped_list": self.listed} if self.reasons else {}
-
-
-def _batches(records: Iterator[Record], skipped: _Skipped) -> Iterator[list[Record]]:
-    """The usable records, about `BATCH_BYTES` of text at a time."""
+def _batches(records: Iterator[Record]) -> Iterator[list[Record]]:
+    """The records, about `BATCH_BYTES` of text at a time."""
     batch: list[Record] = []
     size = 0
     for record in records:
-        if record.problem is not None:
-            skipped.add(record, record.problem, record.detail)
-            continue
         batch.append(record)
         size += record.size
         if size >= BATCH_BYTES:
@@ -284,9 +273,9 @@ def _batches(records: Iterator[Record], skipped: _Skipped) -> Iterator[list[Reco
         yield batch
 
 
-def _stream(job: Job, piece: Piece, record: Record, streams: _Streams) -> str:
-    split = job.splits.of_text(record.text or "", piece.split)
-    first_tokens = job.splits.first_tokens if streams.task.number == 0 else 0
+def _stream_of(job: Job, piece: Piece, record: Record, streams: _Streams) -> str:
+    split = job.recipe.splits.of_text(record.text or "", piece.split)
+    first_tokens = job.recipe.splits.first_tokens if streams.task.number == 0 else 0
     if first_tokens and streams.counts[VAL]["tokens"] < first_tokens:
         split = VAL
     return split if record.subset is None else f"{split}/{WRONG_FOR_A_FOLDER.sub('_', record.subset)}"

@@ -43,14 +43,14 @@ def run_tasks(job: Job, tasks: Sequence[Task], done: Sequence[Task], workers: in
         pool = _cluster(cluster)
     elif workers > 1:
         pool = _processes(workers)
-    with pool as executor, _Progress([*done, *tasks], done) as progress:
-        parts_left = Counter(piece.file for task in tasks for piece in task.pieces)
+    parts_left = Counter(piece.file for task in tasks for piece in task.pieces)
+    with pool as executor, _Progress(tasks, done) as progress:
         for task, n_tokens in _results(executor, job, tasks):
             progress.add(task, n_tokens)
             for piece in task.pieces:
                 parts_left[piece.file] -= 1
                 if parts_left[piece.file] == 0:
-                    job.source.release(piece.file, job.folder / TASKS)
+                    job.recipe.source.release(piece.file, job.folder / TASKS)
 
 
 def _results(executor: Executor | None, job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, int]]:
@@ -130,15 +130,14 @@ class _Progress:
     """A bar on a terminal, a line every half minute in a log: files, tokens, their rate and the time that is left."""
 
     def __init__(self, tasks: Sequence[Task], done: Sequence[Task]) -> None:
-        self.n_files = round(sum(map(_files, tasks)))
-        self.files = sum(map(_files, done))
-        self.size, self.before = sum(task.size for task in tasks), sum(task.size for task in done)
-        self.done, self.tokens = self.before, 0
-        self.begun = self.last_line = time.monotonic()
+        self.files, self.tokens = _files(done), 0
+        self.n_files = round(self.files + _files(tasks))
+        self.last_line = time.monotonic()
         columns = (rich_progress.BarColumn(), rich_progress.DownloadColumn(), "{task.description}")
         left = rich_progress.TimeRemainingColumn(elapsed_when_finished=True)
         self.bar = rich_progress.Progress(*columns, left, console=console(stderr=True), disable=not sys.stderr.isatty())
-        self.line = self.bar.add_task(self._counts(), total=self.size, completed=self.done)
+        size = sum(task.size for task in [*done, *tasks])
+        self.line = self.bar.add_task("", total=size, completed=sum(task.size for task in done))
 
     def __enter__(self) -> "_Progress":
         self.bar.start()
@@ -149,18 +148,16 @@ class _Progress:
 
     def add(self, task: Task, tokens: int) -> None:
         """One task more is done."""
-        self.done, self.tokens, self.files = self.done + task.size, self.tokens + tokens, self.files + _files(task)
-        self.bar.update(self.line, completed=self.done, description=self._counts())
+        line = self.bar.tasks[self.line]
+        self.files, self.tokens = self.files + _files([task]), self.tokens + tokens
+        rate = self.tokens / max(line.elapsed or 0.0, 1e-3)
+        counts = f"{self.files:,.0f} of {self.n_files:,} files, {self.tokens:,} tokens, {rate:,.0f} tokens/s"
+        self.bar.update(self.line, advance=task.size, description=counts)
         if self.bar.disable and time.monotonic() - self.last_line > LINE_EVERY_SECONDS:
             self.last_line = time.monotonic()
-            left = (self.last_line - self.begun) * (self.size - self.done) / max(self.done - self.before, 1) / 60
-            say(f"{self.done / max(self.size, 1):.1%}, {self._counts()}, {left:,.0f} min left")
-
-    def _counts(self) -> str:
-        rate = self.tokens / max(time.monotonic() - self.begun, 1e-3)
-        return f"{self.files:,.0f} of {self.n_files:,} files, {self.tokens:,} tokens, {rate:,.0f} tokens/s"
+            say(f"{line.percentage:.1f}%, {counts}, {(line.time_remaining or 0) / 60:,.0f} min left")
 
 
-def _files(task: Task) -> float:
-    """How many files a task has; a part of one counts as much as it is of it."""
-    return sum(1 / piece.parts for piece in task.pieces)
+def _files(tasks: Sequence[Task]) -> float:
+    """How many files the tasks have; a part of one counts as much as it is of it."""
+    return sum(1 / piece.parts for task in tasks for piece in task.pieces)

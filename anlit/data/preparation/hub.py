@@ -1,6 +1,6 @@
 """Corpora and tokenizers on the Hugging Face hub: listed and fetched, at one commit.
 
-huggingface_hub makes the requests. Failed ones are repeated: once until the hub has answered, for minutes afterwards.
+huggingface_hub makes the requests and repeats what fails, except the first contact, which must not take long.
 """
 
 import re
@@ -28,18 +28,15 @@ from huggingface_hub.utils import disable_progress_bars
 from anlit.data.preparation.sources import Listing, Source, SourceFile, file_sha256, natural
 from anlit.data.storage.manifest import checked_path
 from anlit.errors import UserError
-from anlit.reporting.text import say
 
 T = TypeVar("T")
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 CONTACT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0  # huggingface_hub's listing has no time limit
-FIRST_WAITS = (1.0,)  # seconds between attempts, and as many as there are attempts more
-LATER_WAITS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, *[60.0] * 4)  # as long as the hub's limits on rates: 5 minutes
-PASSING_STATUS = (408, 429, 500, 502, 503, 504)
-REFUSED_LINK = (400, 401, 403)
-"""What a store answers to a link whose signature has expired. The next attempt asks the hub for a fresh one."""
+WAITS = (1.0, 4.0, 15.0)
+"""Seconds between attempts while the hub is busy, or its store refuses a link: the next attempt has a fresh one."""
+BUSY = (429, 503)
 FAILURES = (httpx2.RequestError, HfHubHTTPError, EntryNotFoundError, OfflineModeIsEnabled, TimeoutError,
             ValueError, KeyError, TypeError)  # fmt: skip
 """The last three come from answers that are not the hub's, such as a proxy's page."""
@@ -62,20 +59,12 @@ class HubFiles(Source):
             raise UserError(f"--repo {repo_id} is no dataset of the hub: give owner/name, such as allenai/c4.")
         self.repo_id, self.revision, self.patterns = repo_id, revision, patterns
         self.commit = revision if COMMIT.fullmatch(revision) else None
-        self._answered = False
-
-    def _look_up(self) -> str:
-        info = HfApi(_address()).dataset_info(self.repo_id, revision=self.revision, timeout=CONTACT_SECONDS)
-        if not COMMIT.fullmatch(str(info.sha)):
-            raise ValueError(f"its commit is {info.sha!r:.50}")
-        return str(info.sha)
 
     def settings(self) -> dict[str, Any]:
         return {"repository": self.repo_id, "revision": self.revision}
 
     def listing(self) -> Listing:
-        if self.commit is None:
-            self.commit = self._patiently(self._look_up)  # the first contact, which must not take long
+        self.commit = self.commit or self._patiently(self._look_up)
         files = {}
         for entry in self._patiently(self._entries):
             if any(fnmatchcase(entry.path, pattern) for pattern in self.patterns):
@@ -88,6 +77,12 @@ class HubFiles(Source):
                 f"{self.revision}: set --revision to one that has, or prepare from a local copy with --source DIR."
             )
         return Listing([files[name] for name in sorted(files, key=natural)])
+
+    def _look_up(self) -> str:
+        info = HfApi(_address()).dataset_info(self.repo_id, revision=self.revision, timeout=CONTACT_SECONDS)
+        if not COMMIT.fullmatch(str(info.sha)):
+            raise ValueError(f"its commit is {info.sha!r:.50}")
+        return str(info.sha)
 
     def _entries(self) -> list[RepoFile]:
         """The files of the folders that the patterns lie in."""
@@ -107,7 +102,7 @@ class HubFiles(Source):
             UserError: the hub cannot be reached, the file is not there, or it keeps arriving damaged.
             OSError: `folder` cannot be written to.
         """
-        target = _place(file, folder)
+        target = self._place(file, folder)
         with FileLock(f"{target}.lock"):
             for _ in range(2):
                 if target.is_file() and target.stat().st_size == file.size:
@@ -124,37 +119,32 @@ class HubFiles(Source):
 
     def release(self, file: SourceFile, folder: Path) -> None:
         """Remove a fetched file, which is not needed any more."""
-        for path in (_place(file, folder), Path(f"{_place(file, folder)}.lock")):
+        for path in (self._place(file, folder), Path(f"{self._place(file, folder)}.lock")):
             path.unlink(missing_ok=True)
+
+    def _place(self, file: SourceFile, folder: Path) -> Path:
+        return folder / f"source-{sha256(f'{self.commit} {file.name}'.encode()).hexdigest()[:32]}"
 
     def _download(self, file: SourceFile, folder: str) -> str:
         disable_progress_bars("huggingface_hub.http_get")  # the preparation has a bar of its own
         where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "etag_timeout": CONTACT_SECONDS}
         return hf_hub_download(self.repo_id, file.name, local_dir=folder, library_name="anlit", **where)
 
-    def _patiently(self, action: Callable[[], T]) -> T:
-        """Repeat `action` while its failures may pass.
+    def _patiently(self, request: Callable[[], T]) -> T:
+        """The answer to a request, which is made again while the hub is busy.
 
         Raises:
             UserError: a failure that stays.
         """
-        failures = 0
-        while True:
+        for wait in (*WAITS, None):
             try:
-                result = action()
+                return request()
             except FAILURES as error:
-                self._answered |= _status(error) == 429  # it is there, and busy
-                waits = LATER_WAITS if self._answered else FIRST_WAITS
-                if failures >= len(waits) or not _may_pass(error):
+                if wait is None or not (_status(error) in BUSY or _is_refused_link(error)):
                     remedy = "prepare from a local copy with --source DIR"
                     raise _refused(error, f"the dataset {self.repo_id}", self.revision, remedy) from error
-                if waits[failures] > 10:
-                    say(f"{_address()} is busy (status {_status(error)}): asking again in {waits[failures]:.0f} s.")
-                time.sleep(waits[failures])
-                failures += 1
-            else:
-                self._answered = True
-                return result
+                time.sleep(wait)
+        raise AssertionError
 
 
 def fetch_tokenizer(repo_id: str) -> Path:
@@ -180,16 +170,10 @@ def _status(error: Exception) -> int | None:
 
 
 def _is_refused_link(error: Exception) -> bool:
-    """Whether it is not the hub that refuses, but the store that it has sent us to."""
-    if not isinstance(error, HfHubHTTPError) or _status(error) not in REFUSED_LINK:
+    """Whether not the hub refuses, but the store that it has sent us to: a link's signature may have expired."""
+    if not isinstance(error, HfHubHTTPError) or _status(error) not in (400, 401, 403):
         return False
     return error.response.url.netloc != httpx2.URL(_address()).netloc
-
-
-def _may_pass(error: Exception) -> bool:
-    if isinstance(error, HfHubHTTPError):
-        return _status(error) in PASSING_STATUS or _is_refused_link(error)
-    return isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.UnsupportedProtocol)
 
 
 def _refused(error: Exception, what: str, revision: str, remedy: str) -> UserError:
@@ -214,10 +198,6 @@ def _refused(error: Exception, what: str, revision: str, remedy: str) -> UserErr
     reason = (str(error) or type(error).__name__).splitlines()[0]
     check = "check the network, HF_ENDPOINT and proxies"
     return UserError(f"{_address()} cannot be reached for {what} ({reason}): {check}, or {remedy}.")
-
-
-def _place(file: SourceFile, folder: Path) -> Path:
-    return folder / f"source-{sha256(file.name.encode()).hexdigest()[:32]}"
 
 
 def _difference(path: Path, file: SourceFile) -> str | None:

@@ -12,10 +12,10 @@ missing in a finished folder is a task that is not done, and the same command do
 import errno
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from anlit.data.preparation.encode import Job, Task, lost_chunks, read_record, r
 from anlit.data.preparation.executors import run_tasks
 from anlit.data.preparation.formats import read_file
 from anlit.data.preparation.hub import COMMIT, HubFiles, fetch_tokenizer
-from anlit.data.preparation.publish import content_sha256, forget, index_text, join_streams, publish
+from anlit.data.preparation.publish import forget, index_text, join_streams, publish
 from anlit.data.preparation.recipes import BPE, HUB_TOKENIZERS, NO_TOKENIZER, Recipe
 from anlit.data.preparation.sources import Listing, Source, file_sha256
 from anlit.data.storage.manifest import MANIFEST, TASKS, TOKENIZER, TRAIN, read_manifest
@@ -39,7 +39,7 @@ from anlit.reporting.text import say, visible
 
 LOCK = ".prepare.lock"
 PLAN = "plan.json"
-PLANNED = {"settings", "commit", "files_sha256", "tokenizer_sha256"}
+PLANNED = ("settings", "commit", "files_sha256", "tokenizer_sha256")
 TOKENIZER_BYTES = 256 << 20
 """Text that a BPE is trained on, at most."""
 GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT = 50257, 50256
@@ -73,51 +73,55 @@ def prepare(path: str | Path, recipe: Recipe, options: RunOptions | None = None)
     options = options or RunOptions()
     target = Path(path)
     with _plain_errors(target):
-        if _lost_files(target, recipe, options.verify) == []:
+        if _is_finished(target, recipe, options.verify):
             return read_manifest(str(target))
         _refuse_links(target)
         with _lock(target):
-            lost = _lost_files(target, recipe, options.verify)
-            if lost == []:  # another process was faster
-                return read_manifest(str(target))
-            if lost is not None:
-                say(f"{lost[0]} is missing or damaged ({len(lost)} in all): making again what is lost.")
-            return _make(target, recipe, options)
+            if not _is_finished(target, recipe, options.verify, say):  # another process may have been faster
+                _make(target, recipe, options)
+        return read_manifest(str(target))
 
 
-def _lost_files(target: Path, recipe: Recipe, verify: bool) -> list[Path] | None:
-    """What a finished folder lacks; None for an unfinished one.
+def _is_finished(
+    target: Path, recipe: Recipe, checksums: bool, tell: Callable[[str], None] = lambda line: None
+) -> bool:
+    """Whether a folder has its manifest and all that this speaks of.
+
+    Args:
+        checksums: compare those of the chunks, too.
+        tell: is told what is missing.
 
     Raises:
-        UserError: it is a folder of something else, was made with other settings, or contradicts itself.
+        UserError: it is a folder of something else, or was made with other settings.
     """
     if not (target / MANIFEST).is_file():
         _refuse_foreign(target)
-        return None
+        return False
     manifest = read_manifest(str(target))
     _refuse_differences(target, manifest.get("settings"), recipe.settings())
-    _read_plan(target)
-    tasks, dtype = manifest.get("tasks"), np.dtype(manifest["dtype"])
-    if not isinstance(tasks, int):
+    if type(manifest.get("tasks")) is not int:
         raise UserError(_damaged(target / MANIFEST))
-    lost: list[Path] = []
-    records = []
-    for task in range(tasks):
-        record = read_record(target, task)
+    lost = next(_lost_files(target, manifest, checksums), None)
+    if lost is not None:
+        tell(f"{lost} is missing or damaged: making again what is lost.")
+    return lost is None
+
+
+def _lost_files(target: Path, manifest: dict[str, Any], checksums: bool) -> Iterator[Path]:
+    """What a finished folder lacks, as far as it can be told without the tasks whose records are lost."""
+    dtype = np.dtype(manifest["dtype"])
+    records = [read_record(target, task) for task in range(manifest["tasks"])]
+    for task, record in enumerate(records):
         if record is None:
-            return [record_path(target, task)]
-        lost += lost_chunks(target, task, record, dtype, verify)
-        records.append(record)
-    streams = join_streams(records, dtype)
-    if content_sha256(streams, manifest["end_of_document"], dtype) != manifest["content_sha256"]:
-        raise UserError(_damaged(target / TASKS))
-    for name, stream in streams.items():
+            yield record_path(target, task)
+        else:
+            yield from lost_chunks(target, task, record, dtype, checksums)
+    for name, stream in join_streams([record for record in records if record], dtype).items():
         path = target / name / INDEX
         if not path.is_file() or path.read_bytes() != index_text(stream["chunks"], dtype).encode():
-            lost.append(path)
+            yield path
     if not _has_tokenizer(target, manifest["tokenizer_sha256"]):
-        lost.append(target / TOKENIZER)
-    return lost
+        yield target / TOKENIZER
 
 
 def _has_tokenizer(target: Path, sha256: str | None) -> bool:
@@ -159,10 +163,16 @@ def _refuse_differences(target: Path, then: Any, now: dict[str, Any]) -> None:
         raise UserError(f"{target} was prepared {what} or --data.path), or read it as it is with --data TokenShards.")
 
 
-def _make(target: Path, recipe: Recipe, options: RunOptions) -> dict[str, Any]:
+def _make(target: Path, recipe: Recipe, options: RunOptions) -> None:
     """Do what is not done yet, and publish."""
     plan, listing, content = _begin(target, recipe)
-    job = _job(target, recipe, options, plan, content)
+    vocab_size, end_of_document = GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT
+    if content is not None:
+        tokenizer = tokenizers.parse_tokenizer(content, str(target / TOKENIZER))
+        vocab_size = tokenizers.vocabulary_size(tokenizer)
+        end_of_document = tokenizers.end_of_document_id(tokenizer, recipe.end_of_document)
+    fetching = recipe if isinstance(recipe.source, HubFiles) else replace(recipe, source=Source())
+    job = Job(target, fetching, plan["tokenizer_sha256"], vocab_size, end_of_document, options.skip_bad)
     tasks = tasks_of(listing.files, recipe)
     done: list[Task] = []
     left: list[Task] = []
@@ -173,75 +183,67 @@ def _make(target: Path, recipe: Recipe, options: RunOptions) -> dict[str, Any]:
     (target / MANIFEST).unlink(missing_ok=True)  # a folder that is mended is unfinished until its end
     run_tasks(job, left, done, options.workers or cores(), options.cluster)
     records = [read_record(target, task.number) for task in tasks]
-    manifest = publish(job, recipe, plan, listing, [record for record in records if record], options.command)
+    manifest = publish(job, plan, listing, [record for record in records if record], options.command)
     parts = [f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]]
     skipped = sum(reason["count"] for reason in manifest["skipped"].values())
     say(f"{target}: {', '.join(parts)}; {manifest['documents']:,} documents, {skipped:,} skipped.")
-    return manifest
 
 
 def _begin(target: Path, recipe: Recipe) -> tuple[dict[str, Any], Listing, bytes | None]:
-    """What is fixed before the first task: the settings, the hub's commit, the files, the tokenizer.
+    """What is fixed before the first task: the settings, the hub's commit, the files, the tokenizer's content.
 
-    It is written down, and a preparation that goes on keeps to it. One whose first task is not done is forgotten if
-    the settings or the files are others now: the first command was a mistake.
+    It is written down, and a preparation that goes on keeps to it. One whose first task is not done begins anew: its
+    command may have been a mistake.
 
     Raises:
         UserError: the preparation was begun with other settings or files; the tokenizer cannot be had.
     """
     settings = recipe.settings()
-    then = _read_plan(target)
-    begun = (target / MANIFEST).is_file() or read_record(target, 0) is not None
-    if then is not None and begun:
+    then: dict[str, Any] | None = None
+    if (target / MANIFEST).is_file() or read_record(target, 0) is not None:
+        then = _read_plan(target)
         _refuse_differences(target, then["settings"], settings)
         recipe.source.commit = then["commit"]
-    elif then is not None and then["settings"] == settings:
-        recipe.source.commit = then["commit"]
+    else:
+        forget(target)
     listing = recipe.source.listing()
     recipe.splits.check(listing.files)
-    plan = {"settings": settings, "commit": recipe.source.commit, "files_sha256": listing.sha256()}
-    if then is not None and plan != {key: then[key] for key in plan}:
-        if begun:
-            raise UserError(
-                f"The source files are not those that {target} was begun with: put the old files back, or remove that "
-                "folder and repeat the command."
-            )
-        forget(target)
-        then = None
+    (target / TASKS).mkdir(exist_ok=True)
+    plan: dict[str, Any] = {"settings": settings, "commit": recipe.source.commit, "files_sha256": listing.sha256()}
+    if then is not None and plan["files_sha256"] != then["files_sha256"]:
+        raise UserError(
+            f"The source files are not those that {target} was begun with: put the old files back, or remove that "
+            "folder and repeat the command."
+        )
     content = _tokenizer(target, recipe, listing, then)
-    tokenizer_sha256 = None if content is None else hashlib.sha256(content).hexdigest()
-    plan["tokenizer_sha256"] = tokenizer_sha256
-    if then is not None and plan != then:
+    plan["tokenizer_sha256"] = None if content is None else hashlib.sha256(content).hexdigest()
+    if then is not None and plan["tokenizer_sha256"] != then["tokenizer_sha256"]:
         raise UserError(
             f"{target / TOKENIZER} is missing or damaged and cannot be made again as it was: copy the folder "
             "again, or remove it and repeat the command."
         )
-    (target / TASKS).mkdir(exist_ok=True)
-    if content is not None and not _has_tokenizer(target, tokenizer_sha256):
+    if content is not None and not _has_tokenizer(target, plan["tokenizer_sha256"]):
         with replacing(target / TOKENIZER) as temporary:
             temporary.write_bytes(content)
-    if then is None:
-        write_json(target / TASKS / PLAN, plan)
+    write_json(target / TASKS / PLAN, plan)
     return plan, listing, content
 
 
-def _read_plan(target: Path) -> dict[str, Any] | None:
-    """The plan of a folder, None if none was written. Its commit is the only part that becomes an address.
+def _read_plan(target: Path) -> dict[str, Any]:
+    """What a folder was begun with. Its commit is the only part that becomes an address.
 
     Raises:
-        UserError: it is damaged, or missing in a finished folder.
+        UserError: it is missing or damaged.
     """
-    path = target / TASKS / PLAN
-    if not path.is_file() and not (target / MANIFEST).is_file():
-        return None
+    path = target / MANIFEST if (target / MANIFEST).is_file() else target / TASKS / PLAN
     try:
-        plan = json.loads(path.read_bytes())
-        is_commit = plan["commit"] is None or COMMIT.fullmatch(plan["commit"])
-        if not (is_commit and plan.keys() == PLANNED and isinstance(plan["settings"], dict)):
-            raise ValueError
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(_damaged(path)) from error
-    return plan
+        content = json.loads(path.read_bytes())
+        plan = {key: content[key] for key in PLANNED}
+        if plan["commit"] is None or COMMIT.fullmatch(plan["commit"]):
+            return plan
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise UserError(_damaged(path))
 
 
 def _damaged(path: Path) -> str:
@@ -272,7 +274,6 @@ def _tokenizer(target: Path, recipe: Recipe, listing: Listing, then: dict[str, A
 
 def _training_texts(target: Path, recipe: Recipe, listing: Listing) -> Iterator[str]:
     """The first texts of the training part, `TOKENIZER_BYTES` of them."""
-    (target / TASKS).mkdir(exist_ok=True)
     given = 0
     for file in listing.files:
         split = recipe.splits.of_file(file)
@@ -285,26 +286,6 @@ def _training_texts(target: Path, recipe: Recipe, listing: Listing) -> Iterator[
             given += record.size
             if given >= TOKENIZER_BYTES:
                 return
-
-
-def _job(target: Path, recipe: Recipe, options: RunOptions, plan: dict[str, Any], content: bytes | None) -> Job:
-    """What all tasks have in common."""
-    vocab_size, end_of_document = GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT
-    if content is not None:
-        tokenizer = tokenizers.parse_tokenizer(content, str(target / TOKENIZER))
-        vocab_size = tokenizers.vocabulary_size(tokenizer)
-        end_of_document = tokenizers.end_of_document_id(tokenizer, recipe.end_of_document)
-    return Job(
-        folder=target,
-        source=recipe.source if isinstance(recipe.source, HubFiles) else Source(),
-        columns=recipe.columns,
-        splits=recipe.splits,
-        tokenizer_sha256=None if recipe.tokenized else plan["tokenizer_sha256"],
-        vocab_size=vocab_size,
-        end_of_document=end_of_document,
-        skip_bad=options.skip_bad,
-        chunk_bytes=recipe.chunk_bytes,
-    )
 
 
 def _is_done(job: Job, task: Task, checksums: bool) -> bool:

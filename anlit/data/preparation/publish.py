@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from anlit.data.preparation.encode import COUNTS, SKIPPED_LISTED, Job, chunk_name, chunk_size
-from anlit.data.preparation.recipes import Recipe
 from anlit.data.preparation.sources import Listing
 from anlit.data.storage.manifest import FORMAT_VERSION, MANIFEST, SPLITS, TASKS, TRAIN, VAL
 from anlit.data.storage.shards import INDEX
@@ -26,7 +25,7 @@ Streams = dict[str, dict[str, Any]]
 
 
 def publish(
-    job: Job, recipe: Recipe, plan: dict[str, Any], listing: Listing, records: list[dict[str, Any]], command: str
+    job: Job, plan: dict[str, Any], listing: Listing, records: list[dict[str, Any]], command: str
 ) -> dict[str, Any]:
     """Finish the folder. Every file is a function of the records: doing it twice changes nothing.
 
@@ -37,7 +36,8 @@ def publish(
         UserError: there is nothing to train on, or nothing to validate with.
     """
     streams = join_streams(records, job.dtype)
-    splits = [split for split in SPLITS if any(_split_of(name) == split for name in streams)]
+    splits = {split: _of_split(streams, split) for split in SPLITS}
+    splits = {split: parts for split, parts in splits.items() if parts}
     for split in (TRAIN, VAL):
         if split not in splits:
             forget(job.folder)
@@ -45,30 +45,26 @@ def publish(
                 f"The corpus leaves no document for {split}, it has {len(listing.files):,} file(s): prepare more text, "
                 "or hold out another part of it (--val_fraction, --val_tokens)."
             )
-    wanted = {job.folder / name / chunk["filename"] for name in streams for chunk in streams[name]["chunks"]}
-    for path in (path for split in SPLITS for path in (job.folder / split).rglob("chunk-*.bin")):
-        if path not in wanted:  # of a task that was begun with another source file, and done anew
-            path.unlink()
     for name, stream in streams.items():
         with replacing(job.folder / name / INDEX) as temporary:
             temporary.write_text(index_text(stream["chunks"], job.dtype), encoding="utf-8")
-    remove_leftovers(job.folder)
+    _remove_leftovers(job.folder, streams)
     manifest = {
         "format_version": FORMAT_VERSION,
-        "corpus": recipe.corpus,
+        "corpus": job.recipe.corpus,
         "command": command,
         **plan,
         "tasks": len(records),
         "files": len(listing.files),
         **_sum(streams.values()),
-        "splits": splits,
-        **{split: _split(streams, split) for split in splits},
+        "splits": list(splits),
+        **{split: _sum(parts.values()) | _subsets(parts) for split, parts in splits.items()},
         "skipped": _skipped(listing, records),
         "vocab_size": job.vocab_size,
         "dtype": np.dtype(job.dtype).newbyteorder("=").name,
         "end_of_document": job.end_of_document,
-        "document_token_at": "start" if recipe.tokenized else "end",
-        "content_sha256": content_sha256(streams, job.end_of_document, job.dtype),
+        "document_token_at": "start" if job.recipe.tokenized else "end",
+        "content_sha256": _content_sha256(streams, job),
         "versions": {
             "python": platform.python_version(),
             **{package: version(package) for package in ("anlit", "tokenizers", "pyarrow", "zstandard")},
@@ -80,16 +76,18 @@ def publish(
 
 def forget(folder: Path) -> None:
     """Remove all that an unfinished preparation has made; what was fetched stays."""
-    assert (folder / TASKS).is_dir(), folder  # so the folder is ours
-    for path in (folder / TASKS).glob("*.json"):
-        path.unlink()
-    for split in SPLITS:
-        shutil.rmtree(folder / split, ignore_errors=True)
+    if (folder / TASKS).is_dir():  # so the folder is ours
+        for path in (folder / TASKS).glob("*.json"):
+            path.unlink()
+        for split in SPLITS:
+            shutil.rmtree(folder / split, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what was fetched, and the temporary files of killed processes."""
-    for path in [*folder.rglob(f"*{TEMPORARY}*"), *(folder / TASKS).glob("source-*")]:
+def _remove_leftovers(folder: Path, streams: Streams) -> None:
+    """Remove what was fetched, temporary files of killed processes, and chunks of tasks that were done anew."""
+    named = {folder / name / chunk["filename"] for name in streams for chunk in streams[name]["chunks"]}
+    chunks = [path for split in SPLITS for path in (folder / split).rglob("chunk-*.bin") if path not in named]
+    for path in [*chunks, *folder.rglob(f"*{TEMPORARY}*"), *(folder / TASKS).glob("source-*")]:
         path.unlink(missing_ok=True)
     for path in (folder / TASKS).glob("download-*"):
         shutil.rmtree(path, ignore_errors=True)
@@ -103,21 +101,14 @@ def join_streams(records: list[dict[str, Any]], dtype: np.dtype) -> Streams:
             total = streams.setdefault(name, {**dict.fromkeys(COUNTS, 0), "chunks": []})
             for key in COUNTS:
                 total[key] += stream[key]
-            total["chunks"] += [
-                {
-                    "chunk_bytes": chunk_size(tokens, dtype),
-                    "chunk_size": 1,
-                    "dim": tokens,
-                    "filename": chunk_name(task, number),
-                    "crc32": crc32,
-                }
-                for number, (tokens, crc32) in enumerate(stream["chunks"])
-            ]
+            for number, (tokens, crc32) in enumerate(stream["chunks"]):
+                file = {"filename": chunk_name(task, number), "chunk_bytes": chunk_size(tokens, dtype), "crc32": crc32}
+                total["chunks"].append({**file, "chunk_size": 1, "dim": tokens})
     return dict(sorted(streams.items()))
 
 
-def _split_of(stream: str) -> str:
-    return stream.split("/")[0]
+def _of_split(streams: Streams, split: str) -> Streams:
+    return {name: stream for name, stream in streams.items() if name.split("/")[0] == split}
 
 
 def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -127,10 +118,9 @@ def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {**total, "bytes": total["bytes"] or None, "chunks": sum(len(stream["chunks"]) for stream in chosen)}
 
 
-def _split(streams: Streams, split: str) -> dict[str, Any]:
-    parts = {name: stream for name, stream in streams.items() if _split_of(name) == split}
-    subsets = {name.split("/", 1)[1]: _sum([stream]) for name, stream in parts.items() if "/" in name}
-    return {**_sum(parts.values()), **({"subsets": subsets} if subsets else {})}
+def _subsets(streams: Streams) -> dict[str, Any]:
+    subsets = {name.split("/", 1)[1]: _sum([stream]) for name, stream in streams.items() if "/" in name}
+    return {"subsets": subsets} if subsets else {}
 
 
 def _skipped(listing: Listing, records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -141,13 +131,15 @@ def _skipped(listing: Listing, records: list[dict[str, Any]]) -> dict[str, dict[
         counts.update(file.get("skipped", {}))
         for where, reason, _ in file.get("skipped_list", ()):
             listed.setdefault(reason, []).append(f"{file['name']}, {where}")
-    return {reason: {"count": n, "listed": listed[reason][:SKIPPED_LISTED]} for reason, n in sorted(counts.items())}
+    return {
+        reason: {"count": n, "listed": listed.get(reason, [])[:SKIPPED_LISTED]} for reason, n in sorted(counts.items())
+    }
 
 
-def content_sha256(streams: Streams, end_of_document: int, dtype: np.dtype) -> str:
+def _content_sha256(streams: Streams, job: Job) -> str:
     """Identity of what the shards hold, wherever they lie and however they were made."""
     chunks = {name: [(chunk["dim"], chunk["crc32"]) for chunk in stream["chunks"]] for name, stream in streams.items()}
-    identity = {"streams": chunks, "end_of_document": end_of_document, "dtype": dtype.name}
+    identity = {"streams": chunks, "end_of_document": job.end_of_document, "dtype": job.dtype.name}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 

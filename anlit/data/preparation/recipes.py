@@ -99,7 +99,8 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """The settings that an existing folder must have been made with."""
         tokenizer = {"vocab_size": self.vocab_size} if self.tokenizer == BPE else {"tokenizer": self.tokenizer_name()}
-        listing = self.source.listing_sha256()
+        files = sorted(f"{name}\t{path.stat().st_size}" for name, path in self.source.paths().items())
+        listing = hashlib.sha256("\n".join(files).encode("utf-8", "surrogateescape")).hexdigest()
         return {
             "corpus": self.corpus,
             **self.origin,
@@ -112,7 +113,7 @@ class Recipe:
             "max_document_bytes": self.columns.max_document_bytes,
             "chunk_bytes": self.chunk_bytes,
             "task_bytes": self.task_bytes,
-            **({"listing_sha256": listing} if listing else {}),
+            **({"listing_sha256": listing} if files else {}),
         }
 
     def tokenizer_name(self) -> str:
@@ -164,23 +165,22 @@ def slimpajama(options: Options) -> Recipe:
     """cerebras/SlimPajama-627B, its own three splits, its seven subsets in streams of their own."""
     splits = Splits({"train/": TRAIN, "validation/": VAL, "test/": TEST})
     layouts = [[f"{folder}**/*{ending}" for folder in splits.folders] for ending in (".jsonl.zst", ".jsonl")]
-    repository = "cerebras/SlimPajama-627B"
-    return _of_hub("SlimPajama", repository, layouts, options, splits, "gpt-neox", subset=SLIMPAJAMA_SUBSET)
+    source = _from_hub(options, "cerebras/SlimPajama-627B", *layouts)
+    return _recipe(options, "SlimPajama", source, splits, "gpt-neox", subset=SLIMPAJAMA_SUBSET)
 
 
 def openwebtext(options: Options) -> Recipe:
     """Skylion007/openwebtext, with about 10,000 texts held out, chosen by their hashes."""
     layouts = [["plain_text/*.parquet"], ["**/*.parquet"], ["**/*.jsonl.zst", "**/*.jsonl"]]
-    splits = Splits(fraction=options.held_out(OPENWEBTEXT_VAL_FRACTION))
-    return _of_hub("OpenWebText", "Skylion007/openwebtext", layouts, options, splits)
+    source = _from_hub(options, "Skylion007/openwebtext", *layouts)
+    return _recipe(options, "OpenWebText", source, Splits(fraction=options.held_out(OPENWEBTEXT_VAL_FRACTION)))
 
 
 def fineweb(options: Options) -> Recipe:
     """A sample of HuggingFaceFW/fineweb, with the first tokens of its first file held out."""
     part = _one_of(options.part or "sample-10BT", ("sample-10BT", "sample-100BT", "sample-350BT"))
-    layouts = [[f"{part.replace('-', '/')}/*.parquet"], ["*.parquet"]]
-    splits = Splits(first_tokens=options.val_tokens)
-    return _of_hub("FineWeb", "HuggingFaceFW/fineweb", layouts, options, splits, origin={"part": part})
+    source = _from_hub(options, "HuggingFaceFW/fineweb", [f"{part.replace('-', '/')}/*.parquet"], ["*.parquet"])
+    return _recipe(options, "FineWeb", source, Splits(first_tokens=options.val_tokens), origin={"part": part})
 
 
 def fineweb_bin(options: Options) -> Recipe:
@@ -191,38 +191,36 @@ def fineweb_bin(options: Options) -> Recipe:
             "--tokenizer bpe is for text, and these files hold tokens: choose gpt2, gpt-neox, a file or none."
         )
     splits = Splits({"fineweb_val_": VAL, "fineweb_train_": TRAIN})
-    how: dict[str, Any] = {"origin": {"part": part}, "tokenized": True}
-    return _of_hub("FineWebBin", f"kjj0/fineweb{part}-gpt2", [["*.bin"]], options, splits, **how)
+    source = _from_hub(options, f"kjj0/fineweb{part}-gpt2", ["*.bin"])
+    return _recipe(options, "FineWebBin", source, splits, origin={"part": part}, tokenized=True)
 
 
 def any_of_hub(options: Options) -> Recipe:
     """Files of any dataset repository: JSON lines, parquet or text, with a part of the documents held out."""
     if options.repo is None or options.files is None:
         raise UserError("Hub needs --repo and --files, such as --repo allenai/c4 --files 'en/*.json.gz'.")
-    splits, origin = Splits(fraction=options.held_out()), {"files": options.files}
-    return _of_hub(f"hub:{options.repo}", options.repo, [[options.files]], options, splits, origin=origin)
+    source, origin = _from_hub(options, options.repo, [options.files]), {"files": options.files}
+    return _recipe(options, f"hub:{options.repo}", source, Splits(fraction=options.held_out()), origin=origin)
 
 
-def _of_hub(
-    corpus: str,
-    repository: str,
-    layouts: list[list[str]],
+def _from_hub(options: Options, repository: str, *layouts: list[str]) -> Source:
+    """The files of the first layout on the hub, or those of any layout in a local copy."""
+    on_hub = HubFiles(repository, options.revision, layouts[0])
+    return on_hub if options.source is None else LocalFiles(options.source, *layouts)
+
+
+def _recipe(
     options: Options,
+    corpus: str,
+    source: Source,
     splits: Splits,
     tokenizer: str = "gpt2",
     subset: str | None = None,
     **others: Any,
 ) -> Recipe:
-    """A corpus of the hub, read there or from a local copy; `others` are fields of the recipe."""
-    on_hub = HubFiles(repository, options.revision, layouts[0])
-    source = on_hub if options.source is None else LocalFiles(options.source, *layouts)
-    return _recipe(corpus, source, splits, options, options.tokenizer or tokenizer, subset, **others)
-
-
-def _recipe(
-    corpus: str, source: Source, splits: Splits, options: Options, tokenizer: str, subset: str | None, **others: Any
-) -> Recipe:
+    """The recipe of these options; `tokenizer` is the corpus's own, `others` are more of its fields."""
     columns = Columns(options.text_field, subset, options.max_document_bytes)
+    tokenizer = options.tokenizer or tokenizer
     return Recipe(corpus, source, splits, columns, tokenizer, options.vocab_size, options.end_of_document, **others)
 
 
@@ -246,7 +244,7 @@ def text_files(options: Options) -> Recipe:
         )
         source, splits = DistinctTexts(lambda: list_files(root, pattern), options.held_out(), nothing), Splits()
     origin = {"source": str(root), "pattern": pattern}
-    return _recipe(f"text:{root.name}", source, splits, options, options.tokenizer or BPE, None, origin=origin)
+    return _recipe(options, f"text:{root.name}", source, splits, BPE, origin=origin)
 
 
 def python_sources(options: Options) -> Recipe:

@@ -53,9 +53,9 @@ class Source:
         """
         raise NotImplementedError
 
-    def listing_sha256(self) -> str | None:
-        """Hash over names and sizes, a cheap sign of a corpus that has changed; None if the files are not at hand."""
-        return None
+    def paths(self) -> dict[str, Path]:
+        """The files that are on this machine, by their names: a cheap sign of a corpus that has changed."""
+        return {}
 
     def settings(self) -> dict[str, Any]:
         """What identifies the source, besides the names and sizes of its files."""
@@ -83,27 +83,19 @@ class LocalFiles(Source):
     def listing(self) -> Listing:
         if not self.root.is_dir():
             raise UserError(f"There is no folder {self.root}: set --source to the folder that holds the corpus.")
-        files = self._files()
+        files = [SourceFile(name, path.stat().st_size, path=path) for name, path in self.paths().items()]
         if not files:
             raise UserError(
                 f"{self.root} has no file that matches {' or '.join(self.layouts[0])}: "
                 "set --source to the folder that holds the corpus in the hub's layout."
             )
-        return Listing(files)
+        return Listing(sorted(files, key=lambda file: (natural(file.name), file.name)))
 
-    def listing_sha256(self) -> str | None:
-        files = self._files()
-        return names_and_sizes_sha256(files) if files else None
-
-    def _files(self) -> list[SourceFile]:
+    def paths(self) -> dict[str, Path]:
         for patterns in self.layouts:
-            paths = {path for pattern in patterns for path in self.root.glob(pattern) if path.is_file()}
-            if paths:
-                files = [
-                    SourceFile(path.relative_to(self.root).as_posix(), path.stat().st_size, path=path) for path in paths
-                ]
-                return sorted(files, key=lambda file: (natural(file.name), file.name))
-        return []
+            if files := {name: path for glob in patterns for name, path in list_files(self.root, glob).items()}:
+                return files
+        return {}
 
 
 class DistinctTexts(Source):
@@ -122,44 +114,40 @@ class DistinctTexts(Source):
         self.find, self.val_fraction, self.nothing = find, checked_fraction(val_fraction), nothing
 
     @cached_property
-    def texts(self) -> dict[str, Path]:
-        """Label → path."""
+    def _texts(self) -> dict[str, Path]:
         return self.find()
 
+    def paths(self) -> dict[str, Path]:
+        return self._texts
+
     def listing(self) -> Listing:
-        if not self.texts:
+        if not self._texts:
             raise UserError(self.nothing)
         skipped: dict[str, list[str]] = {}
-        seen: dict[str, SourceFile] = {}
-        for label, path in self.texts.items():
+        distinct: dict[str, SourceFile] = {}
+        for label, path in self._texts.items():
             problem, content = _read(path)
             sha256 = hashlib.sha256(content).hexdigest()
-            if problem is None and sha256 in seen:
+            if problem is None and sha256 in distinct:
                 problem = "duplicate"
             if problem is not None:
                 skipped.setdefault(problem, []).append(label)
             else:
-                seen[sha256] = SourceFile(label, len(content), sha256, path=path)
-        return Listing(self._split([seen[sha256] for sha256 in sorted(seen)]), skipped)
+                distinct[sha256] = SourceFile(label, len(content), sha256, TRAIN, path)
+        return Listing(self._split([distinct[sha256] for sha256 in sorted(distinct)]), skipped)
 
     def _split(self, files: list[SourceFile]) -> list[SourceFile]:
         """The held-out files first, then the others."""
         if len(files) < 2:
             raise UserError(
-                f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of {len(self.texts)}, and "
+                f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of {len(self._texts)}, and "
                 "training and validation need one each: point the source at more text or widen the pattern."
             )
         val = [file for file in files if is_held_out(str(file.sha256), self.val_fraction)]
         # A handful of files may all fall on one side; the smallest and largest hash still go apart.
         val = (val or files[:1])[: len(files) - 1]
         held_out = set(val)
-        train = [replace(file, split=TRAIN) for file in files if file not in held_out]
-        return [replace(file, split=VAL) for file in val] + train
-
-    def listing_sha256(self) -> str | None:
-        if not self.texts:
-            return None
-        return names_and_sizes_sha256([SourceFile(label, path.stat().st_size) for label, path in self.texts.items()])
+        return [replace(file, split=VAL) for file in val] + [file for file in files if file not in held_out]
 
     def settings(self) -> dict[str, Any]:
         return {"val_fraction": self.val_fraction}
@@ -185,11 +173,6 @@ def is_held_out(sha256: str, fraction: float) -> bool:
 def natural(name: str) -> list[Any]:
     """Sort key that puts file 2 before file 10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-
-def names_and_sizes_sha256(files: list[SourceFile]) -> str:
-    lines = sorted(f"{file.name}\t{file.size}" for file in files)
-    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def file_sha256(path: str | Path, part: int = 0, parts: int = 1) -> str:
