@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anlit.analysis.study.grids import UNCHANGED
-from anlit.analysis.study.plan import read_study
+from anlit.analysis.study.plan import UNCHANGED, read_study
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.reading import check, parse_yaml, read_json, read_rows, read_yaml

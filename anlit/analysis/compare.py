@@ -4,17 +4,18 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from anlit.analysis import fairness
 from anlit.analysis.comparison import Comparison, compare_groups
+from anlit.analysis.notes import refuse_other_tokenizers
+from anlit.analysis.statistics import Summary
 from anlit.configuration import ARCHITECTURES
 from anlit.errors import UserError
 from anlit.reading import read_json
 from anlit.reporting.files import output_folder, writing
-from anlit.runs.folders import Run, find_runs, load_run
+from anlit.runs.folders import find_runs, load_run
 from anlit.runs.groups import Group, group_runs
 
 STANDARD = ARCHITECTURES["GPT"]
-MEASURE = " --measure_steps"
+MEASURE = "--measure_steps"
 TimeSteps = Callable[[list[Group], Path], None]
 
 
@@ -43,31 +44,22 @@ def compare(
             f"None of the {len(loaded)} runs in {', '.join(runs)} has a configuration and a "
             "finite validation loss: wait for the first validation, or give other runs."
         )
-    chosen, told = find_baseline(groups, baseline)
-    fairness.refuse_other_tokenizers(groups)
+    chosen, notes = find_baseline(groups, baseline)
+    refuse_other_tokenizers(groups)
     folder = output_folder(output)
-    command = _command(runs, output, baseline, time_steps is not None)
-    _refuse_other_comparison(folder, command, loaded)
+    named = [] if baseline is None else ["--baseline", baseline]
+    command = shlex.join(["anlit", "compare", *runs, "--output", output, *named, *([MEASURE] if time_steps else [])])
+    _refuse_other_comparison(folder, command, {str(run.folder) for run in loaded})
     if time_steps is not None:
         time_steps([chosen, *(group for group in groups if group is not chosen)], folder)
-    comparison = compare_groups(every, chosen, tuple(loaded), folder, command, notes=told)
-    _publish(comparison)
+    comparison = compare_groups(every, chosen, loaded, folder, command, notes=notes)
+    from anlit.analysis import comparison_report, plots  # matplotlib takes a second: errors do not wait for it
+
+    with writing(folder):
+        plots.plot_convergence(comparison)
+        comparison_report.write(comparison)
+    comparison_report.show(comparison)
     return comparison
-
-
-def _refuse_other_comparison(folder: Path, command: str, runs: list[Run]) -> None:
-    """Raises:
-    UserError: `folder` has the report of another command on other runs.
-    """
-    path = folder / "convergence.json"
-    if not path.exists():
-        return
-    record = read_json(path, {"runs": [str], "command": str}, "remove it, or give another --output")
-    folders = set(record.get("runs") or ())
-    same = str(record.get("command")).replace(MEASURE, "") == command.replace(MEASURE, "")
-    if not same and folders != {str(run.folder) for run in runs}:
-        raise UserError(f"--output {folder} has the report of another comparison ({record.get('command')}): "
-                        "give another folder, or remove that report")  # fmt: skip
 
 
 def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:
@@ -80,14 +72,14 @@ def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[st
     if name is not None:
         named = _named(groups, name)
         if len(named) != 1:
-            found = "names more than one group" if named else "is none of the groups that can be compared"
-            raise UserError(f"--baseline {name!r} {found}: give a run folder or one of the labels {labels}.")
+            fault = "names more than one group" if named else "is none of the groups that can be compared"
+            raise UserError(f"--baseline {name!r} {fault}: give a run folder or one of the labels {labels}.")
         return named[0], []
     standard = [group for group in groups if group.architecture == STANDARD]
     if not standard:
         raise UserError(f"No {STANDARD} run to compare with: name the baseline with --baseline, one of {labels}.")
     ended = [group for group in standard if not group.unfinished] or standard
-    best = min(ended, key=lambda group: sum(run.curve.loss[-1] for run in group.counted) / len(group.counted))
+    best = min(ended, key=lambda group: Summary(group.final_losses()).mean or 0.0)
     if len(standard) == 1:
         return best, []
     return best, [f"Baseline: of {len(standard)} {STANDARD} groups, {best.label!r} has the lowest mean final loss."]
@@ -96,25 +88,20 @@ def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[st
 def _named(groups: list[Group], name: str) -> list[Group]:
     """Groups that answer to `name`: by label or folder, else by architecture."""
     folder, spelled = Path(name).resolve(), name.casefold()
-    found = [
-        group
-        for group in groups
-        if group.label.casefold() == spelled or any(run.folder.resolve() == folder for run in group.runs)
-    ]
-    return found or [group for group in groups if group.architecture.casefold() == spelled]
+    named = [group for group in groups if group.label.casefold() == spelled
+             or any(run.folder.resolve() == folder for run in group.runs)]  # fmt: skip
+    return named or [group for group in groups if group.architecture.casefold() == spelled]
 
 
-def _publish(comparison: Comparison) -> None:
-    from anlit.analysis import comparison_report, plots  # matplotlib takes a second: errors do not wait for it
-
-    with writing(comparison.output):
-        plots.plot_convergence(comparison)
-        comparison_report.write(comparison)
-    comparison_report.show(comparison)
-
-
-def _command(runs: list[str], output: str, baseline: str | None, measure_steps: bool) -> str:
-    named = ["--baseline", baseline] if baseline is not None else []
-    return shlex.join(
-        ["anlit", "compare", *runs, "--output", output, *named, *(["--measure_steps"] if measure_steps else [])]
-    )
+def _refuse_other_comparison(folder: Path, command: str, runs: set[str]) -> None:
+    """Raises:
+    UserError: `folder` has the report of another command on other runs.
+    """
+    path = folder / "convergence.json"
+    if not path.exists():
+        return
+    record = read_json(path, {"runs": [str], "command": str}, "remove it, or give another --output")
+    same = str(record.get("command")).removesuffix(f" {MEASURE}") == command.removesuffix(f" {MEASURE}")
+    if not same and set(record.get("runs") or ()) != runs:
+        raise UserError(f"--output {folder} has the report of another comparison ({record.get('command')}): "
+                        "give another folder, or remove that report")  # fmt: skip

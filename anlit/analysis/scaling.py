@@ -22,10 +22,12 @@ Array = NDArray[np.float64]
 HUBER_DELTA = 1e-3
 LEAST_RUNS = 6
 """One more than the law has parameters."""
+LEAST_RESAMPLES = 20
 STARTS = tuple(itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.5), (0.2, 0.6), (0.2, 0.6)))
 """log A, log B, log E, a, b. Fewer than the paper's 4,500: with centred data most starts agree."""
 BOUNDS = ((-30.0, -30.0, -10.0, 0.01, 0.01), (10.0, 10.0, 5.0, 3.0, 3.0))
 """Of the loss's parts at the middle run, log E, a, b."""
+QUANTILES = (0.025, 0.975)
 
 
 @dataclass(frozen=True)
@@ -70,18 +72,16 @@ class Fit:
     law: Law
     resampled: tuple[Law, ...]
 
-    def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """Percentile interval of an attribute of the law; NaN where too few resamples could be fitted."""
-        values = [getattr(law, name) for law in self.resampled]
-        if len(values) < 20:
-            return float("nan"), float("nan")
-        low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    def interval(self, name: str) -> tuple[float, float] | None:
+        """95 % percentile interval of an attribute of the law; None where too few resamples could be fitted."""
+        if len(self.resampled) < LEAST_RESAMPLES:
+            return None
+        low, high = np.quantile([getattr(law, name) for law in self.resampled], QUANTILES)
         return float(low), float(high)
 
-    def band(self, flops: Array, level: float = 0.95) -> tuple[Array, Array]:
-        """Pointwise percentile interval of L(C)."""
-        curves = np.array([law.loss_of_compute(flops) for law in self.resampled])
-        low, high = np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    def band(self, flops: Array) -> tuple[Array, Array]:
+        """Pointwise 95 % percentile interval of L(C)."""
+        low, high = np.quantile([law.loss_of_compute(flops) for law in self.resampled], QUANTILES, axis=0)
         return low, high
 
 
@@ -91,7 +91,7 @@ def fit_law(parameters: Array, tokens: Array, losses: Array, starts: tuple[tuple
     Raises:
         ValueError: Fewer than six runs, or all of one size or of one length, which leave an exponent undetermined.
     """
-    if len(losses) < LEAST_RUNS or len(np.unique(parameters)) < 3 or len(np.unique(tokens)) < 3:
+    if len(losses) < LEAST_RUNS or not _is_determined(parameters, tokens):
         raise ValueError("a law of five numbers needs six runs or more, of three sizes and three lengths at least")
     log_n, log_d, log_l = np.log(parameters), np.log(tokens), np.log(losses)
     n, d = log_n - log_n.mean(), log_d - log_d.mean()  # centred, the five numbers hardly depend on one another
@@ -125,12 +125,12 @@ def fit(parameters: Array, tokens: Array, losses: Array, resamples: int = 200, s
     """
     law = fit_law(parameters, tokens, losses)
     starts = ((np.log(law.A), np.log(law.B), np.log(law.E), law.a, law.b),)
-    draw = np.random.default_rng(seed)
-    found: list[Law] = []
-    for _ in range(5 * resamples):
-        if len(found) == resamples:
-            break
-        rows = draw.integers(len(losses), size=len(losses))
-        if len(np.unique(parameters[rows])) >= 3 and len(np.unique(tokens[rows])) >= 3:
-            found.append(fit_law(parameters[rows], tokens[rows], losses[rows], starts))
-    return Fit(law, tuple(found))
+    random = np.random.default_rng(seed)
+    draws = (random.integers(len(losses), size=len(losses)) for _ in range(5 * resamples))
+    usable = (rows for rows in draws if _is_determined(parameters[rows], tokens[rows]))
+    return Fit(law, tuple(fit_law(parameters[rows], tokens[rows], losses[rows], starts)
+                          for rows in itertools.islice(usable, resamples)))  # fmt: skip
+
+
+def _is_determined(parameters: Array, tokens: Array) -> bool:
+    return len(np.unique(parameters)) >= 3 and len(np.unique(tokens)) >= 3

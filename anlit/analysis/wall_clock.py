@@ -11,33 +11,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.speedup import SpeedUp
+from anlit.analysis.statistics import Interval, SpeedUp, median_with_interval, product
 from anlit.reading import read_json
-from anlit.reporting.intervals import Interval, median_with_interval, product
 from anlit.runs.folders import RECORD_SCHEMA, hardware_label
 from anlit.runs.groups import Group
 
 FILE = "paired_steps.json"
 SCHEMA = RECORD_SCHEMA | {"arms": [{"key": str, "seconds_per_token": [(int, float)]}]}
+LEFT_OUT = "Speed-ups in wall-clock are left out, because"
 NOT_MEASURED = (
-    "Speed-ups in wall-clock are left out, because no steps were timed in turns: add --measure_steps. The seconds of "
+    f"{LEFT_OUT} no steps were timed in turns: add --measure_steps. The seconds of "
     "runs that were trained one after another include other work of the machine."
 )
 
 
-@dataclass(frozen=True, eq=False)
 class StepTimes:
     """Seconds per training token of configurations that took steps in turns.
 
-    Args:
+    Attributes:
+        record: The content of the file.
         hardware: The name of the machine, as in `Run.hardware`.
         seconds: `Group.key` → one value for each round.
-        record: The content of the file.
     """
 
-    hardware: str | None
-    seconds: dict[str, tuple[float, ...]]
-    record: dict[str, Any]
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+        self.hardware = hardware_label(record)
+        self.seconds: dict[str, list[float]] = {
+            arm.get("key", ""): [float(value) for value in arm.get("seconds_per_token") or ()]
+            for arm in record.get("arms") or []
+        }
 
     def ratio(self, group: Group, baseline: Group) -> Interval | None:
         """The time per token of `group` over that of `baseline`, round by round; None if one was not timed."""
@@ -64,10 +67,8 @@ class WallClock:
 def wall_clock(steps: StepTimes | None, group: Group, baseline: Group, tokens: SpeedUp) -> WallClock | None:
     """The `WallClock` of `group` from its speed-up in tokens; None if it was not timed."""
     time = steps.ratio(group, baseline) if steps is not None else None
-    if time is None:
-        return None
-    if tokens.mean is None:
-        return WallClock(time, None)
+    if time is None or tokens.mean is None:
+        return time and WallClock(time, None)
     faster = Interval(1 / time.median, 1 / time.high, 1 / time.low)
     low, high = (tokens.test.low, tokens.test.high) if tokens.test else (tokens.mean, tokens.mean)
     return WallClock(time, product(Interval(tokens.mean, low, high), faster))
@@ -82,28 +83,19 @@ def read_step_times(folder: Path) -> StepTimes | None:
     path = folder / FILE
     if not path.exists():
         return None
-    return step_times(read_json(path, SCHEMA, "remove it and measure again with --measure_steps"))
-
-
-def step_times(record: dict[str, Any]) -> StepTimes:
-    """The times in the content of `FILE`."""
-    arms = record.get("arms") or []
-    seconds = {arm.get("key", ""): tuple(map(float, arm.get("seconds_per_token") or ())) for arm in arms}
-    return StepTimes(hardware_label(record), seconds, record)
+    return StepTimes(read_json(path, SCHEMA, "remove it and measure again with --measure_steps"))
 
 
 def usable(steps: StepTimes | None, groups: list[Group]) -> tuple[StepTimes | None, list[str]]:
     """`steps` if it holds for these groups, and one sentence for each reason that it does not."""
     hardware = {run.hardware for group in groups for run in group.counted}
     if len(hardware) > 1:
-        return None, ["Speed-ups in wall-clock are left out, because the runs were trained on different hardware."]
+        return None, [f"{LEFT_OUT} the runs were trained on different hardware."]
     if steps is None:
         return None, [NOT_MEASURED]
-    if hardware != {steps.hardware}:
-        own = next(iter(hardware)) or "hardware that they did not record"
-        return None, [
-            f"Speed-ups in wall-clock are left out, because steps were timed on {steps.hardware} and the runs were "
-            f"trained on {own}."
-        ]
+    (own,) = hardware
+    if own != steps.hardware:
+        trained = own or "hardware that they did not record"
+        return None, [f"{LEFT_OUT} steps were timed on {steps.hardware} and the runs were trained on {trained}."]
     missing = [group.label for group in groups if group.key not in steps.seconds]
     return steps, [f"{label}: no steps were timed for it; measure again with --measure_steps." for label in missing]

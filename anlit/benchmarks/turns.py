@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from anlit.reporting.intervals import Interval, median_with_interval
+from anlit.analysis.statistics import Interval, median_with_interval
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 from anlit.analysis.study.estimate import overview
-from anlit.analysis.study.launch import launch
+from anlit.analysis.study.launch import launch, reuse
 from anlit.analysis.study.plan import Study, Trial, read_study
-from anlit.analysis.study.results import refuse_other_study, results_of
-from anlit.analysis.study.reuse import reuse
-from anlit.analysis.study.selection import require_selection, select
+from anlit.analysis.study.results import refuse_other_study, require_selection, results_of, select
 from anlit.analysis.study.slurm import submit
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
 from anlit.analysis.wall_clock import read_step_times

@@ -86,18 +86,22 @@ class Run:
         return self.seed, init_args(self.config.get("data")).get("seed")
 
     @property
+    def final_loss(self) -> float:
+        """The last validation loss in nats per token, of a run that has one."""
+        return float(self.curve.loss[-1])
+
+    @property
     def parameters(self) -> int | None:
-        value = self.record.get("parameters")
-        return value if isinstance(value, int) else None
+        return self.record.get("parameters")
 
     @property
     def content_hash(self) -> str | None:
         """SHA-256 of the tokenised corpus; None if it was not recorded."""
-        return self._fingerprint("content")
+        return mapping(self.record.get("data")).get("content_sha256") or None
 
     @property
     def tokenizer_hash(self) -> str | None:
-        return self._fingerprint("tokenizer")
+        return mapping(self.record.get("data")).get("tokenizer_sha256") or None
 
     @property
     def launches(self) -> list[dict[str, Any]]:
@@ -120,30 +124,21 @@ class Run:
         return str(self.record.get("status") or "unknown")
 
     @property
-    def diverged(self) -> bool:
-        """The last validation loss is NaN or infinite."""
-        return len(self.curve) > 0 and not np.isfinite(self.curve.loss[-1])
-
-    @property
     def state(self) -> str:
         """`status` in words for a table, and the reason if the run cannot be compared."""
         if len(self.curve) == 0:
             return f"{self.status}, no validation"
-        return f"{self.status}, diverged" if self.diverged else self.status
+        return self.status if np.isfinite(self.final_loss) else f"{self.status}, diverged"
 
     @property
     def comparable(self) -> bool:
         """Known configuration and a finite last validation loss."""
-        return bool(self.config) and len(self.curve) > 0 and not self.diverged
+        return bool(self.config) and len(self.curve) > 0 and bool(np.isfinite(self.final_loss))
 
     @property
     def complete(self) -> bool:
         """Comparable, and finished as far as is known."""
         return self.comparable and self.status in ("finished", "unknown")
-
-    def _fingerprint(self, name: str) -> str | None:
-        value = mapping(self.record.get("data")).get(f"{name}_sha256")
-        return str(value) if value else None
 
 
 def _joined(labels: list[str | None]) -> str | None:
@@ -174,20 +169,19 @@ def find_runs(paths: Iterable[str]) -> list[Path]:
     Raises:
         UserError: a path is not a folder, or holds no run folder.
     """
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for given in paths:
-        root = Path(given)
-        if not root.is_dir():
+        if not Path(given).is_dir():
             raise UserError(f"{given} is not a folder: give run folders or folders that hold run folders.")
-        below = list(_walk(root))
+        below = list(_walk(Path(given)))
         if not below:
             raise UserError(
                 f"{given} holds no run folder: a run folder has {CONFIG} with {METRICS} or {RECORD}; "
                 "give the run_dir of a training or a folder above it."
             )
         for folder in below:
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
+            folders.setdefault(folder.resolve(), folder)
+    return list(folders.values())
 
 
 def load_run(folder: Path) -> Run:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -55,17 +56,24 @@ class Group:
         return self.runs[0].architecture
 
     @property
-    def attention(self) -> str:
-        return self.runs[0].attention
-
-    @property
     def key(self) -> str:
         """A hash of the settings, which identifies the configuration in other files."""
         return sha256(json.dumps(self.settings, sort_keys=True, default=str).encode()).hexdigest()
 
-    def curves(self) -> list[Curve]:
-        """One curve per counted run, without its NaN points."""
-        return [run.curve.finite() for run in self.counted]
+    def final_losses(self) -> list[float]:
+        """Last validation loss of each counted run, nats per token."""
+        return [run.final_loss for run in self.counted]
+
+    def loss_by_seed(self) -> dict[Any, float]:
+        """Final loss by the seeds of model and data order; by number if a pair of seeds occurs twice."""
+        seeds = [run.seeds for run in self.counted]
+        return dict(
+            zip(seeds if len(set(seeds)) == len(seeds) else range(len(seeds)), self.final_losses(), strict=True)
+        )
+
+    def seeded_curves(self) -> list[tuple[Any, Curve]]:
+        """Seeds and curve, without its NaN points, of each counted run."""
+        return [(run.seeds, run.curve.finite()) for run in self.counted]
 
     def mean(self) -> tuple[Curve, NDArray[np.float64]]:
         """The mean curve over the counted runs and the loss's standard deviation at its points.
@@ -74,7 +82,7 @@ class Group:
             UserError: the runs have no range of training tokens in common.
         """
         try:
-            return mean_curve(self.curves())
+            return mean_curve([curve for _, curve in self.seeded_curves()])
         except ValueError as error:
             raise UserError(
                 f"The runs of {self.label!r} have no training tokens in common: leave out the one that ended early."
@@ -87,9 +95,10 @@ def group_runs(runs: list[Run]) -> list[Group]:
     for run in runs:
         if run.config:
             members.setdefault(json.dumps(learned_settings(run), sort_keys=True, default=str), []).append(run)
-    found = [(learned_settings(group[0]), tuple(group)) for group in members.values()]
-    labels = _labels([f"{runs[0].architecture}, {runs[0].attention}" for _, runs in found], [s for s, _ in found])
-    return [Group(label, runs, settings) for label, (settings, runs) in zip(labels, found, strict=True)]
+    settings = [learned_settings(group[0]) for group in members.values()]
+    labels = _labels([f"{first.architecture}, {first.attention}" for first, *_ in members.values()], settings)
+    return [Group(label, tuple(group), own)
+            for label, group, own in zip(labels, members.values(), settings, strict=True)]  # fmt: skip
 
 
 def learned_settings(run: Run) -> dict[str, Any]:
@@ -100,10 +109,10 @@ def learned_settings(run: Run) -> dict[str, Any]:
     """
     kept = {}
     for key, value in flatten(run.config):
-        name = key.rsplit(".", 1)[-1]
         ignored = any(key == prefix or key.startswith(prefix + ".") for prefix in UNLEARNED)
         if key.startswith("data.") and run.content_hash:
-            ignored |= _is_path(name)
+            name = key.rsplit(".", 1)[-1]
+            ignored |= name in PATHS or name.endswith(tuple(f"_{path}" for path in PATHS))
         if key.startswith("model.init_args.attention."):
             ignored |= run.attention == "plain"  # the same as null
         if not ignored:
@@ -114,8 +123,13 @@ def learned_settings(run: Run) -> dict[str, Any]:
 
 def differing(settings: list[dict[str, Any]]) -> list[str]:
     """Keys whose values differ, those of the model first. If a class differs, its arguments are left out."""
-    keys = sorted({key for one in settings for key in one}, key=lambda key: (_section(key), key))
-    keys = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
+
+    def place(key: str) -> tuple[int, str]:
+        section = key.split(".")[0]
+        return (SECTIONS.index(section) if section in SECTIONS else len(SECTIONS)), key
+
+    keys = sorted({key for each in settings for key in each}, key=place)
+    keys = [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
     classes = [key.removesuffix("class_path") + "init_args." for key in keys if key.endswith("class_path")]
     return [key for key in keys if not key.startswith(tuple(classes))]
 
@@ -125,8 +139,8 @@ def short_names(keys: list[str]) -> dict[str, str]:
     parts = {key: [p for p in key.split(".") if p not in ("init_args", "class_path")] for key in keys}
     names = {}
     for key, own in parts.items():
-        lengths = range(1, len(own) + 1)
         others = [other for name, other in parts.items() if name != key]
+        lengths = range(1, len(own) + 1)
         length = next((n for n in lengths if all(other[-n:] != own[-n:] for other in others)), len(own))
         names[key] = ".".join(own[-length:])
     return names
@@ -138,7 +152,7 @@ def show(value: Any) -> str:
         return "none"
     if isinstance(value, float):
         return f"{value:g}"
-    if isinstance(value, str) and value.startswith("anlit."):
+    if _is_class(value):
         name = value.rsplit(".", 1)[-1]
         return SPELLED.get(name, name)
     return str(value)
@@ -166,29 +180,6 @@ def mean_curve(curves: list[Curve]) -> tuple[Curve, NDArray[np.float64]]:
     return Curve(grid, seconds.mean(0), losses.mean(0)), losses.std(0, ddof=1)
 
 
-def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
-    """`plain` labels made distinct by the settings in which runs of one label differ."""
-    labels = list(plain)
-    for label in {label for label, count in Counter(plain).items() if count > 1}:
-        bearers = [i for i, other in enumerate(plain) if other == label]
-        keys = differing([settings[i] for i in bearers])
-        names = short_names(keys)
-        for i in bearers:
-            told = [_told(names[key], settings[i].get(key)) for key in keys]
-            labels[i] = ", ".join([label, *told[:MOST_SETTINGS]]) + (", …" if len(told) > MOST_SETTINGS else "")
-    seen: Counter[str] = Counter()
-    for i, label in enumerate(labels):
-        seen[label] += 1
-        if seen[label] > 1:
-            labels[i] = f"{label} ({seen[label]})"
-    return labels
-
-
-def _told(name: str, value: Any) -> str:
-    """`lr=0.005`; only the name of a class, `dynamic NTK`."""
-    return show(value) if isinstance(value, str) and value.startswith("anlit.") else f"{name}={show(value)}"
-
-
 def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Nested settings as pairs of a dotted name and a value; None is left out, a list becomes JSON."""
     if isinstance(value, dict):
@@ -200,17 +191,29 @@ def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [(prefix.removesuffix("."), value)]
 
 
-def _is_path(name: str) -> bool:
-    return name in PATHS or name.endswith(tuple(f"_{path}" for path in PATHS))
-
-
-def _section(key: str) -> int:
-    section = key.split(".")[0]
-    return SECTIONS.index(section) if section in SECTIONS else len(SECTIONS)
-
-
-def records(runs: tuple[Run, ...], name: str) -> list[dict[str, Any]]:
+def records(runs: Iterable[Run], name: str) -> list[dict[str, Any]]:
     """The distinct dictionaries that the runs, or their launches, recorded under `name`."""
     values = [mapping(part.get(name)) for run in runs for part in (run.record, *run.launches)]
     texts = {json.dumps(value, sort_keys=True, default=str) for value in values if value}
     return [json.loads(text) for text in sorted(texts)]
+
+
+def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
+    """`plain` labels made distinct by the settings in which runs of one label differ."""
+    labels = list(plain)
+    for label in set(plain):
+        bearers = [i for i, other in enumerate(plain) if other == label]
+        names = short_names(differing([settings[i] for i in bearers]))
+        for i in bearers if len(bearers) > 1 else ():
+            values = {name: settings[i].get(key) for key, name in names.items()}
+            told = [show(value) if _is_class(value) else f"{name}={show(value)}" for name, value in values.items()]
+            labels[i] = ", ".join([label, *told[:MOST_SETTINGS]]) + (", …" if len(told) > MOST_SETTINGS else "")
+    seen: Counter[str] = Counter()
+    for i, label in enumerate(labels):
+        seen[label] += 1
+        labels[i] += f" ({seen[label]})" if seen[label] > 1 else ""
+    return labels
+
+
+def _is_class(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("anlit.")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anlit.analysis.comparison import parted
-from anlit.analysis.speedup import speed_up
+from anlit.analysis.notes import parted
+from anlit.analysis.statistics import speed_up
 from anlit.runs.folders import Curve
 from anlit.runs.groups import mean_curve
 

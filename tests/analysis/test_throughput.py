@@ -2,7 +2,7 @@
 
 import csv
 
-from anlit.analysis.throughput import unstable_throughput
+from anlit.analysis.notes import unstable_throughput
 from anlit.runs.folders import load_run
 from anlit.runs.groups import group_runs
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from anlit.analysis.statistics import Interval, median_with_interval, product
 from anlit.benchmarks import cases
 from anlit.benchmarks.cases import Case, Group, Ready, measure, milliseconds, publish
 from anlit.benchmarks.clock import peak_bytes
 from anlit.benchmarks.record import Record
 from anlit.benchmarks.turns import alternate, paired_ratio, quartiles
-from anlit.reporting.intervals import Interval, median_with_interval, product
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from anlit.analysis.study.launch import settings_hash
 from anlit.analysis.study.plan import Trial, read_study
-from anlit.analysis.study.reuse import settings_hash
 
 STUDIES = Path(__file__).parents[2] / "configs" / "study"
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anlit.reporting.intervals import power_law
+from anlit.analysis.statistics import power_law
 
 
 def test_exponents_are_those_of_powers() -> None:

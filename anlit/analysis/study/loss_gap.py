@@ -8,14 +8,11 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
-from anlit.analysis.comparison import loss_by_seed, results_against
-from anlit.analysis.significance import Test, difference
-from anlit.analysis.speedup import SpeedUp
-from anlit.analysis.study.plots import apart, axis_label, named
+from anlit.analysis.statistics import SpeedUp, Summary, difference, mean_sd, speed_up
 from anlit.analysis.study.results import StudyResults
+from anlit.analysis.study.trend import apart, axis_label, named
 from anlit.errors import UserError
 from anlit.reporting.figure import BASELINE_LINE, COLUMN, INK, line_styles, save, style
-from anlit.reporting.intervals import Summary, mean_sd
 from anlit.reporting.table import markdown_table
 from anlit.reporting.text import minus, short_number
 
@@ -32,28 +29,30 @@ class GapPoint:
         title: The arm's title.
         x: The value of `over`, of the baseline's runs.
         speedup: The arm's speed-up over the baseline.
-        baseline: Final losses of the baseline on the seeds that both have; nats per token.
-        differences: The arm's minus the baseline's on these seeds.
-        test: Of the differences; None without two seeds.
+        losses: Final losses on the seeds that both have, the arm's and the baseline's; nats per token.
     """
 
     panel: str
     title: str
     x: float
     speedup: SpeedUp
-    baseline: Summary
-    differences: tuple[float, ...]
-    test: Test | None
+    losses: dict[Any, tuple[float, float]]
+
+    @property
+    def differences(self) -> list[float]:
+        return [ours - theirs for ours, theirs in self.losses.values()]
 
     @property
     def mean(self) -> float:
         """The mean difference."""
-        return sum(self.differences) / len(self.differences)
+        return sum(self.differences) / len(self.losses)
 
     @property
     def words(self) -> str:
-        """The mean difference with its interval."""
-        interval = f" ({self.test.low:+.4f} … {self.test.high:+.4f})" if self.test else ""
+        """The mean difference with its interval; without one for a single seed."""
+        ours, theirs = ({seed: pair[i] for seed, pair in self.losses.items()} for i in (0, 1))
+        test = difference(ours, theirs)
+        interval = f" ({test.low:+.4f} … {test.high:+.4f})" if test else ""
         return minus(f"{self.mean:+.4f}{interval}")
 
 
@@ -64,8 +63,8 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
     Raises:
         UserError: The baseline is no arm, or `each` is no name of `vary`.
     """
-    over = str(options.get("over", "tokens_per_parameter"))
-    points = gap_points(results, options["baseline"], options["each"], over)
+    over, each = str(options.get("over", "tokens_per_parameter")), options["each"]
+    points = gap_points(results, options["baseline"], each, over)
     baseline = results.study.title_of(options["baseline"])
     title = f"## Loss minus {baseline}'s"
     if not points:
@@ -73,8 +72,8 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
     path = results.output / f"loss_gap-{over}.png"
     draw(points, baseline, over, path)
     rows = [
-        [point.panel, short_number(point.x), point.title, str(len(point.differences)), mean_sd(point.baseline, 4),
-         point.words, point.speedup.words]
+        [point.panel, short_number(point.x), point.title, str(len(point.losses)),
+         mean_sd(Summary([theirs for _, theirs in point.losses.values()]), 4), point.words, point.speedup.words]
         for point in points
     ]  # fmt: skip
     columns = ("arm", "seeds", "baseline's loss", "minus the baseline's (95 %)", "speed-up, tokens")
@@ -83,7 +82,7 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
         f"![loss minus the baseline's over {named(over)}]({path.name})",
         "Final validation losses in nats per token, same seeds; below zero the arm is ahead. Intervals of two or three "
         "seeds are wide.",
-        markdown_table([options["each"], named(over), *columns], rows, left=(0, 2)),
+        markdown_table([each, named(over), *columns], rows, left=(0, 2)),
     ]
 
 
@@ -104,21 +103,11 @@ def gap_points(results: StudyResults, baseline: str, each: str, over: str) -> li
         ours, theirs = results.group(point.arm), results.group(against.arm)
         if ours is None or theirs is None:
             continue
-        losses = loss_by_seed(theirs)
-        mine = {seed: loss for seed, loss in loss_by_seed(ours).items() if seed in losses}
-        other = {seed: losses[seed] for seed in mine}
-        if mine:
-            gaps.append(
-                GapPoint(
-                    panel=str(point.arm.varied.shown[each]),
-                    title=results.study.title_of(base),
-                    x=against.number(over),
-                    speedup=results_against([theirs, ours], theirs)[1].speedup,
-                    baseline=Summary(tuple(other.values())),
-                    differences=tuple(mine[seed] - other[seed] for seed in mine),
-                    test=difference(mine, other),
-                )
-            )
+        other = theirs.loss_by_seed()
+        if pairs := {seed: (loss, other[seed]) for seed, loss in ours.loss_by_seed().items() if seed in other}:
+            speedup = speed_up(theirs.seeded_curves(), ours.seeded_curves())
+            panel, title = str(point.arm.varied.shown[each]), results.study.title_of(base)
+            gaps.append(GapPoint(panel, title, against.number(over), speedup, pairs))
     panels = list(dict.fromkeys(gap.panel for gap in gaps))
     return sorted(gaps, key=lambda gap: (panels.index(gap.panel), gap.x))
 
@@ -126,7 +115,7 @@ def gap_points(results: StudyResults, baseline: str, each: str, over: str) -> li
 def draw(points: list[GapPoint], baseline: str, over: str, path: Path) -> None:
     """Writes a panel for each value of `each`: a dot for each seed, a line through their means."""
     panels = list(dict.fromkeys(point.panel for point in points))
-    drawn = line_styles(list(dict.fromkeys(point.title for point in points)))
+    styles = line_styles(list(dict.fromkeys(point.title for point in points)))
     n_rows = -(-len(panels) // COLUMNS)
     with style(8):
         figure, grid = plt.subplots(n_rows, min(COLUMNS, len(panels)), figsize=(COLUMN, 0.9 + 1.6 * n_rows),
@@ -135,23 +124,22 @@ def draw(points: list[GapPoint], baseline: str, over: str, path: Path) -> None:
             ax.set_axis_off()
         for ax, panel in zip(grid.flat, panels, strict=False):
             ax.axhline(0, color=INK, linestyle=BASELINE_LINE, linewidth=0.8)
-            for title, (colour, marker, dash) in drawn.items():
+            for title, (colour, marker, dash) in styles.items():
                 line = [point for point in points if (point.panel, point.title) == (panel, title)]
                 seeds = [(point.x, gap) for point in line for gap in point.differences]
                 ax.plot(*np.array(seeds).reshape(-1, 2).T, marker, color=colour, markersize=3, alpha=0.6, ls="none")
                 ax.plot([point.x for point in line], [point.mean for point in line], linestyle=dash, color=colour,
                         linewidth=1.2)  # fmt: skip
-            ax.set_xscale("log")
             ticks = apart([point.x for point in points if point.panel == panel])
+            ax.set_xscale("log")
             ax.set_xticks(ticks, [f"{tick:.2g}" if max(ticks) < 100 else short_number(tick) for tick in ticks])
             ax.minorticks_off()
             ax.tick_params(labelsize=7)
-            ax.set_xlim(ticks[0] / 1.6, ticks[-1] * 1.6)
-            ax.set_title(panel)
+            ax.set(xlim=(ticks[0] / 1.6, ticks[-1] * 1.6), title=panel)
             ax.grid()
         grid[-1, grid.shape[1] // 2].set_xlabel(axis_label(over))
         figure.supylabel(f"loss minus {baseline}'s (nats per token)", fontsize=8)
         legend = [Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dash, markersize=4, label=title)
-                  for title, look in drawn.items()]  # fmt: skip
+                  for title, look in styles.items()]  # fmt: skip
         figure.legend(handles=legend, loc="outside lower center", ncols=3, title="dots: seeds; lines: their means")
         save(figure, path)

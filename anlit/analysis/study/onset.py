@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from anlit.analysis.significance import Test, difference
-from anlit.analysis.speedup import tokens_to_loss
+from anlit.analysis.statistics import Summary, difference, mean_sd, tokens_to_loss
 from anlit.analysis.study.results import StudyResults
 from anlit.errors import UserError
-from anlit.reporting.intervals import Summary, mean_sd
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal, minus, short_number
-from anlit.runs.folders import Run
+from anlit.runs.folders import Curve
 
 Values = dict[Any, float | None]
 """One number for each seed; None for a run that does not get there."""
@@ -32,16 +30,19 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     if baseline not in arms:
         raise UserError(f"the section 'onset' of {results.study.path} has the baseline '{baseline}', which is none of "
                         + ", ".join(arms))  # fmt: skip
-    runs = {name: [run for run in results.measured(arm) if run.complete] for name, arm in arms.items()}
-    begun = {name: {run.seeds: tokens_to_loss(run.curve.finite(), level) for run in of} for name, of in runs.items()}
-    later = {name: {run.seeds: _loss_at(run, begun[name][run.seeds], after) for run in of} for name, of in runs.items()}
+    begun: dict[str, Values] = {}
+    later: dict[str, Values] = {}
+    for name, arm in arms.items():
+        curves = {run.seeds: run.curve.finite() for run in results.measured(arm) if run.complete}
+        begun[name] = {seeds: tokens_to_loss(curve, level) for seeds, curve in curves.items()}
+        later[name] = {seeds: _loss_at(curve, begun[name][seeds], after) for seeds, curve in curves.items()}
     rows = []
     for name, arm in arms.items():
-        if runs[name]:
+        if begun[name]:
             each = ", ".join(NONE if tokens is None else short_number(tokens) for tokens in begun[name].values())
             own = name == baseline
             rows.append([literal(arm.title), each, NONE if own else _against(begun[name], begun[baseline], 1e-6),
-                         mean_sd(Summary(tuple(later[name].values())), 3),
+                         mean_sd(Summary([*later[name].values()]), 3),
                          NONE if own else _against(later[name], later[baseline])])  # fmt: skip
     title, base = "## Onset", literal(arms[baseline].title)
     if not rows:
@@ -57,9 +58,8 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _loss_at(run: Run, begun: float | None, after: float) -> float | None:
+def _loss_at(curve: Curve, begun: float | None, after: float) -> float | None:
     """The loss `after` tokens past the onset, linear between validations; None beyond the curve."""
-    curve = run.curve.finite()
     if begun is None or begun + after > curve.tokens[-1]:
         return None
     return float(np.interp(begun + after, curve.tokens, curve.loss))
@@ -67,10 +67,10 @@ def _loss_at(run: Run, begun: float | None, after: float) -> float | None:
 
 def _against(ours: Values, theirs: Values, scale: float = 1.0) -> str:
     """`−0.041 (−0.080 … −0.002)`; without an interval for one seed; – without a seed that both have."""
-    pairs = {seed: (a * scale, b * scale) for seed, a in ours.items() if a is not None
-             if (b := theirs.get(seed)) is not None}  # fmt: skip
-    if not pairs:
+    a = {seed: scale * value for seed, value in ours.items() if value is not None and theirs.get(seed) is not None}
+    b = {seed: scale * value for seed, value in theirs.items() if value is not None and seed in a}
+    if not a:
         return NONE
-    mean = float(np.mean([a - b for a, b in pairs.values()]))
-    test: Test | None = difference({s: a for s, (a, _) in pairs.items()}, {s: b for s, (_, b) in pairs.items()})
+    test = difference(a, b)
+    mean = float(np.mean([a[seed] - b[seed] for seed in a]))
     return minus(f"{mean:.3f}" + (f" ({test.low:.3f} … {test.high:.3f})" if test else ""))

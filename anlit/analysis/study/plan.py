@@ -12,14 +12,13 @@ with the lowest validation loss is measured on the seeds.
 """
 
 import hashlib
+import itertools
 import json
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.study.grids import UNCHANGED, Setting, grid, plain
 from anlit.errors import UserError
 from anlit.reading import read_yaml
 from anlit.shipped import configuration_file
@@ -29,6 +28,68 @@ KEYS = frozenset(
     | {"comparisons", "sections", "pace", "after"}
 )
 ARM_KEYS = frozenset({"title", "configs", "settings", "tune", "vary"})
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """One point of a grid.
+
+    Args:
+        shown: Short name → value, for folder names, tables and plots.
+        settings: Dotted key → value, as `anlit fit` takes them.
+    """
+
+    shown: dict[str, Any]
+    settings: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """`lr=0.004_size=d128`; empty for an empty choice."""
+        return "_".join(f"{key}={plain(value)}" for key, value in self.shown.items())
+
+    @property
+    def words(self) -> str:
+        """`lr=0.004, size=d128`, for tables."""
+        return ", ".join(f"{key}={plain(value)}" for key, value in self.shown.items())
+
+
+UNCHANGED = Setting({}, {})
+
+
+def grid(grids: Any, where: str) -> list[Setting]:
+    """All points of a grid, or of a list of grids, each once; [UNCHANGED] without a grid.
+
+    In a grid `key: value` and `key: [values]` are values of the setting with that dotted key; `name: {choice: {key:
+    value, …}, …}` are named choices that change several settings together. A grid is the product of its lines.
+
+    Raises:
+        UserError: `grids` has another form; `where` says what it belongs to.
+    """
+    points: dict[str, Setting] = {}
+    for lines in grids if isinstance(grids, list) else [grids or {}]:
+        if not isinstance(lines, dict):
+            raise UserError(f"{where} must be a mapping of settings to lists of values, or a list of such mappings")
+        for choices in itertools.product(*(_line(key, values, where) for key, values in sorted(lines.items()))):
+            shown = {key: value for choice in choices for key, value in choice.shown.items()}
+            settings = {key: value for choice in choices for key, value in choice.settings.items()}
+            points.setdefault(json.dumps(settings, sort_keys=True, default=str), Setting(shown, settings))
+    return list(points.values())
+
+
+def _line(key: str, values: Any, where: str) -> list[Setting]:
+    if isinstance(values, dict) and "class_path" not in values:
+        if not all(isinstance(settings, dict) for settings in values.values()):
+            raise UserError(f"{where}: each choice of '{key}' must be a mapping of dotted keys to values")
+        return [Setting({key: name}, settings) for name, settings in values.items()]
+    short = "data_seed" if key == "data.init_args.seed" else key.rsplit(".", 1)[-1]
+    return [Setting({short: value}, {key: value}) for value in (values if isinstance(values, list) else [values])]
+
+
+def plain(value: Any) -> str:
+    """A value for a folder's name, without characters that are special to shells and file systems."""
+    if isinstance(value, dict):
+        value = str(value.get("class_path", "set")).rsplit(".", 1)[-1]
+    return "".join(letter if letter.isalnum() or letter in "._+-=" else "-" for letter in str(value))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +168,7 @@ class Study:
     arms: tuple[Arm, ...]
     seeds: tuple[Setting, ...]
     tuning_seeds: tuple[Setting, ...]
-    comparisons: tuple[PlannedComparison, ...] = field(default=())
+    comparisons: tuple[PlannedComparison, ...]
 
     @property
     def title(self) -> str:
@@ -120,7 +181,9 @@ class Study:
 
     @property
     def sections(self) -> list[dict[str, Any]]:
-        return [one if isinstance(one, dict) else {one: {}} for one in self.content.get("sections") or ["convergence"]]
+        """Each section's name → its options."""
+        return [entry if isinstance(entry, dict) else {entry: {}}
+                for entry in self.content.get("sections") or ["convergence"]]  # fmt: skip
 
     def title_of(self, base: str) -> str:
         """The YAML's title of an arm, without its point of `vary`."""
@@ -128,22 +191,16 @@ class Study:
 
     def tuning_runs(self) -> list[Trial]:
         """Every point of every tuned arm on the tuning seeds, seed by seed, so that all arms advance together."""
-        return [
-            Trial(arm, point, seed)
-            for seed in self.tuning_seeds
-            for arm in self.arms
-            if arm.is_tuned
-            for point in arm.points
-        ]
+        tuned = [(arm, point) for arm in self.arms if arm.is_tuned for point in arm.points]
+        return [Trial(arm, point, seed) for seed in self.tuning_seeds for arm, point in tuned]
 
     def measured_runs(self, selected: dict[str, Setting]) -> list[Trial]:
         """Every arm at its selected point (arm's name → point) on the seeds, without arms that have no point yet.
 
         The runs are ordered by seed, so that an interrupted study has compared all arms, on fewer seeds.
         """
-        return [
-            Trial(arm, selected[arm.name], seed) for seed in self.seeds for arm in self.arms if arm.name in selected
-        ]
+        arms = [arm for arm in self.arms if arm.name in selected]
+        return [Trial(arm, selected[arm.name], seed) for seed in self.seeds for arm in arms]
 
 
 def read_study(path: str, budget: str | None) -> Study:
@@ -160,15 +217,9 @@ def read_study(path: str, budget: str | None) -> Study:
         raise UserError(f"{path} lists no arms: give `arms: {{name: {{configs: [files]}}}}`")
     arms = tuple(arm for name, spec in content["arms"].items() for arm in _arms(name, spec, content, path))
     seeds, tuning_seeds = _seeds(content, "seeds", [1], path), _seeds(content, "tuning_seeds", [0], path)
-    _refuse_ignored(arms, (*seeds, *tuning_seeds), path)
-    study = Study(path, budget, content, arms, seeds, tuning_seeds)
-    if not seeds and not study.tuning_runs():
-        raise UserError(f"{path} has neither seeds nor anything to tune: give `seeds: [1, 2, 3]`")
-    if study.tuning_runs():
-        _refuse_tuned_seeds(seeds, tuning_seeds, path)
-    if content.get("equal_tuning", True):
-        _require_equal_tuning(arms, path)
-    return Study(path, budget, content, arms, seeds, tuning_seeds, tuple(_comparisons(content, arms, path)))
+    study = Study(path, budget, content, arms, seeds, tuning_seeds, _comparisons(content, arms, path))
+    _refuse_unfair(study)
+    return study
 
 
 def _with_budget(content: Any, budget: str | None, path: str) -> dict[str, Any]:
@@ -194,9 +245,10 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]:
+    """The arms of an entry of the YAML, one for each point of its `vary`."""
     shared = content.get("shared") or {}
-    for where, one in ((f"arm '{name}'", spec), ("shared", shared)):
-        if not isinstance(one, dict) or set(one) - ARM_KEYS:
+    for where, part in ((f"arm '{name}'", spec), ("shared", shared)):
+        if not isinstance(part, dict) or set(part) - ARM_KEYS:
             raise UserError(f"{where} of {path} must be a mapping with keys of {', '.join(sorted(ARM_KEYS))}")
     configs = (*spec.get("configs", ()), *shared.get("configs", ()))
     if not configs:
@@ -205,85 +257,69 @@ def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]
         configuration_file(config, f"configs of arm '{name}' in {path}:")
     fixed = (shared.get("settings") or {}) | (spec.get("settings") or {})
     points = tuple(grid(spec.get("tune", shared.get("tune")), f"tune of arm '{name}' in {path}"))
-    found = []
+    arms = []
     for varied in grid(spec.get("vary", shared.get("vary")), f"vary of arm '{name}' in {path}"):
-        words = ", ".join(f"{key} {plain(value)}" for key, value in varied.shown.items())
-        title = ", ".join(filter(None, [str(spec.get("title") or name), words]))
+        words = [f"{key} {plain(value)}" for key, value in varied.shown.items()]
+        title = ", ".join([str(spec.get("title") or name), *words])
         full = "_".join(filter(None, [str(name), varied.name]))
-        found.append(Arm(full, str(name), title, configs, varied, fixed | varied.settings, points))
-    return found
+        arms.append(Arm(full, str(name), title, configs, varied, fixed | varied.settings, points))
+    return arms
 
 
 def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> tuple[Setting, ...]:
+    """A number seeds the initial weights and the order of the data; a mapping gives the settings of a seed."""
     values = content.get(key, default)
     if not isinstance(values, list):
         raise UserError(f"{key} of {path} is {values!r}, which is no list: write `{key}: [1, 2, 3]`")
-    return tuple(map(_seed, values))
+    return tuple(grid(value, "a seed")[0] if isinstance(value, dict)
+                 else Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
+                 for value in values)  # fmt: skip
 
 
-def _refuse_ignored(arms: tuple[Arm, ...], seeds: tuple[Setting, ...], path: str) -> None:
-    """A seed's settings win over an arm's, whose own would be ignored without a word."""
-    for arm in arms:
-        given = arm.settings.keys() | {key for point in arm.points for key in point.settings}
-        for key in sorted(given & {key for seed in seeds for key in seed.settings}):
-            raise UserError(
-                f"arm '{arm.name}' of {path} sets {key}, which its seeds set too: leave it out, and give its values "
-                "with `seeds` and `tuning_seeds`"
-            )
+def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> tuple[PlannedComparison, ...]:
+    entries = content.get("comparisons")
+    if entries is None:
+        entries = [{"title": "All arms", "baseline": content["baseline"]}] if content.get("baseline") else []
+    comparisons, names = [], {name for arm in arms for name in (arm.name, arm.base)}
+    for entry in entries:
+        if not isinstance(entry, dict) or "baseline" not in entry or set(entry) - {"title", "baseline", "arms"}:
+            raise UserError(f"a comparison of {path} must be a mapping with `baseline`, `title` and `arms`: {entry}")
+        chosen = entry.get("arms")
+        members = [arm for arm in arms if chosen is None or {arm.name, arm.base} & set(chosen)]
+        if unknown := [name for name in chosen or () if name not in names]:
+            raise UserError(f"a comparison of {path} names the arm '{unknown[0]}', which is none of its arms: choose "
+                            "among " + ", ".join(arm.name for arm in arms))  # fmt: skip
+        baseline = next((arm for arm in members if arm.name == entry["baseline"]), None)
+        if baseline is None:
+            raise UserError(f"a comparison of {path} has the baseline '{entry['baseline']}', which is none of its "
+                            "arms: choose one of " + ", ".join(arm.name for arm in members or arms))  # fmt: skip
+        comparisons.append(PlannedComparison(str(entry.get("title") or "Comparison"), baseline, tuple(members)))
+    return tuple(comparisons)
 
 
-def _refuse_tuned_seeds(seeds: tuple[Setting, ...], tuning_seeds: tuple[Setting, ...], path: str) -> None:
-    """A setting that was chosen on a seed is too good on that seed."""
-    for seed in seeds:
-        for tuned in tuning_seeds:
-            common = seed.settings.keys() & tuned.settings.keys()
-            same = bool(common) and all(seed.settings[key] == tuned.settings[key] for key in common)
-            if same or seed.settings == tuned.settings:
-                raise UserError(
-                    f"{path} measures on the seed {seed.shown.get('seed', seed.name)}, on which it also tunes: give "
-                    "`seeds` and `tuning_seeds` without a common one"
-                )
-
-
-def _seed(value: Any) -> Setting:
-    """A number seeds the initial weights and the order of the data; a mapping gives the settings of a seed."""
-    if isinstance(value, dict):
-        return grid(value, "a seed")[0] if value else UNCHANGED
-    return Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
-
-
-def _require_equal_tuning(arms: tuple[Arm, ...], path: str) -> None:
-    counts = Counter(len(arm.points) for arm in arms)
-    if len(counts) > 1:
-        told = ", ".join(f"{arm.name} {len(arm.points)}" for arm in arms)
-        raise UserError(
-            f"the arms of {path} are tuned over different numbers of settings ({told}), which favours some: make them "
-            "equal, or allow it with `equal_tuning: false`"
-        )
-
-
-def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> list[PlannedComparison]:
-    named = content.get("comparisons")
-    if named is None:
-        named = [{"title": "All arms", "baseline": content["baseline"]}] if content.get("baseline") else []
-    found, names = [], {name for arm in arms for name in (arm.name, arm.base)}
-    for one in named:
-        if not isinstance(one, dict) or "baseline" not in one or set(one) - {"title", "baseline", "arms"}:
-            raise UserError(f"a comparison of {path} must be a mapping with `baseline`, `title` and `arms`: {one}")
-        if unknown := [name for name in one.get("arms") or () if name not in names]:
-            raise UserError(
-                f"a comparison of {path} names the arm '{unknown[0]}', which is none of its arms: choose among "
-                + ", ".join(arm.name for arm in arms)
-            )
-        members = [arm for arm in arms if one.get("arms") is None or {arm.name, arm.base} & set(one["arms"])]
-        base = [arm for arm in members if arm.name == one["baseline"]]
-        if not base:
-            raise UserError(
-                f"a comparison of {path} has the baseline '{one['baseline']}', which is none of its arms: choose one "
-                "of " + ", ".join(arm.name for arm in members or arms)
-            )
-        found.append(PlannedComparison(str(one.get("title") or "Comparison"), base[0], tuple(members)))
-    return found
+def _refuse_unfair(study: Study) -> None:
+    """Raises:
+    UserError: Nothing would be run, a setting would be ignored, or an arm would be favoured.
+    """
+    path, seeds, tuning_seeds = study.path, study.seeds, study.tuning_seeds
+    seeded = {key for seed in (*seeds, *tuning_seeds) for key in seed.settings}
+    for arm in study.arms:  # a seed's settings win over an arm's
+        for key in sorted(seeded & {*arm.settings, *(key for point in arm.points for key in point.settings)}):
+            raise UserError(f"arm '{arm.name}' of {path} sets {key}, which its seeds set too: leave it out, and give "
+                            "its values with `seeds` and `tuning_seeds`")  # fmt: skip
+    is_tuned = bool(study.tuning_runs())
+    if not seeds and not is_tuned:
+        raise UserError(f"{path} has neither seeds nor anything to tune: give `seeds: [1, 2, 3]`")
+    for seed, tuned in itertools.product(seeds, tuning_seeds) if is_tuned else ():
+        common = seed.settings.keys() & tuned.settings.keys()
+        differs = any(seed.settings[key] != tuned.settings[key] for key in common)
+        if (common and not differs) or seed.settings == tuned.settings:
+            raise UserError(f"{path} measures on the seed {seed.shown.get('seed', seed.name)}, on which it also tunes: "
+                            "give `seeds` and `tuning_seeds` without a common one")  # fmt: skip
+    if study.content.get("equal_tuning", True) and len({len(arm.points) for arm in study.arms}) > 1:
+        counts = ", ".join(f"{arm.name} {len(arm.points)}" for arm in study.arms)
+        raise UserError(f"the arms of {path} are tuned over different numbers of settings ({counts}), which favours "
+                        "some: make them equal, or allow it with `equal_tuning: false`")  # fmt: skip
 
 
 def read_config(name: str) -> Any:

@@ -1,19 +1,19 @@
 """A study's report: one HTML page, its Markdown twin, and the raw numbers."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 from anlit.analysis.comparison import record_runs
 from anlit.analysis.comparison_report import provenance, runs_table
+from anlit.analysis.statistics import Summary, mean_sd
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.sections import comparison_of, render, winners
 from anlit.reporting.files import write_json
-from anlit.reporting.intervals import Summary, mean_sd
 from anlit.reporting.page import write_page
 from anlit.reporting.table import NONE, SafeConsole, Table, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, visible
-from anlit.runs.folders import Run
 
 
 def write(results: StudyResults) -> Path:
@@ -26,20 +26,18 @@ def write(results: StudyResults) -> Path:
 def show(results: StudyResults, console: SafeConsole | None = None) -> None:
     """Print each arm's setting with its loss and speed-up, and the settings that lie at the edge of their grid."""
     console = console or terminal()
-    edges = {one.arm.name: one.edges for one in results.tunings}
     speeds = _speed_ups(results)
     head = ["arm", "setting", "seeds", "final loss", *(["speed-up in tokens"] if speeds else [])]
     rows = []
     for point in results.points():
         setting = results.selected[point.arm.name].words or "as configured"
-        loss = mean_sd(Summary(point.losses), 4) if point.losses else NONE
-        rows.append([point.arm.title, setting, str(len(point.losses)), loss,
-                     *([speeds.get(point.arm.name, NONE)] if speeds else [])])  # fmt: skip
+        cells = [point.arm.title, setting, str(len(point.losses)), mean_sd(Summary(point.losses), 4)]
+        rows.append([*cells, *([speeds.get(point.arm.name, NONE)] if speeds else [])])
     if rows:
         console.print(Table(results.study.title, head, rows, left=(0, 1)))
-    for name, found in edges.items():
-        for edge in found:
-            console.print(visible(f"note: {name}: {edge}: a wider grid might find a better one"))
+    for tuning in results.tunings:
+        for edge in tuning.edges:
+            console.print(visible(f"note: {tuning.arm.name}: {edge}: a wider grid might find a better one"))
 
 
 def _speed_ups(results: StudyResults) -> dict[str, str]:
@@ -58,29 +56,27 @@ def paragraphs(results: StudyResults) -> list[str]:
     study = results.study
     read = [run for _, _, run in results.runs if run is not None and run.config]
     labels = {run.folder: planned.arm.title for planned, _, run in results.runs if run is not None}
+    failed = [[code(run.name), literal(state.reason)] for run, state, _ in results.runs if state.status == "failed"]
+    made = [f"made by: {code(results.command)}", f"study: {code(str(study.path))}, budget {study.budget or 'none'}"]
     return [
         f"# {study.title}",
-        *([str(study.content["question"]).strip()] if study.content.get("question") else []),
+        str(study.content.get("question") or "").strip(),
         _progress(results),
         *render(results),
-        *([] if any("tuning" in one for one in study.sections) else winners(results)),
+        *([] if any("tuning" in section for section in study.sections) else winners(results)),
         "## Failures",
-        _failures(results),
+        markdown_table(["run", "why"], failed, left=(0, 1)) if failed else "No run failed.",
         "## Runs",
         runs_table(read, lambda run: labels.get(run.folder)),
         "## Where the numbers come from",
-        provenance(
-            read,
-            [f"made by: {code(results.command)}", f"study: {code(str(study.path))}, budget {study.budget or 'none'}"],
-        ),
+        provenance(read, made),
     ]
 
 
 def raw(results: StudyResults) -> dict[str, Any]:
     """The numbers behind the report; a comparison names its runs by their folders, as keys of `measured`."""
     study = results.study
-    asked = [comparison_of(results, planned) for planned in study.comparisons]
-    comparisons = [comparison for comparison in asked if comparison is not None]
+    comparisons = [comparison for planned in study.comparisons if (comparison := comparison_of(results, planned))]
     return {
         "title": study.title, "path": study.path, "budget": study.budget, "command": results.command,
         "selected": {name: choice.shown for name, choice in results.selected.items()},
@@ -95,34 +91,23 @@ def raw(results: StudyResults) -> dict[str, Any]:
 
 
 def _progress(results: StudyResults) -> str:
-    counts = {status: sum(state.status == status for _, state, _ in results.runs)
-              for status in ("finished", "failed", "interrupted", "pending")}  # fmt: skip
-    names = {"interrupted": "under way or interrupted"}
-    told = ", ".join(f"{count} {names.get(status, status)}" for status, count in counts.items() if count)
-    left = [arm.title for arm in results.study.arms if arm.name not in results.selected]
-    waits = (
-        f" Not measured, because their tuning has not ended or failed everywhere: {'; '.join(left)}." if left else ""
-    )
+    """How many runs there are in each state, on how many seeds, and what is not measured yet."""
+    names = {
+        "finished": "finished",
+        "failed": "failed",
+        "interrupted": "under way or interrupted",
+        "pending": "pending",
+    }
+    counts = {words: sum(state.status == name for _, state, _ in results.runs) for name, words in names.items()}
+    told = f"{len(results.runs)} runs: " + ", ".join(f"{count} {words}" for words, count in counts.items() if count)
     seeds = len(results.study.seeds)
-    measured = (
-        f"Each arm is measured on {seeds} seed{'s' * (seeds > 1)}." if seeds else "Tuning only, nothing is measured."
+    told += (
+        f". Each arm is measured on {seeds} seed{'s' * (seeds > 1)}."
+        if seeds
+        else ". Tuning only, nothing is measured."
     )
-    hours = sum(_seconds(run) for _, _, run in results.runs) / 3600
-    trained = f" {hours:.2f} hours of training in all." if hours else ""
-    return f"{len(results.runs)} runs: {told}. {measured}{waits}{trained}"
-
-
-def _seconds(run: Run | None) -> float:
-    if run is None or not len(run.curve):
-        return 0.0
-    last = float(run.curve.seconds[-1])
-    return last if last == last else 0.0
-
-
-def _failures(results: StudyResults) -> str:
-    failed = [(run, state) for run, state, _ in results.runs if state.status == "failed"]
-    if not failed:
-        return "No run failed."
-    return markdown_table(
-        ["run", "why"], [[code(run.name), literal(state.reason)] for run, state in failed], left=(0, 1)
-    )
+    if left := [arm.title for arm in results.study.arms if arm.name not in results.selected]:
+        told += f" Not measured, because their tuning has not ended or failed everywhere: {'; '.join(left)}."
+    ends = [float(run.curve.seconds[-1]) for *_, run in results.runs if run is not None and len(run.curve)]
+    hours = sum(seconds for seconds in ends if not math.isnan(seconds)) / 3600
+    return told + (f" {hours:.2f} hours of training in all." if hours else "")

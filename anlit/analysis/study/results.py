@@ -1,13 +1,11 @@
-"""The results of a study so far: each arm's measured runs and the points of each grid."""
+"""The results of a study so far: the points of each grid, each arm's best setting, and its measured runs."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.study.grids import Setting
-from anlit.analysis.study.plan import Arm, Study, Trial
-from anlit.analysis.study.selection import Tuning, select, tune
+from anlit.analysis.study.plan import Arm, Setting, Study, Trial
 from anlit.analysis.study.state import State, state_of
 from anlit.errors import UserError
 from anlit.reading import read_json
@@ -16,8 +14,96 @@ from anlit.runs.groups import Group, learned_settings
 
 
 @dataclass(frozen=True, eq=False)
+class GridPoint:
+    """One point of an arm's grid: its mean final validation loss over the tuning seeds, infinite if one failed."""
+
+    setting: Setting
+    loss: float
+    states: tuple[State, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """The points of an arm's grid, best first; `edges` names settings whose best value is at an end of the grid."""
+
+    arm: Arm
+    points: tuple[GridPoint, ...]
+    edges: tuple[str, ...]
+
+    @property
+    def best(self) -> GridPoint:
+        return self.points[0]
+
+    @property
+    def has_ended(self) -> bool:
+        return all(state.has_ended for point in self.points for state in point.states)
+
+
+def tune(study: Study, output: Path) -> list[Tuning]:
+    """The tuning of each arm under `output`, as far as it is; a point that failed comes last."""
+    tunings = []
+    for arm in study.arms if study.tuning_seeds else ():
+        if arm.is_tuned:
+            points = []
+            for setting in arm.points:
+                folders = [output / Trial(arm, setting, seed).name for seed in study.tuning_seeds]
+                loss = sum(map(_final_loss, folders)) / len(folders)
+                points.append(GridPoint(setting, loss, tuple(map(state_of, folders))))
+            points.sort(key=lambda point: point.loss)
+            edges = edges_of(arm.points, points[0].setting) if points[0].loss < math.inf else []
+            tunings.append(Tuning(arm, tuple(points), tuple(edges)))
+    return tunings
+
+
+def _final_loss(folder: Path) -> float:
+    """The last validation loss of a finished run in nats per token; infinite for every other run."""
+    if state_of(folder).status != "finished":
+        return math.inf
+    losses = load_run(folder).curve.finite().loss
+    return float(losses[-1]) if len(losses) else math.inf
+
+
+def select(study: Study, output: Path) -> dict[str, Setting]:
+    """Arm's name → the setting to measure. Arms whose tuning has not ended, or failed everywhere, are left out."""
+    return _selected(study, tune(study, output))
+
+
+def _selected(study: Study, tunings: list[Tuning]) -> dict[str, Setting]:
+    untuned = {arm.name: arm.points[0] for arm in study.arms if not arm.is_tuned}
+    return untuned | {tuning.arm.name: tuning.best.setting for tuning in tunings
+                      if tuning.has_ended and tuning.best.loss < math.inf}  # fmt: skip
+
+
+def require_selection(study: Study, selected: dict[str, Setting]) -> None:
+    """Raises:
+    UserError: no arm at all has a setting that can be measured.
+    """
+    if not selected:
+        raise UserError(f"none of the tuning runs of {study.path} succeeded: see fit.log in the run folders")
+
+
+def edges_of(settings: tuple[Setting, ...], best: Setting) -> list[str]:
+    """Settings of `best` whose value is the largest or smallest of several.
+
+    Only points that share all other settings with `best` are compared, because only these bound it. A point that leaves
+    the setting at its default has no value to compare.
+    """
+    edges = []
+    for key, value in best.shown.items():
+        rest = {name: other for name, other in best.shown.items() if name != key}
+        line = [each.shown for each in settings if {**each.shown, key: value} == best.shown]
+        values = {shown[key] for shown in line if key in shown}
+        numbers = sorted(each for each in values if isinstance(each, int | float) and not isinstance(each, bool))
+        if len(numbers) > 1 and value in (numbers[0], numbers[-1]):
+            end = "smallest" if value == numbers[0] else "largest"
+            unset = " that were set; the default was tried too" if rest in line else ""
+            edges.append(f"{key} {value:g} is the {end} of {len(numbers)}{unset}")
+    return edges
+
+
+@dataclass(frozen=True, eq=False)
 class Point:
-    """A configuration as a point in a plot.
+    """A measured configuration as a point in a plot.
 
     Args:
         arm: The arm that it belongs to.
@@ -84,31 +170,30 @@ class StudyResults:
 
     def points(self) -> list[Point]:
         """The measured arms."""
-        return [self._point(arm, self.selected[arm.name]) for arm in self.study.arms if arm.name in self.selected]
+        return [self._point(arm) for arm in self.study.arms if arm.name in self.selected]
 
-    def _point(self, arm: Arm, choice: Setting) -> Point:
-        names = {Trial(arm, choice, seed).name for seed in self.study.seeds}
-        runs = [read for run, _, read in self.runs if run.name in names and read is not None and read.complete]
-        values: dict[str, Any] = {**arm.varied.shown, **choice.shown}
+    def _point(self, arm: Arm) -> Point:
+        runs = [run for run in self.measured(arm) if run.complete]
+        values: dict[str, Any] = {**arm.varied.shown, **self.selected[arm.name].shown}
         if runs:
             tokens = float(runs[0].curve.tokens[-1])
             values["tokens"] = tokens
             if parameters := runs[0].parameters:
                 values |= {"parameters": parameters, "tokens_per_parameter": tokens / parameters}
                 values["flops"] = 6.0 * parameters * tokens
-        losses = tuple(float(run.curve.loss[-1]) for run in runs)
+        losses = tuple(run.final_loss for run in runs)
         return Point(arm, values, losses, len(self.study.seeds) - len(losses))
 
 
 def results_of(study: Study, output: Path, command: str) -> StudyResults:
     """Reads every run folder that the study has so far."""
-    selected = select(study, output)
-    planned = {run.name: run for run in [*study.tuning_runs(), *study.measured_runs(selected)]}
+    tunings = tune(study, output)
+    selected = _selected(study, tunings)
     runs = []
-    for name, run in planned.items():
+    for name, run in {run.name: run for run in [*study.tuning_runs(), *study.measured_runs(selected)]}.items():
         state = state_of(output / name)
         runs.append((run, state, load_run(output / name) if state.status != "pending" else None))
-    return StudyResults(study, output, command, tuple(tune(study, output)), selected, tuple(runs))
+    return StudyResults(study, output, command, tuple(tunings), selected, tuple(runs))
 
 
 def refuse_other_study(study: Study, output: Path) -> None:

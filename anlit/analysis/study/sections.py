@@ -19,20 +19,17 @@ from typing import Any
 from anlit.analysis import comparison_report
 from anlit.analysis.comparison import Comparison, compare_groups
 from anlit.analysis.plots import plot_convergence
-from anlit.analysis.study import plots
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.loss_gap import loss_gap
 from anlit.analysis.study.onset import onset
 from anlit.analysis.study.plan import PlannedComparison, Study
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.scaling_section import scaling
+from anlit.analysis.study.trend import trend
 from anlit.errors import UserError
-from anlit.reporting.intervals import Summary, power_law
 from anlit.reporting.page import listed
 from anlit.reporting.table import NONE, markdown_table
-from anlit.reporting.text import literal, short_number
-
-Section = Callable[[StudyResults, dict[str, Any]], list[str]]
+from anlit.reporting.text import literal
 
 
 def render(results: StudyResults) -> list[str]:
@@ -56,7 +53,7 @@ def require_sections(study: Study) -> None:
     """Raises:
     UserError: A section, or an arm that one names, is not known.
     """
-    known = [arm.base for arm in study.arms]
+    known = dict.fromkeys(arm.base for arm in study.arms)
     for entry in study.sections:
         for number, (name, options) in enumerate(entry.items()):
             if number or name not in SECTIONS:
@@ -64,7 +61,7 @@ def require_sections(study: Study) -> None:
             for arm in (options or {}).get("arms") or ():
                 if arm not in known:
                     raise UserError(f"the section '{name}' of {study.path} names the arm '{arm}', which is none of "
-                                    + ", ".join(dict.fromkeys(known)))  # fmt: skip
+                                    + ", ".join(known))  # fmt: skip
 
 
 def convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -79,19 +76,19 @@ def convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
         plot_convergence(comparison)
         parts += comparison_report.section(comparison, explained)
         explained = True
-        missing = [arm.title for arm in planned.arms if results.group(arm) is None]
-        notes = [*comparison.notes, *(f"{title}: no run can be compared, see Failures." for title in missing)]
-        parts.append(listed(notes))
+        missing = [f"{arm.title}: no run can be compared, see Failures."
+                   for arm in planned.arms if results.group(arm) is None]  # fmt: skip
+        parts.append(listed([*comparison.notes, *missing]))
     return parts
 
 
 def comparison_of(results: StudyResults, planned: PlannedComparison, name: str = "") -> Comparison | None:
     """A comparison of the study as `anlit compare` would make it, with the study's arms as groups."""
-    groups = {arm.name: group for arm in planned.arms if (group := results.group(arm)) is not None}
-    baseline = groups.get(planned.baseline.name)
-    if baseline is None:
+    groups = {arm: group for arm in planned.arms if (group := results.group(arm)) is not None}
+    if planned.baseline not in groups:
         return None
-    runs = tuple(run for group in groups.values() for run in group.runs)
+    runs = [run for group in groups.values() for run in group.runs]
+    baseline = groups[planned.baseline]
     return compare_groups([*groups.values()], baseline, runs, results.output, results.command, name)
 
 
@@ -99,27 +96,27 @@ def winners(results: StudyResults) -> list[str]:
     """Each tuned arm's best setting, and where its grid was too narrow; a report without `tuning` has this too."""
     if not results.tunings:
         return []
-    seeds = len(results.study.tuning_seeds)
+    seeds = [seed.name for seed in results.study.tuning_seeds]
     counts = sorted({len(tuning.points) for tuning in results.tunings})
-    budget = (
-        f"{counts[0]} settings for each arm" if len(counts) == 1 else f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
-    )
+    budget = f"{counts[0]} settings for each arm"
+    if len(counts) > 1:
+        budget = f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
     rows = []
     for tuning in results.tunings:
         states = [state for point in tuning.points for state in point.states]
         done, failed = sum(state.has_ended for state in states), sum(state.status == "failed" for state in states)
         known = tuning.best.loss < math.inf
-        best = tuning.best.setting.words if known else NONE
-        losses = [_loss(point.loss) for point in tuning.points[:2]]
-        warning = "; ".join(tuning.edges) or ("inside the grid" if known else NONE)
-        rows.append([tuning.arm.title, f"{done} of {len(states)}", str(failed), best, *losses, warning])
+        rows.append([
+            tuning.arm.title, f"{done} of {len(states)}", str(failed), tuning.best.setting.words if known else NONE,
+            *(_loss(point.loss) for point in tuning.points[:2]),
+            "; ".join(tuning.edges) or ("inside the grid" if known else NONE),
+        ])  # fmt: skip
     head = ["arm", "runs done", "failed", "best setting", "its loss", "second best", "edge of the grid"]
-    seed_names = ", ".join(seed.name for seed in results.study.tuning_seeds)
     return [
         "## Tuning",
-        f"Tuning budget: {budget}, each trained on {seeds} seed{'s' * (seeds > 1)} ({seed_names}) that the measurement "
-        "does not use, in full length. The best by final validation loss (nats per token) is measured. A best value at "
-        "the edge of its grid means that a wider grid might find a better one.",
+        f"Tuning budget: {budget}, each trained on {len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(seeds)}) that "
+        "the measurement does not use, in full length. The best by final validation loss (nats per token) is measured. "
+        "A best value at the edge of its grid means that a wider grid might find a better one.",
         markdown_table(head, rows),
     ]
 
@@ -135,50 +132,20 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     return [*winners(results), "## Tuning, all settings", table]
 
 
-def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
-    value, over, arms = options.get("value", "loss"), options["over"], options.get("arms")
-    is_loss, over_name = value == "loss", plots.named(over)
-    series: dict[str, list[tuple[float, float, float]]] = {}
-    for point in results.points():
-        if point.losses and (arms is None or point.arm.base in arms):
-            y = (point.loss, Summary(point.losses).sd or 0.0) if is_loss else (point.number(value), 0.0)
-            series.setdefault(results.study.title_of(point.arm.base), []).append((point.number(over), *y))
-    title = f"## {'Loss' if is_loss else f'Best {plots.named(value)}'} over {over_name}"
-    if not series:
-        return [title, "No run has finished yet."]
-    laws = {label: power_law([x for x, *_ in line], [y for _, y, _ in line]) for label, line in series.items()}
-    fits = {label: law for label, law in laws.items() if law is not None and not is_loss}
-    path = results.output / f"trend-{value}-{over}.png"
-    plots.trends(series, over, value, path, fits)
-    parts = [title, f"![{value} over {over}]({path.name})"]
-    if is_loss:
-        rows = [[label, short_number(x), f"{y:.4f}" + (f" ± {sd:.4f}" if sd else "")]
-                for label, line in series.items() for x, y, sd in sorted(line)]  # fmt: skip
-        return [*parts, markdown_table(["arm", over_name, "validation loss (nats/token)"], rows)]
-    rows = [
-        [label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
-        for label, (_, (b, low, high)) in fits.items()
-    ]
-    law = f"{plots.named(value).capitalize()} = a · {over_name}^b, fitted over the logarithms."
-    law += " A grid's best value is known no finer than its steps."
-    return [*parts, law, markdown_table(["arm", "points", "exponent b", "95 % interval"], rows)]
-
-
 def embed(results: StudyResults, options: dict[str, Any]) -> list[str]:
     name = options["name"]
     twin = results.output / name / f"{name}.md"
     if not twin.is_file():
         return [f"## {name.capitalize()}", "Not measured yet."]
     lines = [f"#{line}" if line.startswith("#") else line for line in twin.read_text().splitlines()]
-    text = "\n".join(lines).replace("](", f"]({name}/")
-    return [f"## {name.capitalize()}", text]
+    return [f"## {name.capitalize()}", "\n".join(lines).replace("](", f"]({name}/")]
 
 
 def _loss(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else NONE
 
 
-SECTIONS: dict[str, Section] = {
+SECTIONS: dict[str, Callable[[StudyResults, dict[str, Any]], list[str]]] = {
     "convergence": convergence, "tuning": tuning, "trend": trend, "loss_gap": loss_gap, "scaling": scaling,
     "onset": onset, "dynamics": dynamics, "embed": embed,
 }  # fmt: skip

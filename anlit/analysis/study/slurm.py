@@ -47,45 +47,40 @@ def submit(runs: list[Trial], output: Path, again: list[str], options: list[str]
         return None
     if not TRAIN.is_file():
         raise UserError(f"{TRAIN} is not here: run anlit study --slurm in anlit's checkout")
-    for array in {launches[-1]["how"] for run in todo if (launches := read_launches(output / run.name))}:
-        _require_ended(array)
+    _require_ended({launches[-1]["how"] for run in todo if (launches := read_launches(output / run.name))})
     folder = output / "slurm"
     folder.mkdir(parents=True, exist_ok=True)
     number = sum(1 for _ in folder.glob("*.txt"))
     listed, script = folder / f"runs-{number}.txt", folder / f"array-{number}.sbatch"
     listed.write_text("".join(shlex.join(run.options(output / run.name)) + "\n" for run in todo))
     script.write_text(SCRIPT.format(options=shlex.quote(str(listed)), train=TRAIN))
+    # Slurm reads the #SBATCH options of the submitted file only; the name of the log is our own.
+    directives = [option for option in re.findall(r"^#SBATCH (\S+)$", TRAIN.read_text(), re.MULTILINE)
+                  if not option.startswith("--output")]  # fmt: skip
     limit = f"%{at_once}" if at_once else ""
     array = _sbatch(
-        [*_directives(TRAIN), f"--array=0-{len(todo) - 1}{limit}", f"--output={folder}/%A_%a.out", *options, script]
+        *directives, f"--array=0-{len(todo) - 1}{limit}", f"--output={folder}/%A_%a.out", *options, str(script)
     )
     for run in todo:
         note_start(output / run.name, f"slurm {array}")
-    _sbatch([
+    _sbatch(
         f"--dependency=afterany:{array}", "--ntasks=1", "--cpus-per-task=1", f"--output={folder}/study-%j.out",
         "--job-name=anlit-study", f"--wrap={shlex.join([sys.executable, '-m', 'anlit', *again])}",
-    ])  # fmt: skip
+    )  # fmt: skip
     return array
 
 
-def _directives(script: Path) -> list[str]:
-    """The `#SBATCH` options of a script except its log's name. Slurm reads only those of the submitted file."""
-    found = re.findall(r"^#SBATCH (\S+)$", script.read_text(), re.MULTILINE)
-    return [option for option in found if not option.startswith("--output")]
-
-
-def _require_ended(how: str) -> None:
+def _require_ended(launches: set[str]) -> None:
     """Two arrays would write into the same run folders."""
-    kind, _, job = how.partition(" ")
-    if kind == "slurm" and shutil.which("squeue"):
+    for job in (how.removeprefix("slurm ") for how in launches if how.startswith("slurm ") and shutil.which("squeue")):
         listed = subprocess.run(["squeue", "--noheader", f"--jobs={job}"], capture_output=True, text=True)
         if listed.returncode == 0 and listed.stdout.strip():
             raise UserError(f"job array {job} still has runs of this study: wait for it, or end it with scancel {job}")
 
 
-def _sbatch(arguments: list[str | Path]) -> str:
+def _sbatch(*arguments: str) -> str:
     try:
-        done = subprocess.run(["sbatch", "--parsable", *map(str, arguments)], capture_output=True, text=True)
+        done = subprocess.run(["sbatch", "--parsable", *arguments], capture_output=True, text=True)
     except FileNotFoundError as error:
         raise UserError("sbatch is not here: leave --slurm out to run the study on this machine") from error
     if done.returncode:

@@ -7,23 +7,21 @@ from typing import Any, Literal
 from anlit.reading import read_json
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import now
-from anlit.runs.folders import RECORD, RECORD_SCHEMA, load_run
+from anlit.runs.folders import RECORD, RECORD_SCHEMA
 
-LAUNCHES = "launches.json"
-LOG = "fit.log"
+LAUNCHES, LOG = "launches.json", "fit.log"
+LAUNCHES_SCHEMA = [{"started": str, "how": str, "ended": str, "exit_code": int}]
 PREEMPTED = 75
 """Exit code of an `anlit fit` that ended after a signal and wrote last.ckpt (EX_TEMPFAIL)."""
 MOST_LOST = 3
 """A run is given up after this many starts on a cluster without a recorded end."""
-
-Status = Literal["finished", "failed", "interrupted", "pending"]
 
 
 @dataclass(frozen=True)
 class State:
     """finished; failed, for a `reason`; interrupted: to be continued; pending: not begun."""
 
-    status: Status
+    status: Literal["finished", "failed", "interrupted", "pending"]
     reason: str = ""
 
     @property
@@ -38,23 +36,16 @@ def state_of(folder: Path) -> State:
         return State("finished")
     launches = read_launches(folder)
     code = launches[-1].get("exit_code") if launches else None
-    interrupted = code == PREEMPTED or record.get("status") == "interrupted"
     if record.get("status") == "failed":
-        return State("failed", str(record.get("error") or "").partition("\n")[0] or last_line(folder))
-    if code is not None and not interrupted:
-        what = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return State("failed", last_line(folder) if code > 0 and last_line(folder) else what)
-    if sum(str(launch.get("how")).startswith("slurm") for launch in launches) >= MOST_LOST and not interrupted:
+        return State("failed", str(record.get("error") or "").partition("\n")[0] or _last_line(folder))
+    if code == PREEMPTED or record.get("status") == "interrupted":
+        return State("interrupted")
+    if code is not None:
+        reason = f"killed by signal {-code}" if code < 0 else _last_line(folder) or f"exit code {code}"
+        return State("failed", reason)
+    if sum(str(launch.get("how")).startswith("slurm") for launch in launches) >= MOST_LOST:
         return State("failed", f"ended {MOST_LOST} times without saying why, see {LOG}")
     return State("interrupted") if launches or record else State("pending")
-
-
-def final_loss(folder: Path) -> float:
-    """The last validation loss of a finished run in nats per token; infinite for every other run."""
-    if state_of(folder).status != "finished":
-        return float("inf")
-    curve = load_run(folder).curve.finite()
-    return float(curve.loss[-1]) if len(curve) else float("inf")
 
 
 def note_start(folder: Path, how: str) -> None:
@@ -80,16 +71,14 @@ def read_launches(folder: Path) -> list[dict[str, Any]]:
     """One entry per start: {started, how, ended, exit_code}; the last two are missing if the end was not seen."""
     if not (folder / LAUNCHES).exists():
         return []
-    schema = [{"started": str, "how": str, "ended": str, "exit_code": int}]
-    return list(read_json(folder / LAUNCHES, schema, "remove it, and the run goes on from its last checkpoint"))
+    advice = "remove it, and the run goes on from its last checkpoint"
+    return list(read_json(folder / LAUNCHES, LAUNCHES_SCHEMA, advice))
 
 
-def last_line(folder: Path) -> str:
-    """The last line of the run's log."""
-    try:
-        lines = (folder / LOG).read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
+def _last_line(folder: Path) -> str:
+    """The last line of the run's log that is not empty."""
+    path = folder / LOG
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from anlit.analysis.statistics import Summary, mean_sd
 from anlit.checkpoints.loading import Checkpoint
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
@@ -13,7 +14,6 @@ from anlit.evaluation.lengths.measure import measure
 from anlit.evaluation.lengths.plot import plot, seeds
 from anlit.evaluation.runner import Evaluation, Report, Tell
 from anlit.evaluation.settings import MOST_TOKENS, LengthsSettings, lengths_for
-from anlit.reporting.intervals import Summary, mean_sd
 from anlit.reporting.page import listed
 from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.text import literal

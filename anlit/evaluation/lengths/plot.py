@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from anlit.analysis.statistics import Summary
 from anlit.reporting.figure import SHADED, TEXT, legend_below, line_styles, shade
-from anlit.reporting.intervals import Summary
 
 # The first positions have almost no context. Their losses are so large that other differences would not be visible.
 FIRST_SHOWN = 8

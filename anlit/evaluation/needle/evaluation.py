@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from anlit.analysis.statistics import Summary
 from anlit.checkpoints.loading import Checkpoint
 from anlit.data.module import TokenShards
 from anlit.data.needle import Haystack
@@ -14,7 +15,6 @@ from anlit.evaluation.needle.measure import measure
 from anlit.evaluation.needle.plot import length_name, plot
 from anlit.evaluation.runner import Evaluation, Report, Tell
 from anlit.evaluation.settings import NeedleSettings, lengths_for
-from anlit.reporting.intervals import Summary
 from anlit.reporting.table import Table, markdown_table
 from anlit.reporting.text import literal, minus
 

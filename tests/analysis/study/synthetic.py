@@ -11,7 +11,7 @@ import yaml
 
 from anlit.analysis.study.estimate import configuration_of, cost_of
 from anlit.analysis.study.plan import Study, Trial
-from anlit.analysis.study.selection import select
+from anlit.analysis.study.results import select
 
 POINTS = 10
 Final = Callable[[Trial, dict[str, Any], float, float], float]

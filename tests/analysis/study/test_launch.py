@@ -14,7 +14,7 @@ import pytest
 from anlit.analysis.study import slurm
 from anlit.analysis.study.launch import try_lock
 from anlit.analysis.study.plan import Study, read_study
-from anlit.analysis.study.selection import edges_of, select, tune
+from anlit.analysis.study.results import edges_of, select, tune
 from anlit.analysis.study.state import note_end, note_start, state_of
 from anlit.errors import UserError
 

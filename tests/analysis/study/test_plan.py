@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from anlit.analysis.study.estimate import cost_of, overview
-from anlit.analysis.study.grids import grid
-from anlit.analysis.study.plan import Study, read_study
+from anlit.analysis.study.plan import Study, grid, read_study
 from anlit.errors import UserError
 
 from .conftest import STUDY, write_study

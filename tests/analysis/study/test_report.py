@@ -15,15 +15,14 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
-from anlit.analysis.study import plots
-from anlit.analysis.study.grids import UNCHANGED
-from anlit.analysis.study.plan import read_study
+from anlit.analysis.statistics import power_law
+from anlit.analysis.study import trend
+from anlit.analysis.study.plan import UNCHANGED, read_study
 from anlit.analysis.study.report import write
 from anlit.analysis.study.results import results_of
 from anlit.analysis.wall_clock import FILE
 from anlit.commands.study import main
 from anlit.errors import UserError
-from anlit.reporting.intervals import power_law
 from anlit.reporting.text import minus
 
 from .conftest import write_configs, write_study
@@ -252,8 +251,8 @@ LOSSES = {"GPT+": [(x * 1e11, 5 - x / 100, 0.1) for x in (1.5, 3.1, 4.8, 5.8, 10
 def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Figure], series: dict, value: str, ticks: list | None
 ) -> None:
-    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
-    plots.trends(series, "parameters", value, tmp_path / "a.png", {})
+    monkeypatch.setattr(trend, "save", lambda figure, path: drawn.append(figure))
+    trend.draw(series, "parameters", value, tmp_path / "a.png", {})
     (figure,) = drawn
     figure.draw_without_rendering()
     labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text() and label.get_visible()]

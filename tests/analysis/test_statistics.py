@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anlit.analysis.significance import difference, holm, ratio
+from anlit.analysis.statistics import difference, holm, ratio
 
 
 def test_the_same_seeds_are_compared_in_pairs() -> None:
