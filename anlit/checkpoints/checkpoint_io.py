@@ -1,6 +1,7 @@
 """Checkpoints on disk, complete or absent: one file, or a folder with a part from every rank."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,23 +9,22 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from anlit.checkpoints.exported import read_exported
-from anlit.checkpoints.integrity import UNREADABLE, DamagedError, next_best, unreadable, verify
-from anlit.checkpoints.location import REST, is_exported, is_sharded, refuse_address, refuse_links
-from anlit.checkpoints.parts import read_tensors, with_tensors
-from anlit.checkpoints.writing import (
-    PARTIAL,
-    first_cause,
-    move_folder_away,
-    remove_checkpoint,
-    remove_if_unlinked,
-    write_durably,
-    write_failed,
+from anlit.checkpoints.integrity import (
+    TRAINING,
+    TRAINING_IN_ONE_FILE,
+    UNREADABLE,
+    DamagedError,
+    damaged,
+    require_content,
+    verify,
 )
-from anlit.errors import UserError
+from anlit.checkpoints.location import REST, is_exported, is_sharded, refuse_address
+from anlit.checkpoints.parts import read_tensors, with_tensors
+from anlit.checkpoints.writing import PARTIAL, first_cause, give_name, remove_checkpoint, write_durably, write_failed
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes local checkpoints to a temporary file and renames it: a kill while writing keeps the old file.
+    """Writes checkpoints to a temporary file and renames it: a kill while writing keeps the old file.
 
     It removes only what this process wrote: names of files to remove may come from a checkpoint of somebody else.
     """
@@ -34,23 +34,22 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.written: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        if "://" in str(path):
-            super().save_checkpoint(checkpoint, path, storage_options)
-            self.written.add(str(path))
-            return
+        """Write a checkpoint of one file on this machine.
+
+        Raises:
+            RunError: It could not be written.
+        """
+        refuse_address(path)
         target = Path(path)
-        refuse_links(target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(PARTIAL + target.name)
         try:
             write_durably(checkpoint, partial)
-            replaced = move_folder_away(target)
-            os.replace(partial, target)
+            give_name(partial, target)
         except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
             partial.unlink(missing_ok=True)  # on a full disk run.json needs the space
             raise write_failed(target, first_cause(error)) from error
         self.written.add(str(path))
-        remove_if_unlinked(replaced)
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """A checkpoint of one file or of parts, in the form of one file. Only tensors and plain values are read.
@@ -60,21 +59,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         refuse_address(path)
         try:
-            verify(Path(path))
-            if is_sharded(path):
-                return read_whole(Path(path))
-            return super().load_checkpoint(path, map_location, weights_only=True)
-        except DamagedError as error:
-            raise UserError(f"ckpt_path={path} is damaged ({error}): {next_best(Path(path))}") from error
+            return _read(Path(path), mmap=False)  # the optimizer goes on with these tensors when the file is gone
         except UNREADABLE as error:
-            raise unreadable(path, error) from error
+            raise damaged(Path(path), error) from error
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        if str(path) not in self.written:
-            return
-        if "://" in str(path):
-            super().remove_checkpoint(path)
-        else:
+        if str(path) in self.written:
             remove_checkpoint(Path(path))
 
 
@@ -82,24 +72,19 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """A checkpoint of any form, or an exported model, on the CPU, read with weights_only=True.
 
     Raises:
-        DamagedError: It has changed since it was written.
+        DamagedError: It has changed since it was written, or its parts do not fit together.
+        Exception: One of `UNREADABLE`.
     """
-    if is_exported(path):
-        return read_exported(path)
-    verify(Path(path))
+    return read_exported(path) if is_exported(path) else _read(Path(path), mmap=True)
+
+
+def _read(path: Path, mmap: bool) -> dict[str, Any]:
+    verify(path)
+    content = _read_without_parts(path, mmap)
     if is_sharded(path):
-        return read_whole(Path(path))
-    return _read_file(Path(path))
-
-
-def read_whole(folder: Path) -> dict[str, Any]:
-    """A sharded checkpoint in the form of a single file: optimizer states by parameter number, as torch has them.
-
-    Raises:
-        DamagedError: Its parts do not fit together.
-    """
-    content = with_tensors(_read_rest(folder), read_tensors(folder))
-    return {**content, "optimizer_states": [by_number(state) for state in content["optimizer_states"]]}
+        content = with_tensors(content, read_tensors(path))
+        content["optimizer_states"] = [by_number(state) for state in content["optimizer_states"]]  # torch's form
+    return content
 
 
 def read_rest(path: Path) -> dict[str, Any]:
@@ -107,29 +92,36 @@ def read_rest(path: Path) -> dict[str, Any]:
 
     The optimizer states of a sharded one have marks in place of tensors, as `with_tensors` takes them.
     """
-    content = _read_rest(path) if is_sharded(path) else _read_file(path)
-    return {key: value for key, value in content.items() if key != "state_dict"}
+    return {key: value for key, value in _read_without_parts(path).items() if key != "state_dict"}
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+def refuse_damaged(path: Path) -> None:
+    """Check the whole checkpoint that a run goes on from, before anything is started or written.
+
+    Raises:
+        UserError: It is damaged. The message names another checkpoint, if there is one.
+    """
+    try:
+        if not path.exists():
+            raise DamagedError("it is a link to nothing" if os.path.islink(path) else "it is missing")
+        verify(path)
+        require_content(_read_without_parts(path), TRAINING if path.is_dir() else TRAINING_IN_ONE_FILE)
+    except UNREADABLE as error:
+        raise damaged(path, error) from error
 
 
-def _read_rest(folder: Path) -> dict[str, Any]:
-    return torch.load(folder / REST, map_location="cpu", weights_only=True)
-
-
-def by_name(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """An optimizer's state in torch's form, with parameter numbers replaced by `names`, in the order of the groups."""
-    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
-    return {"state": {names[number]: entry for number, entry in state.get("state", {}).items()}, "param_groups": groups}
+def _read_without_parts(path: Path, mmap: bool = True) -> dict[str, Any]:
+    file = path / REST if path.is_dir() else path
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def by_number(state: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `by_name`: parameter names replaced by running numbers."""
-    numbers: dict[str, int] = {}
-    groups = []
-    for group in state["param_groups"]:
-        indices = [numbers.setdefault(name, len(numbers)) for name in group["params"]]
-        groups.append({**group, "params": indices})
-    return {"state": {numbers[name]: entry for name, entry in state["state"].items()}, "param_groups": groups}
+    """An optimizer's state in torch's form: parameters by running numbers in the order of the groups, not by name."""
+    names = [name for group in state["param_groups"] for name in group["params"]]
+    return rename_parameters(state, {name: number for number, name in enumerate(names)})
+
+
+def rename_parameters(state: dict[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
+    """An optimizer's state with other keys for its parameters."""
+    groups = [{**group, "params": [names[key] for key in group["params"]]} for group in state["param_groups"]]
+    return {"state": {names[key]: entry for key, entry in state.get("state", {}).items()}, "param_groups": groups}

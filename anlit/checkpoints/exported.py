@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -81,13 +80,10 @@ def read_exported(folder: str | Path) -> dict[str, Any]:
     """The exported model in the form of a checkpoint, without optimizer.
 
     Raises:
-        ValueError: A file is damaged, or another program wrote it.
+        Exception: One of `UNREADABLE`, if a file is damaged or another program wrote it.
     """
     record = read_settings(folder)
-    try:
-        weights = load_file(Path(folder) / WEIGHTS)
-    except SafetensorError as error:
-        raise ValueError(f"{WEIGHTS}: {error}") from error
+    weights = load_file(Path(folder) / WEIGHTS)
     if record["settings"].get("tie_embeddings") and EMBEDDING in weights:
         weights[HEAD] = weights[EMBEDDING]
     return {

@@ -13,19 +13,29 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from anlit.checkpoints.location import REST, complete_checkpoints
 from anlit.errors import UserError
+from anlit.reading import read_json
 
 SUMS = "sums.json"
-LARGEST_SUMS = 10_000_000
-"""The largest sums.json that is read, in bytes."""
 BLOCK = 2**22
 LONGEST_REASON = 160  # characters; torch's explanations fill a screen
 UNREADABLE = (
-    pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, TypeError,
-    ArithmeticError, LookupError,
+    pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, AttributeError, TypeError, ArithmeticError,
+    LookupError, zipfile.BadZipFile, zlib.error, SafetensorError,
 )  # fmt: skip
-"""What reading a damaged or foreign checkpoint raises."""
+"""What reading a damaged or foreign checkpoint raises. RuntimeError has NotImplementedError and RecursionError."""
+MODEL: dict[str, type] = {"hyper_parameters": dict, "global_step": int, "anlit": dict, "anlit.architecture": str}
+TRAINING: dict[str, type] = {
+    **MODEL, "loops": dict, "loops.fit_loop": dict, "callbacks": dict, "lr_schedulers": list, "epoch": int,
+}  # fmt: skip
+TRAINING_IN_ONE_FILE: dict[str, type] = {
+    **TRAINING, "state_dict": dict, "optimizer_states": list, "optimizer_states.0": dict,
+    "optimizer_states.0.state": dict, "optimizer_states.0.param_groups": list,
+}  # fmt: skip
+"""What a checkpoint needs for its model, and for a run to continue, by dotted paths, with the types."""
 
 
 class DamagedError(ValueError):
@@ -42,16 +52,22 @@ def verify(path: Path) -> None:
         DamagedError: Something is missing, truncated or changed.
     """
     if path.is_dir():
-        _verify_folder(path)
+        for name, expected in read_sums(path).items():
+            part = path / name
+            if not part.is_file():
+                raise DamagedError(f"its part {name} is missing")
+            if checksum(part) != expected:
+                raise DamagedError(f"its part {name} has changed since it was written")
         path = path / REST
-    _verify_archive(path)
-
-
-def unreadable(file: str | Path, error: BaseException) -> UserError:
-    """The sentence for one of the errors `UNREADABLE`."""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    reason = reason if len(reason) <= LONGEST_REASON else reason[:LONGEST_REASON].rsplit(" ", 1)[0] + " …"
-    return UserError(f"{file} cannot be read as a checkpoint ({reason}): choose another one from a run folder")
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        raise DamagedError(f"{path.name} is empty, cut short or no checkpoint")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            changed = archive.testzip()
+    except UNREADABLE as error:
+        raise DamagedError(f"{path.name} is damaged: {error}") from error
+    if changed is not None:
+        raise DamagedError(f"{changed} in {path.name} has changed since it was written")
 
 
 def checksum(file: Path) -> dict[str, int]:
@@ -71,65 +87,29 @@ def write_sums(folder: Path, parts: dict[str, dict[str, int]]) -> None:
         os.fsync(file.fileno())
 
 
-def _verify_folder(folder: Path) -> None:
-    for name, expected in _read_sums(folder / SUMS).items():
-        part = folder / name
-        if not part.is_file():
-            raise DamagedError(f"its part {name} is missing")
-        if part.stat().st_size != expected["bytes"]:
-            raise DamagedError(f"its part {name} has {part.stat().st_size} bytes in place of {expected['bytes']}")
-        if checksum(part) != expected:
-            raise DamagedError(f"its part {name} has changed since it was written")
+def read_sums(folder: Path) -> dict[str, dict[str, int]]:
+    """What `write_sums` wrote, without names that are paths.
 
-
-def _read_sums(file: Path) -> dict[str, dict[str, int]]:
+    Raises:
+        DamagedError: It is missing or damaged.
+    """
     try:
-        if file.stat().st_size > LARGEST_SUMS:
-            raise ValueError
-        sums = {str(name): {key: int(part[key]) for key in ("bytes", "crc32")} for name, part in
-                json.loads(file.read_text(encoding="utf-8")).items() if Path(name).name == name}  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        sums = read_json(folder / SUMS, dict)
+        return {name: {key: int(sums[name][key]) for key in ("bytes", "crc32")} for name in sums
+                if Path(name).name == name}  # fmt: skip
+    except UNREADABLE as error:
         raise DamagedError(f"{SUMS} is missing or damaged") from error
-    return sums
 
 
-def _verify_archive(file: Path) -> None:
-    if not file.is_file() or not zipfile.is_zipfile(file):
-        raise DamagedError(f"{file.name} is empty, cut short or no checkpoint")
-    try:
-        with zipfile.ZipFile(file) as archive:
-            changed = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
-        raise DamagedError(f"{file.name} is damaged: {error}") from error
-    if changed is not None:
-        raise DamagedError(f"{changed} in {file.name} has changed since it was written")
-
-
-NEEDED: dict[str, type] = {
-    "loops": dict, "loops.fit_loop": dict, "callbacks": dict, "lr_schedulers": list, "global_step": int, "epoch": int,
-    "hyper_parameters": dict, "anlit": dict, "anlit.architecture": str,
-}  # fmt: skip
-"""What a run needs to continue, by dotted paths, with the types."""
-NEEDED_OF_ONE_FILE: dict[str, type] = {
-    "state_dict": dict, "optimizer_states": list, "optimizer_states.0": dict, "optimizer_states.0.state": dict,
-    "optimizer_states.0.param_groups": list,
-}  # fmt: skip
-"""The same of a checkpoint that is not sharded."""
-
-
-def check_content(content: Any, in_parts: bool) -> None:
-    """Check that a checkpoint has what a run needs to continue.
-
-    Args:
-        content: The checkpoint; of a sharded one the content without the parts.
-        in_parts: Whether it is sharded.
+def require_content(content: Any, needed: dict[str, type]) -> None:
+    """Check that a checkpoint has what is needed of it: `MODEL`, `TRAINING` or `TRAINING_IN_ONE_FILE`.
 
     Raises:
         DamagedError: Something is missing or has the wrong type.
     """
-    if not isinstance(content, dict) or "anlit" not in content:
+    if not isinstance(content, dict) or not isinstance(content.get("anlit"), dict):
         raise DamagedError("anlit did not write it")
-    for path, kind in (NEEDED if in_parts else NEEDED | NEEDED_OF_ONE_FILE).items():
+    for path, kind in needed.items():
         value: Any = content
         for name in path.split("."):
             value = dict(enumerate(value)).get(int(name)) if isinstance(value, list) else value.get(name)
@@ -137,14 +117,26 @@ def check_content(content: Any, in_parts: bool) -> None:
             raise DamagedError(f"{path} is missing in it, or is no {kind.__name__}")
 
 
-def next_best(path: Path) -> str:
-    """Advice for a damaged checkpoint: the newest other one in its folder that is not damaged."""
+def reason(error: BaseException) -> str:
+    """The first sentence of one of the errors `UNREADABLE`, shortened."""
+    text = " ".join(str(error).split()).split(". ")[0] or type(error).__name__
+    return text if len(text) <= LONGEST_REASON else text[:LONGEST_REASON].rsplit(" ", 1)[0] + " …"
+
+
+def unreadable(file: str | Path, error: BaseException) -> UserError:
+    """The sentence for a checkpoint that a model is loaded from."""
+    return UserError(f"{file} cannot be read as a checkpoint ({reason(error)}): choose another one from a run folder")
+
+
+def damaged(path: Path, error: BaseException) -> UserError:
+    """The sentence for a checkpoint that a run goes on from, with the newest one in its folder that is not damaged."""
+    advice = "the run has no other checkpoint, so start again in another --run_dir"
     for other in complete_checkpoints(path.parent):
-        if other.name == path.name:
-            continue
         try:
-            verify(other)
+            if other.name != path.name:
+                verify(other)
+                advice = f"continue with --ckpt_path {other}"
+                break
         except (OSError, ValueError):
             continue
-        return f"continue with --ckpt_path {other}"
-    return "the run has no other checkpoint, so start again in another --run_dir"
+    return UserError(f"ckpt_path={path} is damaged ({reason(error)}): {advice}")

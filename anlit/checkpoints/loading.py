@@ -1,4 +1,4 @@
-"""From a run folder or a checkpoint file to the model in it."""
+"""From a run folder or a checkpoint to the model in it, without running any code that the checkpoint names."""
 
 import warnings
 from dataclasses import dataclass
@@ -8,16 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import anlit.attention.mechanisms  # noqa: F401  a checkpoint may name any of them; what is not imported is refused
 from anlit.checkpoints.checkpoint_io import read_checkpoint
-from anlit.checkpoints.integrity import UNREADABLE, unreadable
+from anlit.checkpoints.integrity import MODEL, UNREADABLE, DamagedError, require_content, unreadable
 from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
-from anlit.checkpoints.rebuild import rebuild, settings_of
 from anlit.configuration import ARCHITECTURES, CONFIG, attention_label
 from anlit.errors import UserError
+from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
 from anlit.models.kernel_selection import use_saved
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals, keep_freed_memory
-from anlit.reading import read_yaml
+from anlit.reading import check, read_yaml
+from anlit.settings import build, subclass_named
+
+EMBEDDING, BLOCKS, MLP = "model.embedding.weight", "model.blocks.", "W_u.weight"
+ORIGIN = {"anlit": {"data": {"tokenizer_sha256": str}, "family": str}}
+"""What a checkpoint may say of where its model comes from, as a schema of `anlit.reading`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,19 +86,19 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
         flush_denormals()
     file = find_checkpoint(path)
     content = read_model(file)
+    saved = content["hyper_parameters"].items()
+    settings = {name: value for name, value in saved if not name.startswith("_") and name != "optimizer"}
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
-            model = rebuild(content, file, changes)
+        model = _rebuild(content, settings, file, changes)
     except UserError:
         raise
     except UNREADABLE as error:
         raise unreadable(file, error) from error
     model = model.to(target).eval().requires_grad_(False)
-    config, record = _run_config(file), content["anlit"]
+    record = content["anlit"]
     model.selections = use_saved(model.model, record.get("attention"), target)
     return Checkpoint(
-        model, file, content["global_step"], config, record.get("data"), settings_of(content), record.get("family")
+        model, file, content["global_step"], _run_config(file), record.get("data"), settings, record.get("family")
     )
 
 
@@ -120,28 +126,62 @@ def read_model(file: Path) -> dict[str, Any]:
     """
     try:
         content = read_checkpoint(file)
+        require_content(content, MODEL | {"state_dict": dict})
+        check(content, ORIGIN)
+        if not all(isinstance(weight, Tensor) for weight in content["state_dict"].values()):
+            raise DamagedError("not all of state_dict are tensors")
+        return content
     except UNREADABLE as error:
         raise unreadable(file, error) from error
-    if not isinstance(content, dict) or not isinstance(content.get("anlit"), dict):
-        raise UserError(f"{file} is a checkpoint that anlit did not write: choose one from a run folder")
-    if wrong := [name for name, is_right in _parts(content) if not is_right]:
-        raise UserError(f"{file} is damaged (without {', '.join(wrong)}): choose another checkpoint")
-    return content
 
 
-def _parts(content: dict[str, Any]) -> list[tuple[str, bool]]:
-    """The parts that every checkpoint has, each with whether this one has it."""
-    record, weights = content["anlit"], content.get("state_dict")
-    data = record.get("data")
-    hashes = data.get("tokenizer_sha256") if isinstance(data, dict) else None
-    return [
-        ("hyper_parameters", isinstance(content.get("hyper_parameters"), dict)),
-        ("state_dict", isinstance(weights, dict) and all(isinstance(weight, Tensor) for weight in weights.values())),
-        ("global_step", isinstance(content.get("global_step"), int)),
-        ("architecture", isinstance(record.get("architecture"), str)),
-        ("data", isinstance(data, dict | None) and isinstance(hashes, str | None)),
-        ("family", isinstance(record.get("family"), str | None)),
-    ]
+def _rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path, changes: dict[str, Any]) -> LanguageModel:
+    """The model with its weights, on the CPU in float32.
+
+    Raises:
+        UserError: It names a class that may not be built, or its settings do not fit its weights.
+        ValueError: A class refuses a setting.
+    """
+    architecture = subclass_named(LanguageModel, content["anlit"]["architecture"], f"{file}: architecture")
+    weights = content["state_dict"]
+    _check_sizes(settings, weights, architecture, file)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
+        model = build(architecture, settings | changes, f"{file}: model")
+    model.configure_model()
+    for name, weight in model.state_dict().items():
+        if name in weights and weights[name].is_floating_point() != weight.is_floating_point():
+            raise UserError(f"{file} has {weights[name].dtype} for the weights {name}: choose another checkpoint")
+    model.load_state_dict(weights)
+    return model
+
+
+def _check_sizes(settings: dict[str, Any], weights: dict[str, Tensor], architecture: type, file: Path) -> None:
+    """Refuse settings that do not have the size of the weights, before a model of that size is built."""
+    storages = [tensor.untyped_storage() for tensor in weights.values()]
+    held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    claimed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    if claimed > 2 * held:  # views of a small tensor can claim any shape; twice, for a weight that two layers share
+        raise UserError(f"{file} claims {claimed:,} bytes of weights and holds {held:,}: choose another checkpoint")
+    layers = {name.split(".")[2] for name in weights if name.startswith(BLOCKS)}
+    sizes = {"n_layers": len(layers)}
+    sizes["vocab_size"], sizes["d_model"] = _shape(weights, EMBEDDING, file)
+    first_mlp = f"{BLOCKS}0.{MLP}"
+    if first_mlp in weights or (layers and architecture.__module__.startswith("anlit.")):  # others may have another MLP
+        sizes["d_ff"] = _shape(weights, first_mlp, file)[0]
+    for name, size in sizes.items():
+        if settings.get(name, size) not in (size, None):
+            raise UserError(
+                f"{file} says that {name} is {str(settings[name])[:20]}, but its weights are those of {name}={size}: "
+                "choose another checkpoint"
+            )
+
+
+def _shape(weights: dict[str, Tensor], name: str, file: Path) -> tuple[int, int]:
+    if name not in weights or weights[name].dim() != 2:
+        raise UserError(f"{file} has no matrix {name} among its weights: choose another checkpoint")
+    rows, columns = weights[name].shape
+    return rows, columns
 
 
 def _run_config(file: Path) -> dict[str, Any] | None:

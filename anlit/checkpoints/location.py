@@ -53,11 +53,10 @@ def find_checkpoint(path: str) -> Path:
     Raises:
         UserError: There is none.
     """
-    location = Path(path)
-    if is_checkpoint(location) or is_exported(location):
-        return location
+    if is_checkpoint(path) or is_exported(path):
+        return Path(path)
     require_path(path)
-    if (file := checkpoint_of_run(location)) is None:
+    if (file := checkpoint_of_run(path)) is None:
         raise UserError(
             f"{path} has no {CHECKPOINTS}/{' or '.join(BEST_THEN_LAST)}: give a run folder whose training has saved "
             "one, or a .ckpt file"
@@ -81,29 +80,13 @@ def refuse_address(path: str | Path) -> None:
         )
 
 
-def refuse_links(folder: Path) -> None:
-    """Refuse to write checkpoints through a link: nothing outside of a run's folder may change or go.
-
-    Args:
-        folder: The run's `CHECKPOINTS`; it need not exist.
-
-    Raises:
-        UserError: It, or its folder of sharded checkpoints, is a link.
-    """
-    _refuse([folder, folder / SHARDED])
-
-
-def refuse_links_in_run(run: Path) -> None:
+def refuse_links(run: Path) -> None:
     """Refuse to write anything of a run through a link: metrics, records, the lock, TensorBoard's files, checkpoints.
 
     Raises:
         UserError: Something in it, `CHECKPOINTS`, or its folder of sharded checkpoints, is a link.
     """
-    _refuse([*sorted(run.iterdir()), run / CHECKPOINTS / SHARDED])
-
-
-def _refuse(paths: list[Path]) -> None:
-    for path in paths:
+    for path in [*sorted(run.iterdir()), run / CHECKPOINTS / SHARDED]:
         if path.is_symlink():
             raise UserError(
                 f"{path} is a link to {os.readlink(path)}, and a run writes into its own folder alone: replace it by a "

@@ -5,38 +5,23 @@ structure around the tensors (optimizer states, parameter groups) is plain value
 each tensor belongs.
 """
 
-import json
+import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.futures import Future
 
-from anlit.checkpoints.integrity import DamagedError, checksum
+from anlit.checkpoints.integrity import UNREADABLE, DamagedError, checksum
 from anlit.checkpoints.writing import first_cause
 
-SUFFIX = ".safetensors"
-LARGEST_HEADER = 2**24
-"""In bytes; about 250 are needed for each tensor of a rank."""
-OFFSETS, OFFSET = "DCP_SHARDING_INFO", "saved_offsets"
-"""Keys of torch's in the header."""
 MARK = "tensor of the parts: "
-
-
-@dataclass(frozen=True)
-class Part:
-    """The rows of a tensor that one file holds."""
-
-    file: Path
-    first_row: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 def without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -68,57 +53,25 @@ def with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return value
 
 
-def read_headers(folder: Path) -> dict[str, list[Part]]:
-    """The parts of each tensor, in the order of their rows. No tensor is larger than its parts together.
+def read_headers(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """The shape and dtype of each tensor. No tensor is larger than its parts together.
 
     Raises:
-        DamagedError: A file is damaged, or the parts of a tensor are not all of its rows, each once.
+        DamagedError: A header is damaged, or the parts of a tensor do not fit together.
     """
-    parts: dict[str, list[Part]] = {}
-    for file in sorted(folder.glob(f"*{SUFFIX}")):
-        _check_header(file)
-        try:
-            _read_header(file, parts)
-        except (SafetensorError, OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-            raise DamagedError(f"the header of {file.name} cannot be read") from error
-    if not parts:
-        raise DamagedError(f"it has no {SUFFIX} file")
-    return {name: _in_order(name, pieces) for name, pieces in parts.items()}
-
-
-def _check_header(file: Path) -> None:
-    if not file.is_file():  # a pipe would never end
-        raise DamagedError(f"{file.name} is no file")
-    with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-    if size > LARGEST_HEADER:
-        raise DamagedError(f"the header of {file.name} has {size:,} bytes, more than {LARGEST_HEADER:,}")
-
-
-def _read_header(file: Path, parts: dict[str, list[Part]]) -> None:
-    with safe_open(file, framework="pt") as opened:
-        offsets = json.loads(opened.metadata()[OFFSETS])
-        for name in opened.keys():  # noqa: SIM118  safe_open is no dict
-            shape = tuple(opened.get_slice(name).get_shape())
-            first, *others = map(int, offsets[name][OFFSET] or [0])
-            if any(others) or first < 0 or len(offsets[name][OFFSET]) != len(shape):
-                raise ValueError
-            dtype = opened.get_slice(name)[:0].dtype if shape else opened.get_tensor(name).dtype
-            parts.setdefault(name, []).append(Part(file, first, shape, dtype))
-
-
-def _in_order(name: str, parts: list[Part]) -> list[Part]:
-    """The parts that have rows, by their first one; a tensor without rows has one part."""
-    held = sorted((part for part in parts if not part.shape or part.shape[0]), key=lambda part: part.first_row)
-    held = held or parts[:1]
-    next_row = 0
-    for part in held:
-        if part.first_row != next_row or (part.shape[1:], part.dtype) != (held[0].shape[1:], held[0].dtype):
+    files = list(folder.glob("*.safetensors"))
+    if not files:
+        raise DamagedError("it has no .safetensors file")
+    if others := [file.name for file in files if not file.is_file()]:  # a pipe would never end
+        raise DamagedError(f"{others[0]} is no file")
+    try:
+        headers: Any = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    except UNREADABLE as error:
+        raise DamagedError("the header of a .safetensors file cannot be read") from error
+    for name, header in headers.items():
+        if header.size.numel() != sum(part.sizes.numel() for part in header.chunks):
             raise DamagedError(f"its parts of {name} do not fit together")
-        next_row += part.shape[0] if part.shape else 1
-    if not held[0].shape and len(held) > 1:
-        raise DamagedError(f"its parts of {name} do not fit together")
-    return held
+    return {name: (header.size, header.properties.dtype) for name, header in headers.items()}
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -127,16 +80,23 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     Raises:
         DamagedError: As `read_headers`.
     """
-    headers = read_headers(folder)
-    with ExitStack() as stack:
-        files = {part.file for parts in headers.values() for part in parts}
-        opened = {file: stack.enter_context(safe_open(file, framework="pt")) for file in files}
-        return {
-            name: torch.cat([opened[part.file].get_tensor(name) for part in parts])
-            if parts[0].shape
-            else opened[parts[0].file].get_tensor(name)
-            for name, parts in headers.items()
-        }
+    tensors = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in read_headers(folder).items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        read_into(tensors, folder, no_dist=True)
+    return tensors
+
+
+def read_into(tensors: dict[str, Tensor], folder: Path, no_dist: bool = False) -> None:
+    """Fill tensors or DTensors, of the latter the rows of this rank.
+
+    Raises:
+        DamagedError: On all ranks.
+    """
+    try:
+        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=no_dist)
+    except CheckpointException as error:
+        raise DamagedError(first_cause(error)) from error
 
 
 def refuse_other_tensors(folder: Path, tensors: Mapping[str, Tensor], complete: bool) -> None:
@@ -153,10 +113,9 @@ def refuse_other_tensors(folder: Path, tensors: Mapping[str, Tensor], complete: 
     for name, tensor in tensors.items():
         if name not in headers:
             raise DamagedError(f"its parts have no {name}")
-        parts, shape = headers[name], tuple(tensor.shape)
-        stored = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if parts[0].shape else ()
-        if (stored, parts[0].dtype) != (shape, tensor.dtype):
-            raise DamagedError(f"its {name} is {stored}, {parts[0].dtype}, and should be {shape}, {tensor.dtype}")
+        if headers[name] != (expected := (tensor.shape, tensor.dtype)):
+            (stored, stored_dtype), (shape, dtype) = headers[name], expected
+            raise DamagedError(f"its {name} is {tuple(stored)}, {stored_dtype}, and should be {tuple(shape)}, {dtype}")
     if complete and (others := sorted(headers.keys() - tensors.keys())):
         raise DamagedError(f"its parts have {others[0]}, which the model has not")
 

@@ -13,7 +13,7 @@ from anlit.checkpoints.location import LAST, SHARDED
 from anlit.errors import RunError
 
 PARTIAL = ".partial-"
-"""How the name of a file begins that is being written; `last` must not be its start."""
+"""How the name of a file or link begins that is not complete yet; `last` must not be its start."""
 
 
 def write_durably(content: Any, path: Path) -> None:
@@ -23,6 +23,37 @@ def write_durably(content: Any, path: Path) -> None:
         torch.save(content, file)
         file.flush()
         os.fsync(file.fileno())
+
+
+def give_name(complete: Path, name: Path) -> None:
+    """Rename a complete file or link atomically, and remove the sharded checkpoint that had the name before.
+
+    A copy of a run may have a folder in place of a link. A rename cannot replace a folder, so it is moved away first.
+    """
+    if name.is_dir() and not name.is_symlink():
+        (name.parent / SHARDED).mkdir(exist_ok=True)
+        os.replace(name, name.parent / SHARDED / f"{name.stem}-{uuid.uuid4().hex[:12]}")
+    os.replace(complete, name)
+    remove_unnamed(name.parent)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint of one file, or the link to a sharded one and its folder if no other link points to it."""
+    path.unlink(missing_ok=True)
+    remove_unnamed(path.parent)
+
+
+def remove_unnamed(checkpoints: Path) -> None:
+    """Remove the sharded checkpoints in a folder that have no name: replaced ones, and incomplete ones of killed runs.
+
+    What is a link or lies outside of the folder is left alone.
+    """
+    folders = checkpoints / SHARDED
+    if folders.is_dir() and not folders.is_symlink():
+        named = {name.resolve() for name in checkpoints.iterdir() if not name.name.startswith(PARTIAL)}
+        for folder in folders.iterdir():
+            if not folder.is_symlink() and folder.resolve() not in named:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_failed(path: Path, reason: str) -> RunError:
@@ -43,37 +74,3 @@ def first_cause(error: BaseException) -> str:
             return link.strerror
         link = link.__cause__ or link.__context__
     return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
-def move_folder_away(path: Path) -> Path | None:
-    """Prepare for a rename to `path`; returns the folder that `path` links to, None for a file or nothing.
-
-    A copy of a run may have a folder instead of the link. A rename cannot replace a folder, so it is moved away.
-    """
-    if path.is_dir() and not path.is_symlink():
-        moved = path.parent / SHARDED / f"{path.stem}-{uuid.uuid4().hex[:12]}"
-        moved.parent.mkdir(exist_ok=True)
-        os.replace(path, moved)
-        return moved
-    return linked_folder(path)
-
-
-def linked_folder(path: Path) -> Path | None:
-    """The folder of this run that a link points to, None for anything else."""
-    folder = path.resolve()
-    return folder if path.is_symlink() and folder.parent == path.parent.resolve() / SHARDED else None
-
-
-def remove_if_unlinked(folder: Path | None) -> None:
-    """Remove a sharded checkpoint's folder unless a link points to it."""
-    if folder is None or folder.is_symlink() or folder.parent.is_symlink():
-        return
-    if all(linked_folder(name) != folder.resolve() for name in folder.parent.parent.iterdir()):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint of one file, or the link to a sharded one and its folder if no other link points to it."""
-    folder = linked_folder(path)
-    path.unlink(missing_ok=True)
-    remove_if_unlinked(folder)

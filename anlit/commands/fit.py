@@ -15,7 +15,7 @@ from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
+from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
 from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.checkpoints.location import (
     BEST,
@@ -24,12 +24,12 @@ from anlit.checkpoints.location import (
     checkpoint_of_run,
     is_sharded,
     refuse_address,
-    refuse_links_in_run,
+    refuse_links,
 )
 from anlit.commands.support.bounds import make_run_dir, refused_by_lightning
 from anlit.commands.support.parser import RunParser, origin, read_command
 from anlit.commands.support.quiet import quiet
-from anlit.commands.support.run_folder import hold, refuse_damaged_checkpoint, refuse_lost_checkpoint
+from anlit.commands.support.run_folder import hold, refuse_lost_checkpoint
 from anlit.commands.support.trained_model import checkpoint_to_evaluate
 from anlit.commands.support.wandb_run import finish_wandb_run, wandb_run
 from anlit.data.checks import padded_vocabulary
@@ -85,7 +85,7 @@ class AnlitCLI(RunParser):
             return
         make_run_dir(config.run_dir)
         RUN_FOLDER.set(config.run_dir)
-        refuse_links_in_run(Path(config.run_dir))
+        refuse_links(Path(config.run_dir))
         if config.ckpt_path is None:
             _refuse_existing_run(config.run_dir)
         if config.ckpt_path == "last":
@@ -104,16 +104,17 @@ class AnlitCLI(RunParser):
         CommandLine.run(self, subcommand)
 
     def before_fit(self) -> None:
-        path = self.setting("initial_weights")
+        initial_weights = self.setting("initial_weights")
         run_dir, ckpt_path = self.setting("run_dir"), self.setting("ckpt_path")
         self.model.accept_changes = self.setting("accept_changes")
         if self.trainer.is_global_zero:
             self.held = hold(run_dir)
-            if ckpt_path is not None:
-                refuse_damaged_checkpoint(run_dir, ckpt_path)
+            path = Path(run_dir) / CHECKPOINTS / LAST if ckpt_path == "last" else Path(ckpt_path or "")
+            if ckpt_path is not None and os.path.lexists(path):
+                refuse_damaged(path)
         continues = ckpt_path == "last" and checkpoint_of_run(run_dir, (LAST,)) is not None
-        if path is not None and not continues:
-            load_initial_weights(self.model, path)
+        if initial_weights is not None and not continues:
+            load_initial_weights(self.model, initial_weights)
 
     def after_fit(self) -> None:
         if self.trainer.is_global_zero:

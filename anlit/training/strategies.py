@@ -11,8 +11,6 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -23,10 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
-from anlit.checkpoints.checkpoint_io import by_name, by_number, read_rest
-from anlit.checkpoints.integrity import DamagedError, next_best, verify
+from anlit.checkpoints.checkpoint_io import by_number, read_rest, rename_parameters
+from anlit.checkpoints.integrity import DamagedError, damaged, verify
 from anlit.checkpoints.location import is_sharded
-from anlit.checkpoints.parts import MARK, refuse_other_tensors, with_tensors, without_tensors
+from anlit.checkpoints.parts import MARK, read_into, refuse_other_tensors, with_tensors, without_tensors
 from anlit.checkpoints.sharded import ShardedCheckpoints
 from anlit.errors import UserError
 from anlit.lightning_internals import MeshStrategy, load_into_shards
@@ -158,55 +156,48 @@ class FullySharded(MeshStrategy):
             rest = read_rest(path)
             self.lightning_module.on_load_checkpoint(rest)  # refuses another model's before its weights do
             optimizers = [] if self.lightning_module.begins_new_optimizer else self.optimizers
-            if is_sharded(path):
-                self._load_parts(path, rest.pop("optimizer_states"), optimizers)
-            else:
-                self._load_file(
-                    path, rest.pop("optimizer_states", []), optimizers, self.lightning_module.strict_loading
-                )
+            load = self._load_parts if is_sharded(path) else self._load_file
+            load(path, rest.pop("optimizer_states", []), optimizers)
         except (DamagedError, pickle.UnpicklingError) as error:
-            raise UserError(
-                f"ckpt_path={path} cannot be read as a checkpoint ({str(error).splitlines()[0]}): choose another one"
-            ) from error
+            raise damaged(path, error) from error
         return rest
 
     def _load_parts(self, path: Path, saved: list[dict[str, Any]], optimizers: list[Optimizer]) -> None:
         """Read this rank's rows. Each optimizer first gets an empty state, into which the tensors are read."""
-        model = self._module
+        model: Any = self.model
         tensors: dict[str, Tensor] = {}
         without_tensors(self._without_shared(get_model_state_dict(model)), "state_dict", tensors)
         for number, optimizer in enumerate(optimizers):
             without_tensors(get_optimizer_state_dict(model, optimizer), f"optimizer_states.{number}", tensors)
         refuse_other_tensors(path, tensors, complete=bool(optimizers))
-        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)))
+        read_into(tensors, path)
         for optimizer, state in zip(optimizers, with_tensors(saved, tensors) if optimizers else [], strict=True):
             set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(cpu_offload=True))
 
-    def _load_file(self, path: Path, saved: list[dict[str, Any]], optimizers: list[Optimizer], strict: bool) -> None:
-        model = self._module
+    def _load_file(self, path: Path, saved: list[dict[str, Any]], optimizers: list[Optimizer]) -> None:
+        assert self.lightning_module is not None
+        model: Any = self.model
+        strict = self.lightning_module.strict_loading
         weights = torch.load(path, mmap=True, map_location="cpu", weights_only=True)["state_dict"]
         load_into_shards(weights, model, strict)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
         names = {parameter: name for name, parameter in model.named_parameters()}
         for optimizer, state in zip(optimizers, saved, strict=False):
-            ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            named = rename_parameters(state, {n: names[parameter] for n, parameter in enumerate(parameters)})
             before = [dict(group) for group in optimizer.param_groups]
-            set_optimizer_state_dict(model, optimizer, by_name(state, ordered), options=options)
+            set_optimizer_state_dict(model, optimizer, named, options=options)
             for group, settings in zip(optimizer.param_groups, before, strict=True):  # tuples come back as lists
                 group |= {key: tuple(group[key]) for key, value in settings.items() if isinstance(value, tuple)}
 
     def _without_shared(self, weights: dict[str, Any]) -> dict[str, Any]:
         """The weights with a mark in place of a tied head: safetensors has no tensors that share memory."""
+        model: Any = self.model
         first: dict[nn.Parameter, str] = {}
-        for name, parameter in self._module.named_parameters(remove_duplicate=False):
+        for name, parameter in model.named_parameters(remove_duplicate=False):
             if first.setdefault(parameter, name) != name:
                 weights[name] = f"{MARK}state_dict.{first[parameter]}"
         return weights
-
-    @property
-    def _module(self) -> nn.Module:
-        assert self.model is not None
-        return self.model
 
     def _refuse_damaged(self, path: Path) -> None:
         """Compare the checkpoint's sums on rank 0.
@@ -218,8 +209,8 @@ class FullySharded(MeshStrategy):
         if self.is_global_zero:
             try:
                 verify(path)
-            except (DamagedError, pickle.UnpicklingError) as error:
-                problem = f"ckpt_path={path} is damaged ({str(error).splitlines()[0]}): {next_best(path)}"
+            except DamagedError as error:
+                problem = str(damaged(path, error))
         if (problem := self.broadcast(problem)) is not None:
             raise UserError(problem)
 

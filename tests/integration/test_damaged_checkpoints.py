@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from anlit.checkpoints.checkpoint_io import read_checkpoint
+from anlit.checkpoints.checkpoint_io import read_checkpoint, refuse_damaged
 from anlit.checkpoints.integrity import DamagedError
 from anlit.cli import main
-from anlit.commands.support.run_folder import refuse_damaged_checkpoint
 from anlit.errors import UserError
 from tests.integration.conftest import fit_arguments
 from tests.integration.ranks import FSDP, run_ranks, start_ranks
@@ -91,9 +90,9 @@ PARTS: dict[str, Damage] = {
 
 
 def assert_refused(run_dir: Path) -> None:
-    refuse_damaged_checkpoint(str(run_dir), str(run_dir / "checkpoints" / "best.ckpt"))  # it is whole
+    refuse_damaged(run_dir / "checkpoints" / "best.ckpt")  # it is whole
     with pytest.raises(UserError, match=r"checkpoints/last\.ckpt is damaged \(.*\): continue with .*/best\.ckpt$"):
-        refuse_damaged_checkpoint(str(run_dir), "last")
+        refuse_damaged(run_dir / "checkpoints" / "last.ckpt")
 
 
 @pytest.mark.parametrize("damage", FILE.values(), ids=FILE.keys())
@@ -156,4 +155,4 @@ def test_nothing_else_to_go_on_from_is_said(tmp_path: Path, finished: Path) -> N
     for name in ("last.ckpt", "best.ckpt"):
         flip(run_dir / "checkpoints" / name)
     with pytest.raises(UserError, match="the run has no other checkpoint"):
-        refuse_damaged_checkpoint(str(run_dir), "last")
+        refuse_damaged(run_dir / "checkpoints" / "last.ckpt")

@@ -36,7 +36,7 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["move_folder_away", pytest.param("write_durably", marks=slow), pytest.param("_publish", marks=slow)]
+    "name", ["give_name", pytest.param("write_durably", marks=slow), pytest.param("_publish", marks=slow)]
 )
 def test_killed_at_each_stage_of_writing(
     shards: Path, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -63,7 +63,7 @@ def test_killed_inside_the_first_checkpoint_it_begins_anew_and_says_so(
     run_dir = tmp_path / "run"
     run = arguments(shards, run_dir, 3, "--ckpt_path=last")
     with monkeypatch.context() as patch:
-        die_at(patch, checkpoint_io, "move_folder_away", 1)
+        die_at(patch, checkpoint_io, "give_name", 1)
         assert run_ranks(run, 1) == [-signal.SIGKILL]
     assert [file.name for file in (run_dir / "checkpoints").iterdir()] == [".partial-last.ckpt"]
     assert run_ranks(run, 1) == [0]
@@ -82,7 +82,7 @@ def test_a_folder_that_has_a_name_is_no_leftover(tmp_path: Path) -> None:
     (tmp_path / "run" / "last.ckpt").symlink_to(others)
     storage = checkpoint_io.AtomicCheckpointIO()
     storage.save_checkpoint({"step": 1}, tmp_path / "run" / "last.ckpt")
-    writing.remove_if_unlinked(ours)
+    writing.remove_unnamed(tmp_path / "run")
     assert ours.is_dir()
     assert others.is_dir()
     assert torch.load(tmp_path / "run" / "last.ckpt") == {"step": 1}

@@ -8,11 +8,9 @@ import socket
 from pathlib import Path
 from typing import IO
 
-import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.checkpoints.integrity import UNREADABLE, DamagedError, check_content, next_best, verify
-from anlit.checkpoints.location import CHECKPOINTS, LAST, REST, complete_checkpoints
+from anlit.checkpoints.location import CHECKPOINTS, LAST, complete_checkpoints
 from anlit.errors import UserError
 from anlit.reading import number, read_json, read_rows
 from anlit.reporting.provenance import now
@@ -81,27 +79,6 @@ def refuse_lost_checkpoint(run_dir: str, every_n_steps: int) -> None:
         f"ckpt_path=last finds no {CHECKPOINTS}/{LAST} in run_dir={run_dir}, which {what}: put it back, or give "
         f"{instead}"
     )
-
-
-@rank_zero_only
-def refuse_damaged_checkpoint(run_dir: str, ckpt_path: str) -> None:
-    """Check the whole checkpoint that a run continues from, before anything is started or written.
-
-    Raises:
-        UserError: It is damaged. The message names another checkpoint, if there is one.
-    """
-    path = Path(run_dir) / CHECKPOINTS / LAST if ckpt_path == "last" else Path(ckpt_path)
-    if not os.path.lexists(path):
-        return
-    try:
-        if not path.exists():
-            raise DamagedError("it is a link to nothing")
-        verify(path)
-        file = path / REST if path.is_dir() else path
-        check_content(torch.load(file, map_location="cpu", weights_only=True, mmap=True), path.is_dir())
-    except UNREADABLE as error:
-        reason = " ".join(str(error).split()).split(". ")[0] or type(error).__name__
-        raise UserError(f"ckpt_path={path} is damaged ({reason}): {next_best(path)}") from error
 
 
 def _steps_logged(metrics: Path) -> int:
