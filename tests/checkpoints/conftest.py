@@ -1,5 +1,16 @@
-"""The prepared folder and the run that the tests of evaluations have."""
+"""A run of the command line, and the prepared folder and run that the tests of evaluations have."""
 
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints.foreign import trained
 from tests.evaluation.conftest import data, run
 
 __all__ = ["data", "run"]
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An anGPT with a tokenizer, made by `anlit fit`; tests leave it as it is."""
+    return trained(tmp_path_factory.mktemp("trained"), "AnGPT")

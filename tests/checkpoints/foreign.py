@@ -54,20 +54,22 @@ def trained(folder: Path, architecture: str, *more: str, document_token_at: str 
     return run
 
 
+def content_of(run: Path, settings: Settings | None = None) -> dict[str, Any]:
+    """The run's checkpoint with other settings of the model."""
+    content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    content["hyper_parameters"] |= settings or {}
+    return content
+
+
 def as_file(run: Path, folder: Path, settings: Settings) -> Path:
     """A .ckpt."""
-    content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
-    content["hyper_parameters"] |= settings
-    file = folder / "a.ckpt"
-    torch.save(content, file)
-    return file
+    torch.save(content_of(run, settings), folder / "a.ckpt")
+    return folder / "a.ckpt"
 
 
 def as_shards(run: Path, folder: Path, settings: Settings) -> Path:
     """A folder that ranks wrote."""
-    content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
-    content["hyper_parameters"] |= settings
-    return write_parts(content, folder / "shards")
+    return write_parts(content_of(run, settings), folder / "shards")
 
 
 def write_parts(content: dict[str, Any], folder: Path) -> Path:
@@ -101,28 +103,25 @@ def as_folded(run: Path, folder: Path, settings: Settings) -> Path:
 
 def as_run(run: Path, folder: Path, settings: Settings) -> Path:
     """A run folder whose checkpoints and config.yaml have the settings."""
-    copy = folder / "run"
-    shutil.copytree(run, copy)
+    copy = shutil.copytree(run, folder / "run")
     for name in ("best", "last"):
-        file = copy / "checkpoints" / f"{name}.ckpt"
-        file.unlink(missing_ok=True)
-        shutil.copy(as_file(run, folder, settings), file)
-    config = yaml.safe_load((copy / "config.yaml").read_text())
-    config["model"]["init_args"] |= settings
-    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+        torch.save(content_of(run, settings), copy / "checkpoints" / f"{name}.ckpt")
+    change_config(copy, lambda config: config["model"]["init_args"].update(settings))
     return copy
 
 
 FORMS: dict[str, Callable[[Path, Path, Settings], Path]] = {
-    "file": as_file,
-    "shards": as_shards,
-    "export": as_export,
-    "folded": as_folded,
-    "run": as_run,
-}
+    "file": as_file, "shards": as_shards, "export": as_export, "folded": as_folded, "run": as_run,
+}  # fmt: skip
 
 
 def change_json(file: Path, change: Callable[[Any], Any]) -> None:
     record = json.loads(file.read_text())
     change(record)
     file.write_text(json.dumps(record))
+
+
+def change_config(run: Path, change: Callable[[Any], Any]) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    change(config)
+    (run / "config.yaml").write_text(yaml.safe_dump(config))

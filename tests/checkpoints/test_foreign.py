@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,13 @@ from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.configuration import IMPORTED
 from anlit.errors import UserError
-from tests.checkpoints.foreign import FORMS, RunsCode, as_file, as_run, trained
+from tests.checkpoints.foreign import FORMS, RunsCode, as_file, as_run, change_config, content_of
 
-NESTED = {"class_path": "anlit.SlidingWindow", "init_args": {"width": 4}}
-IN_LAYERS = "anlit.AttentionPattern"
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """A folder that is there when foreign code has run."""
+    return tmp_path / "marker"
 
 
 def payloads(marker: Path) -> dict[str, dict[str, Any]]:
@@ -25,12 +27,12 @@ def payloads(marker: Path) -> dict[str, dict[str, Any]]:
     call = {"class_path": "os.mkdir", "init_args": {"path": str(marker)}}
     shell = {"class_path": "os.system", "init_args": {"command": f"mkdir {marker}"}}
     process = {"class_path": "subprocess.Popen", "init_args": {"args": ["mkdir", str(marker)]}}
-    layers = [{**NESTED, "init_args": {"mechanism": shell}}]
+    layers = [{"class_path": "anlit.SlidingWindow", "init_args": {"width": 4, "mechanism": shell}}]
     return {
         "attention": {"attention": shell},
         "a class of another type": {"attention": process},
         "positions": {"positions": call},
-        "deep inside": {"attention": {"class_path": IN_LAYERS, "init_args": {"layers": layers}}},
+        "deep inside": {"attention": {"class_path": "anlit.AttentionPattern", "init_args": {"layers": layers}}},
         "dict_kwargs": {"attention": {"class_path": "anlit.Plain", "dict_kwargs": shell}},
         "a function of anlit": {"attention": {"class_path": "anlit.cli.main", "init_args": {"argv": ["--help"]}}},
         "a bare name": {"attention": "os.getcwd"},
@@ -50,17 +52,13 @@ def silent(marker: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("foreign"), "AnGPT")
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("payload", payloads(Path()))
 @pytest.mark.covering(1)
-def test_what_a_checkpoint_names_is_not_called(form: str, payload: str, run: Path, tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    path = FORMS[form](run, tmp_path, payloads(marker)[payload])
+def test_what_a_checkpoint_names_is_not_called(
+    form: str, payload: str, trained_run: Path, tmp_path: Path, marker: Path
+) -> None:
+    path = FORMS[form](trained_run, tmp_path, payloads(marker)[payload])
     with pytest.raises(UserError) as error:
         load_checkpoint(str(path), "cpu")
     assert not marker.exists()
@@ -71,111 +69,75 @@ def test_what_a_checkpoint_names_is_not_called(form: str, payload: str, run: Pat
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("payload", silent(Path()))
 @pytest.mark.covering(1)
-def test_what_evaluation_does_not_need_is_left_alone(form: str, payload: str, run: Path, tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    path = FORMS[form](run, tmp_path, silent(marker)[payload])
+def test_what_evaluation_does_not_need_is_left_alone(
+    form: str, payload: str, trained_run: Path, tmp_path: Path, marker: Path
+) -> None:
+    path = FORMS[form](trained_run, tmp_path, silent(marker)[payload])
     assert load_checkpoint(str(path), "cpu").training_length == 16
     assert not marker.exists()
-
-
-def commands(path: Path, run: Path, out: Path) -> dict[str, Callable[[], int]]:
-    """Every command that reads a model, on `path`; `run` is in order and tells data and configuration."""
-    text = out.parent / "text.txt"
-    text.write_text("the cat sat\n")
-    config = run / "config.yaml"
-    data = ["--data", str(run.parent / "data"), "--output", str(out), "--device", "cpu"]
-    fit = ["fit", f"--config={config}", f"--run_dir={out}", "--trainer.max_steps=3", "--trainer.limit_val_batches=1"]
-    return {
-        "generate": lambda: main(["generate", str(path), "the cat", "--max_tokens", "2", "--device", "cpu"]),
-        "export": lambda: main(["export", str(path), "--output", str(out)]),
-        "score": lambda: main(["score", str(path), str(text), "--output", str(out / "scores.parquet")]),
-        "lengths": lambda: main(["lengths", str(path), *data, "--lengths", "16", "--tokens", "64"]),
-        "diagnose": lambda: main(["diagnose", str(path), *data, "--lengths", "16", "--tokens", "64"]),
-        "needle": lambda: main(["needle", str(path), *data, "--lengths", "64", "--samples", "1"]),
-        "validate": lambda: main(["validate", f"--config={config}", f"--ckpt_path={path}"]),
-        "fit --initial_weights": lambda: main([*fit, f"--initial_weights={path}"]),
-        "fit --ckpt_path": lambda: main([*fit, f"--ckpt_path={path}"]),
-    }
 
 
 READS_THE_MODEL = ("generate", "export", "score", "lengths", "diagnose", "needle")
 READS_WEIGHTS = ("validate", "fit --initial_weights", "fit --ckpt_path")
 
 
+def command(name: str, path: Path, run: Path, out: Path) -> list[str]:
+    """A command on the model `path`; `run` is in order and tells data and configuration."""
+    text = out.parent / "text.txt"
+    text.write_text("the cat sat\n")
+    data = ["--data", str(run.parent / "data"), "--output", str(out), "--device", "cpu"]
+    config = [f"--config={run}/config.yaml", f"--run_dir={out}"]
+    fit = ["fit", *config, "--trainer.max_steps=3", "--trainer.limit_val_batches=1"]
+    return {
+        "generate": ["generate", str(path), "the cat", "--max_tokens", "2", "--device", "cpu"],
+        "export": ["export", str(path), "--output", str(out)],
+        "score": ["score", str(path), str(text), "--output", str(out / "scores.parquet")],
+        "lengths": ["lengths", str(path), *data, "--lengths", "16", "--tokens", "64"],
+        "diagnose": ["diagnose", str(path), *data, "--lengths", "16", "--tokens", "64"],
+        "needle": ["needle", str(path), *data, "--lengths", "64", "--samples", "1"],
+        "validate": ["validate", *config, f"--ckpt_path={path}"],
+        "fit --initial_weights": [*fit, f"--initial_weights={path}"],
+        "fit --ckpt_path": [*fit, f"--ckpt_path={path}"],
+    }[name]
+
+
 @pytest.mark.parametrize("form", FORMS)
-def test_no_command_calls_what_a_checkpoint_names(form: str, run: Path, tmp_path: Path, capsys) -> None:
-    marker = tmp_path / "marker"
-    path = FORMS[form](run, tmp_path, payloads(marker)["deep inside"])
-    for name in READS_THE_MODEL:
-        capsys.readouterr()
-        assert commands(path, run, tmp_path / name)[name]() == 2, name
-        assert not marker.exists(), name
-        shown = capsys.readouterr().err
-        assert "names 'os.system', which is no Mechanism of anlit" in shown, shown
-
-
-@pytest.mark.parametrize("name", [*READS_THE_MODEL, *READS_WEIGHTS])
-def test_no_command_makes_the_optimizer_that_a_checkpoint_names(name: str, run: Path, tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    path = as_file(run, tmp_path, silent(marker)["optimizer"])
-    commands(path, run, tmp_path / "out")[name]()
+@pytest.mark.parametrize("name", READS_THE_MODEL)
+@pytest.mark.covering(1)
+def test_no_command_makes_the_attention_that_a_checkpoint_names(
+    name: str, form: str, trained_run: Path, tmp_path: Path, marker: Path, capsys
+) -> None:
+    path = FORMS[form](trained_run, tmp_path, payloads(marker)["deep inside"])
+    assert main(command(name, path, trained_run, tmp_path / "out")) == 2
+    assert "names 'os.system', which is no Mechanism of anlit" in capsys.readouterr().err
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("name", [*READS_THE_MODEL, *READS_WEIGHTS])
-def test_no_command_unpickles_objects(name: str, run: Path, tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
-    path = tmp_path / "a.ckpt"
-    torch.save({**content, "extra": RunsCode(marker)}, path)
-    assert commands(path, run, tmp_path / "out")[name]() == 2
+def test_no_command_makes_its_optimizer_or_unpickles_an_object(
+    name: str, trained_run: Path, tmp_path: Path, marker: Path
+) -> None:
+    path = as_file(trained_run, tmp_path, silent(marker)["optimizer"])
+    main(command(name, path, trained_run, tmp_path / "out"))
+    torch.save({**content_of(trained_run), "extra": RunsCode(marker)}, path)
+    assert main(command(name, path, trained_run, tmp_path / "out 2")) == 2
     assert not marker.exists()
 
 
-DATA = {
-    "a function": {"class_path": "os.mkdir", "init_args": {"path": "MARKER"}},
-    "another class": {"class_path": "subprocess.Popen", "init_args": {"args": ["mkdir", "MARKER"]}},
-    "a bare name": {"class_path": "mkdir", "init_args": {"path": "MARKER"}},
-    "inside": {"class_path": "anlit.TokenShards", "init_args": {"path": {"class_path": "os.getcwd"}}},
-}
-
-
-@pytest.mark.parametrize("case", DATA)
-def test_a_run_s_config_does_not_choose_its_data_s_class(case: str, run: Path, tmp_path: Path, capsys) -> None:
-    copy, marker = as_run(run, tmp_path, {}), tmp_path / "marker"
-    config = yaml.safe_load((copy / "config.yaml").read_text())
-    config["data"] = yaml.safe_load(yaml.safe_dump(DATA[case]).replace("MARKER", str(marker)))
-    (copy / "config.yaml").write_text(yaml.safe_dump(config))
-    output = ["--output", str(tmp_path / "out"), "--device", "cpu"]
-    for command in ("lengths", "diagnose", "needle"):
-        capsys.readouterr()
-        assert main([command, str(copy), *output]) == 2
-        assert "config.yaml: data" in capsys.readouterr().err
-        assert not marker.exists()
-    for command in (["validate"], ["size"], ["fit", f"--run_dir={tmp_path / 'new'}"]):
-        assert main([*command, f"--config={copy}/config.yaml"]) == 2
-        assert not marker.exists()
-
-
-MAKER = {"class_path": "tests.checkpoints.test_foreign.make", "init_args": {"path": "MARKER"}}
+HERE = "tests.checkpoints.test_foreign"
+MAKER = {"class_path": f"{HERE}.make", "init_args": {"path": "MARKER"}}
 SHELL = {"class_path": "os.system", "init_args": {"command": "mkdir MARKER"}}
 PROCESS = {"class_path": "subprocess.Popen", "init_args": {"args": ["mkdir", "MARKER"]}}
-INSIDE = {"class_path": "LambdaCallback", "init_args": {"setup": "tests.checkpoints.test_foreign.announce"}}
+INSIDE = {"class_path": "LambdaCallback", "init_args": {"setup": f"{HERE}.announce"}}
 CONFIGURED: list[tuple[str, Any]] = [
     ("model.init_args.optimizer", SHELL),
     ("model.init_args.optimizer", MAKER),
     ("model.init_args.optimizer", PROCESS),
-    ("model.init_args.optimizer", "tests.checkpoints.test_foreign.make"),
+    ("model.init_args.optimizer", f"{HERE}.make"),
     ("model.init_args.attention", MAKER),
-    ("model", MAKER),
-    ("data", MAKER),
-    ("trainer.callbacks", [MAKER]),
-    ("trainer.callbacks", [PROCESS]),
-    ("trainer.callbacks", [INSIDE]),
-    ("trainer.logger", MAKER),
+    *((key, MAKER) for key in ("model", "data", "trainer.logger", "trainer.strategy", "trainer.profiler")),
+    *(("trainer.callbacks", [value]) for value in (MAKER, PROCESS, INSIDE)),
     ("trainer.plugins", [MAKER]),
-    ("trainer.strategy", MAKER),
-    ("trainer.profiler", MAKER),
 ]
 
 
@@ -189,30 +151,36 @@ def announce(*arguments: Any, **more: Any) -> None:
     raise AssertionError("it was called")
 
 
-CASES = [("fit", *case) for case in CONFIGURED] + [(name, *CONFIGURED[1]) for name in ("validate", "test", "size")]
+CASES = [("fit", *case) for case in CONFIGURED]
+CASES += [(name, *CONFIGURED[1]) for name in ("validate", "test", "size")]
+CASES += [(name, "data", value) for name in ("lengths", "diagnose", "needle") for value in (SHELL, PROCESS)]
 
 
-@pytest.mark.parametrize(("command", "key", "value"), CASES)
+@pytest.mark.parametrize(("name", "key", "value"), CASES)
 def test_a_configuration_names_classes_of_the_right_type_alone(
-    command: str, key: str, value: Any, run: Path, tmp_path: Path, capsys
+    name: str, key: str, value: Any, trained_run: Path, tmp_path: Path, marker: Path, capsys
 ) -> None:
-    marker, file = tmp_path / "marker", tmp_path / "hostile.yaml"
-    hostile: Any = value
-    for name in reversed(key.split(".")):
-        hostile = {name: hostile}
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    if key.startswith("model."):
-        hostile["model"]["class_path"] = config["model"]["class_path"]
-    file.write_text(yaml.safe_dump(hostile).replace("MARKER", str(marker)))
-    own = [f"--run_dir={tmp_path / 'new'}"] if command == "fit" else []
-    assert main([command, f"--config={run}/config.yaml", f"--config={file}", *own]) == 2
+    """Whether it is one's own or lies in a run folder."""
+    copy = as_run(trained_run, tmp_path, {})
+    hostile = yaml.safe_load(yaml.safe_dump(value).replace("MARKER", str(marker)))
+
+    def change(config: Any) -> None:
+        *sections, last = key.split(".")
+        for section in sections:
+            config = config[section]
+        config[last] = hostile
+
+    change_config(copy, change)
+    folder = [str(copy), f"--output={tmp_path / 'out'}", "--device=cpu"]
+    new = [f"--config={copy}/config.yaml", *([f"--run_dir={tmp_path / 'new'}"] if name == "fit" else [])]
+    assert main([name, *(folder if name in READS_THE_MODEL else new)]) == 2
     assert not marker.exists()
     assert f"{key.removeprefix('model.init_args.').removesuffix('s')}" in (sentence := capsys.readouterr().err)
     assert "which is no" in sentence
 
 
 def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     (tmp_path / "labmade.py").write_text(
         "from anlit.attention.mechanism import Mechanism\n"
@@ -224,7 +192,7 @@ def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
         "        return -self.slope * t\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    path = as_file(run, tmp_path, {"attention": {"class_path": "labmade.Steep", "init_args": {"slope": 3}}})
+    path = as_file(trained_run, tmp_path, {"attention": {"class_path": "labmade.Steep", "init_args": {"slope": 3}}})
     asked = ["generate", str(path), "the cat", "--max_tokens", "2", "--device", "cpu"]
     assert main(asked) == 2
     assert "labmade" not in sys.modules
@@ -235,19 +203,23 @@ def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
     capsys.readouterr()
     assert main([*asked, "--import", "nosuchlab"]) == 2
     assert "--import nosuchlab fails" in capsys.readouterr().err
-    assert main(["generate", str(path), "the cat", "--max_tokens", "2", "--device", "cpu"]) == 0
+    assert main(asked) == 0
     assert IMPORTED == []  # the next command starts no process with a module that only this one named
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/a.ckpt", "s3://bucket/a.ckpt", "registry:someone/model"])
-@pytest.mark.parametrize("command", ["fit", "validate", "test"])
+@pytest.mark.parametrize("name", ["fit", "validate", "test"])
 @pytest.mark.covering(1)
-def test_a_checkpoint_at_an_address_is_refused(command: str, address: str, run: Path, tmp_path: Path, capsys) -> None:
+def test_a_checkpoint_at_an_address_is_refused(
+    name: str, address: str, trained_run: Path, tmp_path: Path, capsys
+) -> None:
     own = [f"--run_dir={tmp_path / 'new'}"]
-    assert main([command, f"--config={run}/config.yaml", f"--ckpt_path={address}", *own]) == 2
+    assert main([name, f"--config={trained_run}/config.yaml", f"--ckpt_path={address}", *own]) == 2
     assert f"the checkpoint {address} is not on this machine: download it" in capsys.readouterr().err
 
 
-def test_lightning_s_own_loading_is_refused(run: Path) -> None:
+def test_lightning_s_own_loading_is_refused(trained_run: Path) -> None:
     with pytest.raises(UserError, match=r"use anlit\.load_checkpoint\(path\)\.model"):
-        type(load_checkpoint(str(run), "cpu").model).load_from_checkpoint(run / "checkpoints" / "best.ckpt")
+        type(load_checkpoint(str(trained_run), "cpu").model).load_from_checkpoint(
+            trained_run / "checkpoints" / "best.ckpt"
+        )

@@ -79,6 +79,6 @@ def test_what_the_same_mechanism_learned_is_taken_and_what_another_one_learned_i
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """Those that are no checkpoint are refused as everywhere: test_untrusted.py, test_loading.py."""
+    """Those that are no checkpoint are refused as everywhere: test_foreign_parts.py, test_loading.py."""
     with pytest.raises(UserError, match=r"initial_weights=\S+nowhere\.ckpt is not a file"):
         load_initial_weights(tiny(GPT), str(tmp_path / "nowhere.ckpt"))

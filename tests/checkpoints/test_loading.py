@@ -67,43 +67,36 @@ def test_constructor_arguments_can_be_replaced(tmp_path: Path) -> None:
     torch.testing.assert_close(chosen[0](tokens), chosen[1](tokens), rtol=1e-4, atol=1e-4)
 
 
-def test_a_file_outside_a_run_has_no_configuration(tmp_path: Path) -> None:
-    checkpoint = load_checkpoint(str(save(small(GPT), tmp_path / "alone.ckpt")))
-    assert (checkpoint.config, checkpoint.run, checkpoint.trained_on) == (None, None, None)
-
-
 def test_what_is_no_checkpoint_of_anlit_is_refused(tmp_path: Path, run: Path) -> None:
+    """Damaged ones: tests/integration/test_damaged_checkpoints.py."""
     assert "does not exist" in refused(tmp_path / "nowhere")
     assert "has no checkpoints/best.ckpt or last.ckpt" in refused(tmp_path)
-
     whole = (run / "checkpoints" / "best.ckpt").read_bytes()
-    (tmp_path / "half.ckpt").write_bytes(whole[: len(whole) // 2])
-    assert "half.ckpt cannot be read as a checkpoint" in refused(tmp_path / "half.ckpt")
-    (tmp_path / "text.ckpt").write_text("not a checkpoint\n")
-    assert "text.ckpt cannot be read as a checkpoint" in refused(tmp_path / "text.ckpt")
-    (tmp_path / "empty.ckpt").write_bytes(b"")
-    assert "empty.ckpt cannot be read as a checkpoint" in refused(tmp_path / "empty.ckpt")
-
-    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
-    assert "anlit did not write" in refused(tmp_path / "foreign.ckpt")
-    torch.save([1, 2], tmp_path / "list.ckpt")
-    assert "anlit did not write" in refused(tmp_path / "list.ckpt")
+    for content in (whole[: len(whole) // 2], b"not a checkpoint\n", b""):
+        (tmp_path / "a.ckpt").write_bytes(content)
+        assert "a.ckpt cannot be read as a checkpoint (a.ckpt is empty, cut short" in refused(tmp_path / "a.ckpt")
+    for foreign in ({"state_dict": {}}, [1, 2]):
+        torch.save(foreign, tmp_path / "a.ckpt")
+        assert "anlit did not write" in refused(tmp_path / "a.ckpt")
 
 
 def test_a_changed_checkpoint_is_refused(tmp_path: Path) -> None:
     file = save(small(GPT), tmp_path / "a.ckpt")
     content = torch.load(file, weights_only=True)
 
-    torch.save(content | {"anlit": {**content["anlit"], "architecture": "Mamba"}}, file)
-    assert "architecture names 'Mamba', which is no LanguageModel of anlit" in refused(file)
-    torch.save({key: value for key, value in content.items() if key != "hyper_parameters"}, file)
-    assert "hyper_parameters is missing in it" in refused(file)
-    weights = dict(list(content["state_dict"].items())[1:])
-    torch.save(content | {"state_dict": weights}, file)
-    assert "has no matrix model.embedding.weight among its weights" in refused(file)
-    weights = {name: weight for name, weight in content["state_dict"].items() if name != "model.head.weight"}
-    torch.save(content | {"state_dict": weights}, file)
-    assert 'Missing key(s) in state_dict: "model.head.weight"' in refused(file)
+    def without(weight: str) -> dict[str, torch.Tensor]:
+        return {name: value for name, value in content["state_dict"].items() if name != weight}
+
+    for changed, sentence in (
+        ({"anlit": {**content["anlit"], "architecture": "Mamba"}}, "names 'Mamba', which is no LanguageModel of anlit"),
+        ({"anlit": {**content["anlit"], "data": 5}}, "anlit.data is int in place of dict"),
+        ({"hyper_parameters": None}, "hyper_parameters is missing in it"),
+        ({"state_dict": {"a": 5}}, "not all of state_dict are tensors"),
+        ({"state_dict": without("model.embedding.weight")}, "has no matrix model.embedding.weight among its weights"),
+        ({"state_dict": without("model.head.weight")}, 'Missing key(s) in state_dict: "model.head.weight"'),
+    ):
+        torch.save(content | changed, file)
+        assert sentence in refused(file)
 
 
 def test_a_device_that_is_not_there_is_refused(run: Path) -> None:
@@ -122,6 +115,7 @@ def test_data_are_those_of_the_run_or_those_that_were_asked_for(run: Path, data:
 def test_data_that_do_not_fit_the_model_are_refused(run: Path, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(str(run))
     alone = load_checkpoint(str(save(small(GPT), tmp_path / "alone.ckpt")))
+    assert (alone.config, alone.run, alone.trained_on) == (None, None, None)
     other = prepare(tmp_path / "other", tokenizer_sha256="8" * 64)
     for sentence, given, path in (
         ("trained with another tokenizer (777777777777…)", checkpoint, str(other)),

@@ -52,43 +52,30 @@ def test_a_tokenizer_writes_no_terminal_codes(more: list[str], checkpoint: Path,
         assert r"\x1b[2J\x9b31m\u202e\x07" in text
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "compare",
-        "generate",
-        "export",
-        "lengths",
-        "diagnose",
-        "score",
-        "validate",
-        "again",
-        "missing",
-        "prepare",
-        "import",
-    ],
-)
-def test_a_folder_s_name_writes_no_terminal_codes(command: str, run: Path, tmp_path: Path, capfd) -> None:
+def commands(run: Path, text: Path, evil: Path) -> dict[str, list[object]]:
+    """Commands that name the folder `evil`; the run's name is evil too."""
+    config, out = f"--config={run}/config.yaml", ["--output", evil / "out"]
+    return {
+        "compare": ["compare", run, *out],
+        "generate": ["generate", run, "the", "--max_tokens", "3"],
+        "export": ["export", run, *out],
+        "lengths": ["lengths", run, *out, "--lengths", "16,32"],
+        "diagnose": ["diagnose", run, *out],
+        "score": ["score", run, text, "--output", evil / "s.parquet"],
+        "validate": ["validate", config, f"--run_dir={run}", "--trainer.accelerator=cpu"],
+        "again": ["fit", config, f"--run_dir={run}"],
+        "missing": ["generate", evil, "the"],
+        "prepare": ["prepare", "TextFiles", "--source", evil, *out, "--vocab_size", "300"],
+        "import": ["import", evil, *out],
+    }
+
+
+@pytest.mark.parametrize("name", commands(Path(), Path(), Path()))
+def test_a_folder_s_name_writes_no_terminal_codes(name: str, run: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / f"b{CODES}.txt").write_text(TEXTS[0] * 20)
     (evil := tmp_path / f"c{CODES}").mkdir()
     (evil / "bad.jsonl").write_text("{")
-    config = f"--config={run}/config.yaml"
-    text = printed(
-        capfd,
-        *{
-            "compare": ["compare", run, "--output", evil / "out"],
-            "generate": ["generate", run, "the", "--max_tokens", "3", "--device", "cpu"],
-            "export": ["export", run, "--output", evil / "out"],
-            "lengths": ["lengths", run, "--output", evil / "out", "--lengths", "16,32", "--device", "cpu"],
-            "diagnose": ["diagnose", run, "--output", evil / "out", "--device", "cpu"],
-            "score": ["score", run, tmp_path / f"b{CODES}.txt", "--output", evil / "s.parquet", "--device", "cpu"],
-            "validate": ["validate", config, f"--run_dir={run}", "--trainer.accelerator=cpu"],
-            "again": ["fit", config, f"--run_dir={run}"],
-            "missing": ["generate", evil, "the"],
-            "prepare": ["prepare", "TextFiles", "--source", evil, "--output", evil / "out", "--vocab_size", "300"],
-            "import": ["import", evil, "--output", evil / "out"],
-        }[command],
-    )
+    text = printed(capfd, *commands(run, tmp_path / f"b{CODES}.txt", evil)[name])
     assert text
     assert text == visible(text, KEPT)
 
