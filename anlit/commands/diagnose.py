@@ -7,7 +7,6 @@ from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.evaluation.settings import NORMAL_LENGTHS, NORMAL_SEEDS, DiagnoseSettings, parse_lengths
 from anlit.options import CommandParser
-from anlit.reporting.files import output_folder
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +29,7 @@ def main(argv: list[str]) -> int:
     )
     require_path(arguments.checkpoint)
 
-    from anlit.evaluation.diagnose.evaluation import Diagnose  # torch and matplotlib take seconds
+    from anlit.evaluation.diagnose import Diagnose  # torch and matplotlib take seconds
     from anlit.evaluation.runner import evaluate
 
     evaluate(Diagnose(settings), [arguments.checkpoint], arguments.output, command)
@@ -49,18 +48,11 @@ def _of_normal_scores(arguments: argparse.Namespace, command: str) -> int:
     if not 0 <= arguments.seed < NORMAL_SEEDS:
         raise UserError(f"--seed must be at least 0 and below 2^63, not {arguments.seed}")
 
-    from anlit.evaluation.diagnose import gaussian  # torch and matplotlib take seconds
-    from anlit.evaluation.diagnose.gaussian_report import report
-    from anlit.evaluation.runner import header, keep, publish
+    from anlit.evaluation.gaussian import Gaussian  # torch and matplotlib take seconds
+    from anlit.evaluation.runner import evaluate
 
-    mechanisms = gaussian.named((arguments.mechanisms or gaussian.MECHANISMS).split(","))
-    folder = output_folder(arguments.output)
-    record = header(command) | {"draws": arguments.draws, "seed": arguments.seed}
-    record["mechanisms"] = {
-        name: {n: gaussian.at_length(mechanism, n, arguments.draws, arguments.seed) for n in lengths}
-        for name, mechanism in mechanisms.items()
-    }
-    publish(keep(record, folder, "gaussian", digits=7), report, folder, "report")
+    evaluation = Gaussian(arguments.mechanisms.split(","), lengths, arguments.draws, arguments.seed)
+    evaluate(evaluation, [], arguments.output, command)
     return 0
 
 
@@ -90,8 +82,9 @@ def _parser() -> CommandParser:
     parser.add_argument("--gaussian", action="store_true", help="independent normal scores instead of a model's")
     parser.add_argument(
         "--mechanisms",
+        default="Plain,LogN,SqrtLogN,ScaleInvariant",
         metavar="NAME,NAME…",
-        help="with --gaussian: classes of anlit, such as Plain",
+        help="with --gaussian: classes of anlit (default: Plain,LogN,SqrtLogN,ScaleInvariant)",
     )
     parser.add_argument("--draws", type=int, default=256, help="with --gaussian: queries per length (default: 256)")
     parser.add_argument("--seed", type=int, default=1, help="with --gaussian: of the random numbers (default: 1)")

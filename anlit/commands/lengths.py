@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         device=arguments.device,
     )
 
-    from anlit.evaluation.lengths.evaluation import Lengths  # torch and matplotlib take seconds
+    from anlit.evaluation.lengths import Lengths  # torch and matplotlib take seconds
     from anlit.evaluation.runner import evaluate
 
     evaluate(Lengths(settings), arguments.checkpoints, arguments.output, shlex.join(["anlit", "lengths", *argv]))

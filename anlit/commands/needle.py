@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         device=arguments.device,
     )
 
-    from anlit.evaluation.needle.evaluation import Needle  # torch and matplotlib take seconds
+    from anlit.evaluation.needle import Needle  # torch and matplotlib take seconds
     from anlit.evaluation.runner import evaluate
 
     evaluate(Needle(settings), arguments.checkpoints, arguments.output, shlex.join(["anlit", "needle", *argv]))

@@ -28,34 +28,30 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
     """
     section = mapping((checkpoint.config or {}).get("data"))
     settings = {key: value for key, value in mapping(section.get("init_args")).items() if key not in OF_TRAINING}
-    where = f"{checkpoint.file.parent.parent / CONFIG}: data"
+    where, kind = f"{checkpoint.file.parent.parent / CONFIG}: data", TokenShards
     if path is not None:
         known = inspect.signature(TokenShards).parameters
-        shared = {key: value for key, value in settings.items() if key in known}
-        data = _build(TokenShards, {**shared, "path": path}, where)
+        settings = {key: value for key, value in settings.items() if key in known} | {"path": path}
     elif isinstance(section.get("class_path"), str):
         _refuse_addresses(settings, where)
-        data = _build(subclass_named(TokenShards, section["class_path"], where), settings, where)
+        kind = subclass_named(TokenShards, section["class_path"], where)
     else:
         raise UserError(f"{checkpoint.file} is not in a run folder that names its data: set --data to a folder")
+    try:
+        data = build(kind, settings, where)
+    except TypeError as error:  # an argument is missing
+        raise UserError(f"{where} is not complete ({error}): set --data to a prepared folder") from error
     data.context_length = checkpoint.training_length
     _check(checkpoint, data)
     return data
 
 
-def _build(kind: type[TokenShards], settings: dict[str, Any], where: str) -> TokenShards:
-    try:
-        return build(kind, settings, where)
-    except TypeError as error:  # an argument is missing
-        raise UserError(f"{where} is not complete ({error}): set --data to a prepared folder") from error
-
-
 def _refuse_addresses(settings: dict[str, Any], where: str) -> None:
     """Refuse addresses: a run folder may be someone else's, and must not send this user's credentials anywhere."""
     values = [*settings.values(), *mapping(settings.get("paths")).values()]
-    if found := [value for value in values if isinstance(value, str) and is_remote(value)]:
+    if remote := [value for value in values if isinstance(value, str) and is_remote(value)]:
         raise UserError(
-            f"{where} names the address {shown(found[0])}, which is read only if you give it: set --data to it"
+            f"{where} names the address {shown(remote[0])}, which is read only if you give it: set --data to it"
         )
 
 
@@ -89,16 +85,13 @@ def _check(checkpoint: Checkpoint, data: TokenShards) -> None:
         raise UserError(str(error).replace("--data.path", "--data")) from error
     then, now = checkpoint.trained_on, manifest["tokenizer_sha256"]
     if then is not None and then.get("tokenizer_sha256") != now:
+        hashes = [f"{sha256[:12]}…" if sha256 else "none" for sha256 in (then.get("tokenizer_sha256"), now)]
         raise UserError(
-            f"{checkpoint.file} was trained with another tokenizer ({_short(then.get('tokenizer_sha256'))}) than the "
-            f"shards in {data.path} have ({_short(now)}): set --data to shards of that tokenizer"
+            f"{checkpoint.file} was trained with another tokenizer ({hashes[0]}) than the shards in {data.path} have "
+            f"({hashes[1]}): set --data to shards of that tokenizer"
         )
     if checkpoint.model.vocab_size < data.vocab_size:  # at least every token must have a row
         raise UserError(
             f"{checkpoint.file} has a vocabulary of {checkpoint.model.vocab_size} tokens and the shards in {data.path} "
             f"have {data.vocab_size}: set --data to shards of the model's tokenizer"
         )
-
-
-def _short(sha256: str | None) -> str:
-    return f"{sha256[:12]}…" if sha256 else "none"

@@ -5,20 +5,19 @@ writes them again, without any model.
 """
 
 import json
-from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
-from rich.progress import Progress
 
-from anlit.checkpoints.loading import Checkpoint, device_name, find_device, load_checkpoint
+from anlit.checkpoints.loading import Checkpoint, describe, device_name, find_device, load_checkpoint
+from anlit.checkpoints.location import find_checkpoint
 from anlit.configuration import mapping
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from anlit.evaluation.arms import Candidate, load_candidates
 from anlit.evaluation.data import data_of
 from anlit.evaluation.settings import Settings
 from anlit.reporting.figure import save, style
@@ -27,9 +26,8 @@ from anlit.reporting.page import write_page
 from anlit.reporting.provenance import environment
 from anlit.reporting.table import Table, console
 from anlit.reporting.text import code, literal
-
-Tell = Callable[[float, str], None]
-"""Takes the share of a checkpoint's work that was done since the last call, and a line to print or an empty one."""
+from anlit.runs.folders import load_run
+from anlit.runs.groups import group_runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,15 +44,15 @@ class Report:
     """Sentences to print below the table."""
 
 
-class Evaluation(ABC):
-    """One kind of evaluation.
+class Evaluation:
+    """One kind of evaluation: what it measures, and how it shows that.
 
     Args:
         settings: How to measure.
     """
 
     name: ClassVar[str]
-    """Of the command and of NAME.json."""
+    """The name of the JSON file."""
     page: ClassVar[str] = "report"
     digits: ClassVar[int | None] = None
     """Significant digits in the record; None for all."""
@@ -62,29 +60,106 @@ class Evaluation(ABC):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def plan(self, candidates: list[Candidate]) -> dict[str, Any]:
+    def plan(self, checkpoints: list[Checkpoint], data: TokenShards) -> dict[str, Any]:
         """Decide what to measure, the same for all checkpoints; returns what the record adds to the settings.
+
+        Args:
+            checkpoints: Their models are on the meta device.
+            data: The data of the first one; all have the same tokens.
 
         Raises:
             UserError: It cannot be measured on these data.
         """
         return {}
 
-    @abstractmethod
-    def measure(self, checkpoint: Checkpoint, data: TokenShards, tell: Tell) -> Any:
-        """The measurements of one checkpoint."""
+    def measure(self, checkpoint: Checkpoint, data: TokenShards) -> Any:
+        """The measurements of one checkpoint; tells how far it is with `say`."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def record(self, candidates: list[Candidate], measurements: list[Any]) -> dict[str, Any]:
+    def record(self, checkpoints: list[Checkpoint], measurements: list[Any]) -> dict[str, Any]:
         """The measurements in the record, and what follows from them."""
+        raise NotImplementedError
 
-    @abstractmethod
     def report(self, record: dict[str, Any]) -> Report:
         """What to show of a record, as it is read from JSON."""
+        raise NotImplementedError
+
+    def measured(self, paths: Sequence[str]) -> dict[str, Any]:
+        """What the record has beside its provenance: the checkpoints are loaded one after the other and measured."""
+        settings = self.settings
+        device = find_device(settings.device)
+        checkpoints, data = load_checkpoints(paths, settings.data)
+        plan = self.plan(checkpoints, data)
+        measurements = []
+        for each in checkpoints:
+            checkpoint = load_checkpoint(str(each.file), settings.device)
+            measurements.append(self.measure(checkpoint, data_of(checkpoint, settings.data)))
+        return {
+            "device": device_name(device),
+            "checkpoints": list(map(describe, checkpoints)),
+            "data": data.fingerprint,
+            "settings": asdict(settings) | plan,
+            **self.record(checkpoints, measurements),
+        }
+
+
+def load_checkpoints(paths: Sequence[str], data_path: str | None) -> tuple[list[Checkpoint], TokenShards]:
+    """Load each checkpoint and its data once, so that faults are found before anything is measured.
+
+    Args:
+        paths: Run folders or .ckpt files; a file that is named twice counts once.
+        data_path: A prepared folder instead of the runs' own data.
+
+    Returns:
+        The checkpoints with their models on the meta device, and the data of the first.
+
+    Raises:
+        UserError: A checkpoint or its data are wrong, or two have different data.
+    """
+    checkpoints, data = [], []
+    for file in {file.resolve(): file for file in map(find_checkpoint, paths)}.values():
+        checkpoints.append(load_checkpoint(str(file), "cpu"))
+        data.append(data_of(checkpoints[-1], data_path))
+        checkpoints[-1].model.to("meta")  # frees the weights
+    ours = data[0].fingerprint
+    for checkpoint, other in zip(checkpoints, data, strict=True):
+        theirs = other.fingerprint
+        if ours["content_sha256"] != theirs["content_sha256"]:
+            raise UserError(
+                f"{checkpoints[0].file} and {checkpoint.file} have different data ({ours['path']} and "
+                f"{theirs['path']}), so their results cannot be compared: set --data"
+            )
+    return checkpoints, data[0]
+
+
+def group_by_seed(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
+    """The arms: {label, checkpoints}, the latter as indices, in the order of their first checkpoint.
+
+    Runs that differ only in their seed are one arm, also if each was fine-tuned from other weights. best.ckpt and
+    last.ckpt of a run are different arms. A file outside a run folder is an arm of its own. Labels are unique.
+    """
+    runs = [load_run(checkpoint.run) if checkpoint.run is not None else None for checkpoint in checkpoints]
+    groups = group_runs([run for run in runs if run is not None])
+    labels = {run.folder.resolve(): group.label for group in groups for run in group.runs}
+    arms: dict[tuple[str, str], list[int]] = {}  # label and file name → indices
+    for index, (checkpoint, run) in enumerate(zip(checkpoints, runs, strict=True)):
+        label = labels.get(run.folder.resolve()) if run is not None else None
+        # Without a run's configuration it is not known what the file has in common with others.
+        key = (label, checkpoint.file.name) if label else (checkpoint.label, str(checkpoint.file))
+        arms.setdefault(key, []).append(index)
+    n_arms = Counter(label for label, _ in arms)
+    named = []
+    for (label, file), members in arms.items():
+        if n_arms[label] > 1:
+            first = checkpoints[members[0]]
+            location = f"{first.run.name}/{first.file.name}" if first.run is not None else str(first.file)
+            label += f", {location}, step {first.step:,}" if len(members) == 1 else f", {file}"
+        named.append({"label": label, "checkpoints": members})
+    return named
 
 
 def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command: str = "") -> dict[str, Any]:
-    """Measure the checkpoints `paths`, write the results into the folder `output` and print the table.
+    """Measure, write the results into the folder `output` and print the table.
 
     Args:
         paths: Run folders or checkpoints; or the JSON file of an earlier evaluation, which is only shown again.
@@ -95,102 +170,33 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command:
         The content of the JSON file.
 
     Raises:
-        UserError: A checkpoint, the data or a setting is wrong, if possible before anything is measured; or the folder
-            cannot be written.
+        UserError: A checkpoint, the data or a setting is wrong, if possible before anything is measured; the folder
+            cannot be written; or the JSON file is no record of this evaluation.
     """
     folder = output_folder(output)
     if len(paths) == 1 and paths[0].endswith(".json"):
         record = _read(Path(paths[0]), evaluation.name)
     else:
-        record = keep(_measured(evaluation, paths, command), folder, evaluation.name, evaluation.digits)
-    publish(record, evaluation.report, folder, evaluation.page)
-    return record
-
-
-def keep(record: dict[str, Any], folder: Path, name: str, digits: int | None = None) -> dict[str, Any]:
-    """Write a record as NAME.json, with so many significant digits; returns the content of the file.
-
-    Raises:
-        UserError: The folder cannot be written.
-    """
-    content: dict[str, Any] = jsonable(record, digits)
-    with writing(folder):
-        write_json(folder / f"{name}.json", content)
-    return content
-
-
-def publish(record: dict[str, Any], report_of: Callable[[dict[str, Any]], Report], folder: Path, page: str) -> None:
-    """Print the table of a record, and write its page and pictures into `folder`.
-
-    Raises:
-        UserError: The folder cannot be written, or the record is of another evaluation.
-    """
+        # Before measuring, because the environment has the load of the machine.
+        provenance = {"command": command, **environment(), "device": None, "checkpoints": [], "data": None}
+        record = jsonable(provenance | evaluation.measured(paths), evaluation.digits)
+        with writing(folder):
+            write_json(folder / f"{evaluation.name}.json", record)
     try:
-        report = report_of(record)
+        report = evaluation.report(record)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise UserError(f"The record is damaged or of another evaluation ({error!r}): evaluate again") from error
     screen = console()
-    screen.print(report.table)
-    for note in report.notes:
-        screen.print(note)
+    for part in (report.table, *report.notes):
+        screen.print(part)
     with writing(folder):
         for file, draw in report.figures.items():
             with style(8):
                 save(draw(), folder / file)
-        written = write_page(folder, page, [*report.parts, "## Where the numbers come from", provenance(record)])
-    screen.print(f"Report: {written}", markup=False, highlight=False, soft_wrap=True)
-
-
-def header(command: str) -> dict[str, Any]:
-    """The beginning of a record: command, time, commit, versions, hardware; device, checkpoints and data are unknown.
-
-    Call it before measuring, because it records the load of the machine.
-    """
-    return {"command": command, **environment(), "device": None, "checkpoints": [], "data": None}
-
-
-def provenance(record: dict[str, Any]) -> str:
-    """The header of a record as a list in Markdown, for the end of a report."""
-    git = record["git"]
-    commit = (git["commit"] + (" (with changes)" if git["dirty"] else "")) if git else "not recorded"
-    data = record["data"] or {}
-    machine = f"{record['hardware']['cpu']}, {record['hardware']['cores']} cores; device {record['device']}"
-    lines = [
-        f"- command: {code(record['command'])}",
-        f"- commit: {commit}, {record['when']}",
-        f"- hardware: {literal(machine)}",
-        "- versions: " + ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
-    ]
-    if data:
-        content = str(data["content_sha256"])[:12]
-        lines.append(f"- data: {literal(str(data['corpus']))}, {code(str(data['path']))}, content {content}")
-    lines += [f"- {literal(own['label'])}: {code(own['file'])}, step {own['step']:,}" for own in record["checkpoints"]]
-    return "\n".join(lines)
-
-
-def _measured(evaluation: Evaluation, paths: Sequence[str], command: str) -> dict[str, Any]:
-    record, settings = header(command), evaluation.settings
-    device = find_device(settings.device)
-    candidates = load_candidates(paths, settings.data)
-    record |= {
-        "device": device_name(device),
-        "checkpoints": [candidate.description for candidate in candidates],
-        "data": candidates[0].data.fingerprint,
-        "settings": asdict(settings) | evaluation.plan(candidates),
-    }
-    measurements = []
-    with Progress(console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=len(candidates))
-        for candidate in candidates:
-
-            def tell(share: float, line: str = "", candidate: Candidate = candidate) -> None:
-                progress.advance(task, share)
-                if line:
-                    progress.console.print(f"{candidate.file}: {line}", soft_wrap=True)
-
-            checkpoint = load_checkpoint(str(candidate.file), settings.device)
-            measurements.append(evaluation.measure(checkpoint, data_of(checkpoint, settings.data), tell))
-    return record | evaluation.record(candidates, measurements)
+        sources = ["## Where the numbers come from", _provenance(record)]
+        page = write_page(folder, evaluation.page, [*report.parts, *sources])
+    screen.print(f"Report: {page}", soft_wrap=True)
+    return record
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
@@ -206,3 +212,21 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     if not {"command", "checkpoints", "git", "hardware", "versions", "when"} <= record.keys():
         raise UserError(f"{path} is no record of an evaluation: give its {name}.json, or run folders")
     return record
+
+
+def _provenance(record: dict[str, Any]) -> str:
+    """Command, commit, hardware, versions, data and checkpoints of a record, as a list in Markdown."""
+    git, data = record["git"], record["data"]
+    commit = (git["commit"] + (" (with changes)" if git["dirty"] else "")) if git else "not recorded"
+    machine = f"{record['hardware']['cpu']}, {record['hardware']['cores']} cores; device {record['device']}"
+    lines = [
+        f"- command: {code(record['command'])}",
+        f"- commit: {commit}, {record['when']}",
+        f"- hardware: {literal(machine)}",
+        "- versions: " + ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+    ]
+    if data:
+        content = str(data["content_sha256"])[:12]
+        lines.append(f"- data: {literal(str(data['corpus']))}, {code(str(data['path']))}, content {content}")
+    lines += [f"- {literal(own['label'])}: {code(own['file'])}, step {own['step']:,}" for own in record["checkpoints"]]
+    return "\n".join(lines)

@@ -1,4 +1,7 @@
-"""The settings of `anlit lengths`, `needle` and `diagnose`; without torch, because --help shows them."""
+"""The settings of `anlit lengths`, `needle` and `diagnose`; without torch, because --help shows them.
+
+A setting that is out of its range is a UserError.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,14 +29,14 @@ class Settings:
     """A prepared folder instead of the runs' own."""
     device: str = "auto"
 
+    def lengths_for(self, training_lengths: Iterable[int]) -> list[int]:
+        """The lengths, by default the multiples of every training length; ascending."""
+        return sorted(set(self.lengths or [k * length for length in training_lengths for k in MULTIPLES]))
+
 
 @dataclass(frozen=True)
 class LengthsSettings(Settings):
-    """How `anlit lengths` measures.
-
-    Raises:
-        UserError: A number is not positive.
-    """
+    """How `anlit lengths` measures."""
 
     tokens: int | None = None
     """The number of targets, in pieces spread over the validation split, rounded down to a multiple of every length. By
@@ -49,11 +52,7 @@ class LengthsSettings(Settings):
 
 @dataclass(frozen=True)
 class NeedleSettings(Settings):
-    """How `anlit needle` measures.
-
-    Raises:
-        UserError: A number is too small.
-    """
+    """How `anlit needle` measures."""
 
     n_depths: int = 11
     """Number of depths, evenly from the beginning of the text to its end; a single one is in the middle."""
@@ -74,11 +73,7 @@ class NeedleSettings(Settings):
 
 @dataclass(frozen=True)
 class DiagnoseSettings(Settings):
-    """How `anlit diagnose` measures.
-
-    Raises:
-        UserError: The number of tokens is not positive.
-    """
+    """How `anlit diagnose` measures."""
 
     tokens: int = 16_384
     """Tokens read at each length, rounded up to a complete sequence."""
@@ -89,12 +84,15 @@ class DiagnoseSettings(Settings):
         require_at_least(1, tokens=self.tokens)
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """`256,1024` → (256, 1024), ascending.
+def require_at_least(least: int, **options: int | None) -> None:
+    """Raise UserError for an option whose number is too small; None is not checked."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise UserError(f"--{name} is {value}: set it to {least} or more")
 
-    Raises:
-        UserError: It is no list of positive whole numbers.
-    """
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """`256,1024` → (256, 1024), ascending; raises UserError if it is no list of positive whole numbers."""
     parts = [part.strip().replace("_", "") for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise UserError(f"--lengths {text!r} is no list of positive whole numbers: write it as 256,1024,4096")
@@ -102,24 +100,8 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def parse_masking(text: str) -> tuple[bool, ...]:
-    """`on,off` → (True, False).
-
-    Raises:
-        UserError: It names something else.
-    """
+    """`on,off` → (True, False); raises UserError if it names something else."""
     parts = text.split(",")
     if not set(parts) <= {"on", "off"}:
         raise UserError(f"--masking {text!r} is unknown: choose on, off or on,off")
     return tuple(value for name, value in (("on", True), ("off", False)) if name in parts)
-
-
-def lengths_for(given: tuple[int, ...] | None, training_lengths: Iterable[int]) -> list[int]:
-    """The given lengths, else the default multiples of every training length; ascending."""
-    return sorted(set(given or [k * length for length in training_lengths for k in MULTIPLES]))
-
-
-def require_at_least(least: int, **options: int | None) -> None:
-    """Raise UserError for an option whose number is too small; None is not checked."""
-    for name, value in options.items():
-        if value is not None and value < least:
-            raise UserError(f"--{name} is {value}: set it to {least} or more")

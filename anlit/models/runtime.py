@@ -2,8 +2,8 @@
 
 import ctypes
 import importlib.util
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from anlit.errors import UserError
 from anlit.layers.float8 import Recipe, use_float8
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -117,6 +118,21 @@ def flush_denormals() -> bool:
         Whether the processor can do it.
     """
     return torch.set_flush_denormal(True)
+
+
+@contextmanager
+def enough_memory(rows: int, length: int, device: torch.device, advice: str) -> Iterator[None]:
+    """What runs inside reads `rows` × `length` tokens.
+
+    Raises:
+        UserError: They do not fit into the device's memory; the message ends with `advice`.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # of which torch.OutOfMemoryError is one; a CPU has none of its own
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise UserError(f"{rows:,} × {length:,} tokens do not fit into the memory of {device}: {advice}") from error
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

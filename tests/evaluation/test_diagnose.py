@@ -16,10 +16,8 @@ from anlit.commands.diagnose import main
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
-from anlit.evaluation.diagnose.evaluation import cell, rows
-from anlit.evaluation.diagnose.measure import diagnose, sequences
-from anlit.evaluation.diagnose.plot import last_bin, reliable
-from anlit.evaluation.settings import parse_lengths
+from anlit.evaluation.diagnose import Diagnose, cell, last_bin, reliable, rows, sequences
+from anlit.evaluation.settings import DiagnoseSettings, parse_lengths
 from tests.data.prepared import END
 from tests.evaluation.saved import VAL_TOKENS, make_run, prepare, random_text
 
@@ -40,7 +38,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 
 def measured(run: Path, lengths: list[int], tokens: int, masked: bool | None = None) -> dict[str, Any]:
     checkpoint = load_checkpoint(str(run), "cpu")
-    return diagnose(checkpoint, data_of(checkpoint), lengths, tokens, masked)
+    settings = DiagnoseSettings(tuple(lengths), tokens=tokens, masking=masked)
+    return Diagnose(settings).measure(checkpoint, data_of(checkpoint))
 
 
 def spread_over(length: int, n_rows: int) -> list[int]:
@@ -56,7 +55,7 @@ def pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> dict[str,
     blocks = np.stack([text[place * length : (place + 1) * length + 1] for place in spread_over(length, n_rows)])
     tokens = blocks[:, :-1]
     ids = document_ids(blocks, END)[:, :-1] if masked else np.zeros_like(tokens)
-    found: dict[str, Any] = {"entropy": {}, "squared_average": {}}
+    statistics: dict[str, Any] = {"entropy": {}, "squared_average": {}}
 
     def look(layer: int, q: Any, k: Any, v: Any) -> None:
         for b, h, i in np.ndindex(n_rows, HEADS, length):
@@ -66,7 +65,7 @@ def pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> dict[str,
             values = v[b, h, keys].double()
             size = (weights @ values).square().sum() / values.square().sum(-1).mean()
             for name, value in (("entropy", -(weights * weights.log()).sum()), ("squared_average", size)):
-                found[name].setdefault((layer, h), []).append((len(keys), value.item()))
+                statistics[name].setdefault((layer, h), []).append((len(keys), value.item()))
 
     handles = [
         block.attention.register_forward_pre_hook(lambda _, arguments, layer=layer: look(layer, *arguments[:3]))
@@ -76,7 +75,7 @@ def pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> dict[str,
         model(torch.from_numpy(tokens), torch.from_numpy(ids))
     for handle in handles:
         handle.remove()
-    return found
+    return statistics
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["documents", "one text"])
@@ -84,17 +83,17 @@ def test_statistics_are_those_of_attention_pair_by_pair(run: Path, masked: bool,
     """3 sequences of 40 tokens, longer than in training, from all over the split; by layer, head and bin of n."""
     monkeypatch.setattr("anlit.attention.observation.QUERIES_PER_BLOCK", 7)
     result = measured(run, [40], 101, masked)
-    found, expected = result["lengths"][40], pair_by_pair(run, 40, 3, masked)
+    own, expected = result["lengths"][40], pair_by_pair(run, 40, 3, masked)
     assert result["masking"] is masked
-    assert (found["tokens"], found["edges"]) == (120, [1, 2, 4, 8, 16, 32])
+    assert (own["tokens"], own["edges"]) == (120, [1, 2, 4, 8, 16, 32])
     for name, layer, head in itertools.product(expected, range(2), range(HEADS)):
         queries = expected[name][layer, head]
-        for place, edge in enumerate(found["edges"]):
+        for place, edge in enumerate(own["edges"]):
             values = [value for n, value in queries if edge <= n < 2 * edge]
-            assert len(values) == found["queries"][place]
+            assert len(values) == own["queries"][place]
             mean = sum(values) / len(values) if values else math.nan
-            assert found["statistics"][name][layer][head][place] == pytest.approx(mean, rel=1e-4, nan_ok=True, abs=1e-6)
-    assert found["queries"][-1] == 3 * 9 if not masked else found["queries"][0] > 3
+            assert own["statistics"][name][layer][head][place] == pytest.approx(mean, rel=1e-4, nan_ok=True, abs=1e-6)
+    assert own["queries"][-1] == 3 * 9 if not masked else own["queries"][0] > 3
 
 
 def test_every_length_reads_whole_sequences_from_all_over_the_split(run: Path) -> None:
@@ -168,7 +167,7 @@ def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:
     """The bin [8, 16) has 1 of 200 queries, too few; NaN is no head's value; sizes are roots of mean squares."""
     nothing = [[[math.nan] * 4] * 3]
     names = ("entropy", "inverse_largest_weight", "attention_sink", "weight_latest_100", "participation")
-    found = {
+    own = {
         "length": 15,
         "edges": [1, 2, 4, 8],
         "queries": [19, 80, 100, 1],
@@ -177,8 +176,8 @@ def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:
             "squared_average": [[[9, 9, 0.25, 9]] * 3],
         },
     }  # fmt: skip
-    assert reliable(found) == 3
-    assert last_bin(found) == (4, 7)
-    assert last_bin(found | {"queries": [0, 0, 0, 1]}) == (8, 15)
-    assert rows(found) == [["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–"]]
+    assert reliable(own) == 3
+    assert last_bin(own) == (4, 7)
+    assert last_bin(own | {"queries": [0, 0, 0, 1]}) == (8, 15)
+    assert rows(own) == [["0", "–", "–", "–", "0.375 [0.250, 0.500]", "–", "0.500", "–"]]
     assert cell(np.array([1.0, 2.0]), 1) == "1.5 [1.0, 2.0]"

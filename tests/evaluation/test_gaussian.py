@@ -13,7 +13,7 @@ from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range
 from anlit.commands.diagnose import main
 from anlit.errors import UserError
-from anlit.evaluation.diagnose.gaussian import at_length, expected_total, logits_of, named
+from anlit.evaluation.gaussian import at_length, expected_total, logits_of, named
 
 
 def layer(mechanism: Mechanism) -> Mechanism:
@@ -59,20 +59,20 @@ def test_the_last_key_is_at_distance_0() -> None:
 @pytest.mark.parametrize("mechanism", [Plain(), ScaleInvariant(), SlidingWindow(60)], ids=["plain", "s-i", "window"])
 def test_samples_agree_with_sums(mechanism: Mechanism) -> None:
     """Total weight in each range, within four standard errors."""
-    found = at_length(layer(mechanism), 100, draws=4000, seed=0)
+    own = at_length(layer(mechanism), 100, draws=4000, seed=0)
     pairs = [(f"total_{span}", f"expected_total_{span}") for span in ("0_to_1", "1_to_10", "10_to_100")]
     for sampled, exact in pairs:
-        error = found[sampled]["standard_error"]
-        assert found[sampled]["mean"] == pytest.approx(found[exact]["mean"], abs=4 * error), sampled
-        assert error < 0.05 * found[exact]["mean"]
+        error = own[sampled]["standard_error"]
+        assert own[sampled]["mean"] == pytest.approx(own[exact]["mean"], abs=4 * error), sampled
+        assert error < 0.05 * own[exact]["mean"]
 
 
 def test_plain_attention_spreads_over_all_keys() -> None:
     """Entropy ln n − 1/2, and each range holds its share of the keys: that is where weight grows with distance."""
-    found = at_length(layer(Plain()), 10_000, draws=30, seed=0)
-    assert found["entropy"]["mean"] == pytest.approx(math.log(10_000) - 0.5, abs=0.01)
-    assert found["weight_1000_to_10000"]["mean"] == pytest.approx(0.9, abs=0.01)
-    assert found["entropy_1000_to_10000"]["mean"] == pytest.approx(math.log(9000) - 0.5, abs=0.01)
+    own = at_length(layer(Plain()), 10_000, draws=30, seed=0)
+    assert own["entropy"]["mean"] == pytest.approx(math.log(10_000) - 0.5, abs=0.01)
+    assert own["weight_1000_to_10000"]["mean"] == pytest.approx(0.9, abs=0.01)
+    assert own["entropy_1000_to_10000"]["mean"] == pytest.approx(math.log(9000) - 0.5, abs=0.01)
 
 
 def test_draws_depend_on_the_seed() -> None:

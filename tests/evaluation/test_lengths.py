@@ -1,5 +1,6 @@
-"""`anlit lengths`: known losses come out, the same tokens are scored at every length, seeds are grouped."""
+"""`anlit lengths`: known losses come out, the same tokens are scored at every length, seeds are grouped; its files."""
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -16,16 +17,19 @@ from torch.nn.functional import cross_entropy, one_hot
 from anlit import GPT, AnGPT, TokenShards
 from anlit.attention.documents import Documents
 from anlit.checkpoints.loading import Checkpoint, load_checkpoint
+from anlit.commands.lengths import main
 from anlit.errors import UserError
-from anlit.evaluation.arms import group_by_seed, load_candidates
+from anlit.evaluation import lengths as module
 from anlit.evaluation.data import available_targets, data_of
-from anlit.evaluation.lengths import measure as lengths_measure
-from anlit.evaluation.lengths.measure import estimate, measure, token_losses
+from anlit.evaluation.lengths import Lengths, estimate, token_losses
+from anlit.evaluation.runner import group_by_seed, load_checkpoints
+from anlit.evaluation.settings import LengthsSettings
 from tests.data.prepared import VOCABULARY, write_prepared
 from tests.evaluation.saved import LENGTH, VAL_TOKENS, make_run, prepare, save, small
 
 N = VAL_TOKENS // 64 * 64
 DOCUMENT = 24
+KINDS = ("json", "md", "html", "png", "pdf", "svg")
 
 
 class Counter(nn.Module):
@@ -75,12 +79,20 @@ def counting(tmp_path: Path) -> tuple[Checkpoint, TokenShards]:
     return checkpoint, data_of(checkpoint, str(tmp_path / "counting"))
 
 
+def measure(
+    checkpoint: Checkpoint, data: TokenShards, lengths: list[int], masking: list[bool], **settings: int
+) -> list[dict[str, Any]]:
+    evaluation = Lengths(LengthsSettings(tuple(lengths), masking=tuple(masking), **settings))
+    evaluation.plan([checkpoint], data)
+    return evaluation.measure(checkpoint, data)
+
+
 def at(losses: list[dict[str, Any]], length: int, masking: bool) -> dict[str, Any]:
     return next(own for own in losses if (own["length"], own["masking"]) == (length, masking))
 
 
 def test_known_losses_come_out_by_length_and_position(counting: tuple[Checkpoint, TokenShards]) -> None:
-    losses = measure(*counting, [16, 64], [True, False], N, batch_tokens=128)
+    losses = measure(*counting, [16, 64], [True, False], batch_tokens=128)
     assert [(own["masking"], own["length"]) for own in losses] == [(True, 16), (True, 64), (False, 16), (False, 64)]
     for own in losses:
         in_sequence = np.arange(N) % own["length"]
@@ -99,7 +111,7 @@ def test_known_losses_come_out_by_length_and_position(counting: tuple[Checkpoint
 
 
 def test_change_is_against_the_training_length_on_the_same_tokens(counting: tuple[Checkpoint, TokenShards]) -> None:
-    losses = measure(*counting, [4, 16, 32], [False], N, batch_tokens=64)
+    losses = measure(*counting, [4, 16, 32], [False], batch_tokens=64)
     trained = at(losses, LENGTH, False)
     assert trained["change"] is None
     for length in (4, 32):
@@ -133,7 +145,7 @@ def test_loss_at_the_training_length_is_that_of_validation(run: Path) -> None:
     validated = data_of(checkpoint)
     validated.val_tokens, validated.val_batch_size = N, 4
     logged = trainer.validate(checkpoint.model, validated, verbose=False)[0]
-    (own,) = measure(load_checkpoint(str(run), "cpu"), data_of(checkpoint), [LENGTH], [True], N, 4 * LENGTH)
+    (own,) = measure(load_checkpoint(str(run), "cpu"), data_of(checkpoint), [LENGTH], [True])
     assert own["total"]["loss"] == pytest.approx(logged["val/loss"], rel=1e-6)
     assert own["bits_per_byte"] == pytest.approx(logged["val/bits_per_byte"], rel=1e-6)
 
@@ -143,7 +155,7 @@ def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> 
     assert checkpoint.config is not None
     paths = {"a": str(prepare(tmp_path / "a", n_val=101)), "b": str(prepare(tmp_path / "b", n_val=301))}
     checkpoint.config["data"] = {"class_path": "anlit.Mixture", "init_args": {"paths": paths}}
-    short, long = measure(checkpoint, data_of(checkpoint), [16, 64], [True], 384, 256)
+    short, long = measure(checkpoint, data_of(checkpoint), [16, 64], [True])
     assert short["total"]["tokens"] == long["total"]["tokens"] == 384
     assert (short["sequences"], long["sequences"]) == (7 + 18, 2 + 5)
     assert long["change"]["loss"] == pytest.approx(long["total"]["loss"] - short["total"]["loss"], rel=1e-9)
@@ -165,7 +177,11 @@ def test_a_part_of_the_tokens_is_from_all_over_the_split(run: Path) -> None:
             for number, batch in enumerate(data.val_dataloader())
             if number in chosen
         ]
-        own = at(measure(checkpoint, data_of(checkpoint), [16, 64], [True], 64 * n_chosen, 32), length, True)
+        own = at(
+            measure(checkpoint, data_of(checkpoint), [16, 64], [True], tokens=64 * n_chosen, batch_tokens=32),
+            length,
+            True,
+        )
         assert own["total"]["loss"] == pytest.approx(np.mean(expected), rel=1e-5)
         assert (own["total"]["tokens"], own["sequences"]) == (64 * n_chosen, 64 * n_chosen // length)
 
@@ -174,10 +190,10 @@ def test_too_little_memory_is_told_with_what_to_set(run: Path, monkeypatch) -> N
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(lengths_measure, "token_losses", full)
+    monkeypatch.setattr(module, "token_losses", full)
     checkpoint = load_checkpoint(str(run), "cpu")
-    with pytest.raises(UserError, match=r"A batch of 4 × 16 tokens does not fit .* set --batch_tokens to less"):
-        measure(checkpoint, data_of(checkpoint), [LENGTH], [True], N, 64)
+    with pytest.raises(UserError, match=r"4 × 16 tokens do not fit .* set --batch_tokens to less"):
+        measure(checkpoint, data_of(checkpoint), [LENGTH], [True], batch_tokens=64)
 
 
 def test_losses_do_not_depend_on_the_pieces_that_logits_are_made_in(run: Path, monkeypatch) -> None:
@@ -190,7 +206,7 @@ def test_losses_do_not_depend_on_the_pieces_that_logits_are_made_in(run: Path, m
     expected = cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none")
     assert (batch.targets == -100).any()
     for at_once in (1 << 26, 7 * VOCABULARY, 1):
-        monkeypatch.setattr(lengths_measure, "LOGITS_AT_ONCE", at_once)
+        monkeypatch.setattr(module, "LOGITS_AT_ONCE", at_once)
         torch.testing.assert_close(token_losses(checkpoint.model, batch), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(checkpoint.model(batch.tokens, batch.document_ids), logits)  # the head is back
 
@@ -204,7 +220,7 @@ def test_runs_that_differ_in_the_seed_are_one_arm(run: Path, data: Path, tmp_pat
     twice = run / "checkpoints" / "twice.ckpt"
     shutil.copy(run / "checkpoints" / "best.ckpt", twice)
     paths = [str(path) for path in (run, other, second, wider, twice, alone)]
-    arms = group_by_seed(load_candidates(paths, str(data)))
+    arms = group_by_seed(load_checkpoints(paths, str(data))[0])
     assert [arm["checkpoints"] for arm in arms] == [[0, 2], [1], [3], [4], [5]]
     labels = [arm["label"] for arm in arms]
     assert len(set(labels)) == len(labels)
@@ -221,5 +237,103 @@ def test_seeds_of_one_arm_may_begin_with_weights_of_their_own(run: Path, tmp_pat
         if place:  # the first is of a version without the setting
             config["initial_weights"] = weights
         (paths[-1] / "config.yaml").write_text(yaml.safe_dump(config))
-    arms = group_by_seed(load_candidates([str(path) for path in paths], None))
+    arms = group_by_seed(load_checkpoints([str(path) for path in paths], None)[0])
     assert [arm["checkpoints"] for arm in arms] == [[0, 3], [1, 2]]
+
+
+def command(output: Path, *arguments: object) -> dict[str, Any]:
+    """The content of lengths.json."""
+    assert main([*map(str, arguments), f"--output={output}"]) == 0
+    return json.loads((output / "lengths.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def report(run: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a report on two seeds of GPT+ and one anGPT."""
+    folder = tmp_path_factory.mktemp("report")
+    second = make_run(folder / "gpt-2", data, GPT, seed=2)
+    other = make_run(folder / "angpt", data, AnGPT)
+    command(folder / "made" / "out", run, second, other, "--lengths=64,16", "--tokens=1000")
+    return folder / "made" / "out"
+
+
+def test_command_writes_table_numbers_and_picture(report: Path) -> None:
+    assert {file.name for file in report.iterdir()} == {f"lengths.{kind}" for kind in KINDS}
+    record = json.loads((report / "lengths.json").read_text())
+    assert record["command"].startswith("anlit lengths ")
+    assert {"git", "versions", "hardware", "device", "data", "settings"} <= record.keys()
+    assert record["settings"]["tokens"] == 960
+    assert [own["seed"] for own in record["checkpoints"]] == [1, 2, 1]
+    assert [arm["checkpoints"] for arm in record["arms"]] == [[0, 1], [2]]
+    totals = [at(own, 64, False)["total"]["loss"] for own in record["measurements"][:2]]
+    loss = at(record["arms"][0]["loss"], 64, False)
+    assert loss["mean"] == pytest.approx(np.mean(totals))
+    assert loss["sd"] == pytest.approx(np.std(totals, ddof=1))
+
+    markdown = (report / "lengths.md").read_text()
+    row = next(
+        line.split(" | ") for line in markdown.splitlines() if line.startswith("| GPT+") and "| no | 64 |" in line
+    )
+    assert row[4] == f"{loss['mean']:.4f} ± {loss['sd']:.4f}"
+    assert "| 32 – 63 | 480 |" in markdown
+    assert "Evaluated on 960 tokens and not 1,000" in markdown
+
+
+def test_the_record_gives_the_same_report_again(report: Path, tmp_path: Path, capsys) -> None:
+    assert main([str(report / "lengths.json"), f"--output={tmp_path}"]) == 0
+    again = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert again == {file.name: file.read_bytes() for file in report.iterdir() if file.suffix != ".json"}
+    loss = json.loads((report / "lengths.json").read_text())["arms"][0]["loss"][0]
+    assert f"{loss['mean']:.4f} ± {loss['sd']:.4f}" in capsys.readouterr().out
+
+
+def test_default_lengths_are_1_4_and_16_times_the_training_length(run: Path, data: Path) -> None:
+    plan = Lengths(LengthsSettings()).plan(*load_checkpoints([str(run)], None))
+    assert plan == {"lengths": [16, 64, 256], "tokens": VAL_TOKENS // 256 * 256}
+
+
+@pytest.mark.parametrize("content", ["[", "[]", "{}", '{"command": 1}'])
+def test_what_is_no_record_is_one_sentence(content: str, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(UserError, match=r"other\.json .*: give (the|its) lengths\.json"):
+        main([str(tmp_path / "other.json"), f"--output={tmp_path}"])
+
+
+def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "broken"))
+    file = folder / "checkpoints" / "best.ckpt"
+    content = torch.load(file, weights_only=True)
+    content["state_dict"]["model.embedding.weight"][:] = math.nan
+    torch.save(content, file)
+    assert command(tmp_path, folder, "--lengths=16")["arms"][0]["loss"][0]["mean"] is None
+    assert "not finite" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--lengths=0,16"], "--lengths '0,16' is no list of positive whole numbers"),
+        (["--tokens=0"], "--tokens is 0"),
+        (["--batch_tokens=-1"], "--batch_tokens is -1"),
+        (["--masking=maybe"], "--masking 'maybe' is unknown: choose on, off or on,off"),
+        (["--lengths=16,2048"], f"/val has {VAL_TOKENS - 1:,} tokens to predict and this needs 2,048: set --lengths"),
+        (["--lengths=47,48"], "needs 2,256, the least common multiple of 47,48"),
+        (["--lengths=16,64", "--tokens=50"], "--tokens is 50 and --lengths 16,64 need 64 at least"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(run: Path, tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        main([str(run), f"--output={tmp_path / 'out'}", *arguments])
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_checkpoints_of_different_data_are_not_compared(run: Path, tmp_path: Path) -> None:
+    other = prepare(tmp_path / "other", seed=9)
+    second = make_run(tmp_path / "gpt-2", other, GPT)
+    with pytest.raises(UserError, match=r"have different data .* set --data"):
+        command(tmp_path / "out", run, second, "--lengths=16")
+    assert load_checkpoints([str(run), str(second)], str(other))[1].path == str(other)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--output .* cannot be made"):
+        command(tmp_path / "file", run)

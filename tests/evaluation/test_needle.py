@@ -17,17 +17,15 @@ from anlit import GPT, AnGPT, TextFiles, TokenShards
 from anlit.commands.needle import main
 from anlit.data.needle import Haystack
 from anlit.errors import UserError
-from anlit.evaluation.needle import measure as scoring
-from anlit.evaluation.needle.evaluation import over_seeds, wilson
-from anlit.evaluation.needle.measure import measure, score
-from anlit.evaluation.needle.plot import plot
+from anlit.evaluation import needle
+from anlit.evaluation.needle import over_seeds, plot, score, wilson
+from anlit.evaluation.settings import NeedleSettings
 from anlit.reporting.figure import style
 from tests.data.conftest import write_corpus
 from tests.evaluation.saved import make_run
 from tests.models.tiny import tiny
 
 VOCABULARY = 320
-DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]
 SUFFIX = 6
 SURE = 10.0
 
@@ -44,32 +42,24 @@ class Lookup(nn.Module):
         super().__init__()
         self.reach, self.errs = reach, errs
 
-    def forward(self, tokens: Tensor, document_ids: Tensor | None = None, n_logits: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, n_logits: int = 0) -> Tensor:
         rows = [[self.next(row[: end + 1]) for end in range(len(row))] for row in tokens.tolist()]
-        return self.logits(torch.tensor(rows)[:, -n_logits:])
+        return one_hot(torch.tensor(rows)[:, -n_logits:], VOCABULARY) * SURE
 
     def next(self, seen: list[int]) -> int:
         last = seen[-SUFFIX:]
         earliest = 0 if self.reach is None else max(0, len(seen) - self.reach)
         for start in range(len(seen) - SUFFIX - 1, earliest - 1, -1):
             if seen[start : start + SUFFIX] == last:
-                found = seen[start + SUFFIX]
-                return (found + 1) % VOCABULARY if self.errs(sum(seen)) else found
+                following = seen[start + SUFFIX]
+                return (following + 1) % VOCABULARY if self.errs(sum(seen)) else following
         return 0
-
-    def logits(self, h: Tensor) -> Tensor:
-        return one_hot(h, VOCABULARY) * SURE
 
 
 class Finder(nn.Module):
-    vocab_size, context_length = VOCABULARY, 128
-
     def __init__(self, **settings: Any) -> None:
         super().__init__()
         self.model, self.unused = Lookup(**settings), nn.Parameter(torch.zeros(1))
-
-    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        return self.model(tokens, document_ids)
 
 
 @pytest.fixture(scope="module")
@@ -86,45 +76,34 @@ def haystack(shards: Path) -> Haystack:
     return Haystack.of(TokenShards(str(shards)), "val")
 
 
-def shares(scores: dict[str, Any]) -> list[float]:
-    """Exact matches by depth."""
-    return [own["matches"] / own["samples"] for own in scores["by_depth"]]
+def measure(model: Any, haystack: Haystack, length: int, seed: int = 0) -> dict[str, Any]:
+    """The scores of 3 samples at each of 5 depths."""
+    return needle.measure(model, haystack, length, NeedleSettings(n_depths=5, n_samples=3, seed=seed))
 
 
 @pytest.mark.parametrize("length", [130, 256])
 def test_a_model_that_looks_up_finds_every_needle(haystack: Haystack, length: int) -> None:
-    told: list[int] = []
-    scores = measure(Finder(), haystack, length, DEPTHS, 3, seed=0, advance=told.append)
+    scores = measure(Finder(), haystack, length)
     assert scores["accuracy"] == 1
     assert scores["nats_per_token"] == pytest.approx(-math.log1p((VOCABULARY - 1) * math.exp(-SURE)), rel=1e-3)
-    assert sum(told) == 15
     assert max(abs(own["mean_depth"] - own["depth"]) for own in scores["by_depth"]) <= 0.05 + 1 / 60
 
 
 def test_a_model_that_sees_half_the_text_finds_the_later_needles(haystack: Haystack) -> None:
-    assert shares(measure(Finder(reach=160), haystack, 320, DEPTHS, 3, seed=0)) == [0, 0, 0, 1, 1]
-
-
-def test_an_untrained_model_finds_none(haystack: Haystack) -> None:
-    scores = measure(tiny(GPT, vocab_size=VOCABULARY).eval(), haystack, 130, DEPTHS, 4, seed=0)
-    assert scores["accuracy"] == 0
-    assert scores["nats_per_token"] == pytest.approx(-math.log(VOCABULARY), rel=0.1)
-
-
-def greedy(model: Finder, prompt: list[int], count: int) -> list[int]:
-    for _ in range(count):
-        prompt = [*prompt, int(model(torch.tensor([prompt]))[0, -1].argmax())]
-    return prompt[-count:]
+    scores = measure(Finder(reach=160), haystack, 320)["by_depth"]
+    assert [(own["depth"], own["matches"]) for own in scores] == [(0, 0), (0.25, 0), (0.5, 0), (0.75, 3), (1, 3)]
 
 
 def test_exact_match_is_what_greedy_decoding_gives(haystack: Haystack) -> None:
     model = Finder(errs=lambda total: total % 8 == 0)
     samples = [haystack.sample(120, i / 15, np.random.RandomState(i), True) for i in range(16)]
-    match, _ = score(model, samples, torch.device("cpu"))
+    match, _ = score(model, samples)
     decoded = []
     for sample in samples:
-        *prompt, answer = np.split(sample.tokens, [-sample.n_answer])
-        decoded.append(greedy(model, prompt[0].tolist(), sample.n_answer) == answer.tolist())
+        prompt, answer = (part.tolist() for part in np.split(sample.tokens, [-sample.n_answer]))
+        for _ in answer:
+            prompt.append(model.model.next(prompt))
+        decoded.append(prompt[-sample.n_answer :] == answer)
     assert match.tolist() == decoded
     assert 0 < sum(decoded) < 16
 
@@ -133,26 +112,23 @@ def test_log_likelihood_is_that_of_the_answer(haystack: Haystack) -> None:
     model = tiny(AnGPT, vocab_size=VOCABULARY).eval()
     samples = [haystack.sample(130, 0.5, np.random.RandomState(i), True) for i in range(6)]
     assert len({sample.n_answer for sample in samples}) > 1
-    _, found = score(model, samples, torch.device("cpu"))
-    for sample, value in zip(samples, found.tolist(), strict=True):
+    _, log_likelihoods = score(model, samples)
+    for sample, value in zip(samples, log_likelihoods.tolist(), strict=True):
         tokens = torch.from_numpy(sample.tokens)[None]
         each = model(tokens[:, :-1]).log_softmax(-1)[0, range(130), tokens[0, 1:]]
         assert value == pytest.approx(float(each[-sample.n_answer :].sum().detach()), rel=1e-4)
 
 
 def test_samples_depend_on_neither_model_nor_batch(haystack: Haystack, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nats(model: Any, seed: int = 0) -> list[float]:
-        return [own["nats_per_token"] for own in measure(model, haystack, 130, DEPTHS, 3, seed)["by_depth"]]
-
-    def depths(model: Any) -> list[float]:
-        return [own["mean_depth"] for own in measure(model, haystack, 130, DEPTHS, 3, seed=0)["by_depth"]]
+    def by_depth(name: str, model: Any, seed: int = 0) -> list[float]:
+        return [own[name] for own in measure(model, haystack, 130, seed)["by_depth"]]
 
     model = tiny(GPT, vocab_size=VOCABULARY).eval()
-    at_once = nats(model)
-    monkeypatch.setattr(scoring, "BATCH_TOKENS", 300)
-    assert nats(model) == pytest.approx(at_once, rel=1e-4)
-    assert depths(model) == depths(Finder())
-    assert nats(model, seed=1) != pytest.approx(at_once, rel=1e-4)
+    at_once = by_depth("nats_per_token", model)
+    monkeypatch.setattr(needle, "BATCH_TOKENS", 300)
+    assert by_depth("nats_per_token", model) == pytest.approx(at_once, rel=1e-4)
+    assert by_depth("mean_depth", model) == by_depth("mean_depth", Finder())
+    assert by_depth("nats_per_token", model, seed=1) != pytest.approx(at_once, rel=1e-4)
     assert len(set(at_once)) == 5
 
 
@@ -173,25 +149,22 @@ def test_the_interval_is_wilsons() -> None:
         assert wilson(hits / n, n) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
-def record_of(n_arms: int) -> dict[str, Any]:
-    """A record of two lengths and depths; arms are in turn two seeds that find some and one seed that finds none."""
+@pytest.mark.parametrize("n_arms", [1, 6])
+def test_the_heat_map_shows_the_accuracies(n_arms: int) -> None:
+    """Two lengths and depths; the arms are in turn two seeds that find some and one seed that finds none."""
 
     def scores(*matches: tuple[int, int]) -> list[dict[str, Any]]:
         return [{"by_depth": [{"matches": n, "samples": 2} for n in each]} for each in matches]
 
     arms = [("anGPT, SqrtLogN", [0, 2]), ("GPT+, plain", [1])]
-    return {
+    record = {
         "settings": {"lengths": [128, 512], "depths": [0.0, 1.0]},
         "checkpoints": [{"training_length": 128}] * 3,
         "arms": [{"label": label, "checkpoints": members} for label, members in (arms * n_arms)[:n_arms]],
         "measurements": [scores((2, 2), (1, 2)), scores((0, 0), (0, 0)), scores((2, 2), (0, 1))],
     }
-
-
-@pytest.mark.parametrize("n_arms", [1, 2, 6])
-def test_the_heat_map_shows_the_accuracies(n_arms: int) -> None:
     with style(8):
-        figure = plot(record_of(n_arms))
+        figure = plot(record)
     panels = [ax for ax in figure.axes if ax.get_title(loc="left")]
     assert len(panels) == n_arms
     for number, ax in enumerate(panels):
@@ -222,10 +195,9 @@ def test_the_command_writes_numbers_page_and_picture(
     assert record["command"].startswith("anlit needle ")
     assert record["data"]["content_sha256"] == TokenShards(str(shards)).manifest["content_sha256"]
     assert [arm["checkpoints"] for arm in record["arms"]] == [[0, 1], [2]]
-    assert [one["length"] for one in record["arms"][0]["lengths"]] == [128, 256]
-    cell = record["measurements"][0][1]["by_depth"]
-    assert [one["depth"] for one in cell] == [0, 0.5, 1]
-    assert all(one["samples"] == 2 and one["matches"] == 0 for one in cell)
+    assert [own["length"] for own in record["arms"][0]["lengths"]] == [128, 256]
+    scores = record["measurements"][0][1]["by_depth"]
+    assert [(own["depth"], own["samples"], own["matches"]) for own in scores] == [(0, 2, 0), (0.5, 2, 0), (1, 2, 0)]
     page = (tmp_path / "needle.md").read_text()
     assert "| configuration | seeds | 128 (1×) tokens | 256 (2×) tokens |" in page
     assert "0.000 ± 0.000 [0.000, 0.390]" in page

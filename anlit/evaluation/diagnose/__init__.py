@@ -1,1 +1,0 @@
-"""`anlit diagnose`: attention statistics of checkpoints, or on normal scores."""

@@ -1,0 +1,208 @@
+"""`anlit diagnose --gaussian`: attention mechanisms over independent standard normal scores, without any model.
+
+One query sees n keys at distances t = 0 … n−1 with L = a(t)·g(n)·S_t + m(t), S_t ~ N(0, 1). Statistics are means over
+draws of S, which are the same for every mechanism. Expected totals E Σ e^L = Σ e^{m + (a g)²/2} are computed exactly:
+with [SI]'s a(t), e^L has such a heavy tail that a mean over draws would not converge.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from torch import Tensor
+
+from anlit.attention import mechanisms
+from anlit.attention.backends.eager import distance_tables
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.statistics import Range, log_total, ranges, statistics, within
+from anlit.configuration import attention_label
+from anlit.errors import UserError
+from anlit.evaluation.runner import Evaluation, Report
+from anlit.reporting.figure import TEXT, legend_below, line_styles, panels
+from anlit.reporting.table import Table, markdown_table
+
+SCORES = 1 << 22
+"""Scores drawn at once: 16 MiB in float32, and a few copies exist."""
+D_HEAD = 64
+"""[SI]'s head width; BetaScaling's exponent depends on it."""
+COLUMNS = {
+    "entropy": ("entropy (nats)", ".2f"),
+    "inverse_largest_weight": ("1/w_max", ".1f"),
+    "participation": ("Σw²", ".3g"),
+    "weight_latest_100": ("last 100", ".3f"),
+}
+PANELS = {
+    "expected_total": "E Σ e^L in [t, 10t)",
+    "weight": "share of the weights in [t, 10t)",
+    "entropy": "entropy in [t, 10t) (nats)",
+}
+
+
+class Gaussian(Evaluation):
+    """How mechanisms spread the weights of one query over independent normal scores.
+
+    Args:
+        names: The mechanisms, see `named`.
+        lengths: Numbers of keys.
+        draws: Queries for each length.
+        seed: Seed of the scores.
+
+    Raises:
+        UserError: A mechanism is unknown.
+    """
+
+    name, digits = "gaussian", 7
+
+    def __init__(self, names: Iterable[str], lengths: Sequence[int], draws: int, seed: int) -> None:
+        self.mechanisms, self.lengths, self.draws, self.seed = named(names), lengths, draws, seed
+
+    def measured(self, paths: Sequence[str]) -> dict[str, Any]:
+        by_name = {
+            name: {n: at_length(mechanism, n, self.draws, self.seed) for n in self.lengths}
+            for name, mechanism in self.mechanisms.items()
+        }
+        return {"draws": self.draws, "seed": self.seed, "mechanisms": by_name}
+
+    def report(self, record: dict[str, Any]) -> Report:
+        """Tables for each n, the largest first, and the figure of the largest."""
+        by_name = record["mechanisms"]
+        lengths = sorted(next(iter(by_name.values())), key=int, reverse=True)
+        head = [title for title, _ in COLUMNS.values()]
+        parts = [
+            "# Attention over independent normal scores",
+            f"One query with n keys, {record['draws']:,} draws, seed {record['seed']}. Means ± standard errors. "
+            "Where e^L has a heavy tail, as with a large a(t)·g(n), standard errors are too small.",
+            *(f"n = {int(n):,}\n\n{markdown_table(['mechanism', *head], _rows(by_name, n))}" for n in lengths),
+            "## Ranges of distances\n\n![ranges of distances](ranges.png)",
+        ]
+        rows = [[cell.partition(" ±")[0] for cell in row] for row in _rows(by_name, lengths[0])]
+        title = f"Independent normal scores, n = {int(lengths[0]):,} keys"
+        table = Table(title, ["mechanism", *(name.replace(" ", "\n") for name in head)], rows)
+        return Report(table, parts, {"ranges.png": lambda: ranges_figure(by_name, lengths[0])})
+
+
+def named(names: Iterable[str]) -> dict[str, Mechanism]:
+    """The shipped mechanisms of these names, in any case, made with default arguments for one head.
+
+    Raises:
+        UserError: A name is unknown, or its class needs arguments.
+    """
+    classes = {known.casefold(): known for known in mechanisms.__all__}
+    made: dict[str, Mechanism] = {}
+    for name in map(str.strip, names):
+        label = classes.get(name.casefold(), "")
+        try:
+            made[label] = getattr(mechanisms, label)().for_layer(1, D_HEAD, 0)
+        except (AttributeError, TypeError) as error:
+            raise UserError(
+                f"--mechanisms {name!r} is no mechanism with default arguments: choose among "
+                + ", ".join(mechanisms.__all__)
+            ) from error
+    return made
+
+
+@torch.no_grad()
+def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, Any]:
+    """Statistics of one query with n keys, its own included.
+
+    Args:
+        mechanism: Made by `for_layer` for one head.
+        n: Number of keys; a window may hide some.
+        draws: Number of draws of the scores.
+        seed: Seed of the draws, which depend on n but not on the mechanism.
+
+    Returns:
+        `mean` and `standard_error` by name, for the statistics of `anlit.attention.statistics.statistics` and for
+        `total_1_to_10`, the sum of e^L in [1, 10); only ranges within the n keys. `expected_total_1_to_10` has a mean
+        only.
+    """
+    spans = [span for span in ranges(n - 1) if span.end <= n]
+    generator = torch.Generator().manual_seed(seed)
+    samples: dict[str, list[Tensor]] = {}
+    at_once = max(1, SCORES // n)
+    for first in range(0, draws, at_once):
+        scores = torch.randn(min(at_once, draws - first), 1, 1, n, generator=generator)
+        logits = logits_of(mechanism, scores)
+        values = statistics(logits, torch.zeros(1, 1, dtype=torch.long), spans)
+        for span in spans:
+            values[f"total_{span}"] = log_total(within(logits, span)).double().exp()
+        for name, value in values.items():
+            samples.setdefault(name, []).append(value.flatten().double())
+    summaries: dict[str, Any] = {}
+    for name, parts in samples.items():
+        drawn = torch.cat(parts)
+        summaries[name] = {"mean": drawn.mean().item(), "standard_error": (drawn.std() / len(drawn) ** 0.5).item()}
+    return summaries | {f"expected_total_{span}": {"mean": expected_total(mechanism, n, span)} for span in spans}
+
+
+def logits_of(mechanism: Mechanism, scores: Tensor) -> Tensor:
+    """L of the last query, with the keys in the order of the text; −∞ outside the window.
+
+    Args:
+        mechanism: Made by `for_layer`.
+        scores: S, (B, H or 1, 1, n).
+
+    Returns:
+        (B, H or 1, 1, n).
+    """
+    scale, m = distance_functions(mechanism, scores.shape[-1], scores)
+    return torch.addcmul(m.flip(-1)[:, None], scores, scale.flip(-1)[:, None])
+
+
+def distance_functions(mechanism: Mechanism, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """a(t)·g(n) and m(t) at t = 0 … n − 1, each (H or 1, n), in the precision of `like`; m is −∞ outside the window."""
+    n_visible = n if mechanism.window is None else min(n, mechanism.window)
+    a, m = distance_tables(mechanism, n, like)
+    g = mechanism.gain(like.new_full((1, 1, 1), float(n_visible)))
+    scale = (like.new_ones(n) if a is None else a) * (like.new_ones(1, 1) if g is None else g[0])
+    bias = like.new_zeros(1, n) if m is None else m.reshape(-1, n)
+    hidden = torch.arange(n, device=like.device) >= n_visible
+    return scale, bias.masked_fill(hidden, -math.inf)
+
+
+def expected_total(mechanism: Mechanism, n: int, span: Range) -> float:
+    """E Σ e^L over the distances in `span`, for a query with n keys: Σ e^{m + (a g)²/2}; NaN if it sees none."""
+    functions = distance_functions(mechanism, n, torch.empty(0, dtype=torch.float64))
+    scale, m = (part[0, span.first : span.end] for part in functions)
+    return log_total(m + scale.square() / 2).exp().item()
+
+
+def ranges_figure(by_name: dict[str, Any], n: str) -> Figure:
+    """[SI]'s figures 1 and 2: the expected total weight in [t, 10t), and the entropy there, for n keys."""
+    names = {name: "sliding window" if name == "SlidingWindow" else attention_label(name) for name in by_name}
+    styles = line_styles(list(names.values()))
+    figure, axes = panels(len(PANELS), len(PANELS), TEXT / len(PANELS), 2.0)
+    for ax, (kind, title) in zip(axes, PANELS.items(), strict=True):
+        for name, lengths in by_name.items():
+            own, (colour, marker, dash) = lengths[n], styles[names[name]]
+            begins = [t for t in (10**power for power in range(20)) if f"entropy_{t}_to_{10 * t}" in own]
+            means = np.array([own[f"{kind}_{t}_to_{10 * t}"]["mean"] for t in begins], dtype=float)
+            ax.plot(begins, means, linestyle=dash, color=colour, linewidth=1.2, marker=marker, markersize=3.5,
+                    label=names[name])  # fmt: skip
+        ax.set_xscale("log")
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.set_title(title)
+        ax.set_xlabel("t (tokens)")
+        if kind == "expected_total":
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(bottom=0)
+    legend_below(figure, axes[0].get_lines(), 5, f"independent normal scores, a query with {int(n):,} keys")
+    return figure
+
+
+def _rows(by_name: dict[str, Any], n: str) -> list[list[str]]:
+    """A row for each mechanism, with `COLUMNS` after its name."""
+    return [
+        [name, *(_cell(lengths[n][column], form) for column, (_, form) in COLUMNS.items())]
+        for name, lengths in by_name.items()
+    ]
+
+
+def _cell(value: dict[str, float | None], form: str) -> str:
+    numbers = (math.nan if value[name] is None else value[name] for name in ("mean", "standard_error"))
+    return " ± ".join(f"{number:{form}}" for number in numbers)

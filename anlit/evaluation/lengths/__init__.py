@@ -1,1 +1,0 @@
-"""`anlit lengths`: the loss at and beyond the training length."""

@@ -1,1 +1,0 @@
-"""`anlit needle`: needle in a haystack."""
