@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from anlit.discovery import public_classes
+
 __version__ = "0.1.0"
 
 _HOME = {
@@ -18,23 +20,16 @@ _ROOMS = ("anlit.attention.mechanisms", "anlit.layers.positions", "anlit.optim.o
 """Each public class that one of these defines is `anlit.<Name>`; a room that needs more packages comes later."""
 
 
-def _classes(room: str) -> dict[str, type]:
-    from anlit.discovery import classes_of
-
-    module = import_module(room)
-    return {name: getattr(module, name) for name in getattr(module, "__all__", ())} or classes_of(room)
-
-
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `anlit --help` need not load torch."""
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     for room in _ROOMS if name[:1].isupper() else ():
-        if name in (found := _classes(room)):
-            return found[name]
+        if name in (classes := public_classes(room)):
+            return classes[name]
     raise AttributeError(f"module 'anlit' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
     """The classes too, which are not imported yet."""
-    return sorted({*globals(), *_HOME, *(name for room in _ROOMS for name in _classes(room))})
+    return sorted({*globals(), *_HOME, *(name for room in _ROOMS for name in public_classes(room))})

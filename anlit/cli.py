@@ -1,38 +1,23 @@
 """The command `anlit`: LightningCLI's subcommands and the tools. `anlit --help` answers without importing torch."""
 
+import argparse
 import importlib
 import logging
 import os
 import select
 import sys
-from collections.abc import Callable
+from typing import Any
 
 import anlit
+from anlit.commands import COMMANDS, FILES, LIGHTNING
 from anlit.configuration import IMPORTED
 from anlit.errors import RUN_FOLDER, UserError, unforeseen
 from anlit.lazy_torchmetrics import make_torchmetrics_lazy
-from anlit.options import CommandParser
 from anlit.reporting.text import VisibleRecord, echo
+from anlit.sentences import ToolParser
 
-COMMANDS = {
-    "prepare": "a corpus into token shards: anlit prepare FineWeb --output data/fineweb",
-    "fit": "train a model: anlit fit --config experiment/demo/gpt.yaml",
-    "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt",
-    "test": "the same on the test split",
-    "study": "arms tuned, trained on several seeds, reported: anlit study --config study/convergence.yaml",
-    "benchmark": "speed: anlit benchmark step, attention",
-    "size": "memory, FLOPs and days before starting: anlit size --config FILE --gpus 8",
-    "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
-    "generate": "text from a checkpoint: anlit generate RUN 'Once upon a time'",
-    "score": "log-likelihoods of texts, per token: anlit score RUN FILE… --output scores.parquet",
-    "export": "a model out of its run, for anlit or transformers: anlit export RUN --output DIR",
-    "import": "a Qwen3, Llama and others of transformers as GPT+: anlit import FOLDER --output DIR",
-    "lengths": "loss at 1, 4 and 16 times the training length: anlit lengths RUN… --output DIR",
-    "needle": "needle in a haystack, depth × length: anlit needle RUN… --output DIR",
-    "diagnose": "attention statistics by layer, head and context length: anlit diagnose RUN --output DIR",
-}
-LIGHTNING = ("fit", "validate", "test")
-"""Subcommands of LightningCLI, in commands/fit.py; each other one has a file of its name."""
+NAMES_OF_FILES = ("CHECKPOINT", "DIR", "FILE", "FOLDER", "PATH", "RUN")
+"""How --help calls a file or a folder."""
 
 
 def usage() -> str:
@@ -48,16 +33,13 @@ def usage() -> str:
     )
 
 
-_FILES = {"import": "import_model"}  # import is a word of Python's own
+def _module(command: str) -> Any:
+    return importlib.import_module(f"anlit.commands.{FILES.get(command, command)}")
 
 
-def _entry(command: str) -> Callable[[list[str]], int]:
-    """The function behind a command, imported only now."""
+def _run(command: str, arguments: list[str]) -> int:
     make_torchmetrics_lazy()
-    if command in LIGHTNING:
-        fit = importlib.import_module("anlit.commands.fit")
-        return lambda arguments: fit.main([command, *arguments])
-    return importlib.import_module(f"anlit.commands.{_FILES.get(command, command)}").main
+    return _module(command).main([command, *arguments] if command in LIGHTNING else arguments) or 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,16 +56,18 @@ def main(argv: list[str] | None = None) -> int:
     if arguments[0] in ("-V", "--version"):
         echo(f"anlit {anlit.__version__}")
         return 0
-    if arguments[0] == "--print_completion":
-        return _print_completion(arguments[1:])
-    if arguments[0] not in COMMANDS:
+    if arguments[0] not in (*COMMANDS, "--print_completion"):
         return _fail(f"unknown command '{arguments[0]}': choose one of {', '.join(COMMANDS)}")
     logging.setLogRecordFactory(VisibleRecord)
     RUN_FOLDER.set("")
     try:
-        code = _entry(arguments[0])(_import_modules(arguments[1:])) or 0
-        sys.stdout.flush()  # otherwise Python notices at its end, and complains, that nobody reads
-        return code
+        if arguments[0] == "--print_completion":
+            echo(_completion(" ".join(arguments[1:]) or "bash"))
+            return 0
+        try:
+            return _run(arguments[0], _import_modules(arguments[1:]))
+        finally:
+            sys.stdout.flush()  # otherwise Python notices at its end, and complains, that nobody reads
     except UserError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError as error:
@@ -94,14 +78,31 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(unforeseen(error), 1)
 
 
-def _print_completion(arguments: list[str]) -> int:
-    from anlit.commands.support.completion import completion  # rarely needed
+def _completion(shell: str) -> str:
+    """The script that teaches a shell the commands, the tools' options and the names of files; written by shtab.
 
+    Raises:
+        UserError: The shell is not known, or shtab is not installed.
+    """
     try:
-        echo(completion(" ".join(arguments) or "bash", COMMANDS))
-    except UserError as error:
-        return _fail(str(error))
-    return 0
+        import shtab
+    except ImportError as error:
+        raise UserError("--print_completion needs shtab: run `make extras EXTRAS=completion`") from error
+    if shell not in shtab.SUPPORTED_SHELLS:
+        raise UserError(f"--print_completion {shell} is not known: choose one of {', '.join(shtab.SUPPORTED_SHELLS)}")
+    program = argparse.ArgumentParser(prog="anlit")
+    below = program.add_subparsers()
+    for name, what in COMMANDS.items():
+        if name in LIGHTNING:  # whose parser takes seconds to build
+            parser = ToolParser()
+            parser.add_argument("--config", metavar="FILE")
+        else:
+            parser = _module(name).parser()
+        for action in vars(parser)["_actions"]:
+            if action.metavar in NAMES_OF_FILES:
+                action.complete = shtab.FILE
+        below.add_parser(name, help=what.split(":")[0], parents=[parser], add_help=False)
+    return str(shtab.complete(program, shell))
 
 
 def _import_modules(arguments: list[str]) -> list[str]:
@@ -110,7 +111,7 @@ def _import_modules(arguments: list[str]) -> list[str]:
     Raises:
         UserError: There is no such module.
     """
-    parser = CommandParser(prog="anlit", add_help=False)
+    parser = ToolParser(prog="anlit", add_help=False)
     parser.add_argument("--import", dest="modules", action="append", default=[])
     options, others = parser.parse_known_args(arguments)
     for module in options.modules:

@@ -23,3 +23,9 @@ def classes_of(module: str, base: type = object) -> dict[str, type]:
     defined = {name: kind for name, kind in vars(import_module(module)).items() if inspect.isclass(kind)}
     own = [(name, kind) for name, kind in defined.items() if kind.__module__ == module and not name.startswith("_")]
     return {name: kind for name, kind in own if issubclass(kind, base) and kind is not base}
+
+
+def public_classes(module: str) -> dict[str, type]:
+    """Name → class, for what `__all__` of a module lists; without one, for each public class that it defines."""
+    names = getattr(import_module(module), "__all__", ())
+    return {name: getattr(import_module(module), name) for name in names} or classes_of(module)

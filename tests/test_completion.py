@@ -1,4 +1,4 @@
-"""The completion script is one that the shell takes, and it completes commands."""
+"""The completion script is one that the shell takes, and it completes commands and options."""
 
 import subprocess
 from pathlib import Path
@@ -35,8 +35,9 @@ def test_bash_takes_the_script_and_completes_commands(script: Path) -> None:
     assert set(completed(script, "anlit", "")) >= set(COMMANDS)
     assert completed(script, "anlit", "di") == ["diagnose"]
     assert "attention" in completed(script, "anlit", "benchmark", "a")
+    assert completed(script, "anlit", "score", "run", "--ba") == ["--batch_size"]
 
 
-def test_an_unknown_shell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--print_completion", "fish"]) == 2
-    assert "--print_completion fish is not known: choose one of bash, zsh, tcsh" in capsys.readouterr().err
+def test_an_unknown_shell_is_named(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--print_completion", "dos"]) == 2
+    assert "--print_completion dos is not known: choose one of bash, zsh, tcsh" in capsys.readouterr().err

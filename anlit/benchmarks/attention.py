@@ -35,7 +35,7 @@ from anlit.benchmarks.options import add_loop_options, check_names, device_of, n
 from anlit.benchmarks.record import Record
 from anlit.errors import UserError
 from anlit.models.runtime import flush_denormals
-from anlit.options import CommandParser
+from anlit.sentences import ToolParser
 
 MEAN_DOCUMENT = 1 / 8
 """Mean length of a document, in T: lengths are drawn from an exponential distribution, some of a few tokens."""
@@ -215,7 +215,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> CommandParser:
+def _parser() -> ToolParser:
     example = "--entrants 'plain,sdpa scale-invariant,eager' --widths 64 --lengths 1024"
     parser = parser_of("attention", __doc__, example, PRESETS)
     add = parser.add_argument

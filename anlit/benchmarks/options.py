@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from anlit.errors import UserError
-from anlit.options import CommandParser
+from anlit.sentences import ToolParser
 
 
-def parser_of(name: str, description: str | None, example: str, presets: Collection[str] = ()) -> CommandParser:
+def parser_of(name: str, description: str | None, example: str, presets: Collection[str] = ()) -> ToolParser:
     """A parser with --output, --device, --threads and, if there are presets, --preset, and with the texts of --help."""
-    parser = CommandParser(
+    parser = ToolParser(
         prog=f"anlit benchmark {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,1 +1,24 @@
-"""One file for each subcommand: its options, and the call of what does the work; `support` is what they share."""
+"""The subcommands: a file has the options of one, or of some that belong together, and calls what does the work."""
+
+COMMANDS = {
+    "prepare": "a corpus into token shards: anlit prepare FineWeb --output data/fineweb",
+    "fit": "train a model: anlit fit --config experiment/demo/gpt.yaml",
+    "validate": "a checkpoint's loss: anlit validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt",
+    "test": "the same on the test split",
+    "study": "arms tuned, trained on several seeds, reported: anlit study --config study/convergence.yaml",
+    "benchmark": "speed: anlit benchmark step, attention",
+    "size": "memory, FLOPs and days before starting: anlit size --config FILE --gpus 8",
+    "compare": "plot and report of several runs: anlit compare RUN… --output DIR",
+    "generate": "text from a checkpoint: anlit generate RUN 'Once upon a time'",
+    "score": "log-likelihoods of texts, per token: anlit score RUN FILE… --output scores.parquet",
+    "export": "a model out of its run, for anlit or transformers: anlit export RUN --output DIR",
+    "import": "a Qwen3, Llama and others of transformers as GPT+: anlit import FOLDER --output DIR",
+    "lengths": "loss at 1, 4 and 16 times the training length: anlit lengths RUN… --output DIR",
+    "needle": "needle in a haystack, depth × length: anlit needle RUN… --output DIR",
+    "diagnose": "attention statistics by layer, head and context length: anlit diagnose RUN --output DIR",
+}
+"""Name → what it does, and an example."""
+LIGHTNING = ("fit", "validate", "test")
+"""Subcommands of LightningCLI, all in fit.py."""
+FILES = dict.fromkeys(LIGHTNING, "fit") | {"import": "import_model"}
+"""The files of commands that do not have a file of their name; `import` is a word of Python's."""

@@ -1,9 +1,9 @@
 """`anlit benchmark NAME`: finds the benchmark and runs it."""
 
+import argparse
 import importlib
 
-from anlit.errors import UserError
-from anlit.reporting.text import echo
+from anlit.sentences import ToolParser
 
 BENCHMARKS = {
     "attention": "attention kernels: right or not, time, share of the peak, memory",
@@ -12,20 +12,21 @@ BENCHMARKS = {
 }
 
 
-def usage() -> str:
-    """What `anlit benchmark --help` prints."""
-    lines = "\n".join(f"  {name:<11}{what}" for name, what in BENCHMARKS.items())
-    return (
-        f"usage: anlit benchmark NAME [OPTIONS]\n\nbenchmarks:\n{lines}\n\n"
-        "anlit benchmark NAME --help lists the options of one."
+def parser() -> ToolParser:
+    """The name of the benchmark; each has options of its own."""
+    parser = ToolParser(
+        prog="anlit benchmark",
+        usage="anlit benchmark NAME [OPTIONS]",
+        description="\n".join(f"  {name:<11}{what}" for name, what in BENCHMARKS.items()),
+        epilog="anlit benchmark NAME --help lists the options of one.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("name", metavar="NAME", choices=list(BENCHMARKS), help="one of these")
+    return parser
 
 
 def main(argv: list[str]) -> int:
     """`anlit benchmark`; returns the exit status and raises UserError for the user's mistakes."""
-    if not argv or argv[0] in ("-h", "--help"):
-        echo(usage())
-        return 0
-    if argv[0] not in BENCHMARKS:
-        raise UserError(f"There is no benchmark '{argv[0]}': choose one of {', '.join(BENCHMARKS)}.")
+    if not argv or argv[0] not in BENCHMARKS:
+        parser().parse_args(argv[:1] or ["--help"])  # which ends here
     return importlib.import_module(f"anlit.benchmarks.{argv[0]}").main(argv[1:])

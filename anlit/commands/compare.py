@@ -3,32 +3,41 @@
 from anlit.analysis.compare import STANDARD, compare
 from anlit.analysis.wall_clock import FILE
 from anlit.benchmarks.time_runs import time_steps
-from anlit.options import CommandParser
+from anlit.sentences import ToolParser
 
 
-def main(argv: list[str]) -> int:
-    """`anlit compare`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = CommandParser(
+def parser() -> ToolParser:
+    """The options of the command."""
+    parser = ToolParser(
         prog="anlit compare",
         description="Compares trained runs: how many tokens, and how much time, does each configuration need "
         "to reach the baseline's final validation loss? Runs that differ only in their seed are averaged.",
         epilog="Writes report.html, report.md, convergence.json and the picture. Example: "
         "anlit compare runs/gpt runs/ngpt runs/angpt --output reports/first",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or a folder with run folders below it")
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="run folder, or a folder with run folders below it")
+    add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
+    add(
         "--baseline",
         metavar="NAME",
         help="what the others are measured against: a group's label as in the report, an architecture with "
         f"one group, or a run folder (default: {STANDARD}, of several the one with the lowest final loss)",
     )
-    parser.add_argument(
+    add(
         "--measure_steps",
         action="store_true",
         help="time training steps of all configurations in turns on this machine, for the speed-up in wall-clock; "
         f"{FILE} in DIR keeps them for later calls",
     )
-    arguments = parser.parse_args(argv)
-    compare(arguments.runs, arguments.output, arguments.baseline, time_steps if arguments.measure_steps else None)
-    return 0
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Compare the runs.
+
+    Raises:
+        UserError: An option or a run is wrong.
+    """
+    given = parser().parse_args(argv)
+    compare(given.runs, given.output, given.baseline, time_steps if given.measure_steps else None)

@@ -6,13 +6,12 @@ import shlex
 from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.evaluation.settings import NORMAL_LENGTHS, NORMAL_SEEDS, DiagnoseSettings, parse_lengths
-from anlit.options import CommandParser
+from anlit.sentences import ToolParser
 
 
 def main(argv: list[str]) -> int:
     """`anlit diagnose`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     command = shlex.join(["anlit", "diagnose", *argv])
     if arguments.gaussian:
         if arguments.checkpoint is not None:
@@ -56,8 +55,9 @@ def _of_normal_scores(arguments: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
+def parser() -> ToolParser:
+    """The options of the command."""
+    parser = ToolParser(
         prog="anlit diagnose",
         description="Attention statistics per layer and head over the context length: entropy, 1/w_max, Σw², the "
         "weight on ranges of distances, on the last 100 tokens and on the first (the sink), and how large the "

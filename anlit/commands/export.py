@@ -2,13 +2,13 @@
 
 from anlit.checkpoints.location import require_path
 from anlit.inference.export import FORMATS, export_model
-from anlit.options import CommandParser
 from anlit.reporting.text import echo
+from anlit.sentences import ToolParser
 
 
-def main(argv: list[str]) -> int:
-    """`anlit export`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = CommandParser(
+def parser() -> ToolParser:
+    """The options of the command."""
+    parser = ToolParser(
         prog="anlit export",
         description="Writes a trained model into a folder of its own. As safetensors: model.safetensors, config.json "
         "and, where it is known, tokenizer.json; every command of anlit takes that folder, and --initial_weights "
@@ -23,11 +23,18 @@ def main(argv: list[str]) -> int:
     )
     add("--fold", action="store_true", help="store the factors of nGPT and anGPT in their matrices: only for inference")
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
-    arguments = parser.parse_args(argv)
-    require_path(arguments.checkpoint)
-    folder = export_model(arguments.checkpoint, arguments.output, arguments.format, arguments.fold, arguments.tokenizer)
-    names = ", ".join(sorted(path.name for path in folder.iterdir()))
-    echo(f"{folder}: {names}")
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Export the model.
+
+    Raises:
+        UserError: An option, the checkpoint or the folder is wrong.
+    """
+    given = parser().parse_args(argv)
+    require_path(given.checkpoint)
+    folder = export_model(given.checkpoint, given.output, given.format, given.fold, given.tokenizer)
+    echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     if not (folder / "tokenizer.json").is_file():
         echo("without a tokenizer, which is not with the model's data any more: --tokenizer FILE adds it")
-    return 0

@@ -17,27 +17,23 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, refuse_damaged
 from anlit.checkpoints.initial_weights import load_initial_weights
-from anlit.checkpoints.location import (
-    BEST,
-    CHECKPOINTS,
-    LAST,
-    checkpoint_of_run,
-    is_sharded,
-    refuse_address,
-    refuse_links,
+from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
+from anlit.commands.parser import ConfigurationParser, hide_library_messages, origin, read_command
+from anlit.commands.run_folder import (
+    checkpoint_to_continue,
+    checkpoint_to_evaluate,
+    lock_run_folder,
+    make_run_folder,
 )
-from anlit.commands.support.bounds import make_run_dir, refused_by_lightning
-from anlit.commands.support.parser import RunParser, origin, read_command
-from anlit.commands.support.quiet import quiet
-from anlit.commands.support.run_folder import hold, refuse_lost_checkpoint
-from anlit.commands.support.trained_model import checkpoint_to_evaluate
-from anlit.commands.support.wandb_run import finish_wandb_run, wandb_run
+from anlit.commands.wandb_run import finish_wandb_run, wandb_run
+from anlit.configuration import class_name
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import RUN_FOLDER, RunError, UserError
 from anlit.lightning_internals import CommandLine
 from anlit.models.runtime import flush_denormals
 from anlit.reporting.text import echo
+from anlit.sentences import of_lightning
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
 from anlit.training.callbacks.loss_guard import LossGuard
@@ -70,30 +66,22 @@ class SaveConfigOfTraining(SaveConfigCallback):
         super().setup(trainer, pl_module, "fit")
 
 
-class AnlitCLI(RunParser):
+class FitCommand(ConfigurationParser):
     """LightningCLI whose `fit` writes one run folder: config, record, metrics, TensorBoard, checkpoints."""
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
-        run_dir_option = config.run_dir
+        given_run_dir = config.run_dir
         if config.run_dir is None:
-            config.run_dir = f"runs/{config.model.class_path.rsplit('.', 1)[-1].lower()}-seed{config.seed_everything}"
+            config.run_dir = f"runs/{class_name(config.model.class_path).lower()}-seed{config.seed_everything}"
         if self.subcommand != "fit":
             files = [str(path) for path in config.config or []]
-            config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, run_dir_option, files, str(self.subcommand))
+            config.ckpt_path = checkpoint_to_evaluate(config.ckpt_path, given_run_dir, files, str(self.subcommand))
             rank_zero_only(echo)(f"{self.subcommand}: {config.ckpt_path}")
             return
-        make_run_dir(config.run_dir)
+        make_run_folder(config.run_dir)
         RUN_FOLDER.set(config.run_dir)
-        refuse_links(Path(config.run_dir))
-        if config.ckpt_path is None:
-            _refuse_existing_run(config.run_dir)
-        if config.ckpt_path == "last":
-            refuse_lost_checkpoint(config.run_dir, config.checkpoint_every_n_steps)
-        if config.ckpt_path == "best":
-            config.ckpt_path = str(Path(config.run_dir) / CHECKPOINTS / BEST)
-        if config.ckpt_path not in (None, "last"):
-            _require_checkpoint(config.ckpt_path)
+        config.ckpt_path = checkpoint_to_continue(config.run_dir, config.ckpt_path, config.checkpoint_every_n_steps)
         if config.initial_weights is not None and config.ckpt_path not in (None, "last"):
             raise UserError(
                 f"initial_weights={config.initial_weights} and ckpt_path={config.ckpt_path} both name weights: give "
@@ -108,7 +96,7 @@ class AnlitCLI(RunParser):
         run_dir, ckpt_path = self.setting("run_dir"), self.setting("ckpt_path")
         self.model.accept_changes = self.setting("accept_changes")
         if self.trainer.is_global_zero:
-            self.held = hold(run_dir)
+            self.lock = lock_run_folder(run_dir)
             path = Path(run_dir) / CHECKPOINTS / LAST if ckpt_path == "last" else Path(ckpt_path or "")
             if ckpt_path is not None and os.path.lexists(path):
                 refuse_damaged(path)
@@ -118,7 +106,7 @@ class AnlitCLI(RunParser):
 
     def after_fit(self) -> None:
         if self.trainer.is_global_zero:
-            self.held.close()
+            self.lock.close()
             finish_wandb_run()
 
     def instantiate_classes(self) -> None:
@@ -135,7 +123,7 @@ class AnlitCLI(RunParser):
         except (MisconfigurationException, TypeError) as error:
             if isinstance(error, TypeError) and "CPUAccelerator" not in str(error):  # a mistake in the code
                 raise
-            raise refused_by_lightning(error) from error
+            raise UserError(of_lightning(error)) from error
 
     def _set_vocabulary_from_data(self) -> None:
         """Set a missing vocab_size to that of the data, which is prepared first if necessary."""
@@ -152,39 +140,36 @@ class AnlitCLI(RunParser):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add the callbacks, loggers and plugins that every run has to those of the configuration."""
         trainer, run_dir = self.setting("trainer", default={}), self.setting("run_dir")
-        if self.subcommand != "fit":
+        configured = _as_list(trainer.get("callbacks"))
+        progress = _progress(trainer, configured)
+        if self.subcommand == "fit":
+            kwargs["default_root_dir"] = run_dir
+            logger = _loggers(trainer.get("logger"), run_dir)
+            callbacks = [*configured, *self._callbacks_of_runs(configured, progress)]
+        else:
             self.save_config_callback = None  # it would write config.yaml into the working directory
-            own = _as_list(trainer.get("callbacks"))
-            return super().instantiate_trainer(
-                callbacks=[*own, *_progress(trainer, own)],
-                logger=trainer.get("logger") or False,
-                plugins=[*_as_list(trainer.get("plugins")), AtomicCheckpointIO()],  # reads sharded checkpoints too
-                **kwargs,
-            )
-        every = self.setting("checkpoint_every_n_steps")
-        own = _as_list(trainer.get("callbacks"))
-        guarded = any(isinstance(callback, LossGuard) for callback in own)
-        return super().instantiate_trainer(
-            default_root_dir=run_dir,
-            logger=_loggers(trainer.get("logger"), run_dir),
-            plugins=[*_as_list(trainer.get("plugins")), AtomicCheckpointIO()],
-            callbacks=[
-                *own,
-                *([] if guarded else [StopOnNonFinite()]),
-                FiniteCheckpoints(),
-                Throughput(),
-                *_progress(trainer, own),
-                NormMonitor(),
-                RandomState(),
-                MetricsOnResume(),
-                RunRecord(run_dir),
-                BestCheckpoint(run_dir),
-                LastCheckpoint(run_dir, every),
-                WholeSteps(),
-                StopListening(),
-            ],
-            **kwargs,
-        )
+            logger = trainer.get("logger") or False
+            callbacks = [*configured, *progress]
+        plugins = [*_as_list(trainer.get("plugins")), AtomicCheckpointIO()]  # it reads sharded checkpoints too
+        return super().instantiate_trainer(callbacks=callbacks, logger=logger, plugins=plugins, **kwargs)
+
+    def _callbacks_of_runs(self, configured: list[Any], progress: list[RunProgress]) -> list[L.Callback]:
+        """Those of every run. A loss that is not finite stops it, unless the configuration has a LossGuard."""
+        run_dir = self.setting("run_dir")
+        return [
+            *([] if any(isinstance(callback, LossGuard) for callback in configured) else [StopOnNonFinite()]),
+            FiniteCheckpoints(),
+            Throughput(),
+            *progress,
+            NormMonitor(),
+            RandomState(),
+            MetricsOnResume(),
+            RunRecord(run_dir),
+            BestCheckpoint(run_dir),
+            LastCheckpoint(run_dir, self.setting("checkpoint_every_n_steps")),
+            WholeSteps(),
+            StopListening(),
+        ]
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -193,8 +178,8 @@ def _as_list(value: Any) -> list[Any]:
 
 def _progress(trainer: Any, callbacks: list[Any]) -> list[RunProgress]:
     """Our progress line, unless the configuration has another one or turns it off."""
-    wanted = trainer.get("enable_progress_bar") is not False
-    return [RunProgress()] if wanted and not any(isinstance(one, ProgressBar) for one in callbacks) else []
+    has_another = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    return [] if has_another or trainer.get("enable_progress_bar") is False else [RunProgress()]
 
 
 def _loggers(configured: Any, run_dir: str) -> Any:
@@ -202,24 +187,8 @@ def _loggers(configured: Any, run_dir: str) -> Any:
     if configured is False:
         return False
     own = [] if configured is True else _as_list(configured)
-    has_tensorboard = any(isinstance(one, TensorBoardLogger) for one in own)
+    has_tensorboard = any(isinstance(logger, TensorBoardLogger) for logger in own)
     return [CSVLogger(run_dir), *([] if has_tensorboard else [TensorBoardLogger(run_dir, "", "")]), *own]
-
-
-@rank_zero_only
-def _refuse_existing_run(run_dir: str) -> None:
-    if (Path(run_dir) / "run.json").is_file():
-        raise UserError(
-            f"run_dir={run_dir} already holds a run: continue it with --ckpt_path last, or choose another --run_dir"
-        )
-
-
-def _require_checkpoint(path: str) -> None:
-    refuse_address(path)
-    if not Path(path).exists():
-        raise UserError(f"ckpt_path={path} does not exist: give a file such as RUN/checkpoints/last.ckpt, or last")
-    if Path(path).is_dir() and not is_sharded(path):
-        raise UserError(f"ckpt_path={path} is a folder but not a checkpoint: give RUN/checkpoints/last.ckpt, or last")
 
 
 def main(arguments: list[str]) -> int:
@@ -228,11 +197,11 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(format="%(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     flush_denormals()  # before torch starts its threads
-    quiet()
+    hide_library_messages()
     refusals.listen()
     try:
         read_command(
-            AnlitCLI, arguments, save_config_callback=SaveConfigOfTraining, save_config_kwargs={"overwrite": True}
+            FitCommand, arguments, save_config_callback=SaveConfigOfTraining, save_config_kwargs={"overwrite": True}
         )
     except OSError as error:
         if error.errno not in FULL:

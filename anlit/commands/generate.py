@@ -1,118 +1,25 @@
 """`anlit generate`: continuations of prompts, streamed to the terminal or as JSON lines."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
-from anlit.options import CommandParser
 from anlit.reading import read_text
 from anlit.reporting.text import echo, json_line
+from anlit.sentences import ToolParser
 
 if TYPE_CHECKING:
     from anlit.inference.generation import OnToken
     from anlit.inference.text import CheckpointTokenizer
 
 
-def read_prompts(texts: Sequence[str], file: str | None, stdin: TextIO) -> list[str]:
-    """Prompts from the command line, from a file, or from standard input if there is neither.
-
-    Args:
-        texts: The prompts of the command line.
-        file: `.jsonl` with a {"prompt": "…"} per line, `-` for standard input, or any other text file, which is one
-            prompt.
-        stdin: Standard input; all of it is one prompt.
-
-    Raises:
-        UserError: There is no prompt, or the file cannot be read.
-    """
-    prompts = list(texts)
-    if file is not None and file != "-":
-        prompts += _from_file(Path(file))
-    elif file == "-" or (not prompts and not stdin.isatty()):
-        prompts.append(stdin.read())
-    if not prompts:
-        raise UserError("there is no prompt: give one as an argument, with --prompts FILE or on standard input")
-    for number, prompt in enumerate(prompts, 1):
-        if not prompt:
-            raise UserError(f"prompt {number} of {len(prompts)} is empty: give at least one token of text to continue")
-    return prompts
-
-
-def _from_file(path: Path) -> list[str]:
-    try:
-        content = read_text(path)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8, or too large"
-        raise UserError(f"--prompts {path} cannot be read ({reason}): give a text file or .jsonl") from error
-    if path.suffix != ".jsonl":
-        return [content]
-    prompts = []
-    for number, line in enumerate(content.splitlines(), 1):
-        if line.strip():
-            try:
-                prompts.append(str(json.loads(line)["prompt"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(
-                    f'{path}, line {number} is no prompt: write {{"prompt": "text"}} in every line'
-                ) from error
-    return prompts
-
-
-def _stream(header: str, text: "CheckpointTokenizer", out: TextIO) -> "OnToken":
-    """Print the header, and return what prints the tokens of the only continuation as they come."""
-    from tokenizers.decoders import DecodeStream
-
-    stream = DecodeStream(skip_special_tokens=True)  # waits until all bytes of a character are there
-    echo(header, out, end="")
-
-    def on_token(number: int, token: int | None) -> None:
-        echo("\n" if token is None else stream.step(text.tokenizer, token) or "", out, end="")
-
-    return on_token
-
-
-def generate(arguments: argparse.Namespace, stdin: TextIO, out: TextIO) -> None:
-    """Continue the prompts and print the result."""
-    if arguments.max_tokens < 1 or arguments.samples < 1 or arguments.batch_size < 1:
-        raise UserError("--max_tokens, --samples and --batch_size must be at least 1")
-    require_path(arguments.checkpoint)
-    prompts = read_prompts(arguments.prompt, arguments.prompts, stdin)
-
-    from anlit.checkpoints.loading import load_checkpoint  # after the checks: torch takes seconds
-    from anlit.inference import generation
-    from anlit.inference.sampling import Sampling
-    from anlit.inference.text import text_of
-
-    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
-    checkpoint = load_checkpoint(arguments.checkpoint, arguments.device)
-    text = text_of(checkpoint, arguments.tokenizer)
-    asked = [(prompt, sample) for prompt in prompts for sample in range(arguments.samples)]
-    requests = [generation.Request(text.prompt(prompt, checkpoint), sample) for prompt, sample in asked]
-    streams = len(requests) == 1 and not arguments.json
-    on_token = _stream(prompts[0], text, out) if streams else lambda number, token: None
-    decoder, batch_size = checkpoint.model.model, arguments.batch_size
-    found = generation.generate(
-        decoder, requests, arguments.max_tokens, sampling, text.ending, batch_size, text.size, on_token
-    )
-    for number, ((prompt, sample), request, one) in enumerate(zip(asked, requests, found, strict=True)):
-        continuation = text.decode(one.tokens)
-        if arguments.json:
-            record = {"prompt": prompt, "prompt_tokens": list(request.prompt), "sample": sample, "text": continuation}
-            echo(json_line({**record, **vars(one)}), out)
-        elif not streams:
-            name = f"prompt {number // arguments.samples + 1}"
-            name += f", sample {sample + 1}" if arguments.samples > 1 else ""
-            echo(f"--- {name}\n{prompt}{continuation}\n", out)
-
-
-def main(argv: list[str]) -> int:
-    """`anlit generate`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = CommandParser(
+def parser() -> ToolParser:
+    """The options of the command."""
+    parser = ToolParser(
         prog="anlit generate",
         description="Continues prompts with a trained model. A continuation depends on its prompt, the seed and the "
         "number of the sample, not on the other prompts.",
@@ -132,5 +39,97 @@ def main(argv: list[str]) -> int:
     add("--json", action="store_true", help="print one JSON object per continuation, with tokens and log-likelihoods")
     add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    generate(parser.parse_args(argv), sys.stdin, sys.stdout)
-    return 0
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Continue the prompts and print the result.
+
+    Raises:
+        UserError: An option, a prompt, the checkpoint or its tokenizer is wrong.
+    """
+    given = parser().parse_args(argv)
+    if given.max_tokens < 1 or given.samples < 1 or given.batch_size < 1:
+        raise UserError("--max_tokens, --samples and --batch_size must be at least 1")
+    require_path(given.checkpoint)
+    prompts = read_prompts(given.prompt, given.prompts)
+
+    from anlit.checkpoints.loading import load_checkpoint  # after the checks: torch takes seconds
+    from anlit.inference import generation
+    from anlit.inference.sampling import Sampling
+    from anlit.inference.text import text_of
+
+    sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
+    checkpoint = load_checkpoint(given.checkpoint, given.device)
+    text = text_of(checkpoint, given.tokenizer)
+    asked = [(prompt, sample) for prompt in prompts for sample in range(given.samples)]
+    requests = [generation.Request(text.prompt(prompt, checkpoint), sample) for prompt, sample in asked]
+    streams = len(requests) == 1 and not given.json
+    on_token = _stream(prompts[0], text) if streams else lambda number, token: None
+    decoder = checkpoint.model.model
+    continuations = generation.generate(
+        decoder, requests, given.max_tokens, sampling, text.ending, given.batch_size, text.size, on_token
+    )
+    for number, ((prompt, sample), request, tokens) in enumerate(zip(asked, requests, continuations, strict=True)):
+        continuation = text.decode(tokens.tokens)
+        if given.json:
+            record = {"prompt": prompt, "prompt_tokens": list(request.prompt), "sample": sample, "text": continuation}
+            echo(json_line({**record, **vars(tokens)}))
+        elif not streams:
+            name = f"prompt {number // given.samples + 1}"
+            name += f", sample {sample + 1}" if given.samples > 1 else ""
+            echo(f"--- {name}\n{prompt}{continuation}\n")
+
+
+def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:
+    """Prompts from the command line, from a file, or from standard input if there is neither.
+
+    Args:
+        texts: The prompts of the command line.
+        file: `.jsonl` with a {"prompt": "…"} per line, `-` for standard input, or any other text file, which is one
+            prompt; so is all of standard input.
+
+    Raises:
+        UserError: There is no prompt, or the file cannot be read.
+    """
+    prompts = list(texts)
+    if file is not None and file != "-":
+        prompts += _read_file(Path(file))
+    elif file == "-" or (not prompts and not sys.stdin.isatty()):
+        prompts.append(sys.stdin.read())
+    if not prompts:
+        raise UserError("there is no prompt: give one as an argument, with --prompts FILE or on standard input")
+    for number, prompt in enumerate(prompts, 1):
+        if not prompt:
+            raise UserError(f"prompt {number} of {len(prompts)} is empty: give at least one token of text to continue")
+    return prompts
+
+
+def _read_file(path: Path) -> list[str]:
+    try:
+        content = read_text(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8, or too large"
+        raise UserError(f"--prompts {path} cannot be read ({reason}): give a text file or .jsonl") from error
+    if path.suffix != ".jsonl":
+        return [content]
+    prompts = []
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            prompts += [str(json.loads(line)["prompt"])] if line.strip() else []
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f'{path}, line {number} is no prompt: write {{"prompt": "text"}} in every line') from error
+    return prompts
+
+
+def _stream(prompt: str, text: "CheckpointTokenizer") -> "OnToken":
+    """Print the prompt, and return what prints the tokens of the only continuation as they come."""
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(skip_special_tokens=True)  # waits until all bytes of a character are there
+    echo(prompt, end="")
+
+    def on_token(number: int, token: int | None) -> None:
+        echo("\n" if token is None else stream.step(text.tokenizer, token) or "", end="")
+
+    return on_token

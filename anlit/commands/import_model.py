@@ -4,13 +4,13 @@ from pathlib import Path
 
 from anlit.inference.huggingface.families import FAMILIES
 from anlit.inference.huggingface.read import import_model
-from anlit.options import CommandParser
 from anlit.reporting.text import echo
+from anlit.sentences import ToolParser
 
 
-def main(argv: list[str]) -> int:
-    """`anlit import`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = CommandParser(
+def parser() -> ToolParser:
+    """The options of the command."""
+    parser = ToolParser(
         prog="anlit import",
         description="Reads a model of transformers (config.json, safetensors, tokenizer.json) as a GPT+ into a folder "
         "that every command of anlit takes. anlit fit goes on from it with --config DIR/model.yaml and "
@@ -20,8 +20,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("source", metavar="FOLDER", help="a local folder")
     parser.add_argument("--output", required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--context_length", type=int, metavar="N", help="default: the model's max_position_embeddings")
-    arguments = parser.parse_args(argv)
-    for note in import_model(arguments.source, arguments.output, arguments.context_length):
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Import the model.
+
+    Raises:
+        UserError: An option, the model or the folder is wrong.
+    """
+    given = parser().parse_args(argv)
+    for note in import_model(given.source, given.output, given.context_length):
         echo(note)
-    echo(f"{arguments.output}: {', '.join(sorted(path.name for path in Path(arguments.output).iterdir()))}")
-    return 0
+    echo(f"{given.output}: {', '.join(sorted(path.name for path in Path(given.output).iterdir()))}")

@@ -2,14 +2,14 @@
 
 import shlex
 
-from anlit.commands.support.checkpoints import add_checkpoint_options, add_length_options, parse_with_checkpoints
+from anlit.commands.checkpoints import add_checkpoint_options, add_length_options, parse_with_checkpoints
 from anlit.evaluation.settings import BATCH_TOKENS, MOST_TOKENS, LengthsSettings, parse_lengths, parse_masking
-from anlit.options import CommandParser
+from anlit.sentences import ToolParser
 
 
-def main(argv: list[str]) -> int:
-    """`anlit lengths`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = CommandParser(
+def parser() -> ToolParser:
+    """The options of the command."""
+    parser = ToolParser(
         prog="anlit lengths",
         description="The validation loss of trained models on sequences of several lengths, always of the same "
         "tokens, with and without document masking, and by position. Runs that differ only in their seed are averaged.",
@@ -27,7 +27,12 @@ def main(argv: list[str]) -> int:
     batch = f"tokens per batch, which has at least one sequence (default: {BATCH_TOKENS:,})"
     add("--batch_tokens", type=int, default=BATCH_TOKENS, metavar="N", help=batch)
     add("--masking", default="on,off", help="document masking: on, off or both (default: on,off)")
-    arguments = parse_with_checkpoints(parser, argv)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """`anlit lengths`; returns the exit status and raises UserError for the user's mistakes."""
+    arguments = parse_with_checkpoints(parser(), argv)
     settings = LengthsSettings(
         lengths=parse_lengths(arguments.lengths) if arguments.lengths is not None else None,
         tokens=arguments.tokens,

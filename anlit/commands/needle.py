@@ -2,14 +2,14 @@
 
 import shlex
 
-from anlit.commands.support.checkpoints import add_checkpoint_options, add_length_options, parse_with_checkpoints
+from anlit.commands.checkpoints import add_checkpoint_options, add_length_options, parse_with_checkpoints
 from anlit.evaluation.settings import NeedleSettings, parse_lengths
-from anlit.options import CommandParser
+from anlit.sentences import ToolParser
 
 
-def main(argv: list[str]) -> int:
-    """`anlit needle`; returns the exit status and raises UserError for the user's mistakes."""
-    parser = CommandParser(
+def parser() -> ToolParser:
+    """The options of the command."""
+    parser = ToolParser(
         prog="anlit needle",
         description="Needle in a haystack: hides 'The special magic <city> number is <7 digits>.' in text of the "
         "validation split, asks for the number at its end, and counts how often the model gives it exactly. Runs that "
@@ -24,7 +24,12 @@ def main(argv: list[str]) -> int:
     add("--depths", type=int, default=11, metavar="N", help="number of depths, evenly from 0 to 100 %% (default: 11)")
     add("--samples", type=int, default=20, metavar="N", help="samples at each depth and length (default: 20)")
     add("--seed", type=int, default=0, help="seed of the samples (default: 0)")
-    arguments = parse_with_checkpoints(parser, argv)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """`anlit needle`; returns the exit status and raises UserError for the user's mistakes."""
+    arguments = parse_with_checkpoints(parser(), argv)
     settings = NeedleSettings(
         lengths=parse_lengths(arguments.lengths) if arguments.lengths is not None else None,
         n_depths=arguments.depths,

@@ -10,8 +10,8 @@ from anlit.data.preparation.prepare import RunOptions, prepare
 from anlit.data.preparation.recipes import CORPORA, Options, recipe_of
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import UserError
-from anlit.options import CommandParser
 from anlit.reporting.text import echo, say
+from anlit.sentences import ToolParser
 
 EPILOG = """\
 The same command goes on after an interruption, and repairs a finished folder that has lost chunks. Any data set of the
@@ -21,7 +21,7 @@ hub: anlit prepare Hub --repo allenai/c4 --files 'en/*.json.gz' --output data/c4
 
 def main(argv: list[str]) -> int:
     """Run the command; `argv` without its name."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     corpus = _corpus(arguments.corpus)
     chosen = {field.name: getattr(arguments, field.name) for field in fields(Options)}
     output = arguments.output or f"data/{(arguments.repo or corpus).rpartition('/')[2].lower()}"
@@ -70,8 +70,9 @@ def _corpus(name: str) -> str:
     raise UserError(f"There is no corpus {name}: choose one of {', '.join(CORPORA)}.")
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
+def parser() -> ToolParser:
+    """The options of the command."""
+    parser = ToolParser(
         prog="anlit prepare",
         description="Turn a corpus into token shards.",
         epilog=EPILOG,

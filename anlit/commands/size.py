@@ -2,27 +2,34 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from anlit.commands.support.quiet import quiet
 from anlit.errors import UserError
-from anlit.options import CommandParser
 from anlit.reporting.files import write_json
 from anlit.reporting.table import console
+from anlit.sentences import ToolParser
 from anlit.sizing.gpus import DENSE_BF16
+
+if TYPE_CHECKING:
+    from anlit.sizing.estimate import Plan
+
+PRECISIONS: dict[str, Any] = {"bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed", "bf16-true": "bf16-true"}
+"""Lightning's names → those of a plan; all others are 32-true."""
 
 
 def main(argv: list[str]) -> int:
-    parser = _parser()
-    options, fit_arguments = parser.parse_known_args(argv)
-    quiet()
+    """`anlit size`; returns the exit status and raises UserError for the user's mistakes."""
+    options, fit_arguments = parser().parse_known_args(argv)
     _check(options, fit_arguments)
 
-    from anlit.commands.support.sizing import parse, plan_of  # torch takes seconds: wrong options do not wait for it
+    from anlit.commands.parser import ConfigurationParser, hide_library_messages, read_command  # torch
     from anlit.sizing.estimate import estimate
     from anlit.sizing.report import show
 
-    cli = parse(["fit", *fit_arguments])
-    result = estimate(cli.model, plan_of(options, cli.config["fit"]))
+    hide_library_messages()
+    cli = read_command(ConfigurationParser, ["fit", *fit_arguments])
+    settings = cli.config["fit"]
+    result = estimate(cli.model_of(settings), plan_of(options, settings))
     show(console(), result)
     if options.json is not None:
         try:
@@ -33,8 +40,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
+def parser() -> ToolParser:
+    """The options of the command; all others are those of `anlit fit`."""
+    parser = ToolParser(
         prog="anlit size",
         description="Parameters, memory per GPU, FLOPs and days of a run. All other options are those of anlit fit, "
         "whose configuration gives the values of options that are left out here.",
@@ -61,3 +69,40 @@ def _check(options: argparse.Namespace, fit_arguments: list[str]) -> None:
             raise UserError(f"--{name} {value:g} must be at least 1")
     if not 0 < options.mfu <= 1:
         raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
+
+
+def plan_of(options: argparse.Namespace, settings: Any) -> "Plan":
+    """The plan from the command's options, and from the configuration for what they leave out.
+
+    Raises:
+        UserError: Strategy and number of GPUs contradict each other.
+    """
+    from anlit.sizing.estimate import Plan
+
+    trainer, model = settings.trainer, settings.model.init_args
+    data = settings.data.init_args if "init_args" in settings.data else settings.data
+    devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1
+    gpus = options.gpus or devices * trainer.num_nodes
+    configured: Any = {"class_path": trainer.strategy} if isinstance(trainer.strategy, str) else trainer.strategy
+    name = str(configured.get("class_path")).lower()
+    shards = any(word in name for word in ("fsdp", "modelparallel", "shard"))
+    strategy: Any = options.strategy or ("1gpu" if gpus == 1 else "fsdp" if shards else "ddp")
+    if strategy == "1gpu" and gpus > 1:
+        raise UserError(f"--strategy 1gpu is for one GPU, not {gpus}: choose ddp or fsdp, or set --gpus 1")
+    batch_size, accumulate = options.batch_size or data.get("batch_size") or 8, trainer.accumulate_grad_batches
+    tokens = options.tokens
+    if tokens is None and trainer.max_steps > 0:
+        tokens = float(trainer.max_steps) * batch_size * accumulate * gpus * model.context_length
+    return Plan(
+        gpus=gpus,
+        strategy=strategy,
+        precision=PRECISIONS.get(str(trainer.precision), "32-true"),
+        gather=configured.get("init_args.gather_dtype") or "float32",
+        checkpoint_every=model.get("runtime.recompute_every") or None,
+        batch_size=batch_size,
+        length=model.context_length,
+        accumulate=accumulate,
+        gpu=options.gpu,
+        mfu=options.mfu,
+        tokens=tokens,
+    )

@@ -5,30 +5,31 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from anlit.analysis.study.estimate import overview
 from anlit.analysis.study.launch import launch, reuse
-from anlit.analysis.study.plan import Study, Trial, read_study
+from anlit.analysis.study.plan import Study, Trial, read_config, read_study
 from anlit.analysis.study.results import refuse_other_study, require_selection, results_of, select
 from anlit.analysis.study.slurm import submit
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
 from anlit.analysis.wall_clock import read_step_times
 from anlit.benchmarks.time_runs import time_steps
-from anlit.commands.support.study_check import check_study
+from anlit.commands import COMMANDS
 from anlit.errors import UserError
-from anlit.options import CommandParser
 from anlit.reporting.files import output_folder
 from anlit.reporting.text import echo
+from anlit.sentences import ToolParser
 
 
 def main(argv: list[str]) -> int:
     """`anlit study`; 0: every run finished, 1: some failed or it was interrupted (the report says which)."""
-    parser = _parser()
-    given = parser.parse_args(_with_slurm_attached(argv, parser))
+    given = parser().parse_args(argv)
     if given.recompute:
         return _recompute(given.recompute)
-    _check(given)
+    _check_options(given)
     study = read_study(given.config, given.budget)
     output = Path(given.output or f"runs/{study.label}")
     cores = os.cpu_count() or 1
@@ -48,15 +49,15 @@ def main(argv: list[str]) -> int:
     if given.retry_failed:
         _forget_failures(study, output)
     try:
-        reuse(study.tuning_runs(), output, given.reuse, _tell)
+        reuse(study.tuning_runs(), output, given.reuse, echo)
         if given.slurm is not None:
             return _on_slurm(study, output, argv, typed, given)
         echo(overview(study, jobs))
-        launch(study.tuning_runs(), output, jobs, threads, _tell)
+        launch(study.tuning_runs(), output, jobs, threads, echo)
         selected = select(study, output)
         require_selection(study, selected)
-        reuse(study.measured_runs(selected), output, given.reuse, _tell)
-        launch(study.measured_runs(selected), output, jobs, threads, _tell)
+        reuse(study.measured_runs(selected), output, given.reuse, echo)
+        launch(study.measured_runs(selected), output, jobs, threads, echo)
         _time_steps(study, output, typed)
         _after(study, output)
     except KeyboardInterrupt:
@@ -65,8 +66,9 @@ def main(argv: list[str]) -> int:
     return _report(study, output, typed)
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
+def parser() -> ToolParser:
+    """The options of the command."""
+    parser = _StudyParser(
         prog="anlit study",
         description="Trains the runs that a study's YAML asks for (a tuning grid for each arm, then its best setting "
         "on several seeds) and writes report.html and report.md. Started again, it goes on: finished runs are kept, "
@@ -102,7 +104,7 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _check(given: argparse.Namespace) -> None:
+def _check_options(given: argparse.Namespace) -> None:
     """Raises:
     UserError: An option is missing or out of range.
     """
@@ -117,18 +119,75 @@ def _check(given: argparse.Namespace) -> None:
             raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
 
 
-def _with_slurm_attached(argv: list[str], parser: CommandParser) -> list[str]:
-    """`--slurm "--gpus-per-node=1"` as `--slurm=--gpus-per-node=1`: argparse takes what begins with a dash for an
-    option of the study's own.
+class _StudyParser(ToolParser):
+    """Takes `--slurm "--gpus-per-node=1"` for `--slurm=--gpus-per-node=1`; argparse would take it for two options."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words: list[str] = []
+        for word in args:
+            if words[-1:] == ["--slurm"] and word.startswith("-") and word.split("=")[0] not in self.options:
+                words[-1] += f"={word}"
+            else:
+                words.append(word)
+        return super().parse_known_args(words, namespace)
+
+
+def check_study(study: Study) -> None:
+    """Check all that the study will do: every run's configuration, the report's sections, the commands afterwards.
+
+    Raises:
+        UserError: Something of it would fail; of a configuration it names the arm, the key and the file.
     """
-    known = set(vars(parser)["_option_string_actions"])
-    words: list[str] = []
-    for word in argv:
-        if words and words[-1] == "--slurm" and word.startswith("-") and word.split("=")[0] not in known:
-            words[-1] += f"={word}"
-        else:
-            words.append(word)
-    return words
+    from anlit.analysis.study.sections import require_sections  # with matplotlib, as torch: --help does not wait
+
+    require_sections(study)
+    for name, template in (study.content.get("after") or {}).items():
+        program, command, *_ = [*shlex.split(str(template)), "", ""]
+        if program != "anlit" or command not in COMMANDS:
+            raise UserError(
+                f"after of {study.path} has {name}: {template}, which is no command of anlit's: give one such as "
+                "`anlit lengths {runs} --output {output}`"
+            )
+
+    from anlit.commands.parser import ConfigurationParser, hide_library_messages, read_command  # torch
+
+    hide_library_messages()
+    cli: ConfigurationParser | None = None
+    for trial in _different(study):
+        arguments = ["fit", *trial.options(Path("runs"))]
+        try:
+            cli = cli or read_command(ConfigurationParser, arguments)
+            cli.model_of(cli.read(arguments))
+        except UserError as error:
+            raise _refusal(trial, study, str(error)) from error
+
+
+def _different(study: Study) -> Iterator[Trial]:
+    """Each arm at each of its points once, with a seed; and each further seed once."""
+    seeds = [*study.seeds, *study.tuning_seeds]
+    for arm in study.arms:
+        for point in arm.points:
+            yield Trial(arm, point, seeds[0])
+    for seed in seeds[1:]:
+        yield Trial(study.arms[0], study.arms[0].points[0], seed)
+
+
+def _refusal(trial: Trial, study: Study, sentence: str) -> UserError:
+    """The parser's sentence, with the arm and the file that has the key."""
+    sentence = sentence.lstrip("-")
+    key = sentence.split("=")[0].split()[0].rsplit(".", 1)[-1]
+    below = [config for config in trial.arm.configs if key in _keys(read_config(config))]
+    in_study = any(key == name.rsplit(".", 1)[-1] for name in trial.settings)
+    file = study.path if in_study or not below else below[-1]
+    return UserError(f"arm '{trial.arm.name}', {file}: {sentence}")
+
+
+def _keys(content: Any) -> Iterator[str]:
+    """Every key of nested mappings, whatever its depth."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield str(key)
+            yield from _keys(value)
 
 
 def _on_slurm(study: Study, output: Path, argv: list[str], typed: str, given: argparse.Namespace) -> int:
@@ -139,7 +198,7 @@ def _on_slurm(study: Study, output: Path, argv: list[str], typed: str, given: ar
     if array is None:
         selected = select(study, output)
         require_selection(study, selected)
-        reuse(study.measured_runs(selected), output, given.reuse, _tell)
+        reuse(study.measured_runs(selected), output, given.reuse, echo)
         array = submit(study.measured_runs(selected), output, again, options, at_once)
         if array is None:
             _time_steps(study, output, typed)
@@ -161,7 +220,7 @@ def _time_steps(study: Study, output: Path, typed: str) -> None:
     try:
         time_steps(groups, output)
     except UserError as error:
-        _tell(f"{error}; the report is without speed-ups in wall-clock")
+        echo(f"{error}; the report is without speed-ups in wall-clock")
 
 
 def _after(study: Study, output: Path) -> None:
@@ -180,10 +239,10 @@ def _after(study: Study, output: Path) -> None:
         if stamp.is_file() and stamp.stat().st_mtime > newest:
             continue
         words = [part for word in shlex.split(template) for part in _filled(word, done, output / name)]
-        _tell(f"{name}: {template}")
+        echo(f"{name}: {template}")
         code = subprocess.run([sys.executable, "-m", *words]).returncode
         if code:
-            _tell(f"{name}: FAILED with exit code {code}; the report is without it")
+            echo(f"{name}: FAILED with exit code {code}; the report is without it")
 
 
 def _filled(word: str, runs: list[Path], folder: Path) -> list[str]:
@@ -218,7 +277,3 @@ def _forget_failures(study: Study, output: Path) -> None:
     for run in _known_runs(study, output):
         if state_of(output / run.name).status == "failed":
             forget_failure(output / run.name)
-
-
-def _tell(line: str) -> None:
-    echo(line)

@@ -13,9 +13,8 @@ import yaml
 
 from anlit.analysis.study.plan import read_study
 from anlit.cli import COMMANDS, LIGHTNING, main
-from anlit.commands import size as sizing
-from anlit.commands.study import _parser as study_parser
-from anlit.commands.support.parser import RunParser, read_command
+from anlit.commands import size, study
+from anlit.commands.parser import ConfigurationParser, read_command
 from anlit.shipped import with_configuration_files
 from tests.docs.pages import PAGES, ROOT, commands, files, name, shell_lines
 
@@ -31,7 +30,9 @@ class ParsedError(BaseException):
 @pytest.fixture(scope="module")
 def fit_parser() -> Any:
     """LightningCLI's parser of a subcommand, by its name, as `anlit.commands.fit.main` makes it."""
-    return functools.cache(lambda name: read_command(RunParser, [name, "--model=GPT", "--data=PythonSources"]).parser)
+    return functools.cache(
+        lambda name: read_command(ConfigurationParser, [name, "--model=GPT", "--data=PythonSources"]).parser
+    )
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +87,13 @@ def check(words: list[str], fit_parser: Any, monkeypatch: pytest.MonkeyPatch) ->
     command, *options = words
     assert command in COMMANDS, f"anlit has no command {command}"
     if command == "size":
-        _, options = sizing._parser().parse_known_args(options)
+        _, options = size.parser().parse_known_args(options)
         command = "fit"
     if command not in LIGHTNING:
         with _stops_when_parsed(monkeypatch), pytest.raises(ParsedError):
             main([command, *options])
         if command == "study":
-            given = study_parser().parse_args(options)
+            given = study.parser().parse_args(options)
             read_study(given.config, given.budget)
         return
     if "--print_config" in options or any(option.endswith(".help") for option in options):

@@ -126,7 +126,7 @@ def test_later_config_and_flag_win(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("mistake", "says"),
     [
-        ("--model.attention=Foo", ["model.attention=Foo", "ScaleInvariant"]),
+        ("--model.attention=Foo", ["model.attention names Foo", "ScaleInvariant"]),
         ("--model.attention=ScaleInvariant --model.attention.taux=3", ["model.attention.taux", "tau?"]),
         ("--model.attention=ScaleInvariant --model.attention.tau=-1", ["tau", "-1", "positive"]),
         ("--model.attention=ScaleInvariant --model.backend=sdpa", ["backend='sdpa'", "eager"]),
@@ -151,7 +151,7 @@ def test_a_configuration_is_read_from_this_machine_alone(shards: Path, tmp_path:
     """Lightning would ask any address that fsspec knows, `s3://…` with the user's credentials."""
     fsspec.filesystem("memory").pipe("/attention.yaml", b"class_path: anlit.LogN\n")
     assert main(fit_arguments(shards, tmp_path / "run", "--model.attention=memory://attention.yaml")) == 2
-    assert "memory://attention.yaml either not accessible or invalid" in capsys.readouterr().err
+    assert "model.attention names memory://attention.yaml, which is not a class for it" in capsys.readouterr().err
 
 
 def test_checkpoint_of_another_architecture(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from anlit.commands.support.sizing import parse
+from anlit.commands.parser import ConfigurationParser, read_command
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import MuonAdamW, parameter_groups
 
@@ -13,7 +13,8 @@ RUNS = Path(__file__).parents[2] / "configs" / "experiment"
 
 def build(folder: str, *names: str) -> LanguageModel:
     configs = [part for name in names for part in ("--config", str(RUNS / folder / f"{name}.yaml"))]
-    return parse(["fit", *configs]).model
+    command = read_command(ConfigurationParser, ["fit", *configs])
+    return command.model_of(command.config["fit"])
 
 
 def matrices(layers: int, d: int, f: int, vocabulary: int) -> int:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from anlit.cli import main
-from anlit.commands.support.bounds import make_run_dir
-from anlit.commands.support.run_folder import hold
+from anlit.commands.run_folder import lock_run_folder, make_run_folder
 from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, start, steps_logged
 from tests.integration.ranks import column, start_ranks
 
@@ -40,7 +39,7 @@ def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path
 def test_all_ranks_may_make_the_folder_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as ranks:
         for number in range(100):
-            for made in [ranks.submit(make_run_dir, str(tmp_path / str(number))) for _ in range(4)]:
+            for made in [ranks.submit(make_run_folder, str(tmp_path / str(number))) for _ in range(4)]:
                 made.result()
     assert not any((tmp_path / "0").iterdir())
 
@@ -49,8 +48,8 @@ def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch: pyt
     def no_locks(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("anlit.commands.support.run_folder.fcntl.lockf", no_locks)
-    hold(str(tmp_path)).close()
+    monkeypatch.setattr("anlit.commands.run_folder.fcntl.lockf", no_locks)
+    lock_run_folder(str(tmp_path)).close()
     assert "without locks" in caplog.text
 
 

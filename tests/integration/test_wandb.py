@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from anlit.cli import main
-from anlit.commands.support.wandb_run import RUN_ID
+from anlit.commands.wandb_run import RUN_ID
 from tests.integration.conftest import fit_arguments, run
 
 FRAGMENT = "--config=logger/wandb.yaml"

@@ -3,10 +3,10 @@
 import argparse
 
 from anlit.checkpoints.location import require_path
-from anlit.options import CommandParser
+from anlit.sentences import ToolParser
 
 
-def add_checkpoint_options(parser: CommandParser, record: str) -> None:
+def add_checkpoint_options(parser: ToolParser, record: str) -> None:
     """The checkpoints, the folder for the report and the device.
 
     Args:
@@ -18,7 +18,7 @@ def add_checkpoint_options(parser: CommandParser, record: str) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
 
 
-def add_length_options(parser: CommandParser, of: str, data: str) -> None:
+def add_length_options(parser: ToolParser, of: str, data: str) -> None:
     """The prepared folder and the lengths.
 
     Args:
@@ -30,7 +30,7 @@ def add_length_options(parser: CommandParser, of: str, data: str) -> None:
     parser.add_argument("--lengths", metavar="N,…", help=many)
 
 
-def parse_with_checkpoints(parser: CommandParser, argv: list[str]) -> argparse.Namespace:
+def parse_with_checkpoints(parser: ToolParser, argv: list[str]) -> argparse.Namespace:
     """The arguments, among them `checkpoints`, each of which is there.
 
     Raises:

@@ -28,28 +28,25 @@ def wandb_run(config: Any, run_dir: str) -> Iterator[None]:
         UserError: wandb is not installed.
     """
     loggers = config.get("trainer.logger")
-    loggers = [one for one in (loggers if isinstance(loggers, list) else [loggers]) if _is_wandb(one)]
+    loggers = loggers if isinstance(loggers, list) else [loggers]
+    loggers = [logger for logger in loggers if class_name(getattr(logger, "class_path", "")) == "WandbLogger"]
     if loggers and importlib.util.find_spec("wandb") is None:
         raise UserError("trainer.logger=WandbLogger needs wandb: run `make extras EXTRAS=wandb`")
-    before = [(one, name, one.init_args.get(name)) for one in loggers for name in ("id", "save_dir")]
-    for one in loggers:
-        one.init_args["id"] = one.init_args.get("id") or _id_of(run_dir)
-        one.init_args["save_dir"] = run_dir
+    before = [(logger.init_args.get("id"), logger.init_args.get("save_dir")) for logger in loggers]
+    for logger in loggers:
+        logger.init_args["id"] = logger.init_args.get("id") or _id_of(run_dir)
+        logger.init_args["save_dir"] = run_dir
     try:
         yield
     finally:
-        for one, name, value in before:
-            one.init_args[name] = value
+        for logger, (run_id, save_dir) in zip(loggers, before, strict=True):
+            logger.init_args["id"], logger.init_args["save_dir"] = run_id, save_dir
 
 
 def finish_wandb_run() -> None:
     """Write what is left of this process's run at Weights & Biases, if it has one."""
     if (wandb := sys.modules.get("wandb")) is not None:
         wandb.finish()
-
-
-def _is_wandb(logger: Any) -> bool:
-    return hasattr(logger, "init_args") and class_name(logger.class_path) == "WandbLogger"
 
 
 def _id_of(run_dir: str) -> str | None:

@@ -1,0 +1,173 @@
+"""The run folder of a command, and the checkpoint that it continues from or evaluates.
+
+One process trains in a folder at a time, no run is started again by mistake, and no untrained model is evaluated.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from anlit.checkpoints.location import (
+    BEST,
+    BEST_THEN_LAST,
+    CHECKPOINTS,
+    LAST,
+    checkpoint_of_run,
+    complete_checkpoints,
+    find_checkpoint,
+    is_checkpoint,
+    is_exported,
+    refuse_address,
+    refuse_links,
+)
+from anlit.errors import UserError
+from anlit.reading import number, read_json, read_rows
+from anlit.reporting.provenance import now
+from anlit.reporting.text import echo
+from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA
+
+LOCK = ".fit.lock"
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_log = logging.getLogger(__name__)
+
+
+def make_run_folder(run_dir: str) -> None:
+    """Make the run folder; its ranks do this at the same time.
+
+    Raises:
+        UserError: It cannot be made or written, or something in it is a link.
+    """
+    try:
+        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=run_dir):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"run_dir={run_dir} cannot be written ({error.strerror}): choose a folder that you may write to"
+        ) from error
+    refuse_links(Path(run_dir))
+
+
+def lock_run_folder(run_dir: str) -> IO[str]:
+    """Lock the run folder for this process, until the returned file is closed or the process ends in any way.
+
+    It is a record lock of the kernel (`lockf`). Forked processes, such as data loader workers, do not inherit it, so a
+    run that was killed can be continued at once. Between machines it works if the file system supports such locks: NFS
+    (4, or 3 with lockd), GPFS, Lustre mounted with `flock`. If not, a warning says that the folder is not locked. The
+    lock of `anlit study` is another one, which also covers the time before a run has this lock.
+
+    Raises:
+        UserError: Another process trains in this folder.
+    """
+    file = (Path(run_dir) / LOCK).open("a+")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in UNSUPPORTED:
+            _log.warning(f"{run_dir} is on a file system without locks: start no second run in it while this one runs")
+            return file
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise UserError(
+            f"run_dir={run_dir} is being trained in by {holder}: wait for its end, or choose another --run_dir"
+        ) from error
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}\n")
+    file.flush()
+    return file
+
+
+def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: int) -> str | None:
+    """The checkpoint that `fit` continues from, or "last"; None for a new run.
+
+    Args:
+        ckpt_path: A checkpoint, best, last or None.
+        every_n_steps: Optimizer steps between two last.ckpt.
+
+    Raises:
+        UserError: A new run would write over another one, or the checkpoint is missing.
+    """
+    if ckpt_path is None:
+        _refuse_existing_run(run_dir)
+    elif ckpt_path == "last":
+        _refuse_lost_checkpoint(Path(run_dir), every_n_steps)
+    else:
+        ckpt_path = str(Path(run_dir) / CHECKPOINTS / BEST) if ckpt_path == "best" else ckpt_path
+        refuse_address(ckpt_path)
+        if not is_checkpoint(ckpt_path):
+            what = "is no checkpoint" if Path(ckpt_path).exists() else "does not exist"
+            raise UserError(f"ckpt_path={ckpt_path} {what}: give a file such as RUN/checkpoints/last.ckpt, or last")
+    return ckpt_path
+
+
+@rank_zero_only
+def _refuse_existing_run(run_dir: str) -> None:
+    if (Path(run_dir) / RECORD).is_file():
+        raise UserError(
+            f"run_dir={run_dir} already holds a run: continue it with --ckpt_path last, or choose another --run_dir"
+        )
+
+
+@rank_zero_only
+def _refuse_lost_checkpoint(run: Path, every_n_steps: int) -> None:
+    """Let `--ckpt_path last` start at step 0 only if no last.ckpt was ever written, for example in a new folder.
+
+    A run that was killed before its first checkpoint starts again. One is complete before the next is due.
+    """
+    if os.path.lexists(run / CHECKPOINTS / LAST):
+        return
+    others = complete_checkpoints(run / CHECKPOINTS)
+    metrics, record = run / METRICS, run / RECORD
+    rows = read_rows(metrics) if metrics.exists() else []
+    n_steps = max((int(number(row, "step", metrics)) + 1 for row in rows if row["step"]), default=0)
+    finished = record.exists() and read_json(record, RECORD_SCHEMA).get("status") == "finished"
+    if not others and n_steps <= 2 * every_n_steps and not finished:
+        if record.is_file():
+            echo(f"{run} was stopped before its first checkpoint was complete: it starts again at step 0")
+        return
+    what = f"holds {others[0].relative_to(run)}" if others else f"holds {n_steps} logged steps"
+    instead = f"--ckpt_path {others[0]}" if others else "another --run_dir"
+    raise UserError(
+        f"ckpt_path=last finds no {CHECKPOINTS}/{LAST} in run_dir={run}, which {what}: put it back, or give {instead}"
+    )
+
+
+def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: list[str], command: str) -> str:
+    """The checkpoint of `ckpt_path`; for None, `best` and `last` a checkpoint of the configuration's run.
+
+    Args:
+        ckpt_path: A checkpoint, a run folder, best, last, or None for the best checkpoint, else the last.
+        run_dir: The configuration's run folder.
+        configs: The configuration files. If a run was moved, one of them is in its folder.
+        command: validate or test.
+
+    Raises:
+        UserError: There is no such checkpoint.
+    """
+    if ckpt_path not in (None, "best", "last"):
+        refuse_address(ckpt_path)
+        if is_exported(ckpt_path):
+            raise UserError(
+                f"ckpt_path={ckpt_path} is an exported model, which anlit {command} does not read: give the run's "
+                "checkpoint, or use anlit lengths"
+            )
+        return str(find_checkpoint(ckpt_path))
+    names = {None: BEST_THEN_LAST, "best": (BEST,), "last": (LAST,)}[ckpt_path]
+    folders = list(dict.fromkeys([*(Path(config).parent for config in configs), *([Path(run_dir)] if run_dir else [])]))
+    for folder in folders:
+        if (checkpoint := checkpoint_of_run(folder, names)) is not None:
+            return str(checkpoint)
+    searched = " or ".join(str(folder / CHECKPOINTS) for folder in folders) or "any run"
+    wanted = f"ckpt_path={ckpt_path}" if ckpt_path else f"anlit {command} without --ckpt_path"
+    raise UserError(
+        f"{wanted} finds no {' or '.join(names)} in {searched}: give "
+        "--config RUN/config.yaml of a trained run, or --ckpt_path RUN/checkpoints/best.ckpt"
+    )

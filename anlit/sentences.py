@@ -1,0 +1,186 @@
+"""Every mistake on the command line in one sentence that names the key, the value and the fix; without torch.
+
+argparse reads the options of the tools, and jsonargparse those of `anlit fit`. Of a wrong value inside a class,
+jsonargparse reports the error of every member of a union, and the whole configuration, as a nested list. The keys that
+lead to the value are in its "Parser key" lines.
+"""
+
+import argparse
+import difflib
+import importlib
+import re
+from collections.abc import Collection
+from typing import Any, NoReturn
+
+from anlit.discovery import public_classes
+from anlit.errors import UserError
+
+_KEY = re.compile(r'Parser key "([^"]+)":')
+_OWNER = re.compile(r"Problem with given class_path '([^']+)'")
+_OWNER_AFTER = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
+_VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: |\n|$)")
+_UNKNOWN = re.compile(
+    r"unrecognized arguments: ([^\s=]+)|does not accept option '([^']+)'|(?:Option '([^']+)' is|Key '([^']+)' is) not "
+)
+_MISSING = re.compile(r"the following arguments are required: (.*)")
+_OPTION = re.compile(
+    r"argument ([^:]+): (?:invalid (\w+) value: '(.*)'|invalid choice: '?(.*?)'? \(choose from (.*)\))?"
+)
+_NO_CLASS = re.compile(
+    r"(?:dot import path string|import path format): (.*)|Importing '([^']+)' is not allowed|Import path (\S+) does not"
+    r"|Multiple subclasses with name (\w+)|class_path '([^']+)':\s+(?:module|No module)|Not a valid subclass of"
+    r"|(?:module|No module).*\. Got value: (\S+)|is not iterable"
+)
+_EXPECTED = re.compile(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.*?)\])")
+_KINDS = {
+    "int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list",
+    "dict": "a mapping", "numbers": "integers such as 1,2",
+}  # fmt: skip
+NO_GPU = (
+    "trainer.accelerator needs a GPU, and none was found: set --trainer.accelerator cpu --trainer.devices 1, or check "
+    "with nvidia-smi"
+)
+ADVICE = {
+    "No supported gpu backend found": NO_GPU,
+    "CUDAAccelerator": NO_GPU,
+    "CPUAccelerator": "trainer.devices is no number of processes: give --trainer.devices 1 or more on CPU",
+    "Timer(duration=": "trainer.max_time is no duration: give DD:HH:MM:SS, such as 00:12:00:00 for twelve hours",
+}
+"""Words of a message of Lightning's → the sentence that the user gets instead."""
+
+
+class ToolParser(argparse.ArgumentParser):
+    """argparse without abbreviations, whose errors are a UserError that names option, value and fix.
+
+    Args:
+        settings: Of `argparse.ArgumentParser`; `prog` is the whole command, such as `anlit score`.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises:
+        UserError: Always.
+        """
+        raise UserError(sentence(message, self.options, self.prog))
+
+    @property
+    def options(self) -> Collection[str]:
+        """All spellings of all options: `--output`, `-h`."""
+        return self._option_string_actions
+
+
+def sentence(message: str, options: Collection[str], program: str) -> str:
+    """The cause in a message of a parser.
+
+    Args:
+        message: What the parser said.
+        options: All that may be given, for "did you mean".
+        program: The whole command, such as `anlit fit`.
+    """
+    message, see = message.strip(), f"{program} --help lists the options"
+    if match := _UNKNOWN.search(message):
+        name, owner, key = _first(match), _owner(message, match), _key(message[: match.start()])
+        if not owner and match[1] and not name.startswith("-"):
+            return f"{program} does not know what to do with {name}: {see}"
+        if owner:
+            name, options, see = (
+                name.lstrip("-"),
+                _settings_of(owner),
+                "the class has none, so leave it out, or choose a class that has it",
+            )
+        what = f"an option of {program}" if name.startswith("-") else f"a setting of {owner or program}"
+        return f"{'.'.join([*key, name])} is not {what}: {_suggestion(name, options, see)}"
+    key = _key(message)
+    if match := _MISSING.search(message):
+        names = [f"--{'.'.join([*key, name])}" if key else name for name in match[1].split(", ")]
+        names = [name.replace(f"{program.split()[-1]}.", "--", 1) for name in names]
+        names = [f"{name} ({classes})" if (classes := classes_for(name.lstrip("-"))) else name for name in names]
+        fix = "give it in a --config FILE or as an option" if "--config" in options else see
+        return f"{program} needs {' and '.join(names)}: {fix}"
+    if match := _OPTION.match(message):
+        option, kind, value, choice, choices = match.groups()
+        if kind:
+            return f"{option} {value} is of the wrong type: give {_kind(kind)}"
+        if choice:
+            return f"{option} {choice} is not known: choose one of {choices.replace(chr(39), '')}"
+        return f"{message.removeprefix('argument ').replace(': ', ' ', 1)}: {see}"
+    value = found[1] if (found := _VALUE.search(message)) else ""
+    if match := _NO_CLASS.search(message):
+        return no_class(".".join(key), _first(match) or value)
+    if kinds := [kind or f"one of {values}" for kind, values in _EXPECTED.findall(message) if kind != "NoneType"]:
+        return f"{'.'.join(key)}={value} is of the wrong type: give {' or '.join(dict.fromkeys(map(_kind, kinds)))}"
+    return f"{' '.join(message.split())[:400]}: {see}"
+
+
+def no_class(key: str, value: Any) -> str:
+    """The sentence about a value of `key` that names no class of the right type."""
+    known = next(filter(None, map(classes_for, reversed(key.split(".")[-2:]))), None)
+    fix = f"choose {known}" if known else "give the dotted path of a class that can be imported"
+    return f"{key} names {value}, which is not a class for it: {fix}"
+
+
+def classes_for(name: str) -> str:
+    """The classes that a key such as `attention` offers, found by the file that they lie in; "" for other keys."""
+    match name:
+        case "model":
+            names = ["GPT", "NGPT", "AnGPT"]
+        case "data":
+            names = [*public_classes("anlit.data.corpora"), "Mixture", "TokenShards", "NeedleInHaystack"]
+        case "attention":
+            names = [*public_classes("anlit.attention.mechanisms")]
+        case "positions":
+            names = [name for name in public_classes("anlit.layers.positions") if name != "Positions"]
+        case "optimizer":
+            names = [f"anlit.{name}" for name in public_classes("anlit.optim.optimizers")]
+            names += ["the path of a torch optimizer such as torch.optim.SGD"]
+        case _:
+            return ""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def of_lightning(error: Exception) -> str:
+    """The sentence for an error of Lightning's about the Trainer's settings."""
+    message = " ".join(str(error).split())
+    known = (advice for words, advice in ADVICE.items() if words in message)
+    return next(known, f"trainer: {message.split('. ')[0].rstrip('.')}")
+
+
+def _first(match: re.Match[str]) -> str:
+    return next((group for group in match.groups() if group), "")
+
+
+def _key(message: str) -> list[str]:
+    """The keys of the nested "Parser key" lines: model, attention, tau."""
+    keys = _KEY.findall(message)
+    return [key for key, before in zip(keys, ["", *keys], strict=False) if key != before]
+
+
+def _owner(message: str, match: re.Match[str]) -> str:
+    """The class that an unknown setting was given to; "" outside of classes."""
+    after = _OWNER_AFTER.match(message, message.find("Got value", match.end()))
+    before = _OWNER.findall(message[: match.start()])
+    return after[1] if after else before[-1] if before else ""
+
+
+def _settings_of(class_path: str) -> list[str]:
+    from anlit.settings import parameters_of  # with torch
+
+    module, _, name = class_path.rpartition(".")
+    kind = getattr(importlib.import_module(module), name)
+    return [parameter.name for parameter in parameters_of(kind) if parameter.name != "params"]
+
+
+def _suggestion(name: str, options: Collection[str], see: str) -> str:
+    """The option that was meant, else all if they are few."""
+    dashes, plain = name[: len(name) - len(name.lstrip("-"))], [option.lstrip("-") for option in options]
+    wanted = name.lstrip("-")
+    for part in (wanted, wanted.split(".")[0]):
+        if close := difflib.get_close_matches(part, plain, n=1):
+            return f"did you mean {dashes}{close[0]}?"
+    return f"choose one of {', '.join(options)}" if options and not dashes and len(options) < 40 else see
+
+
+def _kind(name: str) -> str:
+    return _KINDS.get(name, name if name.startswith("one of ") else f"a {name}")
