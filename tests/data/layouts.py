@@ -4,29 +4,20 @@ import itertools
 import json
 import random
 import struct
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-SET_NAMES = (
-    "RedPajamaCommonCrawl",
-    "RedPajamaC4",
-    "RedPajamaGithub",
-    "RedPajamaBook",
-    "RedPajamaArXiv",
-    "RedPajamaWikipedia",
-    "RedPajamaStackExchange",
+SET_NAMES = tuple(
+    f"RedPajama{name}" for name in ("CommonCrawl", "C4", "Github", "Book", "ArXiv", "Wikipedia", "StackExchange")
 )
-CHUNKS = {"train": 10, "validation": 5, "test": 5}  # folders that the hub spreads a split's files over
-STEMS = {"train": "example_train", "validation": "example_holdout", "test": "example_holdout"}
 LONG = 1_100_000  # bytes of the long document, at least
 END_OF_DOCUMENT = "<|endoftext|>"
 GPT2_END_OF_DOCUMENT = 50256
-BIN_MAGIC, BIN_VERSION = 20240520, 1
 
 PIECES = (
     "the norm of a row is one",
@@ -54,13 +45,7 @@ PIECES = (
     "trailing spaces   \n ",
 )
 FIRST = (
-    f"a text that says {END_OF_DOCUMENT} and goes on",
-    "x",
-    "\n",
-    "é",
-    "🙂",
-    "\x00",
-    "\ufeff",
+    *(f"a text that says {END_OF_DOCUMENT} and goes on", "x", "\n", "é", "🙂", "\x00", "\ufeff"),
     " leading and trailing space ",
 )
 
@@ -89,114 +74,84 @@ def _mixture(rng: random.Random, size: int) -> str:
     return "".join(parts)
 
 
+def cut(items: Sequence, parts: int) -> list[list]:
+    """`parts` runs of nearly equal length, in order: what each file of a layout gets."""
+    bounds = [len(items) * part // parts for part in range(parts + 1)]
+    return [list(items[first:last]) for first, last in itertools.pairwise(bounds)]
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def json_lines(texts: Iterable[str], names: Iterable[str] = SET_NAMES[1:2], field: str = "text") -> list[bytes]:
+    """A line for each text, its subset among `names` in turn; every second has escapes, which JSON may have."""
+    return [
+        json.dumps({field: text, "meta": {"redpajama_set_name": name}}, ensure_ascii=bool(number % 2)).encode() + b"\n"
+        for number, (text, name) in enumerate(zip(texts, itertools.cycle(names), strict=False))
+    ]
+
+
 def slimpajama(folder: Path, documents_by_split: dict[str, Sequence[str]], n_files: int = 2) -> list[Path]:
     """cerebras/SlimPajama-627B: train/chunk1/example_train_0.jsonl.zst, …, validation/…, test/….
 
-    Document i of a split is of subset `SET_NAMES[i % 7]`. A split's documents are cut into runs of
-    nearly equal length, one for each file in the order of the returned paths. Every second file has
-    several zstd frames.
-
-    Args:
-        documents_by_split: texts for any of "train", "validation", "test".
-        n_files: files for each split.
+    Document i of a split is of subset `SET_NAMES[i % 7]`. Every second file has several zstd frames.
 
     Returns:
-        The files, split by split.
+        The files, split by split, with the documents in order.
     """
-    written = []
+    files = []
     for split, texts in documents_by_split.items():
-        rows = [(text, SET_NAMES[number % len(SET_NAMES)]) for number, text in enumerate(texts)]
-        for number, part in enumerate(_cut(rows, n_files)):
-            chunk, index = number % CHUNKS[split] + 1, number // CHUNKS[split]
-            written.append(folder / split / f"chunk{chunk}" / f"{STEMS[split]}_{index}.jsonl.zst")
-            _write_slimpajama_file(written[-1], part, frames=1 + 2 * (number % 2))
-    return written
-
-
-def _write_slimpajama_file(path: Path, rows: Sequence[tuple[str, str]], frames: int) -> None:
-    """(text, redpajama_set_name) as JSON lines, cut into so many zstd frames: a reader must go on after the first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [
-        # JSON may spell a letter out or escape it: every second row has escapes.
-        json.dumps({"text": text, "meta": {"redpajama_set_name": name}}, ensure_ascii=bool(number % 2)) + "\n"
-        for number, (text, name) in enumerate(rows)
-    ]
-    cut = -(-len(lines) // frames) or 1
-    compressor = zstandard.ZstdCompressor()
-    with path.open("wb") as file:
-        for start in range(0, max(1, len(lines)), cut):
-            file.write(compressor.compress("".join(lines[start : start + cut]).encode("utf-8")))
+        for number, lines in enumerate(cut(json_lines(texts, SET_NAMES), n_files)):
+            name = f"{split}/chunk{number + 1}/example_{'train' if split == 'train' else 'holdout'}_0.jsonl.zst"
+            frames = cut(lines, 1 + 2 * (number % 2))
+            files.append(write(folder / name, b"".join(zstandard.compress(b"".join(frame)) for frame in frames)))
+    return files
 
 
 def openwebtext(folder: Path, texts: Sequence[str], n_files: int = 2, row_group_size: int = 10) -> list[Path]:
-    """Skylion007/openwebtext: plain_text/train-00000-of-00080.parquet, …, with one column of text.
-
-    Returns:
-        The files, with the texts in order.
-    """
-    written = []
-    for number, part in enumerate(_cut(texts, n_files)):
-        written.append(folder / "plain_text" / f"train-{number:05d}-of-00080.parquet")
-        _write_parquet(written[-1], pa.table({"text": pa.array(part, pa.string())}), row_group_size)
-    return written
+    """Skylion007/openwebtext: plain_text/train-00000-of-00080.parquet, …, with one column of text, in order."""
+    return _parquet_files(folder / "plain_text", "train-{:05d}-of-00080.parquet", texts, n_files, row_group_size)
 
 
 def fineweb(
     folder: Path, texts: Sequence[str], n_files: int = 2, row_group_size: int = 10, sample: str = "10BT"
 ) -> list[Path]:
-    """HuggingFaceFW/fineweb: sample/10BT/000_00000.parquet, …, with the nine columns of the hub.
+    """HuggingFaceFW/fineweb: sample/10BT/000_00000.parquet, …, the text among other columns, in order."""
+    others = {"id": "<urn:uuid:1>", "dump": "CC-MAIN-2013-20", "language_score": 0.9, "token_count": 7}
+    name = "{:03d}_00000.parquet"
+    return _parquet_files(folder / "sample" / sample, name, texts, n_files, row_group_size, others)
 
-    Returns:
-        The files, with the texts in order.
-    """
-    written = []
-    for number, part in enumerate(_cut(texts, n_files)):
-        written.append(folder / "sample" / sample / f"{number:03d}_00000.parquet")
-        dump, names = "CC-MAIN-2013-20", [f"{number}/{row}" for row in range(len(part))]
-        columns: dict[str, tuple[list, pa.DataType]] = {
-            "text": (list(part), pa.string()),
-            "id": ([f"<urn:uuid:{name}>" for name in names], pa.string()),
-            "dump": ([dump] * len(part), pa.string()),
-            "url": ([f"http://example.org/{name}" for name in names], pa.string()),
-            "date": (["2013-05-18T05:48:54Z"] * len(part), pa.string()),
-            "file_path": ([f"s3://commoncrawl/crawl-data/{dump}/{name}.warc.gz" for name in names], pa.string()),
-            "language": (["en"] * len(part), pa.string()),
-            "language_score": ([0.9] * len(part), pa.float64()),
-            "token_count": ([len(text.split()) for text in part], pa.int64()),
-        }
-        table = pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
-        _write_parquet(written[-1], table, row_group_size)
-    return written
+
+def _parquet_files(
+    folder: Path, name: str, texts: Sequence[str], n_files: int, row_group_size: int, others: Mapping[str, Any] = {}
+) -> list[Path]:
+    files = []
+    for number, part in enumerate(cut(texts, n_files)):
+        columns = {key: [value] * len(part) for key, value in others.items()}
+        files.append(write(folder / name.format(number), b""))
+        table = pa.table({"text": pa.array(part, pa.string()), **columns})
+        pq.write_table(table, files[-1], row_group_size=row_group_size)
+    return files
 
 
 def fineweb_bin(folder: Path, token_documents: Sequence[Sequence[int]], tokens_per_file: int) -> list[Path]:
-    """kjj0/fineweb10B-gpt2: fineweb_val_000000.bin, fineweb_train_000001.bin, ….
+    """kjj0/fineweb10B-gpt2: fineweb_val_000000.bin, fineweb_train_000001.bin, …, in the order of the stream.
 
-    One stream, each document after its token 50256, cut every `tokens_per_file` tokens, in the middle of
-    documents too; the last file may be shorter.
-
-    Returns:
-        The files in the order of the stream.
+    Each document comes after its token 50256; the stream is cut every `tokens_per_file` tokens, in the middle of
+    documents too.
     """
-    stream = array("H")
-    for document in token_documents:
-        stream.extend([GPT2_END_OF_DOCUMENT, *document])
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    stream = [token for document in token_documents for token in (GPT2_END_OF_DOCUMENT, *document)]
+    files = []
     for number, start in enumerate(range(0, len(stream), tokens_per_file)):
-        tokens = stream[start : start + tokens_per_file]
-        written.append(folder / f"fineweb_{'train' if number else 'val'}_{number:06d}.bin")
-        header = struct.pack("<256i", BIN_MAGIC, BIN_VERSION, len(tokens), *[0] * 253)
-        written[-1].write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
-    return written
+        name = f"fineweb_{'train' if number else 'val'}_{number:06d}.bin"
+        files.append(write(folder / name, bin_tokens(stream[start : start + tokens_per_file])))
+    return files
 
 
-def _write_parquet(path: Path, table: pa.Table, row_group_size: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path, row_group_size=row_group_size, compression="snappy")
-
-
-def _cut(items: Sequence, parts: int) -> list[list]:
-    """`parts` runs of nearly equal length, in order; some may be empty."""
-    bounds = [len(items) * part // parts for part in range(parts + 1)]
-    return [list(items[first:last]) for first, last in itertools.pairwise(bounds)]
+def bin_tokens(tokens: Sequence[int], magic: int = 20240520, version: int = 1, count: int | None = None) -> bytes:
+    """The content of a .bin file."""
+    header = [magic, version, len(tokens) if count is None else count, *[0] * 253]
+    return struct.pack("<256i", *header) + struct.pack(f"<{len(tokens)}H", *tokens)

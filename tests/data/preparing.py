@@ -1,4 +1,4 @@
-"""For the tests of `anlit prepare`: small sizes, forked processes to kill, and a reader of what was made.
+"""For the tests of `anlit prepare`: small sizes, processes to kill, and a reader of what was made.
 
 The reader uses nothing of the package: struct, zlib, numpy and the tokenizers library.
 """
@@ -32,11 +32,12 @@ from anlit.data.preparation import executors
 from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.prepare import RunOptions, prepare
 from anlit.data.preparation.recipes import CORPORA, Options, Recipe
-from tests.data.layouts import END_OF_DOCUMENT, documents
+from tests.data.layouts import END_OF_DOCUMENT, cut, documents, json_lines, write
 
 SMALL: dict[str, Any] = {"task_bytes": 20_000, "chunk_bytes": 10_001}
 SIZES: dict[str, Any] = {"task_bytes": 6_000, "chunk_bytes": 10_001}
 """Of many tasks in a corpus of 50 documents."""
+COUNTS = ("documents", "bytes", "tokens")
 KILLED = 9  # exit code of a process that a test ends on purpose
 
 
@@ -65,11 +66,6 @@ def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
     return path
 
 
-def cut(texts: list[str], n: int) -> list[list[str]]:
-    """The runs of texts that the layouts put into n files."""
-    return [texts[len(texts) * part // n : len(texts) * (part + 1) // n] for part in range(n)]
-
-
 def text_file_source(folder: Path, texts: list[str], kind: str) -> str:
     """The texts as files of a kind; the pattern for them."""
     folder.mkdir()
@@ -78,21 +74,32 @@ def text_file_source(folder: Path, texts: list[str], kind: str) -> str:
         if kind == ".parquet":
             pq.write_table(pa.table({"content": pa.array(part, pa.string())}), path, row_group_size=5)
         else:
-            path.write_bytes(b"".join(json.dumps({"content": text}).encode() + b"\n" for text in part))
+            path.write_bytes(b"".join(json_lines(part, field="content")))
     return f"*{kind}"
 
 
 def write_texts(folder: Path, texts: list[str]) -> Path:
     """A file for each text, and what is left out: a copy, nothing, not UTF-8, another ending."""
     for number, text in enumerate(texts):
-        path = folder / f"part{number % 3}" / f"{number}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text.encode())
+        write(folder / f"part{number % 3}" / f"{number}.txt", text.encode())
     (folder / "a copy.txt").write_bytes(texts[0].encode())
     (folder / "empty.txt").write_bytes(b"")
     (folder / "latin1.txt").write_bytes("größe".encode("latin-1"))
     (folder / "other.md").write_text("not asked for")
     return folder
+
+
+def is_held_out(text: str, fraction: float) -> bool:
+    """Whether the hash of a text puts it on the side of validation."""
+    return int(sha256(text.encode()).hexdigest()[:8], 16) < fraction * 2**32
+
+
+def by_split(texts: Iterable[str], fraction: float) -> dict[str, list[str]]:
+    """The streams that texts make of which a fraction is held out."""
+    streams: dict[str, list[str]] = {"val": [], "train": []}
+    for text in texts:
+        streams["val" if is_held_out(text, fraction) else "train"].append(text)
+    return streams
 
 
 def written(folder: Path) -> dict[int, int]:
@@ -115,39 +122,19 @@ def interrupted(folder: Path, recipe: Recipe, tasks: int) -> None:
     assert len(written(folder)) == tasks
 
 
-class PlainTokenizer:
-    """A tokenizer.json as the tokenizers library reads it; "<|endoftext|>" inside a text is nothing but text."""
-
-    def __init__(self, content: bytes) -> None:
-        self.tokenizer = Tokenizer.from_buffer(content)
-        self.tokenizer.encode_special_tokens = True
-        self.end = self.tokenizer.token_to_id(END_OF_DOCUMENT)
-        self.known: dict[str, list[int]] = {}
-
-    def tokens(self, texts: Iterable[str]) -> list[int]:
-        """The stream that the texts make: each and then its end-of-document token."""
-        return [token for text in texts for token in [*self._ids(text), self.end]]
-
-    def _ids(self, text: str) -> list[int]:
-        if text not in self.known:
-            self.known[text] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return self.known[text]
-
-    def texts(self, stream: np.ndarray) -> list[str]:
-        """The documents of a stream, decoded."""
-        assert stream[-1] == self.end
-        ends = np.flatnonzero(stream == self.end)
-        parts = np.split(stream, ends[:-1] + 1)
-        return self.tokenizer.decode_batch([part[part != self.end].tolist() for part in parts])
-
-
 @functools.cache
-def _plain_tokenizer(content: bytes) -> PlainTokenizer:
-    return PlainTokenizer(content)
+def _tokenizer(content: bytes) -> Tokenizer:
+    tokenizer = Tokenizer.from_buffer(content)
+    tokenizer.encode_special_tokens = True  # "<|endoftext|>" inside a text is nothing but text
+    return tokenizer
 
 
-def plain_tokenizer(path: str | Path) -> PlainTokenizer:
-    return _plain_tokenizer(Path(path).read_bytes())
+def encoded(path: str | Path, texts: Iterable[str]) -> list[int]:
+    """The stream that texts make with a tokenizer.json: each and then its end-of-document token."""
+    tokenizer = _tokenizer(Path(path).read_bytes())
+    end = tokenizer.token_to_id(END_OF_DOCUMENT)
+    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    return [token for encoding in encodings for token in [*encoding.ids, end]]
 
 
 def read_json(path: Path) -> Any:
@@ -163,10 +150,8 @@ def read_files(folder: Path) -> dict[str, dict[str, Any]]:
     """What the records say of each source file; of a file in parts, the counts of all and the last part's hash."""
     files: dict[str, dict[str, Any]] = {}
     for piece in (piece for record in read_records(folder) for piece in record["files"]):
-        counts = {
-            key: files.get(piece["name"], {}).get(key, 0) + piece[key] for key in ("documents", "bytes", "tokens")
-        }
-        files[piece["name"]] = {**piece, **counts}
+        before = files.get(piece["name"], {})
+        files[piece["name"]] = piece | {key: before.get(key, 0) + piece[key] for key in COUNTS}
     return files
 
 
@@ -187,63 +172,50 @@ def read_stream(folder: Path, stream: str) -> np.ndarray:
 
 def read_texts(folder: Path, stream: str) -> list[str]:
     """The documents of one stream, decoded."""
-    return plain_tokenizer(folder / "tokenizer.json").texts(read_stream(folder, stream))
+    tokens = read_stream(folder, stream)
+    tokenizer = _tokenizer((folder / "tokenizer.json").read_bytes())
+    ends = np.flatnonzero(tokens == tokenizer.token_to_id(END_OF_DOCUMENT))
+    assert ends[-1] == len(tokens) - 1
+    return tokenizer.decode_batch([part[:-1].tolist() for part in np.split(tokens, ends[:-1] + 1)])
 
 
 def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
     """The folder holds these texts in these streams, in this order, and everything it says about them is true."""
-    tokenizer = plain_tokenizer(folder / "tokenizer.json")
-    counts = {}
+    manifest, indices = read_json(folder / "manifest.json"), {}
+    counts: dict[str, dict[str, int]] = {}
     for stream, texts in expected.items():
-        tokens = tokenizer.tokens(texts)
+        tokens = encoded(folder / "tokenizer.json", texts)
         assert read_stream(folder, stream).tolist() == tokens, stream
         assert read_texts(folder, stream) == list(texts), stream
+        indices[stream] = [chunk["filename"] for chunk in read_json(folder / stream / "index.json")["chunks"]]
         size = sum(len(text.encode()) for text in texts)
-        chunks = len(read_json(folder / stream / "index.json")["chunks"])
-        counts[stream] = {"documents": len(texts), "bytes": size, "tokens": len(tokens), "chunks": chunks}
-    assert_counts(folder, counts)
-
-
-def assert_counts(folder: Path, counts: Mapping[str, Mapping[str, int]]) -> None:
-    """Manifest, records and the files that are there agree with the streams' documents, bytes, tokens, chunks."""
-    manifest, records = read_json(folder / "manifest.json"), read_records(folder)
-    splits = [split for split in ("train", "val", "test") if any(name.split("/")[0] == split for name in counts)]
-    assert manifest["splits"] == splits
-    for split in splits:
-        parts = {name: counts[name] for name in counts if name.split("/")[0] == split}
-        subsets = {name.split("/")[1]: dict(part) for name, part in parts.items() if "/" in name}
-        assert manifest[split] == {**summed(parts.values()), **({"subsets": subsets} if subsets else {})}
-    total = summed(counts.values())
-    assert {key: manifest[key] for key in ("documents", "bytes", "tokens")} == {
-        key: total[key] for key in ("documents", "bytes", "tokens")
-    }
-    for key in ("documents", "bytes", "tokens"):
-        assert sum(file[key] for file in read_files(folder).values()) == total[key]
-    there = {
-        f"{name}/{chunk['filename']}" for name in counts for chunk in read_json(folder / name / "index.json")["chunks"]
-    }
-    there |= {f"{name}/index.json" for name in counts} | {"manifest.json", "tasks/plan.json"}
+        numbers = {"documents": len(texts), "bytes": size, "tokens": len(tokens), "chunks": len(indices[stream])}
+        split, _, subset = stream.partition("/")
+        for place in ("all", split):
+            counts[place] = {key: counts.get(place, {}).get(key, 0) + number for key, number in numbers.items()}
+        if subset:
+            assert manifest[split]["subsets"][subset] == numbers
+    assert {key: manifest[key] for key in counts["all"]} == counts["all"]
+    assert manifest["splits"] == [split for split in ("train", "val", "test") if split in counts]
+    for split in manifest["splits"]:
+        assert {key: value for key, value in manifest[split].items() if key != "subsets"} == counts[split]
+    for key in COUNTS:
+        assert sum(file[key] for file in read_files(folder).values()) == counts["all"][key]
+    there = {f"{stream}/{name}" for stream, names in indices.items() for name in [*names, "index.json"]}
     there |= {f"tasks/{task:06d}.json" for task in range(manifest["tasks"])}
-    there |= {"tokenizer.json"} if manifest["tokenizer_sha256"] else set()
-    assert set(hashes(folder)) == there
-    assert len(records) == manifest["tasks"]
-
-
-def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    chosen = list(parts)
-    return {key: sum(part[key] for part in chosen) for key in ("documents", "bytes", "tokens", "chunks")}
+    assert set(hashes(folder)) == there | {"manifest.json", "tasks/plan.json", "tokenizer.json"}
 
 
 def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of every file under a folder, and "" for every empty folder; only the lock file is left out."""
-    found = {}
+    contents = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not (path.name == ".prepare.lock" and path.stat().st_size == 0):
-            found[name] = sha256(path.read_bytes()).hexdigest()
+            contents[name] = sha256(path.read_bytes()).hexdigest()
         elif path.is_dir() and not any(path.iterdir()):
-            found[name] = ""
-    return found
+            contents[name] = ""
+    return contents
 
 
 @contextmanager
@@ -301,15 +273,15 @@ def finish(process: Process, seconds: float = 60) -> int | None:
 
 def members(session: int) -> list[int]:
     """The living processes of a session."""
-    found = []
+    living = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
         except (OSError, ValueError):  # it has just ended
             continue
         if int(its_session) == session and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            living.append(int(stat.parent.name))
+    return living
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 20) -> None:

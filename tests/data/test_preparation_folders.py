@@ -1,4 +1,4 @@
-"""A folder whose sources or settings have changed, that is damaged, or that is something else."""
+"""A folder whose sources or settings have changed, that is damaged, or that is something else; bad documents."""
 
 import json
 import shutil
@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
+from anlit.cli import main
 from anlit.data.preparation.recipes import Recipe, Splits
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.layouts import documents
+from tests.data.layouts import documents, json_lines, write
 from tests.data.preparing import (
     SIZES,
+    assert_holds,
     hashes,
     interrupted,
     make,
+    read_files,
     read_json,
-    read_records,
     recipe_of,
     text_file_source,
     train_tokenizer,
     written,
 )
-
-FIRST = "plain_text/train-00000-of-00080.parquet"
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_source_file_that_has_changed(own_hub: Recipe, finished: Path, tmp_pat
         next((tmp_path / "out" / "val").glob("chunk-*")).unlink()
     else:
         interrupted(tmp_path / "out", own_hub, tasks=1)
-    file = tmp_path / "hub" / FIRST
+    file = tmp_path / "hub" / "plain_text" / "train-00000-of-00080.parquet"
     before = file.read_bytes()
     file.write_bytes(before.replace(b"document", b"DOCUMENT").replace(b"a", b"b"))
     with pytest.raises(UserError, match=r"train-00000-of-00080\.parquet is not what .*out was begun with: put the old"):
@@ -69,6 +69,16 @@ def test_a_source_file_that_changes_while_it_is_read(own_hub: Recipe, finished: 
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
+def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path) -> None:
+    for number, text in enumerate(list(documents(60, seed=3))[10:]):
+        write(tmp_path / "text" / f"{number}.txt", text.encode())
+    interrupted(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer), tasks=3)
+    file = max((tmp_path / "text").iterdir(), key=lambda path: path.stat().st_size)
+    file.write_bytes(b"x" * file.stat().st_size)
+    with pytest.raises(UserError, match=r"The source files are not those that .*out was begun with: put the old"):
+        make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer))
+
+
 def test_chunks_of_a_task_that_was_given_up_do_not_stay(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
     """Its source file had more documents then."""
     interrupted(tmp_path / "out", recipe, tasks=1)
@@ -77,50 +87,32 @@ def test_chunks_of_a_task_that_was_given_up_do_not_stay(recipe: Recipe, finished
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
-def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
-    for number, text in enumerate(list(documents(60, seed=3))[10:]):
-        (tmp_path / "text" / f"{number}.txt").write_bytes(text.encode())
-    recipe = recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer)
-    interrupted(tmp_path / "out", recipe, tasks=3)
-    file = max((tmp_path / "text").iterdir(), key=lambda path: path.stat().st_size)
-    file.write_bytes(b"x" * file.stat().st_size)
-    with pytest.raises(UserError, match=r"The source files are not those that .*out was begun with: put the old"):
-        make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer))
-
-
 @pytest.mark.parametrize(
-    ("options", "differs"),
+    ("corpus", "options", "differs"),
     [
-        ({"val_fraction": 0.3}, r"splits \{.*'fraction': 0.2.*\} → \{.*'fraction': 0.3"),
-        ({"text_field": "content"}, "text_field text → content"),
-        ({"tokenizer": "bpe"}, "vocab_size None → 4096"),
+        ("OpenWebText", {"val_fraction": 0.3}, r"splits \{.*'fraction': 0.2.*\} → \{.*'fraction': 0.3"),
+        ("OpenWebText", {"text_field": "content"}, "text_field text → content"),
+        ("OpenWebText", {"tokenizer": "bpe"}, "vocab_size None → 4096"),
+        ("OpenWebText", {"tokenizer": "other"}, r"tokenizer sha256:\w+ → sha256:\w+"),
+        ("FineWeb", {}, "corpus OpenWebText → FineWeb"),
     ],
 )
 def test_other_settings_are_refused(
-    options: dict[str, Any], differs: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str, tmp_path: Path
-) -> None:
-    other = recipe_of("OpenWebText", place / "hub", SIZES, **{"tokenizer": tokenizer, "val_fraction": 0.2, **options})
+    corpus: str, options: dict[str, Any], differs: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    if options.get("tokenizer") == "other":
+        options = {"tokenizer": str(train_tokenizer(tmp_path / "other.json", 300))}
+    other = recipe_of(corpus, place / "hub", SIZES, **{"tokenizer": tokenizer, "val_fraction": 0.2, **options})
     interrupted(tmp_path / "out", recipe, tasks=2)
     for folder, how in ((finished, "was prepared"), (tmp_path / "out", "was begun")):
         before = hashes(folder)
         with pytest.raises(UserError, match=f"{how} with other settings or files .*{differs}.*: remove the folder"):
             make(folder, other)
         assert hashes(folder) == before
-    make(tmp_path / "out", recipe)
+    moved = str(shutil.copy(tokenizer, tmp_path / "moved.json"))  # the same file elsewhere is the same
+    make(tmp_path / "out", recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=moved, val_fraction=0.2))
     assert hashes(tmp_path / "out") == hashes(finished)
-
-
-def test_another_corpus_and_another_tokenizer_file_are_refused(
-    finished: Path, recipe: Recipe, place: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match="corpus OpenWebText → FineWeb"):
-        make(finished, recipe_of("FineWeb", place / "hub", SIZES, tokenizer=recipe.tokenizer))
-    other = str(train_tokenizer(tmp_path / "other.json", 300))
-    with pytest.raises(UserError, match=r"tokenizer sha256:\w+ → sha256:\w+"):
-        make(finished, recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=other, val_fraction=0.2))
-    moved = shutil.copy(recipe.tokenizer, tmp_path / "moved.json")  # the same file elsewhere is the same
-    make(finished, recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=str(moved), val_fraction=0.2))
 
 
 def flip(path: Path) -> None:
@@ -129,48 +121,40 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-DAMAGE: dict[str, Callable[[Path], Any]] = {
-    "missing": Path.unlink,
-    "short": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "flipped": flip,
-    "not JSON": lambda path: path.write_text("{"),
-}
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def lead_elsewhere(path: Path) -> None:
+    """No path comes out of a folder's own files."""
+    record = read_json(path)
+    record["streams"]["train/../../out"] = record["streams"].pop("train")
+    path.write_text(json.dumps(record))
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [*(("train/chunk-000003-000.bin", kind) for kind in ("missing", "short", "flipped")),
-     ("tasks/000003.json", "missing"), ("tasks/000003.json", "not JSON"), ("tokenizer.json", "missing"),
-     ("train/index.json", "flipped")],
+    ("name", "damage"),
+    [*(("train/chunk-000003-000.bin", damage) for damage in (Path.unlink, shorten, flip)),
+     *(("tasks/000003.json", damage) for damage in (Path.unlink, shorten, lead_elsewhere)),
+     ("tokenizer.json", Path.unlink), ("train/index.json", flip)],
 )  # fmt: skip
 def test_a_damaged_file_is_made_again(
-    name: str, kind: str, recipe: Recipe, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    name: str, damage: Callable[[Path], Any], recipe: Recipe, finished: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """By the task that made it alone; only those who ask for it pay for reading all chunks."""
-    shutil.copytree(finished, tmp_path / "out")
-    DAMAGE[kind](tmp_path / "out" / name)
-    before = written(tmp_path / "out")
-    if verify := name.endswith(".bin") and kind == "flipped":
-        make(tmp_path / "out", recipe)
-        assert hashes(tmp_path / "out") != hashes(finished)
-    make(tmp_path / "out", recipe, verify=verify)
-    assert hashes(tmp_path / "out") == hashes(finished)
-    again = {task for task, when in written(tmp_path / "out").items() if before.get(task) != when}
+    out = tmp_path / "a" / "b" / "out"
+    shutil.copytree(finished, out)
+    damage(out / name)
+    before = written(out)
+    if verify := name.endswith(".bin") and damage is flip:
+        make(out, recipe)
+        assert hashes(out) != hashes(finished)
+    make(out, recipe, verify=verify)
+    assert hashes(out) == hashes(finished)
+    again = {task for task, when in written(out).items() if before.get(task) != when}
     assert again == ({3} if "000003" in name else set())
     assert f"{name} is missing or damaged" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("stream", ["../../out", "/etc", "train/../../out"])
-def test_a_record_that_leads_elsewhere_is_none(stream: str, recipe: Recipe, finished: Path, tmp_path: Path) -> None:
-    """No path comes out of a folder's own files: the task is done again."""
-    folder = tmp_path / "a" / "b" / "out"
-    shutil.copytree(finished, folder)
-    path = folder / "tasks" / "000003.json"
-    record = read_json(path)
-    record["streams"][stream] = record["streams"].pop("train")
-    path.write_text(json.dumps(record))
-    make(folder, recipe)
-    assert hashes(folder) == hashes(finished)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -180,10 +164,9 @@ def test_a_record_that_leads_elsewhere_is_none(stream: str, recipe: Recipe, fini
      lambda path: path.write_text(json.dumps({**read_json(path), "commit": "../" * 13 + "x"}))],
 )  # fmt: skip
 def test_a_folder_that_does_not_know_what_it_is_made_of(
-    change: Callable[[Path], Any], recipe: Recipe, finished: Path, tmp_path: Path
+    change: Callable[[Path], Any], recipe: Recipe, tmp_path: Path
 ) -> None:
-    shutil.copytree(finished, tmp_path / "out")
-    (tmp_path / "out" / "manifest.json").unlink()
+    interrupted(tmp_path / "out", recipe, tasks=1)
     change(tmp_path / "out" / "tasks" / "plan.json")
     with pytest.raises(UserError, match=r"plan\.json is missing or damaged: copy the folder again, or remove it"):
         make(tmp_path / "out", recipe)
@@ -203,26 +186,23 @@ def test_links_are_not_followed(name: str, recipe: Recipe, finished: Path, tmp_p
     assert hashes(tmp_path / "elsewhere") == before
 
 
-def test_what_is_something_else_is_not_touched(recipe: Recipe, tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    (folder / "train").mkdir(parents=True)
-    (folder / "train" / "precious.bin").write_text("precious")
-    before = hashes(folder)
-    with pytest.raises(UserError, match=r"mine is not a prepared folder, it has no manifest\.json but train: choose"):
-        make(folder, recipe)
-    (folder / "manifest.json").write_text('{"name": "of something else"}')
-    with pytest.raises(UserError, match=r"mine/manifest\.json is damaged \(without format_version"):
-        make(folder, recipe)
-    (folder / "manifest.json").write_text('{"format_version": 1}')
-    with pytest.raises(UserError, match="has shards of format 1 and this version reads 2: remove the folder"):
-        make(folder, recipe)
-    (folder / "manifest.json").unlink()
-    assert hashes(folder) == before
-    assert sorted(path.name for path in folder.iterdir()) == ["train"]
-    (tmp_path / "file").write_text("precious")
-    with pytest.raises(UserError, match="file is a file: choose a folder with --output"):
-        make(tmp_path / "file", recipe)
-    assert (tmp_path / "file").read_text() == "precious"
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("train/precious.bin", "precious", r"out is not a prepared folder, it has no manifest\.json but train: choose"),
+        ("manifest.json", '{"name": "of something else"}', r"manifest\.json is damaged \(without format_version"),
+        ("manifest.json", '{"format_version": 1}', "shards of format 1 and this version reads 2: remove the folder"),
+        (".", "precious", "out is a file: choose a folder with --output"),
+    ],
+)
+def test_what_is_something_else_is_not_touched(
+    name: str, content: str, says: str, recipe: Recipe, tmp_path: Path
+) -> None:
+    write(tmp_path / "out" / name, content.encode())
+    before = hashes(tmp_path)
+    with pytest.raises(UserError, match=says):
+        make(tmp_path / "out", recipe)
+    assert hashes(tmp_path) == before
 
 
 def test_options_that_leave_a_split_empty(tmp_path: Path) -> None:
@@ -258,14 +238,81 @@ def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
-def test_a_large_file_is_shared_by_workers(tokenizer: str, tmp_path: Path) -> None:
-    """One of JSON lines: its parts are tasks of their own."""
-    (tmp_path / "text").mkdir()
-    texts = [f"text {number}" for number in range(3000)]
-    (tmp_path / "text" / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    recipe = recipe_of("TextFiles", tmp_path / "text", SIZES, pattern="*.jsonl", tokenizer=tokenizer, val_fraction=0.1)
-    manifest = make(tmp_path / "out", recipe, workers=2)
-    assert (manifest["files"], manifest["tasks"]) == (1, (tmp_path / "text" / "a.jsonl").stat().st_size // 6000)
-    sizes = [record["files"][0]["documents"] for record in read_records(tmp_path / "out")]
-    assert sum(sizes) == 3000
-    assert max(sizes) < 1.3 * min(sizes)
+BAD_LINES = {
+    "not_utf8": (b'{"text": "gr\xf6\xdfe"}\n', "is not valid UTF-8"),
+    "no_subset_field": (b'{"text": "x", "meta": {}}\n', 'the field "meta.redpajama_set_name" is missing or null'),
+    "too_long": (json_lines(["x" * 50_000_000])[0], "has 50,000,000 bytes, more than --max_document_bytes 33554432"),
+}
+
+
+def write_slimpajama(hub: Path, lines: list[bytes]) -> None:
+    """One validation document and one training file of these lines."""
+    write(hub / "validation/chunk1/a.jsonl", json_lines(["val"])[0])
+    write(hub / "train/chunk1/a.jsonl", b"".join(lines))
+
+
+@pytest.mark.parametrize("problem", list(BAD_LINES))
+def test_a_bad_line_stops_or_is_skipped(
+    problem: str, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, says = BAD_LINES[problem]
+    good = [f"document {number}" for number in range(6)]
+    lines = json_lines(good)
+    write_slimpajama(tmp_path / "hub", [*lines[:3], bad, *lines[3:]])
+    command = ["prepare", "SlimPajama", "--source", "../hub", "--output", "out", "--tokenizer", tokenizer]
+    for folder in ("stopped", "skipped at once"):  # the manifest has the command in it, so that must be the same
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        if folder == "stopped":
+            assert main([*command, "--workers", "1"]) == 2
+            *before, last = capsys.readouterr().err.strip().splitlines()
+            assert last.startswith("anlit: error: ../hub/train/chunk1/a.jsonl, line 4: ")
+            assert says in last
+            assert last.endswith("or leave such documents out with --on_bad skip; what is done so far is kept.")
+            assert not [line for line in before if "rror" in line or "Traceback" in line]
+            assert not Path("out/manifest.json").exists()
+        assert main([*command, "--workers", "1", "--on_bad", "skip"]) == 0
+        assert "7 documents, 1 skipped" in capsys.readouterr().err
+    skipped = read_json(Path("out/manifest.json"))["skipped"]
+    assert skipped == {problem: {"count": 1, "listed": ["train/chunk1/a.jsonl, line 4"]}}
+    file = read_files(Path("out"))["train/chunk1/a.jsonl"]
+    assert (file["documents"], file["skipped"]) == (6, {problem: 1})
+    ((where, reason, detail),) = file["skipped_list"]
+    assert (where, reason) == ("line 4", problem)
+    assert says in detail
+    assert_holds(Path("out"), {"train/RedPajamaC4": good, "val/RedPajamaC4": ["val"]})
+    assert hashes(Path("out")) == hashes(tmp_path / "stopped" / "out")
+
+
+def test_a_file_that_is_no_parquet(tokenizer: str, tmp_path: Path) -> None:
+    files = layouts.openwebtext(tmp_path / "hub", list("abcdef"), n_files=2)
+    files[1].write_bytes(b"PAR1 and nothing more")
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
+    with pytest.raises(UserError, match=r"train-00001-of-00080\.parquet, the file: it has no readable parquet footer"):
+        make(tmp_path / "out", recipe)
+    manifest = make(tmp_path / "out", recipe, skip_bad=True)
+    assert manifest["documents"] == 3
+    assert manifest["skipped"]["damaged"]["listed"] == ["plain_text/train-00001-of-00080.parquet, the file"]
+
+
+def test_only_the_first_thousand_places_are_listed(tokenizer: str, tmp_path: Path) -> None:
+    write_slimpajama(tmp_path / "hub", json_lines(["good", *[""] * 3000]))
+    recipe = recipe_of("SlimPajama", tmp_path / "hub", {"task_bytes": 1_000_000}, tokenizer=tokenizer)
+    skipped = make(tmp_path / "out", recipe, skip_bad=True)["skipped"]["empty"]
+    assert skipped["count"] == 3000
+    assert skipped["listed"] == [f"train/chunk1/a.jsonl, line {number}" for number in range(2, 1002)]
+
+
+def test_what_was_done_before_a_bad_document_is_kept(tokenizer: str, tmp_path: Path) -> None:
+    """The file is cut into parts; its line is counted from the file's beginning."""
+    lines = json_lines(list(documents(60, seed=3))[10:])
+    write_slimpajama(tmp_path / "hub", [*lines[:30], b"not JSON\n", *lines[30:]])
+    recipe = recipe_of("SlimPajama", tmp_path / "hub", SIZES, tokenizer=tokenizer)
+    with pytest.raises(UserError, match=r"a\.jsonl, line 31: the line is not JSON"):
+        make(tmp_path / "out", recipe)
+    before = written(tmp_path / "out")
+    assert len(before) > 2
+    make(tmp_path / "out", recipe, skip_bad=True)
+    assert before.items() < written(tmp_path / "out").items()
+    make(tmp_path / "at once", recipe, skip_bad=True)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "at once")

@@ -93,12 +93,12 @@ def test_killed_before_any_step(trained: Recipe, undisturbed: Path, tmp_path: Pa
     assert killed_at(n_steps + 1, tmp_path / "whole", trained) == 0
 
 
-@pytest.mark.parametrize("lost", [None, "train"])
-def test_killed_again_and_again(lost: str | None, trained: Recipe, undisturbed: Path, tmp_path: Path) -> None:
-    """A process dies after a few steps, another goes on and dies, until one comes to the end; also of a repair."""
-    if lost:
+@pytest.mark.parametrize("is_repair", [False, True])
+def test_killed_again_and_again(is_repair: bool, trained: Recipe, undisturbed: Path, tmp_path: Path) -> None:
+    """A process dies after a few steps, another goes on and dies, until one comes to the end."""
+    if is_repair:
         shutil.copytree(undisturbed, tmp_path / "out")
-        for path in [*sorted((tmp_path / "out" / lost).iterdir())[1::2], tmp_path / "out" / "tokenizer.json"]:
+        for path in [*sorted((tmp_path / "out" / "train").iterdir())[1::2], tmp_path / "out" / "tokenizer.json"]:
             path.unlink()
     rng = random.Random(0)
     deaths = 0
@@ -147,12 +147,6 @@ def test_a_full_disk(
     assert hashes(tmp_path / "out") == hashes(finished)
 
 
-def encode_or_be_killed(job: Job, task: Task) -> int:
-    if task.number == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return encode_task(job, task)
-
-
 def test_a_worker_that_is_killed(
     recipe: Recipe, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +156,12 @@ def test_a_worker_that_is_killed(
     monkeypatch.undo()
     make(tmp_path / "out", recipe, workers=2)
     assert hashes(tmp_path / "out") == hashes(finished)
+
+
+def encode_or_be_killed(job: Job, task: Task) -> int:
+    if task.number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return encode_task(job, task)
 
 
 def encode_without_end(job: Job, task: Task) -> int:

@@ -1,34 +1,39 @@
 """From each corpus's files, in the hub's layout, to shards: nothing is lost, mixed or guessed."""
 
-import functools
 import json
 import random
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from litdata import StreamingDataset, TokensLoader
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from anlit.data.preparation import recipes
-from anlit.data.preparation.prepare import RunOptions, prepare
-from anlit.data.preparation.recipes import Options, python_files, python_sources
+from anlit.data.preparation.recipes import python_files
+from anlit.data.tokenizer import train_bpe
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.layouts import GPT2_END_OF_DOCUMENT, SET_NAMES, documents
+from tests.data.layouts import END_OF_DOCUMENT, GPT2_END_OF_DOCUMENT, SET_NAMES, cut, documents, json_lines, write
 from tests.data.preparing import (
-    assert_counts,
+    COUNTS,
     assert_holds,
-    cut,
+    by_split,
+    encoded,
     hashes,
+    is_held_out,
     make,
-    plain_tokenizer,
     read_files,
     read_json,
     read_records,
     read_stream,
     read_texts,
     recipe_of,
+    text_file_source,
+    train_tokenizer,
     write_texts,
 )
 
@@ -41,101 +46,75 @@ def texts() -> list[str]:
     return list(documents(70))
 
 
-def slimpajama_streams(texts_by_folder: dict[str, list[str]]) -> dict[str, list[str]]:
-    """What each stream is to hold."""
-    streams: dict[str, list[str]] = {}
-    for folder, texts in texts_by_folder.items():
-        for number, text in enumerate(texts):
-            split = {"validation": "val"}.get(folder, folder)
-            streams.setdefault(f"{split}/{SET_NAMES[number % 7]}", []).append(text)
-    return streams
-
-
 def assert_lists_sources(folder: Path, root: Path, files: Sequence[Path], texts_of_files: Sequence[list[str]]) -> None:
     """The records have every source file with its hash, and its own counts."""
-    tokenizer = plain_tokenizer(folder / "tokenizer.json")
-    listed = read_files(folder)
-    assert set(listed) == {file.relative_to(root).as_posix() for file in files}
+    expected = {}
     for file, texts in zip(files, texts_of_files, strict=True):
+        size, tokens = sum(len(text.encode()) for text in texts), encoded(folder / "tokenizer.json", texts)
+        counts = dict(zip(COUNTS, (len(texts), size, len(tokens)), strict=True))
         name = file.relative_to(root).as_posix()
-        assert listed[name] == {
-            "name": name,
-            "sha256": sha256(file.read_bytes()).hexdigest(),
-            "documents": len(texts),
-            "bytes": sum(len(text.encode()) for text in texts),
-            "tokens": len(tokenizer.tokens(texts)),
-        }
+        expected[name] = {"name": name, "sha256": sha256(file.read_bytes()).hexdigest(), **counts}
+    assert read_files(folder) == expected
 
 
 def test_slimpajama(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
     by_folder = {"train": texts[:50], "validation": texts[50:61], "test": texts[61:]}
     files = layouts.slimpajama(tmp_path / "hub", by_folder, n_files=3)
     manifest = make(tmp_path / "out", recipe_of("SlimPajama", tmp_path / "hub", BIG, tokenizer=tokenizer))
-    assert_holds(tmp_path / "out", slimpajama_streams(by_folder))
-    parts = [part for folder in by_folder.values() for part in cut(folder, 3)]
+    streams: dict[str, list[str]] = {}
+    for split, some in zip(("train", "val", "test"), by_folder.values(), strict=True):
+        for number, text in enumerate(some):
+            streams.setdefault(f"{split}/{SET_NAMES[number % 7]}", []).append(text)
+    assert_holds(tmp_path / "out", streams)
+    parts = [part for some in by_folder.values() for part in cut(some, 3)]
     assert_lists_sources(tmp_path / "out", tmp_path / "hub", files, parts)
     assert set(manifest["train"]["subsets"]) == set(SET_NAMES)
     assert manifest == read_json(tmp_path / "out" / "manifest.json")
-    assert manifest["splits"] == ["train", "val", "test"]
-    assert manifest["skipped"] == {}
-    assert (manifest["corpus"], manifest["command"], manifest["dtype"]) == ("SlimPajama", "anlit prepare", "uint16")
-    assert (manifest["vocab_size"], manifest["end_of_document"]) == (800, 799)
-    assert manifest["document_token_at"] == "end"
-    assert manifest["tokenizer_sha256"] == sha256(Path(tokenizer).read_bytes()).hexdigest()
+    sha = sha256(Path(tokenizer).read_bytes()).hexdigest()
+    said = {"corpus": "SlimPajama", "command": "anlit prepare", "dtype": "uint16", "vocab_size": 800, "skipped": {},
+            "end_of_document": 799, "document_token_at": "end", "tokenizer_sha256": sha}  # fmt: skip
+    assert said.items() <= manifest.items()
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == Path(tokenizer).read_bytes()
     assert {"python", "anlit", "tokenizers"} <= set(manifest["versions"])
 
 
 def test_slimpajama_unpacked_and_with_files_in_the_order_of_their_numbers(tokenizer: str, tmp_path: Path) -> None:
-    expected = []
-    for chunk in (1, 2, 10):
-        for number in (0, 9, 10, 100):
-            expected.append(f"{chunk}/{number}")
-            path = tmp_path / "hub" / "train" / f"chunk{chunk}" / f"example_train_{number}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"text": expected[-1], "meta": {"redpajama_set_name": "RedPajamaC4"}}))
-    val = tmp_path / "hub" / "validation" / "chunk1" / "example_holdout_0.jsonl"
-    val.parent.mkdir(parents=True)
-    val.write_text(json.dumps({"text": "val", "meta": {"redpajama_set_name": "RedPajamaC4"}}))
+    expected = [f"{chunk}/{number}" for chunk in (1, 2, 10) for number in (0, 9, 10, 100)]
+    for text in expected:
+        write(tmp_path / f"hub/train/chunk{text.replace('/', '/example_train_')}.jsonl", json_lines([text])[0])
+    write(tmp_path / "hub/validation/chunk1/example_holdout_0.jsonl", json_lines(["val"])[0])
     make(tmp_path / "out", recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
     assert_holds(tmp_path / "out", {"train/RedPajamaC4": expected, "val/RedPajamaC4": ["val"]})
 
 
 def test_the_name_of_a_subset_cannot_lead_out_of_the_folder(tokenizer: str, tmp_path: Path) -> None:
     names = ["../../mine", "..", ".", "a b", "größe", "a/b"]
-    rows = [json.dumps({"text": name, "meta": {"redpajama_set_name": name}}) + "\n" for name in names]
     for folder in ("train", "validation"):
-        (tmp_path / "hub" / folder).mkdir(parents=True)
-        (tmp_path / "hub" / folder / "a.jsonl").write_text("".join(rows))
-    make(tmp_path / "out", recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
+        write(tmp_path / "hub" / folder / "a.jsonl", b"".join(json_lines(names, names)))
+    manifest = make(tmp_path / "out", recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
     assert {path.name for path in tmp_path.iterdir()} == {"hub", "out"}
-    subsets = read_json(tmp_path / "out" / "manifest.json")["train"]["subsets"]
+    subsets = manifest["train"]["subsets"]
     assert {path.name for path in (tmp_path / "out" / "train").iterdir()} == set(subsets)
-    found = [text for name in subsets for text in read_texts(tmp_path / "out", f"train/{name}")]
-    assert sorted(found) == sorted(names)
-
-
-def is_held_out(text: str, fraction: float) -> bool:
-    return int(sha256(text.encode()).hexdigest()[:8], 16) < fraction * 2**32
+    assert sorted(text for name in subsets for text in read_texts(tmp_path / "out", f"train/{name}")) == sorted(names)
 
 
 def test_openwebtext(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
     """Every text twice, in other files: its hash puts both on the same side."""
     files = layouts.openwebtext(tmp_path / "hub", texts * 2, n_files=3)
     make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", BIG, tokenizer=tokenizer, val_fraction=0.2), 2)
-    val = [text for text in texts * 2 if is_held_out(text, 0.2)]
-    assert 0 < len(val) < len(texts)
-    assert_holds(tmp_path / "out", {"train": [text for text in texts * 2 if text not in val], "val": val})
+    assert_holds(tmp_path / "out", by_split(texts * 2, 0.2))
     assert_lists_sources(tmp_path / "out", tmp_path / "hub", files, cut(texts * 2, 3))
     of_papers = recipe_of("OpenWebText", tmp_path / "hub").splits.fraction
     assert round(8_013_769 * of_papers) == 10_000  # the documents in the corpus, and those that are held out
+    some = [f"text {number}" for number in range(2000)]
+    assert 520 < sum(is_held_out(text, 0.3) for text in some) < 680  # 600 ± 4 standard deviations
 
 
 @pytest.mark.parametrize("past_the_end", [-1, 0, 1])
 def test_fineweb_s_cut_at_the_end_of_a_document(tokenizer: str, tmp_path: Path, past_the_end: int) -> None:
     some = list(documents(60, seed=4))[10:]
     layouts.fineweb(tmp_path / "hub", some, n_files=4)
-    end = len(plain_tokenizer(tokenizer).tokens(some[:5]))  # in the first task
+    end = len(encoded(tokenizer, some[:5]))  # in the first task
     recipe = recipe_of("FineWeb", tmp_path / "hub", tokenizer=tokenizer, val_tokens=end + past_the_end)
     make(tmp_path / "out", recipe)
     held_out = 6 if past_the_end > 0 else 5
@@ -147,74 +126,49 @@ def test_fineweb_s_part_decides_on_the_files(tokenizer: str, tmp_path: Path) -> 
     layouts.fineweb(tmp_path / "hub", ["small"] * 3, n_files=1)
     layouts.fineweb(tmp_path / "hub", ["big"] * 4, n_files=1, sample="100BT")
     for part, texts in (("sample-10BT", ["small"] * 3), ("sample-100BT", ["big"] * 4)):
-        recipe = recipe_of("FineWeb", tmp_path / "hub", tokenizer=tokenizer, val_tokens=1, part=part)
-        make(tmp_path / part, recipe)
+        make(tmp_path / part, recipe_of("FineWeb", tmp_path / "hub", tokenizer=tokenizer, val_tokens=1, part=part))
         assert_holds(tmp_path / part, {"val": texts[:1], "train": texts[1:]})
-    with pytest.raises(UserError, match="--part sample-1BT is not known: choose one of sample-10BT"):
-        recipe_of("FineWeb", tmp_path / "hub", part="sample-1BT")
 
 
-def random_token_documents(n: int, vocabulary: int = GPT2_END_OF_DOCUMENT) -> list[list[int]]:
+@pytest.mark.parametrize("known", [False, True])
+def test_fineweb_bin(known: bool, tokenizer: str, tmp_path: Path) -> None:
+    """Without its tokenizer, and with the one that made it."""
+    end, vocabulary = (799, 800) if known else (GPT2_END_OF_DOCUMENT, 50257)
     rng = random.Random(0)
-    return [[rng.randrange(vocabulary) for _ in range(rng.randrange(1, 200))] for _ in range(n)]
-
-
-def bin_tokens(file: Path) -> list[int]:
-    return np.frombuffer(file.read_bytes(), "<u2")[512:].tolist()
-
-
-def test_fineweb_bin(tmp_path: Path) -> None:
-    files = layouts.fineweb_bin(tmp_path / "hub", random_token_documents(100), tokens_per_file=2500)
+    some = [[rng.randrange(end) for _ in range(rng.randrange(1, 200))] for _ in range(100)]
+    files = layouts.fineweb_bin(tmp_path / "hub", some, tokens_per_file=2500)
     assert len(files) > 3
+    parts = []
+    for file in files:
+        tokens = np.frombuffer(file.read_bytes(), "<u2")[512:]
+        parts.append(np.where(tokens == GPT2_END_OF_DOCUMENT, end, tokens).tolist())
+        file.write_bytes(layouts.bin_tokens(parts[-1]))
     sizes = {"task_bytes": 2500, "chunk_bytes": 1000}
-    manifest = make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", sizes, tokenizer="none"), 2)
-    expected = {"val": bin_tokens(files[0]), "train": [token for file in files[1:] for token in bin_tokens(file)]}
-    counts = {}
-    for split, tokens in expected.items():
+    named = tokenizer if known else "none"
+    manifest = make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", sizes, tokenizer=named), 2)
+    for split, tokens in (("val", parts[0]), ("train", [token for part in parts[1:] for token in part])):
         assert read_stream(tmp_path / "out", split).tolist() == tokens
-        n_documents = tokens.count(GPT2_END_OF_DOCUMENT)
-        chunks = manifest[split]["chunks"]
-        counts[split] = {"documents": n_documents, "bytes": 0, "tokens": len(tokens), "chunks": chunks}
-    for place in (manifest, manifest["train"], manifest["val"]):
-        assert place["bytes"] is None  # their text is not known
-        place["bytes"] = 0
-    (tmp_path / "out" / "manifest.json").write_text(json.dumps(manifest))
-    assert_counts(tmp_path / "out", counts)
-    assert counts["val"]["documents"] + counts["train"]["documents"] == 100
-    assert (manifest["vocab_size"], manifest["end_of_document"]) == (50257, GPT2_END_OF_DOCUMENT)
-    assert (manifest["document_token_at"], manifest["tokenizer_sha256"]) == ("start", None)
+        counts = {"documents": tokens.count(end), "bytes": None, "tokens": len(tokens)}  # their text is not known
+        assert {key: manifest[split][key] for key in counts} == counts
+    assert [manifest[key] for key in COUNTS] == [100, None, sum(map(len, parts))]
+    assert (manifest["vocab_size"], manifest["end_of_document"]) == (vocabulary, end)
+    assert manifest["document_token_at"] == "start"
+    assert (tmp_path / "out" / "tokenizer.json").exists() == known == bool(manifest["tokenizer_sha256"])
     assert set(read_files(tmp_path / "out")) == {file.name for file in files}
-
-
-def test_fineweb_bin_with_the_tokenizer_that_made_it(tokenizer: str, tmp_path: Path) -> None:
-    layouts.fineweb_bin(tmp_path / "hub", random_token_documents(20, 799), tokens_per_file=900)
-    for file in (tmp_path / "hub").iterdir():  # the end of a document is 799 for this tokenizer
-        content = np.frombuffer(file.read_bytes(), "<u2").copy()
-        content[512:][content[512:] == GPT2_END_OF_DOCUMENT] = 799
-        file.write_bytes(content.tobytes())
-    manifest = make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", tokenizer=tokenizer))
-    assert (manifest["documents"], manifest["vocab_size"], manifest["end_of_document"]) == (20, 800, 799)
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == Path(tokenizer).read_bytes()
 
 
 def test_tokens_that_the_vocabulary_does_not_have_are_refused(tokenizer: str, tmp_path: Path) -> None:
     layouts.fineweb_bin(tmp_path / "hub", [[1, 2], [50257]], tokens_per_file=3)
-    with pytest.raises(UserError, match=r"fineweb_train_000001\.bin holds token 50257, and the vocabulary has 50257"):
-        make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", tokenizer="none"))
-    with pytest.raises(UserError, match=r"holds token 50257, and the vocabulary has 800.*--tokenizer"):
-        make(tmp_path / "other", recipe_of("FineWebBin", tmp_path / "hub", tokenizer=tokenizer))
-
-
-def by_content(texts: list[str]) -> list[str]:
-    return sorted(texts, key=lambda text: sha256(text.encode()).hexdigest())
+    for named, size in (("none", 50257), (tokenizer, 800)):
+        with pytest.raises(UserError, match=rf"train_000001\.bin holds token 50257, and the vocabulary has {size}:"):
+            make(tmp_path / "out", recipe_of("FineWebBin", tmp_path / "hub", tokenizer=named))
 
 
 def test_text_files(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
     recipe = recipe_of("TextFiles", write_texts(tmp_path / "text", texts), BIG, tokenizer=tokenizer, val_fraction=0.2)
     manifest = make(tmp_path / "out", recipe)
-    val = [text for text in by_content(texts) if is_held_out(text, 0.2)]
-    train = [text for text in by_content(texts) if text not in val]
-    assert_holds(tmp_path / "out", {"val": val, "train": train})
+    by_content = sorted(texts, key=lambda text: sha256(text.encode()).hexdigest())
+    assert_holds(tmp_path / "out", by_split(by_content, 0.2))
     assert manifest["skipped"] == {
         "duplicate": {"count": 1, "listed": ["part0/0.txt"]},
         "empty": {"count": 1, "listed": ["empty.txt"]},
@@ -223,67 +177,119 @@ def test_text_files(texts: list[str], tokenizer: str, tmp_path: Path) -> None:
     assert manifest["corpus"] == "text:text"
 
 
-def test_a_few_text_files_give_both_splits(tokenizer: str, tmp_path: Path) -> None:
-    for name, fraction in (("low", 1e-6), ("high", 1 - 1e-6)):
-        (tmp_path / name).mkdir()
-        for text in ("a", "b", "c"):
-            (tmp_path / name / f"{text}.txt").write_text(text)
-        recipe = recipe_of("TextFiles", tmp_path / name, tokenizer=tokenizer, val_fraction=fraction)
-        make(tmp_path / f"of {name}", recipe)
-        parts = [read_texts(tmp_path / f"of {name}", split) for split in ("val", "train")]
-        assert sorted(parts[0] + parts[1]) == ["a", "b", "c"]
-
-
-@functools.cache
-def few_python_files() -> dict[str, Path]:
-    return {name: path for name, path in python_files(include_site_packages=False).items() if name.startswith("json/")}
+@pytest.mark.parametrize("fraction", [1e-6, 1 - 1e-6])
+def test_a_few_text_files_give_both_splits(fraction: float, tokenizer: str, tmp_path: Path) -> None:
+    for text in ("a", "b", "c"):
+        write(tmp_path / "text" / f"{text}.txt", text.encode())
+    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, val_fraction=fraction))
+    assert sorted(read_texts(tmp_path / "out", "val") + read_texts(tmp_path / "out", "train")) == ["a", "b", "c"]
 
 
 def test_python_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "python_files", lambda include_site_packages: few_python_files())
-    options = Options(vocab_size=300, val_fraction=0.3)
-    manifest = prepare(tmp_path / "out", python_sources(options), RunOptions(workers=1))
-    found = [text for split in ("val", "train") for text in read_texts(tmp_path / "out", split)]
-    assert sorted(found) == sorted({path.read_bytes().decode() for path in few_python_files().values()} - {""})
-    assert_holds(tmp_path / "out", {split: read_texts(tmp_path / "out", split) for split in ("val", "train")})
-    assert (manifest["vocab_size"], manifest["settings"]["include_site_packages"]) == (300, False)
+    files = {name: path for name, path in python_files(include_site_packages=False).items() if name.startswith("json/")}
+    monkeypatch.setattr(recipes, "python_files", lambda include_site_packages: files)
+    options = {"vocab_size": 300, "val_fraction": 0.3}
+    make(tmp_path / "out", recipe_of("PythonSources", None, {}, **options))
+    streams = {split: read_texts(tmp_path / "out", split) for split in ("val", "train")}
+    assert sorted(streams["val"] + streams["train"]) == sorted({path.read_text() for path in files.values()} - {""})
+    assert_holds(tmp_path / "out", streams)
     with pytest.raises(UserError, match="include_site_packages False → True"):
-        prepare(tmp_path / "out", python_sources(Options(vocab_size=300, val_fraction=0.3, include_site_packages=True)))
+        make(tmp_path / "out", recipe_of("PythonSources", None, {}, include_site_packages=True, **options))
 
 
-def test_python_sources_are_the_standard_library() -> None:
+def test_python_sources_are_the_standard_library_and_packages_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labels = set(python_files(include_site_packages=False))
     assert {"abc.py", "json/decoder.py", "asyncio/base_events.py"} <= labels
     assert not any("site-packages" in label for label in labels)
-
-
-def test_site_packages_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library, packages = tmp_path / "lib", tmp_path / "lib" / "site-packages"
-    packages.mkdir(parents=True)
-    (library / "a.py").write_text("a = 1\n")
-    (packages / "b.py").write_text("b = 2\n")
-    paths = {"stdlib": str(library), "purelib": str(packages), "platlib": str(packages)}
+    write(tmp_path / "a.py", b"a = 1\n")
+    packages = str(write(tmp_path / "site-packages" / "b.py", b"b = 2\n").parent)
+    paths = {"stdlib": str(tmp_path), "purelib": packages, "platlib": packages}
     monkeypatch.setattr("sysconfig.get_paths", lambda: paths)
     assert list(python_files(include_site_packages=False)) == ["a.py"]
     assert list(python_files(include_site_packages=True)) == ["a.py", "b.py"]
 
 
-def test_empty_and_single_file_corpora_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"No file matches \*\*/\*\.txt in .*nowhere"):
-        make(tmp_path / "shards", recipe_of("TextFiles", tmp_path / "nowhere"))
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "a.txt").write_text("alone")
-    with pytest.raises(UserError, match="1 different non-empty UTF-8 file"):
-        make(tmp_path / "shards", recipe_of("TextFiles", tmp_path / "one"))
-    assert hashes(tmp_path / "shards") == {}
-    write_texts(tmp_path / "one", ["a", "b", "c"])  # and then it works, in the same place
-    make(tmp_path / "shards", recipe_of("TextFiles", tmp_path / "one", vocab_size=257))
+@pytest.mark.parametrize(
+    ("corpus", "files", "says"),
+    [
+        ("TextFiles", [], r"No file matches \*\*/\*\.txt in .*hub: set --source"),
+        ("TextFiles", ["a.txt"], "1 different non-empty UTF-8 file"),
+        ("FineWebBin", [], r"There is no folder .*hub: set --source"),
+        ("SlimPajama", ["a.txt"], r"hub has no file that matches .*train/.*: set --source"),
+        ("FineWebBin", ["a.txt"], r"hub has no file that matches .*\*\.bin.*: set --source"),
+        ("SlimPajama", ["train/a.jsonl", "test/a.jsonl"], "no file whose name begins with validation/ .*--source"),
+        ("SlimPajama", ["validation/a.jsonl"], "no file whose name begins with train/ .*--source"),
+    ],
+)
+def test_a_source_without_the_corpus_is_refused(corpus: str, files: list[str], says: str, tmp_path: Path) -> None:
+    """And does not stand in the way of one that has it."""
+    for name in files:
+        write(tmp_path / "hub" / name, b"alone")
+    with pytest.raises(UserError, match=says):
+        make(tmp_path / "out", recipe_of(corpus, tmp_path / "hub", tokenizer="bpe" if corpus != "FineWebBin" else None))
+    assert hashes(tmp_path / "out") == {}
+    make(tmp_path / "out", recipe_of("TextFiles", write_texts(tmp_path / "text", ["a", "b", "c"]), vocab_size=257))
 
 
-@pytest.mark.parametrize(("corpus", "pattern"), [("SlimPajama", "train/"), ("FineWebBin", r"\*\.bin")])
-def test_a_source_without_the_corpus_is_refused(tmp_path: Path, corpus: str, pattern: str) -> None:
-    with pytest.raises(UserError, match=r"There is no folder .*nowhere: set --source"):
-        make(tmp_path / "shards", recipe_of(corpus, tmp_path / "nowhere", tokenizer="none"))
-    (tmp_path / "other").mkdir()
-    with pytest.raises(UserError, match=rf"other has no file that matches .*{pattern}.*: set --source"):
-        make(tmp_path / "shards", recipe_of(corpus, tmp_path / "other", tokenizer="none"))
+@pytest.mark.parametrize("kind", [".txt", ".jsonl"])
+def test_the_trained_tokenizer_has_seen_the_training_part_only(tmp_path: Path, kind: str) -> None:
+    some = list(documents(60, seed=2))[10:]
+    options: dict[str, Any] = {}
+    if kind == ".txt":
+        write_texts(tmp_path / "text", some)
+    else:
+        options = {"pattern": text_file_source(tmp_path / "text", some, kind), "text_field": "content"}
+    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", vocab_size=320, val_fraction=0.2, **options))
+    train, val = (read_texts(tmp_path / "out", split) for split in ("train", "val"))
+    stored = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).to_str()
+    assert train_bpe(train, 320).to_str() == stored != train_bpe(train + val, 320).to_str()
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "uint16"), (65_537, "int32")])
+def test_tokens_take_two_bytes_where_they_can_and_litdata_reads_them(
+    tmp_path: Path, vocab_size: int, dtype: str
+) -> None:
+    """With a tokenizer of bytes first, then words that no text has, the end of a document last."""
+    content = json.loads(train_tokenizer(tmp_path / "tokenizer.json", 257).read_text())
+    content["model"]["vocab"] |= {f"<{number}>": number for number in range(256, vocab_size - 1)}
+    content["added_tokens"][0]["id"] = vocab_size - 1
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    some = list(documents(25, seed=5))[10:]
+    layouts.openwebtext(tmp_path / "hub", some)
+    own = {"tokenizer": str(tmp_path / "tokenizer.json"), "val_fraction": 0.2}
+    manifest = make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", **own))
+    assert (manifest["dtype"], manifest["vocab_size"]) == (dtype, vocab_size)
+    assert_holds(tmp_path / "out", by_split(some, 0.2))
+    tokens = read_stream(tmp_path / "out", "train")
+    assert tokens.max() == vocab_size - 1 == manifest["end_of_document"]
+    by_one = {"item_loader": TokensLoader(block_size=1), "shuffle": False, "drop_last": False}
+    assert [int(block[0]) for block in StreamingDataset(str(tmp_path / "out" / "train"), **by_one)] == tokens.tolist()
+
+
+def test_another_end_of_document(tokenizer: str, tmp_path: Path) -> None:
+    other = Tokenizer.from_file(tokenizer)
+    other.add_special_tokens(["<eod>"])
+    other.save(str(tmp_path / "other.json"))
+    layouts.openwebtext(tmp_path / "hub", ["a", "b", "c"], n_files=1)
+    own = {"tokenizer": str(tmp_path / "other.json"), "val_fraction": 0.2, "end_of_document": "<eod>"}
+    assert make(tmp_path / "out", recipe_of("OpenWebText", tmp_path / "hub", **own))["end_of_document"] == 800
+    assert read_stream(tmp_path / "out", "train").tolist().count(800) == 2
+
+
+def test_a_text_that_is_encoded_to_the_end_of_document(tmp_path: Path) -> None:
+    """As where a tokenizer has the same token for unknown words."""
+    vocabulary = {word: number for number, word in enumerate([END_OF_DOCUMENT, "one", "two", "<|", "endoftext", "|>"])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token=END_OF_DOCUMENT))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens([END_OF_DOCUMENT])
+    words.save(str(tmp_path / "words.json"))
+    layouts.openwebtext(tmp_path / "hub", ["one", "two", "one three two", "two one", "two two"], n_files=1)
+    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=str(tmp_path / "words.json"), val_fraction=0.3)
+    with pytest.raises(UserError, match=r"row 3: the tokenizer makes the end-of-document token out of its text"):
+        make(tmp_path / "out", recipe)
+    manifest = make(tmp_path / "out", recipe, skip_bad=True)
+    assert (manifest["documents"], manifest["skipped"]["separator"]["count"]) == (4, 1)
+    tokens = [token for split in ("train", "val") for token in read_stream(tmp_path / "out", split).tolist()]
+    assert tokens.count(0) == 4
