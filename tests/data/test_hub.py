@@ -1,7 +1,6 @@
 """Corpora from the hub (a server on this machine): the same shards as from a copy, and refusals in one sentence."""
 
 import gzip
-import json
 import os
 import signal
 import socket
@@ -21,8 +20,8 @@ from anlit.data.preparation.hub import HubFiles, fetch_tokenizer
 from anlit.data.preparation.recipes import HUB_TOKENIZERS, Recipe
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.hub_server import HubServer, alone_with
-from tests.data.layouts import documents
+from tests.data.hub_server import COMMIT, HubServer, serving
+from tests.data.layouts import documents, json_lines, write
 from tests.data.modules import ready
 from tests.data.preparing import (
     SIZES,
@@ -31,7 +30,6 @@ from tests.data.preparing import (
     interrupted,
     make,
     read_files,
-    read_json,
     read_texts,
     recipe_of,
     start_command,
@@ -49,65 +47,54 @@ REPOSITORIES = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "OpenWebText": {"val_fraction": 0.2},
     "FineWeb": {"val_tokens": 500},
+    "FineWebBin": {"tokenizer": "none"},
     "Hub": {"val_fraction": 0.2, "repo": REPOSITORIES["Hub"], "files": "en/*.json.gz", "text_field": "content"},
 }
+TEXTS = list(documents(50, seed=1))[10:]
 
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The corpora and the tokenizers."""
     place = tmp_path_factory.mktemp("hub")
-    some = list(documents(50, seed=1))[10:]
     at = {corpus: place / "datasets" / name for corpus, name in REPOSITORIES.items()}
-    layouts.slimpajama(at["SlimPajama"], {"train": some[:30], "validation": some[30:36], "test": some[36:]})
-    layouts.openwebtext(at["OpenWebText"], some, n_files=4)
-    layouts.fineweb(at["FineWeb"], some, n_files=3)
-    layouts.fineweb(at["FineWeb"], some[:4], n_files=1, sample="100BT")
+    layouts.slimpajama(at["SlimPajama"], {"train": TEXTS[:30], "validation": TEXTS[30:36], "test": TEXTS[36:]})
+    layouts.openwebtext(at["OpenWebText"], TEXTS, n_files=4)
+    layouts.fineweb(at["FineWeb"], TEXTS, n_files=3)
+    layouts.fineweb(at["FineWeb"], TEXTS[:4], n_files=1, sample="100BT")
     layouts.fineweb_bin(at["FineWebBin"], [list(range(100))] * 60, tokens_per_file=1500)
-    for folder, texts in (("en", some), ("de", some[:3])):
-        (at["Hub"] / folder).mkdir(parents=True)
+    for folder, texts in (("en", TEXTS), ("de", TEXTS[:3])):
         for number in range(3):
-            lines = [json.dumps({"content": text}).encode() + b"\n" for text in texts[number::3]]
-            (at["Hub"] / folder / f"c4-train.{number:05}.json.gz").write_bytes(gzip.compress(b"".join(lines)))
+            lines = b"".join(json_lines(texts[number::3], field="content"))
+            write(at["Hub"] / folder / f"c4-train.{number:05}.json.gz", gzip.compress(lines))
     for name in HUB_TOKENIZERS.values():
-        folder = place / "models" / name
-        folder.mkdir(parents=True)
-        train_tokenizer(folder / "tokenizer.json", 600 if "gpt2" in name else 700)
+        train_tokenizer(write(place / "models" / name / "tokenizer.json", b""), 600 if "gpt2" in name else 700)
     for folder in at.values():
-        (folder / "README.md").write_text("read me")
+        write(folder / "README.md", b"read me")
     return place
 
 
 @pytest.fixture
 def server(repositories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with alone_with(monkeypatch, repositories, tmp_path) as running:
+    with serving(monkeypatch, repositories, tmp_path / "cache") as running:
         yield running
 
 
 def from_hub(corpus: str) -> Recipe:
-    options = {"tokenizer": "none"} if corpus == "FineWebBin" else {}
-    return recipe_of(corpus, None, SIZES, **OPTIONS.get(corpus, {}), **options)
-
-
-def from_copy(corpus: str, server: HubServer) -> Recipe:
-    name = "gpt-neox" if corpus == "SlimPajama" else "gpt2"
-    tokenizer = str(server.folder / "models" / HUB_TOKENIZERS[name] / "tokenizer.json")
-    options = {"tokenizer": "none" if corpus == "FineWebBin" else tokenizer, **OPTIONS.get(corpus, {})}
-    return recipe_of(corpus, server.folder / "datasets" / REPOSITORIES[corpus], SIZES, **options)
-
-
-def shards(folder: Path) -> dict[str, str]:
-    """The manifests and plans differ in where the files came from."""
-    return {name: value for name, value in hashes(folder).items() if name not in ("manifest.json", "tasks/plan.json")}
+    return recipe_of(corpus, None, SIZES, **OPTIONS.get(corpus, {}))
 
 
 @pytest.mark.parametrize("corpus", list(REPOSITORIES))
 def test_the_hub_gives_what_a_copy_gives(corpus: str, server: HubServer, tmp_path: Path) -> None:
     manifest = make(tmp_path / "out", from_hub(corpus), workers=2)
-    copy = make(tmp_path / "copy", from_copy(corpus, server))
-    assert shards(tmp_path / "out") == shards(tmp_path / "copy")
+    name = HUB_TOKENIZERS["gpt-neox" if corpus == "SlimPajama" else "gpt2"]
+    own = {"tokenizer": str(server.folder / "models" / name / "tokenizer.json"), **OPTIONS.get(corpus, {})}
+    source = server.folder / "datasets" / REPOSITORIES[corpus]
+    copy = make(tmp_path / "copy", recipe_of(corpus, source, SIZES, **own))
+    differ = {name for name, _ in hashes(tmp_path / "out").items() ^ hashes(tmp_path / "copy").items()}
+    assert differ == {"manifest.json", "tasks/plan.json"}  # in where the files came from
     assert manifest["content_sha256"] == copy["content_sha256"]
-    assert manifest["commit"] == server.commit
+    assert manifest["commit"] == COMMIT
     assert (manifest["settings"]["repository"], manifest["settings"]["revision"]) == (REPOSITORIES[corpus], "main")
     server.refusal = (503, None)  # a finished folder needs no hub
     assert make(tmp_path / "out", from_hub(corpus)) == manifest
@@ -117,15 +104,10 @@ def test_any_data_set_by_name(server: HubServer, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     named = ["--repo", "allenai/c4", "--files", "en/*.json.gz", "--text_field", "content", "--val_fraction", "0.2"]
     assert main(["prepare", "Hub", *named]) == 0
-    texts = read_texts(tmp_path / "data" / "c4", "train") + read_texts(tmp_path / "data" / "c4", "val")
-    assert sorted(texts) == sorted(list(documents(50, seed=1))[10:])
-    assert set(read_files(tmp_path / "data" / "c4")) == {f"en/c4-train.0000{number}.json.gz" for number in range(3)}
+    folder = tmp_path / "data" / "c4"
+    assert sorted(read_texts(folder, "train") + read_texts(folder, "val")) == sorted(TEXTS)
+    assert set(read_files(folder)) == {f"en/c4-train.0000{number}.json.gz" for number in range(3)}
     assert ready("data/c4", context_length=16).val_dataloader()
-    for repo in ("c4", "../c4", "a/b/c"):
-        with pytest.raises(UserError, match=rf"--repo {repo} is no dataset of the hub: give owner/name"):
-            HubFiles(repo)
-    with pytest.raises(UserError, match="Hub needs --repo and --files"):
-        recipe_of("Hub", None)
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -156,11 +138,10 @@ def test_a_file_that_is_cut_is_fetched_once(server: HubServer, tmp_path: Path, m
 
     monkeypatch.setattr(executors, "encode_task", encode)
     sizes = {"task_bytes": 2000, "chunk_bytes": 10_001}
-    make(tmp_path / "out", recipe_of("OpenWebText", None, sizes, val_fraction=0.2))
-    assert read_json(tmp_path / "out" / "manifest.json")["tasks"] > 4
+    assert make(tmp_path / "out", recipe_of("OpenWebText", None, sizes, val_fraction=0.2))["tasks"] > 4
     assert most in (1, 2)  # a task may end one file and begin the next
-    fetched = [path for path in server.asked if path.startswith("/blob/datasets")]
-    assert len(fetched) == len(set(fetched)) == 4
+    downloads = [path for path in server.asked if path.startswith("/blob/datasets")]
+    assert len(downloads) == len(set(downloads)) == 4
 
 
 @pytest.mark.parametrize("name", ["fineweb_train_../../../../precious.bin", "/precious.bin"])
@@ -185,9 +166,7 @@ def test_control_c_does_not_wait_for_a_download(server: HubServer, tmp_path: Pat
     server.held.set()
     assert (tmp_path / "output").read_text().endswith("is kept, repeat the command to go on.\n")
     server.drops.clear()
-    for folder in ("undisturbed", "out"):
-        make(tmp_path / folder, recipe_of("FineWebBin", None, {}, tokenizer="none"))
-    assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
+    assert make(tmp_path / "out", recipe_of("FineWebBin", None, {}, tokenizer="none"))["documents"] == 60
 
 
 def test_a_dropped_connection_and_damage_on_the_way(server: HubServer, tmp_path: Path) -> None:
@@ -226,19 +205,19 @@ def test_a_hub_and_a_store_that_are_busy_for_a_while(server: HubServer, tmp_path
     """Machines of one preparation may begin together; a link's signature may have expired."""
     server.refusal, server.failing = (429, None), 3
     source = HubFiles("kjj0/fineweb10B-gpt2", patterns=["*.bin"])
-    file = source.listing().files[0]
+    file, other, *_ = source.listing().files
     server.store_refusals = 2
     assert source.fetched(file, tmp_path).stat().st_size == file.size
     server.store_refusals = 40
     with pytest.raises(UserError, match=r"^The store of the dataset kjj0/.* refuses the hub's links \(status 403"):
-        source.fetched(source.listing().files[1], tmp_path)
+        source.fetched(other, tmp_path)
     with pytest.raises(UserError, match=r"no file that matches data/\*\.x in its revision main: set --revision"):
         HubFiles("allenai/c4", patterns=["data/*.x"]).listing()
 
 
 def test_nobody_there_and_nobody_who_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "CONTACT_SECONDS", 0.05)
-    said = r"cannot be reached for the dataset allenai/c4 \(.+\): check the network"
+    said = r"cannot be reached for the dataset allenai/c4 \(.+\): check the network, HF_ENDPOINT and proxies"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(UserError, match=said):
@@ -253,23 +232,26 @@ def test_something_else_answers(server: HubServer, monkeypatch: pytest.MonkeyPat
         HubFiles("allenai/c4").listing()
 
 
+@pytest.mark.parametrize(
+    ("offline", "says"),
+    [(True, "HF_HUB_OFFLINE is set, so the dataset cerebras/SlimPajama-627B is not fetched: unset it"),
+     (False, "The hub fails to give the dataset cerebras/SlimPajama-627B (status 503)")],
+)  # fmt: skip
 def test_a_hub_that_is_not_there(
-    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(constants, "HF_HUB_OFFLINE", True)
-        assert main(["prepare", "SlimPajama", "--output", "out"]) == 2
-        said = "HF_HUB_OFFLINE is set, so the dataset cerebras/SlimPajama-627B is not fetched: unset it"
-        assert said in capsys.readouterr().err
+    offline: bool, says: str, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """By the command, which works in the same place when the hub is there again."""
+    command = ["prepare", "SlimPajama", "--output", str(tmp_path / "out")]
     server.refusal = (503, None)
-    assert main(["prepare", "SlimPajama", "--output", "out"]) == 2
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    assert main(command) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("anlit: error: The hub fails to give the dataset cerebras/SlimPajama-627B (status 503)")
-    assert line.endswith("--source DIR.")
+    assert line.startswith(f"anlit: error: {says}")
+    assert line.endswith("prepare from a local copy with --source DIR.")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     server.refusal = None
-    assert main(["prepare", "SlimPajama", "--output", "out"]) == 0
-    assert read_json(tmp_path / "out" / "manifest.json")["vocab_size"] == 700
+    assert main(command) == 0
 
 
 def test_a_tokenizer_is_fetched_once(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
