@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import anlit
-from anlit.commands import COMMANDS, FILES, LIGHTNING
+from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
 from anlit.configuration import IMPORTED
 from anlit.errors import RUN_FOLDER, UserError, unforeseen
 from anlit.lazy_torchmetrics import make_torchmetrics_lazy
@@ -39,7 +39,8 @@ def _module(command: str) -> Any:
 
 def _run(command: str, arguments: list[str]) -> int:
     make_torchmetrics_lazy()
-    return _module(command).main([command, *arguments] if command in LIGHTNING else arguments) or 0
+    shares_file = command in (*LIGHTNING, *EVALUATIONS)
+    return _module(command).main([command, *arguments] if shares_file else arguments) or 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,7 +98,7 @@ def _completion(shell: str) -> str:
             parser = ToolParser()
             parser.add_argument("--config", metavar="FILE")
         else:
-            parser = _module(name).parser()
+            parser = _module(name).parser(*([name] if name in EVALUATIONS else []))
         for action in vars(parser)["_actions"]:
             if action.metavar in NAMES_OF_FILES:
                 action.complete = shtab.FILE

@@ -20,5 +20,7 @@ COMMANDS = {
 """Name → what it does, and an example."""
 LIGHTNING = ("fit", "validate", "test")
 """Subcommands of LightningCLI, all in fit.py."""
-FILES = dict.fromkeys(LIGHTNING, "fit") | {"import": "import_model"}
+EVALUATIONS = ("lengths", "needle", "diagnose")
+"""Evaluations of trained models, all in evaluations.py."""
+FILES = dict.fromkeys(LIGHTNING, "fit") | dict.fromkeys(EVALUATIONS, "evaluations") | {"import": "import_model"}
 """The files of commands that do not have a file of their name; `import` is a word of Python's."""

@@ -12,7 +12,7 @@ import torch
 
 from anlit import GPT, AnGPT, LogN
 from anlit.checkpoints.loading import load_checkpoint
-from anlit.commands.diagnose import main
+from anlit.commands.evaluations import main
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
@@ -119,7 +119,7 @@ def test_the_command_writes_numbers_report_and_figures(
 ) -> None:
     output = tmp_path / "out"
     arguments = [str(run), "--output", str(output), "--lengths", "64,16", "--tokens", "256", "--device", "cpu"]
-    assert main([*arguments, "--masking", "off"]) == 0
+    main(["diagnose", *arguments, "--masking", "off"])
     record = json.loads((output / "diagnose.json").read_text())
     assert record["command"].startswith("anlit diagnose ")
     assert record["masking"] is False
@@ -153,7 +153,7 @@ def test_the_command_writes_numbers_report_and_figures(
 )
 def test_options_that_are_refused(run: Path, arguments: list[str], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=sentence):
-        main([*(part.format(run=run) for part in arguments), "--output", str(tmp_path)])
+        main(["diagnose", *(part.format(run=run) for part in arguments), "--output", str(tmp_path)])
 
 
 def test_lists_of_numbers() -> None:

@@ -11,7 +11,7 @@ import torch
 from anlit import ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range
-from anlit.commands.diagnose import main
+from anlit.commands.evaluations import main
 from anlit.errors import UserError
 from anlit.evaluation.gaussian import at_length, expected_total, logits_of, named
 
@@ -90,7 +90,7 @@ def test_mechanisms_that_are_refused(name: str) -> None:
 def test_the_command_writes_numbers_report_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out"
     arguments = ["--gaussian", "--mechanisms", "plain, SlidingWindow", "--lengths", "1,20,200", "--draws", "3"]
-    assert main([*arguments, "--seed", "5", "--output", str(output)]) == 0
+    main(["diagnose", *arguments, "--seed", "5", "--output", str(output)])
     record: dict[str, Any] = json.loads((output / "gaussian.json").read_text())
     assert (record["draws"], record["seed"]) == (3, 5)
     assert record["command"].startswith("anlit diagnose --gaussian")
@@ -114,4 +114,4 @@ def test_the_command_writes_numbers_report_and_figures(tmp_path: Path, capsys: p
 )
 def test_options_that_are_refused(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=sentence):
-        main(["--gaussian", "--output", str(tmp_path), *arguments])
+        main(["diagnose", "--gaussian", "--output", str(tmp_path), *arguments])

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from anlit import GPT, AnGPT, TokenShards
 from anlit.attention.documents import Documents
 from anlit.checkpoints.loading import Checkpoint, load_checkpoint
-from anlit.commands.lengths import main
+from anlit.commands.evaluations import main
 from anlit.errors import UserError
 from anlit.evaluation import lengths as module
 from anlit.evaluation.data import available_targets, data_of
@@ -243,7 +243,7 @@ def test_seeds_of_one_arm_may_begin_with_weights_of_their_own(run: Path, tmp_pat
 
 def command(output: Path, *arguments: object) -> dict[str, Any]:
     """The content of lengths.json."""
-    assert main([*map(str, arguments), f"--output={output}"]) == 0
+    main(["lengths", *map(str, arguments), f"--output={output}"])
     return json.loads((output / "lengths.json").read_text())
 
 
@@ -280,7 +280,7 @@ def test_command_writes_table_numbers_and_picture(report: Path) -> None:
 
 
 def test_the_record_gives_the_same_report_again(report: Path, tmp_path: Path, capsys) -> None:
-    assert main([str(report / "lengths.json"), f"--output={tmp_path}"]) == 0
+    main(["lengths", str(report / "lengths.json"), f"--output={tmp_path}"])
     again = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert again == {file.name: file.read_bytes() for file in report.iterdir() if file.suffix != ".json"}
     loss = json.loads((report / "lengths.json").read_text())["arms"][0]["loss"][0]
@@ -296,7 +296,7 @@ def test_default_lengths_are_1_4_and_16_times_the_training_length(run: Path, dat
 def test_what_is_no_record_is_one_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(UserError, match=r"other\.json .*: give (the|its) lengths\.json"):
-        main([str(tmp_path / "other.json"), f"--output={tmp_path}"])
+        main(["lengths", str(tmp_path / "other.json"), f"--output={tmp_path}"])
 
 
 def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) -> None:
@@ -323,7 +323,7 @@ def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) ->
 )
 def test_wrong_settings_are_one_sentence(run: Path, tmp_path: Path, arguments: list[str], sentence: str) -> None:
     with pytest.raises(UserError) as error:
-        main([str(run), f"--output={tmp_path / 'out'}", *arguments])
+        main(["lengths", str(run), f"--output={tmp_path / 'out'}", *arguments])
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from anlit import GPT, AnGPT, TextFiles, TokenShards
-from anlit.commands.needle import main
+from anlit.commands.evaluations import main
 from anlit.data.needle import Haystack
 from anlit.errors import UserError
 from anlit.evaluation import needle
@@ -190,7 +190,7 @@ def test_the_command_writes_numbers_page_and_picture(
     runs: list[str], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*runs, "--output", str(tmp_path), "--lengths", "128,256", "--depths", "3", "--samples", "2"]
-    assert main(arguments) == 0
+    main(["needle", *arguments])
     record = json.loads((tmp_path / "needle.json").read_text())
     assert record["command"].startswith("anlit needle ")
     assert record["data"]["content_sha256"] == TokenShards(str(shards)).manifest["content_sha256"]
@@ -209,5 +209,5 @@ def test_the_command_writes_numbers_page_and_picture(
 @pytest.mark.parametrize("wrong", [["--depths", "0"], ["--samples", "0"], ["--lengths", "many"]])
 def test_mistakes_are_one_sentence(runs: list[str], tmp_path: Path, wrong: list[str]) -> None:
     with pytest.raises(UserError, match=wrong[0]):
-        main([runs[0], "--output", str(tmp_path), *wrong])
+        main(["needle", runs[0], "--output", str(tmp_path), *wrong])
     assert not list(tmp_path.iterdir())
