@@ -11,14 +11,15 @@ COUNTERS  := --kernel-name 'regex:^(forward|backward_queries|backward_keys)$$' -
 SIZE          := --d_model 32 --vocab_size 64 --length 32 --batch 2
 TOY_SIZE      := $(if $(DRY),$(SIZE) --rounds 1 --device cpu)
 TOY_STEP      := $(if $(DRY),$(SIZE) --rounds 2 --preset cpu --n_layers 1 --n_heads 2 --compiled no --peers_compiled no)
-TOY_ATTENTION := $(if $(DRY),--preset cpu --widths 16 --lengths 64 --rounds 2)
+TOY_ATTENTION := $(if $(DRY),--preset cpu --entrants 'plain$(COMMA)sdpa scale-invariant$(COMMA)blockwise' --widths 16 \
+    --lengths 64 --rounds 2)
 
 ITEMS := device kernels-bfloat16 libraries memory-checker flex attention-4k attention-16k attention-documents \
     attention-64k step-models step-scale-invariant step-documents step-peers step-1b loss step-growth profile \
     counters float8 kernels-float16 kernels-float32 clocks
 
 device:
-	$(RUN) 2 'the device, its driver and libraries' $(PY) -m torch.utils.collect_env
+	$(RUN) 2 'the device, its driver and libraries' sh -c '$(PY) -m torch.utils.collect_env | grep -v ^Vulnerability'
 kernels-bfloat16:
 	$(RUN) 5 'our Triton kernels against eager attention in float64, bfloat16' needs=device needs=xdist \
 	    $(TRITON) -k 'torch.bfloat16 or bits' -n 8

@@ -1,18 +1,41 @@
-"""Options that benchmarks share."""
+"""Options that benchmarks share, the mechanisms that they name, and the shapes of a model with its random tokens."""
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 
+from anlit.attention.mechanism import Mechanism
+from anlit.attention.mechanisms.alibi import ALiBi
+from anlit.attention.mechanisms.log_bias import LogBias
+from anlit.attention.mechanisms.log_n import LogN
+from anlit.attention.mechanisms.plain import Plain
+from anlit.attention.mechanisms.scale_invariant import ScaleInvariant
+from anlit.attention.mechanisms.sliding_window import SlidingWindow
 from anlit.errors import UserError
 from anlit.sentences import ToolParser
 
+MECHANISMS: dict[str, Mechanism] = {
+    "plain": Plain(),
+    "log-n": LogN(learned="never"),
+    "scale-invariant": ScaleInvariant(),
+    "scale-invariant-learned": ScaleInvariant(learned="per_layer"),
+    "log-bias": LogBias(),
+    "alibi": ALiBi(),
+    "window": SlidingWindow(1024),
+    "window-scale-invariant": SlidingWindow(1024, ScaleInvariant()),
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MEAN_DOCUMENT = 1 / 4
+"""Mean length of a packed document, as a share of T."""
 
-def parser_of(name: str, description: str | None, example: str, presets: Collection[str] = ()) -> ToolParser:
-    """A parser with --output, --device, --threads and, if there are presets, --preset, and with the texts of --help."""
-    parser = ToolParser(
+
+def parser_of(name: str, description: str | None, example: str, presets: Collection[str] = ()) -> CommandParser:
+    """A parser with the options that all benchmarks share and, if there are presets, --preset."""
+    parser = CommandParser(
         prog=f"anlit benchmark {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -25,13 +48,15 @@ def parser_of(name: str, description: str | None, example: str, presets: Collect
         add("--preset", choices=list(presets), default=here, help="what to measure (%(default)s)")
     add("--device", help="a torch device (a GPU where there is one)")
     add("--threads", type=int, help="processor threads (torch's own number)")
+    add("--rounds", type=int, help="number of rounds")
+    add("--minutes", type=float, default=7.5, help="start nothing new after this time (%(default)s)")
     return parser
 
 
-def add_loop_options(parser: argparse.ArgumentParser) -> None:
-    """--rounds and --minutes."""
-    parser.add_argument("--rounds", type=int, help="number of rounds")
-    parser.add_argument("--minutes", type=float, default=7.5, help="start nothing new after this time (%(default)s)")
+def parse(parser: CommandParser, argv: Sequence[str], presets: Mapping[str, Mapping[str, Any]]) -> argparse.Namespace:
+    """The options; those that are left out are the preset's."""
+    parser.set_defaults(**presets[parser.parse_args(argv).preset])
+    return parser.parse_args(argv)
 
 
 def device_of(given: argparse.Namespace) -> torch.device:
@@ -50,9 +75,16 @@ def device_of(given: argparse.Namespace) -> torch.device:
     return device
 
 
-def names(text: str) -> tuple[str, ...]:
-    """`a,b` → ("a", "b")."""
-    return tuple(text.split(","))
+def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of an option: `a,b` → ("a", "b"), each of them known."""
+
+    def read(text: str) -> tuple[str, ...]:
+        for name in text.split(","):
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name} is not known: choose from {', '.join(known)}")
+        return tuple(text.split(","))
+
+    return read
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -60,8 +92,62 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def check_names(option: str, given: Collection[str] | None, known: Collection[Any]) -> None:
-    """Raise UserError for an unknown name."""
-    for name in given or ():
-        if name not in known:
-            raise UserError(f"--{option} {name} is not known: choose from {', '.join(known)}")
+@dataclass(frozen=True)
+class Size:
+    """The shapes of a model and its batch. The MLP is 4·d wide; embedding and head are separate.
+
+    Args:
+        d_model, n_layers, n_heads, vocab_size: The shape of the network.
+        length: T, tokens in a sequence.
+        batch: Sequences.
+        dtype: The data type of products: float32, or bfloat16 under autocast with float32 parameters.
+    """
+
+    d_model: int
+    n_layers: int
+    n_heads: int
+    vocab_size: int
+    length: int
+    batch: int
+    dtype: str
+
+    @classmethod
+    def of(cls, given: argparse.Namespace) -> "Size":
+        return cls(**{field.name: getattr(given, field.name) for field in fields(cls)})
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in a batch."""
+        return self.batch * self.length
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def title(self) -> str:
+        """All numbers, for a table."""
+        return (
+            f"d {self.d_model}, L {self.n_layers}, T {self.length}, B {self.batch}, V {self.vocab_size}, {self.dtype}"
+        )
+
+    def at_length(self, length: int) -> "Size":
+        """Sequences of another length, as many as hold the tokens of this batch, or one."""
+        return replace(self, length=length, batch=max(1, self.tokens // length))
+
+
+def add_size_options(parser: argparse.ArgumentParser) -> None:
+    """An option for each number of a `Size`, and --dtype."""
+    for field in fields(Size):
+        if field.type is int:
+            parser.add_argument(f"--{field.name}", type=int, metavar="N", help="replaces the built-in one")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="replaces the built-in one")
+
+
+def blocks_of(size: Size, documents: bool) -> tuple[np.ndarray, int]:
+    """Random tokens (B, T + 1) and the id that ends a document, which occurs only with `documents`."""
+    end = size.vocab_size - 1
+    blocks = np.random.default_rng(0).integers(0, end, (size.batch, size.length + 1))
+    if documents:
+        blocks[np.random.default_rng(1).random(blocks.shape) < 1 / (MEAN_DOCUMENT * size.length)] = end
+    return blocks, end

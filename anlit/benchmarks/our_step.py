@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.plain import Plain
-from anlit.benchmarks.size import Size, blocks_of
+from anlit.benchmarks.options import Size, blocks_of
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.lightning_internals import configure_model
 from anlit.models import GPT, NGPT, AnGPT
@@ -25,7 +25,7 @@ from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
 
 MODELS: dict[str, Any] = {"GPT": GPT, "nGPT": NGPT, "anGPT": AnGPT}
-PRECISIONS: dict[torch.dtype, Any] = {torch.bfloat16: "bf16-mixed", torch.float32: "32-true"}
+PRECISIONS: dict[str, Any] = {"bfloat16": "bf16-mixed", "float32": "32-true"}
 MANY_STEPS = 1_000_000
 
 
@@ -38,6 +38,7 @@ class OurStep:
         runtime: Compiled or not, in float8 or not.
         documents: Pack documents into the batch and mask them; else each row is one document.
         group: Query heads that share a key head.
+        backend: The back end of attention.
     """
 
     def __init__(
@@ -68,8 +69,7 @@ class OurStep:
             )
         self.trainer = trainer_of(self.model, device, size.dtype)
         self.optimizer = self.trainer.optimizers[0]
-        batch = batch_from_blocks(*blocks_of(size, documents))
-        self.batch = Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))  # type: ignore[arg-type]
+        self.batch = batch_of(size, documents, device)
 
     def train(self) -> Tensor:
         """Forward, backward, clipping, optimizer, norms. Returns the loss, without waiting for the device."""
@@ -80,20 +80,29 @@ class OurStep:
         return self.model.model.flops_per_token(self.batch.tokens.shape[1])
 
 
+def batch_of(size: Size, documents: bool, device: torch.device) -> Batch:
+    """A batch of random tokens, each row one document or, with `documents`, several."""
+    batch = batch_from_blocks(*blocks_of(size, documents))
+    return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))  # type: ignore[arg-type]
+
+
 def take_step(trainer: L.Trainer, batch: Batch) -> Tensor:
     """Forward, backward, clipping, optimizer, norms, schedule. Returns the loss, without waiting for the device."""
     number = trainer.global_step
     loop = trainer.fit_loop.epoch_loop
     arguments = OrderedDict(batch=batch, batch_idx=number)
     loss = loop.automatic_optimization.run(trainer.optimizers[0], number, arguments)["loss"]
-    schedules: Any = trainer.lr_scheduler_configs
-    for one in schedules:
-        one.scheduler.step()
+    for schedule in trainer.lr_scheduler_configs:
+        schedule.scheduler.step()  # type: ignore[call-arg]
     return loss.detach()
 
 
-def trainer_of(model: LanguageModel, device: torch.device, dtype: torch.dtype) -> L.Trainer:
-    """A Trainer that has prepared the model for training on `device`, and does not start it."""
+def trainer_of(model: LanguageModel, device: torch.device, dtype: str) -> L.Trainer:
+    """A Trainer that has prepared the model for training on `device`, and does not start it.
+
+    Args:
+        dtype: A key of `PRECISIONS`.
+    """
     quiet = logging.getLogger("lightning.pytorch")
     level = quiet.level
     quiet.setLevel(logging.ERROR)

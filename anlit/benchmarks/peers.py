@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from anlit.benchmarks.size import Size, blocks_of
+from anlit.benchmarks.options import Size, blocks_of
 
 COMPILED = ("no", "whole")
 
@@ -68,18 +68,19 @@ class PeerStep:
         self.model = network.model.to(device).train()
         blocks = torch.from_numpy(blocks_of(size, documents=False)[0]).to(device)
         self.tokens, self.targets = blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous()
-        self._logits = network.logits
-        self.loss = torch.compile(self._loss, dynamic=False) if compiled == "whole" else self._loss
-        settings: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-9, "weight_decay": 0.1}
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True, **settings)
-        self._size, self._device = size, device
 
-    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(self._logits(tokens).flatten(0, 1).float(), targets.flatten())
+        def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
+            return cross_entropy(network.logits(tokens).flatten(0, 1).float(), targets.flatten())
+
+        self.loss = torch.compile(loss_of, dynamic=False) if compiled == "whole" else loss_of
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-9, weight_decay=0.1, fused=True
+        )
+        self._size, self._device = size, device
 
     def train(self) -> Tensor:
         """Forward, backward, clipping, optimizer; returns the loss."""
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._size.dtype == torch.bfloat16):
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._size.dtype == "bfloat16"):
             loss = self.loss(self.tokens, self.targets)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

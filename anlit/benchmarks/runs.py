@@ -8,8 +8,6 @@ one process, one after another and round by round, so that other work of the mac
 until every ratio of times is known to `PRECISION`, or for `SECONDS` for each model.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os
@@ -17,7 +15,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
 from itertools import combinations
@@ -25,18 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  classes that a configuration may name
 from anlit.attention.selection import Selections
-from anlit.benchmarks.clock import clocks, seconds_of
-from anlit.benchmarks.our_step import take_step, trainer_of
-from anlit.benchmarks.size import Size, blocks_of
-from anlit.benchmarks.turns import alternate, paired_ratio, quartiles, warm_up
+from anlit.benchmarks.options import Size
+from anlit.benchmarks.our_step import batch_of, take_step, trainer_of
+from anlit.benchmarks.timing import Seconds, alternate, clocks, paired_ratio, quartiles, seconds_of, warm_up
 from anlit.checkpoints.loading import device_name, find_device
 from anlit.configuration import CONFIG, init_args, mapping
-from anlit.data.batch import Batch, batch_from_blocks
 from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals
@@ -76,49 +71,43 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[s
     threads = {run.record.get("hardware", {}).get("threads") for run in runs} - {None}
     if len(threads) == 1:
         torch.set_num_threads(threads.pop())
-    steps: dict[int, Callable[[], float]] = {}
+    turns = {}
     arms: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
-        batch, dtype = batch_of(run, device)
-        model = model_of(run)
+        size, documents = size_of(run)
+        batch, model = batch_of(size, documents, device), model_of(run)
         model.selections = Selections.from_plain(run.record.get("attention"))  # what it ran on, if on such a device
-        trainer = trainer_of(model, device, dtype)
-
-        def step(trainer: Any = trainer, batch: Batch = batch) -> Tensor:
-            return take_step(trainer, batch)
-
+        step = partial(take_step, trainer_of(model, device, size.dtype), batch)
         step()  # allocations, and compilation where there is one
         repeats = math.ceil(TURN_SECONDS / max(seconds_of(step, device), 1e-4))
-        steps[number] = partial(seconds_of, step, device, repeats)
-        (group,) = group_runs([run])
-        arms.append({
-            "run": str(run.folder), "key": group.key, "tokens": batch.tokens.numel(), "steps": repeats,
-        })  # fmt: skip
+        turns[number] = partial(_seconds, step, device, repeats)
+        arms.append({"run": str(run.folder), "key": group_runs([run])[0].key, "tokens": size.tokens, "steps": repeats})
 
-    def precise(so_far: dict[int, list[float]]) -> bool:
-        if len(so_far[0]) < FEWEST:
-            return False
-        ratios = (paired_ratio(so_far[mine], so_far[other]) for mine, other in combinations(so_far, 2))
-        return all(max(ratio.high / ratio.median, ratio.median / ratio.low) <= 1 + PRECISION for ratio in ratios)
-
-    deadline = time.monotonic() + SECONDS * len(steps)
-    if device.type == "cuda":
-        warm_up(
-            {number: partial(_by_kind, step) for number, step in steps.items()}, deadline - SECONDS / 2 * len(steps)
+    def precise(so_far: dict[int, list[Seconds]]) -> bool:
+        values = [[turn["step"] for turn in so_far[number]] for number in so_far]
+        ratios = (paired_ratio(mine, others) for mine, others in combinations(values, 2))
+        return len(values[0]) >= FEWEST and all(
+            max(ratio.high / ratio.median, ratio.median / ratio.low) <= 1 + PRECISION for ratio in ratios
         )
-    alternate(steps, WARMUP)
+
+    limit = SECONDS * len(turns)
+    deadline = time.monotonic() + limit
+    if device.type == "cuda":
+        warm_up(turns, deadline - limit / 2)
+    alternate(turns, WARMUP)
     if rounds is None:
-        seconds = alternate(steps, MOST, deadline=deadline, after_round=precise)
+        results = alternate(turns, MOST, deadline=deadline, after_round=precise)
     else:
-        seconds = alternate(steps, rounds)
+        results = alternate(turns, rounds)
     for number, arm in enumerate(arms):
-        arm["seconds_per_token"] = [value / arm["tokens"] for value in seconds[number]]
-        arm["steady"] = quartiles(seconds[number])["steady"]
+        seconds = [turn["step"] for turn in results[number]]
+        arm["seconds_per_token"] = [value / arm["tokens"] for value in seconds]
+        arm["steady"] = quartiles(seconds)["steady"]
     return {"arms": arms, "threads": torch.get_num_threads(), "clocks": clocks(device)}
 
 
-def _by_kind(step: Callable[[], float]) -> dict[str, float]:
-    return {"step": step()}
+def _seconds(step: Any, device: torch.device, repeats: int) -> Seconds:
+    return {"step": seconds_of(step, device, repeats)}
 
 
 def model_of(run: Run) -> LanguageModel:
@@ -160,8 +149,8 @@ def _optimizer_of(spec: Any, where: str) -> OptimizerFactory:
     return make
 
 
-def batch_of(run: Run, device: torch.device) -> tuple[Batch, torch.dtype]:
-    """A batch of random tokens of the run's shape, and its data type. If the model masks documents, the batch has some.
+def size_of(run: Run) -> tuple[Size, bool]:
+    """The shape of a run's batches, without the model's, and whether they have several documents in a row.
 
     Raises:
         UserError: The configuration does not say how large a batch is.
@@ -176,10 +165,8 @@ def batch_of(run: Run, device: torch.device) -> tuple[Batch, torch.dtype]:
             "run out"
         ) from error
     low = str((run.config.get("trainer") or {}).get("precision") or "32").startswith("bf16")
-    dtype = torch.bfloat16 if low else torch.float32
-    size = Size(0, 0, 0, vocabulary, length, rows, dtype)
-    batch = batch_from_blocks(*blocks_of(size, bool(model.get("document_masking", True))))
-    return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch)), dtype  # type: ignore[arg-type]
+    size = Size(0, 0, 0, vocabulary, length, rows, "bfloat16" if low else "float32")
+    return size, bool(model.get("document_masking", True))
 
 
 def main(argv: list[str]) -> int:

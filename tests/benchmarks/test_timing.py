@@ -1,4 +1,4 @@
-"""Taking turns: the order, what counts, what is paired, the interval of a median, and a GPU whose clock changes."""
+"""Taking turns: the order, what counts, what is paired, and a GPU whose clock changes."""
 
 import json
 import math
@@ -10,30 +10,21 @@ import pytest
 import torch
 
 from anlit.analysis.statistics import Interval, median_with_interval, product
-from anlit.benchmarks import cases
-from anlit.benchmarks.cases import Case, Group, Ready, measure, milliseconds, publish
-from anlit.benchmarks.clock import peak_bytes
-from anlit.benchmarks.record import Record
-from anlit.benchmarks.turns import alternate, paired_ratio, quartiles
+from anlit.benchmarks import harness
+from anlit.benchmarks.harness import Case, Group, Ready, Record, measure, publish
+from anlit.benchmarks.timing import alternate, paired_ratio, peak_bytes, quartiles
 
 CPU = torch.device("cpu")
 
 
 def test_each_round_begins_with_another_and_is_kept() -> None:
     calls: list[str] = []
-    kept: list[dict[str, int]] = []
-
-    def candidate(name: str):
-        return lambda: calls.append(name) or len(calls)
-
-    results = alternate(
-        {name: candidate(name) for name in "abc"},
-        rounds=3,
-        after_round=lambda results: kept.append({name: len(values) for name, values in results.items()}),
-    )
+    kept: list[int] = []
+    candidates = {name: lambda name=name: calls.append(name) or len(calls) for name in "abc"}
+    results = alternate(candidates, 3, after_round=lambda results: kept.append(len(results["a"])))
     assert "".join(calls) == "abc" + "bca" + "cab"
     assert results == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
-    assert kept == [dict.fromkeys("abc", n) for n in (1, 2, 3)]
+    assert kept == [1, 2, 3]
 
 
 def test_when_no_other_round_begins() -> None:
@@ -58,9 +49,9 @@ class FakeGPU:
     def slowness(self) -> float:
         return 1 + (self.cold - 1) * math.exp(-self.calls / 8) + (self.throttled - 1) * (self.calls % 3 == 0)
 
-    def turn(self, seconds: float) -> dict[str, float]:
+    def call(self, seconds: float) -> float:
         self.calls += 1
-        return {"train": seconds * self.slowness()}
+        return seconds * self.slowness()
 
     def clocks(self, device: torch.device) -> dict[str, float]:
         return {"mhz": 1980 / self.slowness(), "watts": 690.0}
@@ -68,12 +59,17 @@ class FakeGPU:
 
 def timed_on(gpu: FakeGPU, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
     """The group of two candidates, of 1 and 2 s, and the tables."""
-    monkeypatch.setattr(cases, "clocks", gpu.clocks)
+    monkeypatch.setattr(harness, "clocks", gpu.clocks)
+    monkeypatch.setattr(harness, "seconds_of", lambda call, device, repeats=1: call())
+    monkeypatch.setattr(harness, "peak_bytes", lambda call, kept, device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     record = Record("step", [], str(folder), CPU)
     record.device = torch.device("cuda")
-    ready = [Case(name, lambda rows, s=s: Ready(lambda: gpu.turn(s))) for name, s in (("fast", 1.0), ("slow", 2.0))]
-    measure([Group("steps", ready)], record, rounds=9, minutes=1)
-    publish(record, {"ms": milliseconds("train")})
+    cases = [
+        Case(name, lambda row, earlier, s=s: Ready({"train": lambda: gpu.call(s)})) for name, s in (("a", 1), ("b", 2))
+    ]
+    measure([Group("steps", cases)], record, rounds=9, minutes=1)
+    publish(record, "first")
     return json.loads((folder / "step.json").read_text())["groups"][0], (folder / "step.md").read_text()
 
 
@@ -92,25 +88,25 @@ def test_a_gpu_that_warms_up_is_timed_when_it_is_warm(tmp_path: Path, monkeypatc
 def test_a_figure_of_a_throttled_gpu_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group, tables = timed_on(FakeGPU(cold=1.0, throttled=1.3), tmp_path, monkeypatch)
     assert not group["warm"]
-    assert not group["rows"][0]["seconds"]["train"]["steady"]
-    assert "| fast | 1000* |" in tables
+    assert not group["rows"][1]["seconds"]["train"]["steady"]
+    assert "| b | 2000* |" in tables
     assert "* quartiles more than 5 % apart" in tables
     assert "the clocks did not settle" in tables
 
 
 def test_a_ratio_is_of_the_same_round() -> None:
     assert paired_ratio([2.0, 20.0, 50.0], [1.0, 10.0, 100.0]) == (2.0, 0.5, 2.0)
+    assert quartiles([1.0, 2.0, 4.0])["quartiles"] == [1.5, 3.0]
 
 
-def test_the_interval_of_a_median() -> None:
-    """Against the tables of order statistics: n = 10 gives the 2nd and 9th value, n = 15 the 4th and 12th."""
+def test_the_interval_of_a_median_is_that_of_the_tables() -> None:
+    """Of order statistics: n = 10 gives the 2nd and 9th value, n = 15 the 4th and 12th."""
     assert median_with_interval([float(n) for n in range(10, 0, -1)]) == (5.5, 2.0, 9.0)
     assert median_with_interval([float(n) for n in range(1, 16)]) == (8.0, 4.0, 12.0)
     assert median_with_interval([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
     narrow = Interval(2.0, 1.0, 4.0)
     assert product(narrow, Interval(3.0, 3.0, 3.0)) == pytest.approx((6.0, 3.0, 12.0))
     assert product(narrow, narrow) == pytest.approx((4.0, 4 / 2**2**0.5, 4 * 2**2**0.5))
-    assert quartiles([1.0, 2.0, 4.0])["quartiles"] == [1.5, 3.0]
 
 
 def test_memory_of_a_call() -> None:

@@ -1,22 +1,50 @@
-"""Candidates take turns, so that other work of the machine slows all of them. Ratios are paired by round."""
+"""Time, clocks and memory of calls. Candidates take turns, so that other work of the machine slows all of them."""
 
+import ctypes
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from anlit.analysis.statistics import Interval, median_with_interval
+from anlit.attention.trial import seconds_of_calls
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
 Seconds = Mapping[str, float]
 """Seconds by kind, such as forward and both."""
 
+PEAK_SIZE, PEAK_TRIALS = {"cuda": 8192, "cpu": 1024}, 10
 AGREEMENT, LAST, MOST_WARM_UP = 0.02, 3, 50
 """A warm-up ends when the last 3 times of every candidate lie within 2 %, or after 50 rounds."""
 STEADY = 0.05
 """Quartiles further apart than this share of the median are marked: the speed changed while it was measured."""
+
+
+def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
+    """Mean time of a call: on a GPU by its own clock, on one CPU thread the processor's time."""
+    if device.type != "cuda":
+        return seconds_of_calls(call, device, repeats)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end) / 1000 / repeats
+
+
+def clocks(device: torch.device) -> dict[str, float]:
+    """A GPU's clock in MHz and its power in W now; empty on other devices and without the package nvidia-ml-py."""
+    if device.type != "cuda" or find_spec("pynvml") is None:
+        return {}
+    return {"mhz": torch.cuda.clock_rate(device), "watts": torch.cuda.power_draw(device) / 1000}
 
 
 def alternate(
@@ -73,3 +101,39 @@ def quartiles(values: Sequence[float]) -> dict[str, Any]:
     low, middle, high = (float(value) for value in np.percentile(values, (25, 50, 75)))
     steady = high - low <= STEADY * middle
     return {"median": middle, "quartiles": [low, high], "steady": steady, "values": list(values)}
+
+
+def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.device) -> int | None:
+    """The peak memory of a call in bytes: `kept`, and what it allocates in addition.
+
+    On a GPU the allocator counts, on Linux the kernel counts the pages of the process. On other systems it is None.
+    """
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before + sum(storages.values())
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed memory that the process kept would hide what the call takes
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
+        before = _status_bytes("VmRSS")
+        call()
+        return _status_bytes("VmHWM") - before + sum(storages.values())
+    except (OSError, AttributeError):
+        return None
+
+
+def _status_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a product of square matrices, the best of ten."""
+    size = PEAK_SIZE[device.type]
+    a, b = torch.randn(2, size, size, device=device).to(dtype)
+    best = min(seconds_of(lambda: a @ b, device) for _ in range(PEAK_TRIALS))
+    return float(2 * size**3 / best)
