@@ -9,7 +9,7 @@ from anlit.models.flops import flops_per_token
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
 from anlit.sizing.gpus import DENSE_BF16, GPU_BYTES
-from anlit.sizing.trace import Setting, step_memory
+from anlit.sizing.trace import step_memory
 
 Strategy = Literal["1gpu", "ddp", "fsdp"]
 Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
@@ -111,31 +111,31 @@ def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
     """Bytes on one GPU at the peak of a step."""
     sharded = plan.strategy == "fsdp" and plan.gpus > 1
     gathers_bf16 = sharded and plan.gather == "bfloat16"
-    setting = Setting(
-        batch_size=plan.batch_size,
-        length=plan.length,
+    dtype = torch.bfloat16 if plan.precision == "bf16-true" or gathers_bf16 else torch.float32
+    kept_bytes = 2 if plan.precision == "bf16-true" else 4
+    peak = step_memory(
+        model,
+        plan.batch_size,
+        plan.length,
         autocast=plan.precision == "bf16-mixed",
-        parameters=torch.bfloat16 if plan.precision == "bf16-true" or gathers_bf16 else torch.float32,
+        dtype=dtype,
+        weight=kept_bytes / dtype.itemsize / (plan.gpus if sharded else 1),
         checkpoint_every=plan.checkpoint_every,
         accumulates=plan.accumulate > 1,
-        shards=plan.gpus if sharded else 1,
-        keeps_float32=gathers_bf16 and plan.precision != "bf16-true",
     )
-    held = step_memory(model, setting)
-    kept_bytes = 2 if plan.precision == "bf16-true" else 4
     memory: dict[str, float] = {
-        "parameters": held["parameters"],
-        "gradients": held["gradients"],
-        "optimizer state": held["optimizer"],
-        "copies of weights for computing": held["weight copies"],
-        "activations of the blocks": held["blocks"],
-        "logits, loss and workspace": held["rest"],
+        "parameters": peak["parameters"],
+        "gradients": peak["gradients"],
+        "optimizer state": peak["optimizer"],
+        "copies of weights for computing": peak["weight copies"],
+        "activations of the blocks": peak["blocks"],
+        "logits, loss and workspace": peak["rest"],
     }
     if plan.strategy == "ddp":
         # DDP's buckets are never freed. Gradients are views into them (gradient_as_bucket_view, as in ddp.yaml).
         memory["gradients"] = kept_bytes * model.model.n_parameters()
     if sharded:
-        memory["FSDP's gathered weights and gradients"] = gathered_bytes(model, setting.parameters.itemsize)
+        memory["FSDP's gathered weights and gradients"] = gathered_bytes(model, dtype.itemsize)
     return {name: size for name, size in memory.items() if size}
 
 

@@ -1,4 +1,4 @@
-"""Traces a training step of the real model on fake tensors, to find its peak memory by purpose.
+"""Traces a training step of the real model on fake tensors, and counts the live bytes by purpose.
 
 The decoder is the one that trains. Only its attention kernels are replaced, because fused kernels need a GPU, by an
 operator that saves the same tensors for the backward pass: q, k, v, the output, and one number per query. So the count
@@ -6,15 +6,18 @@ follows the code for all settings, without formulas.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 
 from anlit.attention import backends
@@ -26,105 +29,149 @@ from anlit.attention.mechanism import Mechanism
 from anlit.layers.cross_entropy import CHUNK_NUMBERS
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
-from anlit.sizing.live_memory import Bytes, LiveMemory, fake_parameters
+
+Role = Literal["parameters", "gradients", "optimizer", "weight copies", "blocks", "rest"]
+"""Weight copies: tensors that are made from parameters alone, such as bf16 casts and W times a scale. Blocks: tensors
+that a block saves for its backward pass. Rest: hidden states and logits outside blocks, and temporary tensors."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """How a step is computed.
+class LiveMemory(TorchDispatchMode):
+    """While active, tracks the bytes of every live storage that an operator made.
 
     Args:
-        batch_size: B, sequences in a micro-batch.
-        length: T.
-        autocast: Whether products run in bfloat16.
-        parameters: The dtype of the parameters that a block computes with.
-        checkpoint_every: Recompute every n-th block in the backward pass; None for none.
-        accumulates: Whether there are gradients of earlier micro-batches.
-        shards: Number of ranks that share parameters, gradients and optimizer state.
-        keeps_float32: Whether parameters of another dtype are gathered copies of float32 parameters.
+        weights: The weight of a byte by role, 1 by default; 1/n for sharding over n ranks.
+
+    Attributes:
+        bytes: Live bytes by role, weighted.
+        peak: The live bytes by role when their sum was largest.
+        default: The role of new tensors that are not made from weights alone.
     """
 
-    batch_size: int
-    length: int
-    autocast: bool = False
-    parameters: torch.dtype = torch.float32
-    checkpoint_every: int | None = None
-    accumulates: bool = False
-    shards: int = 1
-    keeps_float32: bool = False
+    def __init__(self, weights: Mapping[Role, float]) -> None:
+        super().__init__()
+        self.weights = weights
+        self.bytes: Counter[Role] = Counter()
+        self.peak: Counter[Role] = Counter()
+        self.default: Role = "rest"
+        self._live: dict[int, tuple[int, Role]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs = {self._role(x) for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)}
+        made_of_weights = self.default == "rest" and inputs and inputs <= {"parameters", "weight copies"}
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor) and self._role(tensor) is None:
+                self.assign([tensor], "weight copies" if made_of_weights else self.default)
+        return result
+
+    def _role(self, tensor: Tensor) -> Role | None:
+        """The role of the tensor's storage; None if it was made earlier."""
+        return self._live.get(id(tensor.untyped_storage()), (0, None))[1]
+
+    def assign(self, tensors: Iterable[Tensor], role: Role) -> None:
+        """Set the role of the tensors' storages, whether they were counted before or not."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            key = id(storage)
+            if key in self._live:
+                self._forget(key)
+            else:
+                weakref.finalize(storage, self._forget, key)
+            self._live[key] = round(storage.nbytes() * self.weights.get(role, 1)), role
+            self.bytes[role] += self._live[key][0]
+        if self.bytes.total() > self.peak.total():
+            self.peak = self.bytes.copy()
+
+    def _forget(self, key: int) -> None:
+        size, role = self._live.pop(key)
+        self.bytes[role] -= size
+
+    @contextmanager
+    def keeping(self, role: Role) -> Iterator[None]:
+        """Give `role` to tensors that are made inside, have the role `rest` and are live at the end."""
+        before = set(self._live)
+        yield
+        for key, (size, former) in self._live.items():
+            if key not in before and former == "rest":
+                self._live[key] = size, role
+                self.bytes[former] -= size
+                self.bytes[role] += size
 
 
-@lru_cache(maxsize=64)
-def step_memory(model: LanguageModel, setting: Setting) -> Bytes:
+def step_memory(
+    model: LanguageModel,
+    batch_size: int,
+    length: int,
+    autocast: bool = False,
+    dtype: torch.dtype = torch.float32,
+    weight: float = 1.0,
+    checkpoint_every: int | None = None,
+    accumulates: bool = False,
+) -> Counter[Role]:
     """Bytes by role at the peak of a training step on one GPU.
 
-    If all layers are alike, two shallow models are traced and the result is extrapolated linearly to the model's depth,
-    phase by phase: within a phase the peak is at the same point at every depth.
+    The step is Lightning's: forward (with gradients of earlier micro-batches if it accumulates), backward, clipping,
+    optimizer.
 
     Args:
         model: A model on the meta device; a copy of it is traced.
+        batch_size: B, sequences in a micro-batch.
+        length: T.
+        autocast: Whether products run in bfloat16.
+        dtype: The type of the parameters that a block computes with.
+        weight: The weight of each byte of parameters, gradients and optimizer state.
+        checkpoint_every: Recompute every n-th block in the backward pass; None for none.
+        accumulates: Whether there are gradients of earlier micro-batches.
     """
-    depth, period = len(model.model.blocks), max(2, setting.checkpoint_every or 1)
-    kinds = {(type(a.mechanism), a.mechanism.window, a.backend) for a in attention_layers(model)}
-    if len(kinds) > 1 or depth <= 2 * period:
-        return max(trace_step(model, depth, setting).values(), key=Bytes.total)
-    shallow, deep = (trace_step(model, n, setting) for n in (period, 2 * period))
-    steps = depth / period - 1
-    extended = (
-        Bytes({role: low[role] + round(steps * (high[role] - low[role])) for role in low | high})
-        for low, high in ((shallow[phase], deep[phase]) for phase in shallow)
-    )
-    return max(extended, key=Bytes.total)
-
-
-def trace_step(model: LanguageModel, n_blocks: int, setting: Setting) -> dict[str, Bytes]:
-    """The peak of each phase of a step of the model's first `n_blocks` blocks, in Lightning's order: forward (with
-    gradients of earlier micro-batches if it accumulates), backward, clipping, optimizer."""
-    # If sharding gathers bfloat16 copies of float32 parameters, the traced parameters are half as large.
-    weight = (4 / setting.parameters.itemsize if setting.keeps_float32 else 1) / setting.shards
     memory = LiveMemory({"parameters": weight, "gradients": weight, "optimizer": weight})
     model = copy.deepcopy(model)
     decoder = model.model
-    decoder.blocks = decoder.blocks[:n_blocks]
     # Tables of positions from earlier use are not fake.
-    with FakeTensorMode(allow_non_fake_inputs=True), chunks_of_a_gpu(), memory:
-        fake_parameters(decoder, setting.parameters)
+    with FakeTensorMode(allow_non_fake_inputs=True), _chunks_of_a_gpu(), memory:
+        _fake_parameters(decoder, dtype)
         parameters = list(decoder.parameters())
         memory.assign(parameters, "parameters")
-        stand_in_for_kernels(decoder, setting.batch_size)
-        watch_blocks(decoder, memory, setting.checkpoint_every)
+        _stand_in_for_kernels(decoder, batch_size)
+        _watch_blocks(decoder, memory, checkpoint_every)
         optimizer = model.make_optimizer(parameter_groups(decoder))
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(partial(_record_gradient, memory))
             parameter.grad = torch.empty_like(parameter)
             _record_gradient(memory, parameter)
         _optimize(optimizer, memory)  # creates the optimizer's state
-        tokens = torch.empty(setting.batch_size, setting.length, dtype=torch.int64)
+        tokens = torch.empty(batch_size, length, dtype=torch.int64)
         targets, ids = tokens.clone(), tokens.clone()
-        if not setting.accumulates:
+        if not accumulates:
             optimizer.zero_grad()
-        memory.phase = "forward"
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=setting.autocast):
+        memory.peak.clear()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)[1]
-        memory.phase = "backward of the upper half"
-        middle = next(decoder.blocks[n_blocks // 2].parameters())
-        middle.register_post_accumulate_grad_hook(lambda _: setattr(memory, "phase", "backward of the lower half"))
         loss.backward()
-        memory.phase = "optimizer"
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         _optimize(optimizer, memory)
-    del memory.peaks[""]
-    return memory.peaks
+    return memory.peak
 
 
 @contextmanager
-def chunks_of_a_gpu() -> Iterator[None]:
+def _chunks_of_a_gpu() -> Iterator[None]:
     """Make the loss use the chunk size of a GPU, although the traced tensors are on the CPU."""
     cpu_size = CHUNK_NUMBERS.pop("cpu")
     try:
         yield
     finally:
         CHUNK_NUMBERS["cpu"] = cpu_size
+
+
+def _fake_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Replace parameters and buffers on the meta device by fake ones on the CPU, floating-point ones in `dtype`."""
+    new: dict[int, Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, old in tensors.items():
+                if old is not None and id(old) not in new:
+                    fake = torch.empty(old.shape, dtype=dtype if old.is_floating_point() else old.dtype)
+                    new[id(old)] = nn.Parameter(fake) if isinstance(old, nn.Parameter) else fake
+                tensors[name] = None if old is None else new[id(old)]  # type: ignore[assignment]
 
 
 def _optimize(optimizer: torch.optim.Optimizer, memory: LiveMemory) -> None:
@@ -138,15 +185,14 @@ def _record_gradient(memory: LiveMemory, parameter: Tensor) -> None:
     memory.assign([parameter.grad], "gradients")
 
 
-def watch_blocks(decoder: nn.Module, memory: LiveMemory, checkpoint_every: int | None) -> None:
+def _watch_blocks(decoder: Any, memory: LiveMemory, checkpoint_every: int | None) -> None:
     """Wrap every block's forward: tensors that stay live after it have the role `blocks`."""
 
     def watched(forward: Callable[..., Tensor], recompute: bool, *arguments: Any) -> Tensor:
         with memory.keeping("blocks"):
             return checkpoint(forward, *arguments, use_reentrant=False) if recompute else forward(*arguments)
 
-    blocks: Any = decoder.blocks
-    for number, block in enumerate(blocks):
+    for number, block in enumerate(decoder.blocks):
         recompute = checkpoint_every is not None and number % checkpoint_every == 0
         block.forward = partial(watched, block.forward, recompute)
 
@@ -175,7 +221,7 @@ class _FusedAttention(torch.autograd.Function):
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None
 
 
-def stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
+def _stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
     """Replace every kernel except the eager one, which is plain operators, by one with a fused kernel's memory."""
     for layer in attention_layers(decoder):
         attention: Any = layer
@@ -185,11 +231,7 @@ def stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
         if name != "eager":
             rows = batch_size if decoder.document_masking else 1
             attention.attend = partial(_fused, attention.mechanism, rows, name == "sdpa")
-            attention.prepare = _prepare_nothing
-
-
-def _prepare_nothing(documents: Documents, h: Tensor) -> None:
-    pass
+            attention.prepare = lambda documents, h: None
 
 
 def _fused(
