@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy  # loads scipy.stats, which takes half a second, where it is first used
 from numpy.typing import NDArray
-from scipy import stats
 
 from anlit.reporting.table import NONE
 from anlit.runs.folders import Curve
@@ -79,7 +79,8 @@ def median_with_interval(values: Sequence[float]) -> Interval:
     """
     ordered = np.sort(np.asarray(values, dtype=float))
     n = len(ordered)
-    outside = max(0, int(stats.binom.ppf((1 - CONFIDENCE) / 2, n, 0.5)) - 1)  # values outside at each end
+    below = scipy.special.bdtr(np.arange(n), n, 0.5)  # probability of at most 0, 1 … values below the true median
+    outside = max(0, int(np.sum(below < (1 - CONFIDENCE) / 2)) - 1)  # values outside at each end
     return Interval(float(np.median(ordered)), float(ordered[outside]), float(ordered[n - 1 - outside]))
 
 
@@ -105,8 +106,8 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
     """Least squares of log y over log x, with the exponent's 95 % interval; None for fewer than three different x."""
     if len(set(x)) < 3:
         return None
-    line = stats.linregress(np.log(x), np.log(y))
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 2) * line.stderr)
+    line = scipy.stats.linregress(np.log(x), np.log(y))
+    half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 2) * line.stderr)
     slope = float(line.slope)
     return PowerLaw(float(np.exp(line.intercept)), Interval(slope, slope - half, slope + half))
 
@@ -136,7 +137,7 @@ def difference(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float])
         return _one_sample(a - np.array([theirs[seed] for seed in ours]), "paired t-test")
     if min(len(a), len(b)) < 2 or max(np.ptp(a), np.ptp(b)) < NO_SPREAD * abs(a.mean()):
         return None
-    return _test(stats.ttest_ind(a, b, equal_var=False), "Welch's t-test", (len(a), len(b)), a.mean() - b.mean())
+    return _test(scipy.stats.ttest_ind(a, b, equal_var=False), "Welch's t-test", (len(a), len(b)), a.mean() - b.mean())
 
 
 def ratio(values: Sequence[float]) -> Test | None:
@@ -162,7 +163,7 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 def _one_sample(values: NDArray[np.float64], method: str) -> Test | None:
     if len(values) < 2 or np.ptp(values) < NO_SPREAD * max(1.0, np.abs(values).max()) or not np.isfinite(values).all():
         return None
-    return _test(stats.ttest_1samp(values, 0.0), method, (len(values), len(values)), values.mean())
+    return _test(scipy.stats.ttest_1samp(values, 0.0), method, (len(values), len(values)), values.mean())
 
 
 def _test(result: Any, method: str, n: tuple[int, int], mean: float) -> Test:
