@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anlit.attention.trial import seconds_of_calls
 from anlit.benchmarks.timing import (
     Seconds,
     alternate,
@@ -27,7 +28,6 @@ from anlit.benchmarks.timing import (
     paired_ratio,
     peak_bytes,
     quartiles,
-    seconds_of,
     warm_up,
 )
 from anlit.reporting.files import output_folder, write_json, write_text
@@ -126,7 +126,7 @@ class Record:
         self.values |= values
         write_json(self._file.with_name(f"{self._file.name}.json"), self.values)
 
-    def finish(self, tables: Sequence[Table], notes: Sequence[str] = ()) -> None:
+    def finish(self, tables: Sequence[Table], notes: Sequence[str]) -> None:
         """Write the complete record, and the tables as Markdown; print the tables."""
         self.values["environment"]["load_after"] = os.getloadavg()[0]
         self.keep(finished=True, seconds=time.monotonic() - self._began)
@@ -231,9 +231,9 @@ def _measure_group(group: Group, record: Record, rounds: int, deadline: float) -
 
 def _turn(ready: Ready, device: torch.device) -> Callable[[], Seconds]:
     """A turn of all calls, each repeated as often as it takes for the turn's length."""
-    repeats = {kind: max(1, math.ceil(ready.turn_seconds / max(seconds_of(call, device), 1e-6)))
+    repeats = {kind: max(1, math.ceil(ready.turn_seconds / max(seconds_of_calls(call, device), 1e-6)))
                for kind, call in ready.calls.items()}  # fmt: skip
-    return lambda: {kind: seconds_of(call, device, repeats[kind]) for kind, call in ready.calls.items()}
+    return lambda: {kind: seconds_of_calls(call, device, repeats[kind]) for kind, call in ready.calls.items()}
 
 
 def put_ratios(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
@@ -248,17 +248,16 @@ def put_ratios(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
         }
 
 
-def publish(record: Record, base: str, more: Mapping[str, Column] = {}, tables: Iterable[Table] = ()) -> None:
+def publish(record: Record, base: str, more: Mapping[str, Column] = {}, notes: Sequence[str] = ()) -> None:
     """Finish the record with a table for each group, a row for each case that was timed.
 
     Args:
         base: The name of what times are compared with.
         more: More columns.
-        tables: Tables for the end.
+        notes: Paragraphs for the end.
     """
     peak = record.values.get("peak_flops_per_second")
-    own = [_table(group, base, peak, more) for group in record.values["groups"]]
-    record.finish([*own, *tables], notes(record))
+    record.finish([_table(group, base, peak, more) for group in record.values["groups"]], [*_notes(record), *notes])
 
 
 def _table(group: Mapping[str, Any], base: str, peak: float | None, more: Mapping[str, Column]) -> Table:
@@ -278,7 +277,7 @@ def _table(group: Mapping[str, Any], base: str, peak: float | None, more: Mappin
                  [[row["label"], *(cell(row) for cell in columns.values())] for row in rows])  # fmt: skip
 
 
-def notes(record: Record) -> list[str]:
+def _notes(record: Record) -> list[str]:
     """One line for each case that was not timed, with the reason, and for each group that is to be read with care."""
     lines = []
     for group in record.values["groups"]:

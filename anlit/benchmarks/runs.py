@@ -27,9 +27,10 @@ import torch
 import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  classes that a configuration may name
 from anlit.attention.selection import Selections
+from anlit.attention.trial import seconds_of_calls
 from anlit.benchmarks.options import Size
 from anlit.benchmarks.our_step import batch_of, take_step, trainer_of
-from anlit.benchmarks.timing import Seconds, alternate, clocks, paired_ratio, quartiles, seconds_of, warm_up
+from anlit.benchmarks.timing import Seconds, alternate, clocks, paired_ratio, quartiles, warm_up
 from anlit.checkpoints.loading import device_name, find_device
 from anlit.configuration import CONFIG, init_args, mapping
 from anlit.errors import UserError
@@ -79,7 +80,7 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[s
         model.selections = Selections.from_plain(run.record.get("attention"))  # what it ran on, if on such a device
         step = partial(take_step, trainer_of(model, device, size.dtype), batch)
         step()  # allocations, and compilation where there is one
-        repeats = math.ceil(TURN_SECONDS / max(seconds_of(step, device), 1e-4))
+        repeats = math.ceil(TURN_SECONDS / max(seconds_of_calls(step, device), 1e-4))
         turns[number] = partial(_seconds, step, device, repeats)
         arms.append({"run": str(run.folder), "key": group_runs([run])[0].key, "tokens": size.tokens, "steps": repeats})
 
@@ -107,7 +108,7 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[s
 
 
 def _seconds(step: Any, device: torch.device, repeats: int) -> Seconds:
-    return {"step": seconds_of(step, device, repeats)}
+    return {"step": seconds_of_calls(step, device, repeats)}
 
 
 def model_of(run: Run) -> LanguageModel:

@@ -9,7 +9,7 @@ the sequences of a batch get longer and fewer, so that only attention grows.
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,7 +37,6 @@ from anlit.benchmarks.timing import matrix_peak
 from anlit.errors import UserError
 from anlit.models.runtime import Runtime
 from anlit.options import CommandParser
-from anlit.reporting.table import Table
 
 BASE = "GPT"
 """The model that the others are compared with."""
@@ -112,7 +111,7 @@ def _build(given: argparse.Namespace, size: Size, device: torch.device, row: Row
         step.train()
     if given.profile:
         trace = Path(given.output) / f"{row['label'].replace(' ', '-')}.trace.json.gz"
-        row["kernels"] = kernels_of(step.train, trace, device)
+        row["profile"] = profile_of(step.train, trace, device)
     return Ready({"train": step.train}, partial(_kept, step), GPU_TURN_SECONDS if device.type == "cuda" else 0)
 
 
@@ -162,39 +161,21 @@ def other_work(row: Row, ours: Row) -> str | None:
     return None
 
 
-def kernels_of(step: Callable[[], Any], trace: Path, device: torch.device) -> list[dict[str, Any]]:
-    """Where a step that is warmed up spends its time.
+def profile_of(step: Callable[[], Any], trace: Path, device: torch.device) -> str:
+    """Where a step that is warmed up spends its time: torch's table of the longest kernels, or on a CPU operators.
 
     Args:
         trace: The file for the trace, which Perfetto shows; .json.gz.
-
-    Returns:
-        For each kernel, or on a CPU each operator, {name, calls in a step, ms in a step}, the longest first.
     """
-    kind = device.type
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if kind == "cuda" else [])]) as profiler:
+    on_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
         for _ in range(PROFILED_STEPS):
             step()
-        if kind == "cuda":
+        if on_gpu:
             torch.cuda.synchronize()
     profiler.export_chrome_trace(str(trace))
-    time_of = "self_device_time_total" if kind == "cuda" else "self_cpu_time_total"
-    kernels = [
-        {"name": event.key, "calls": event.count / PROFILED_STEPS, "ms": getattr(event, time_of) / PROFILED_STEPS / 1e3}
-        for event in profiler.key_averages()
-        if getattr(event, time_of) > 0
-    ]
-    return sorted(kernels, key=lambda kernel: -kernel["ms"])
-
-
-def kernel_table(row: Mapping[str, Any]) -> Table:
-    """The longest kernels of a row."""
-    busy = sum(kernel["ms"] for kernel in row["kernels"])
-    rows = [
-        [kernel["name"][:90], f"{kernel['calls']:g}", f"{kernel['ms']:.3f}", f"{kernel['ms'] / busy:.1%}"]
-        for kernel in row["kernels"][:SHOWN_KERNELS]
-    ]
-    return Table(f"{row['label']}: {busy:.4g} ms a step in kernels", ("kernel", "a step", "ms a step", "share"), rows)
+    order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    return profiler.key_averages().table(order, row_limit=SHOWN_KERNELS, max_name_column_width=90)
 
 
 def main(argv: list[str]) -> int:
@@ -206,7 +187,9 @@ def main(argv: list[str]) -> int:
     sizes = [size.at_length(length) for length in given.lengths] or [size]
     measure((group_of(given, size, device) for size in sizes), record, given.rounds, given.minutes)
     rows = [row for group in record.values["groups"] for row in group["rows"]]
-    publish(record, NAMES[BASE], tables=[kernel_table(row) for row in rows if "kernels" in row])
+    publish(record, NAMES[BASE], notes=[
+        f"{row['label']}, {PROFILED_STEPS} steps:\n\n```\n{row['profile']}\n```" for row in rows if "profile" in row
+    ])  # fmt: skip
     return 0
 
 

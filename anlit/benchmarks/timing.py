@@ -26,20 +26,6 @@ STEADY = 0.05
 """Quartiles further apart than this share of the median are marked: the speed changed while it was measured."""
 
 
-def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
-    """Mean time of a call: on a GPU by its own clock, on one CPU thread the processor's time."""
-    if device.type != "cuda":
-        return seconds_of_calls(call, device, repeats)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize(device)
-    start.record()
-    for _ in range(repeats):
-        call()
-    end.record()
-    torch.cuda.synchronize(device)
-    return start.elapsed_time(end) / 1000 / repeats
-
-
 def clocks(device: torch.device) -> dict[str, float]:
     """A GPU's clock in MHz and its power in W now; empty on other devices and without the package nvidia-ml-py."""
     if device.type != "cuda" or find_spec("pynvml") is None:
@@ -135,5 +121,5 @@ def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a product of square matrices, the best of ten."""
     size = PEAK_SIZE[device.type]
     a, b = torch.randn(2, size, size, device=device).to(dtype)
-    best = min(seconds_of(lambda: a @ b, device) for _ in range(PEAK_TRIALS))
+    best = min(seconds_of_calls(lambda: a @ b, device) for _ in range(PEAK_TRIALS))
     return float(2 * size**3 / best)

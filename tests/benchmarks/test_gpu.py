@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 GPU_MK = ROOT / "docker" / "gpu.mk"
 LIST = (ROOT / "docker" / "gpu-items.mk").read_text()
+HAS_GPU = Path("/dev/nvidiactl").exists()
 pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("make", "flock", "timeout"))), reason="Linux tools")
 
 
@@ -46,36 +47,29 @@ def statuses(folder: Path) -> dict[str, str]:
     return {name: result["status"] for name, result in results(folder).items()}
 
 
-def test_what_items_find_is_written_and_a_failure_stops_nothing(tmp_path: Path) -> None:
+def test_results_are_written_and_a_failure_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "writes").write_text(
         "echo '{\n\"found\": 7}' > $3/a.json\nprintf '# title\\n\\n## Table\\n\\n| a |\\n' > $3/a.md\n"
     )
     writes = f"1 'what it is' sh {tmp_path}/writes benchmark"
     fails = "1 'what fails' sh -c 'echo a reason; exit 3'"
-    list_items(tmp_path, first=writes, fails=fails, unable="1 'x' needs=no-such-program true", last=writes)
+    list_items(tmp_path, first=writes, fails=fails, unable="1 'x' needs=no-such-program true",
+               kernels="1 'x' needs=device true", last=writes)  # fmt: skip
     done = call(tmp_path)
     assert done.returncode == 0, done.stderr
     assert statuses(tmp_path) == {
         "first": "measured", "fails": "failed (3)", "unable": "left out: no-such-program is not here",
-        "last": "measured",
+        "kernels": "measured" if HAS_GPU else "no device", "last": "measured",
     }  # fmt: skip
-    found = results(tmp_path)
-    assert found["first"]["record"] == {"found": 7}
-    assert (found["fails"]["exit_code"], found["fails"]["record"]) == (3, None)
+    records = results(tmp_path)
+    assert records["first"]["record"] == {"found": 7}
+    assert (records["fails"]["exit_code"], records["fails"]["record"]) == (3, None)
     text = (tmp_path / "output" / "gpu.md").read_text()
     assert "## first: what it is" in text
     assert "### Table\n\n| a |" in text
     assert "# title" not in text
     assert "a reason" in text
     assert "| unable | left out: no-such-program is not here |" in text
-
-
-@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
-def test_what_needs_a_device_says_so_where_there_is_none(tmp_path: Path) -> None:
-    list_items(tmp_path, kernels="1 'x' needs=device false")
-    assert call(tmp_path).returncode == 0
-    assert statuses(tmp_path) == {"kernels": "no device"}
-    assert "no device here" in (tmp_path / "output" / "gpu.md").read_text()
 
 
 def test_the_next_call_skips_what_is_finished_until_it_is_asked_for(tmp_path: Path) -> None:
@@ -190,7 +184,7 @@ def test_an_item_of_tests_selects_some(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU here")
 def test_without_a_device_the_whole_list_is_measured_or_says_so(tmp_path: Path) -> None:
     """As a user calls it in a clone."""
     folders = [f"STATE={tmp_path}/state", f"OUTPUT={tmp_path}/output", f"GPU_PYTHON={sys.executable}"]

@@ -74,7 +74,7 @@ def test_rounds_go_on_until_the_ratios_are_precise(
             turns[step] = itertools.count()
         return 1.0 + (noise * (next(turns[step]) % 3) if list(turns).index(step) == 1 else 0.0)
 
-    monkeypatch.setattr(runs, "seconds_of", pretended)
+    monkeypatch.setattr(runs, "seconds_of_calls", pretended)
     monkeypatch.setattr(runs, "MOST", 40)
     found = runs.measure([load_run(folder) for folder in folders], None, torch.device("cpu"))
     assert [len(arm["seconds_per_token"]) for arm in found["arms"]] == [rounds, rounds]

@@ -60,7 +60,7 @@ class FakeGPU:
 def timed_on(gpu: FakeGPU, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
     """The group of two candidates, of 1 and 2 s, and the tables."""
     monkeypatch.setattr(harness, "clocks", gpu.clocks)
-    monkeypatch.setattr(harness, "seconds_of", lambda call, device, repeats=1: call())
+    monkeypatch.setattr(harness, "seconds_of_calls", lambda call, device, repeats=1: call())
     monkeypatch.setattr(harness, "peak_bytes", lambda call, kept, device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     record = Record("step", [], str(folder), CPU)
