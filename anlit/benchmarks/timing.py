@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 Seconds = Mapping[str, float]
 """Seconds by kind, such as forward and both."""
 
-PEAK_SIZE, PEAK_TRIALS = {"cuda": 8192, "cpu": 1024}, 10
+PEAK_SIZE, PEAK_TRIALS = {"cuda": 8192, "cpu": 1024}, 5
 AGREEMENT, LAST, MOST_WARM_UP = 0.02, 3, 50
 """A warm-up ends when the last 3 times of every candidate lie within 2 %, or after 50 rounds."""
 STEADY = 0.05
@@ -118,7 +118,7 @@ def _status_bytes(field: str) -> int:
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a product of square matrices, the best of ten."""
+    """FLOP/s of a product of square matrices, the best of five."""
     size = PEAK_SIZE[device.type]
     a, b = torch.randn(2, size, size, device=device).to(dtype)
     best = min(seconds_of_calls(lambda: a @ b, device) for _ in range(PEAK_TRIALS))
