@@ -16,7 +16,7 @@ from anlit.attention.trial import Inputs, prepare, random_documents, relative_er
 from anlit.benchmarks.harness import Case, Group, NotTimedError, Ready, Record, Row, measure, publish
 from anlit.benchmarks.options import DTYPES, MECHANISMS, device_of, names, numbers, parse, parser_of
 from anlit.benchmarks.timing import matrix_peak
-from anlit.options import CommandParser
+from anlit.sentences import ToolParser
 
 MEAN_DOCUMENT = 1 / 8
 """Mean length of a document, in T: lengths are drawn from an exponential distribution, some of a few tokens."""

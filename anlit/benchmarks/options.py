@@ -33,9 +33,9 @@ MEAN_DOCUMENT = 1 / 4
 """Mean length of a packed document, as a share of T."""
 
 
-def parser_of(name: str, description: str | None, example: str, presets: Collection[str] = ()) -> CommandParser:
+def parser_of(name: str, description: str | None, example: str, presets: Collection[str] = ()) -> ToolParser:
     """A parser with the options that all benchmarks share and, if there are presets, --preset."""
-    parser = CommandParser(
+    parser = ToolParser(
         prog=f"anlit benchmark {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -53,7 +53,7 @@ def parser_of(name: str, description: str | None, example: str, presets: Collect
     return parser
 
 
-def parse(parser: CommandParser, argv: Sequence[str], presets: Mapping[str, Mapping[str, Any]]) -> argparse.Namespace:
+def parse(parser: ToolParser, argv: Sequence[str], presets: Mapping[str, Mapping[str, Any]]) -> argparse.Namespace:
     """The options; those that are left out are the preset's."""
     parser.set_defaults(**presets[parser.parse_args(argv).preset])
     return parser.parse_args(argv)

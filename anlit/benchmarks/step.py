@@ -36,7 +36,7 @@ from anlit.benchmarks.peers import COMPILED, PEERS, PeerStep
 from anlit.benchmarks.timing import matrix_peak
 from anlit.errors import UserError
 from anlit.models.runtime import Runtime
-from anlit.options import CommandParser
+from anlit.sentences import ToolParser
 
 BASE = "GPT"
 """The model that the others are compared with."""
@@ -208,7 +208,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     return given
 
 
-def _parser() -> CommandParser:
+def _parser() -> ToolParser:
     parser = parser_of("step", __doc__, "--preset cpu --models GPT,anGPT", PRESETS)
 
     def of(known: Any, more: str, default: tuple[str, ...] | None = None) -> dict[str, Any]:
