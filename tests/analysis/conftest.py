@@ -21,10 +21,7 @@ CONFIG: dict[str, Any] = {
             "context_length": 256,
             "attention": None,
             "positions": {"class_path": "anlit.layers.positions.RoPE", "init_args": {"fraction": 0.5}},
-            "optimizer": {
-                "class_path": "torch.optim.AdamW",
-                "init_args": {"lr": 0.001, "betas": [0.9, 0.95]},
-            },
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001, "betas": [0.9, 0.95]}},
         },
     },
     "data": {"class_path": "anlit.data.Tokens", "init_args": {"path": "data/a", "batch_size": 16, "seed": 1}},
@@ -32,39 +29,41 @@ CONFIG: dict[str, Any] = {
     "run_dir": "runs/a",
     "ckpt_path": None,
 }
+HARDWARE = {"cpu": "test", "cores": 2, "devices": ["cpu"]}
 RECORD: dict[str, Any] = {
     "anlit": "0.1.0",
     "versions": {"python": "3.12", "torch": "2.11"},
     "git": {"commit": "0123456789abcdef", "dirty": False},
     "command": "anlit fit --config a.yaml",
-    "hardware": {"cpu": "test", "cores": 2, "devices": ["cpu"]},
+    "hardware": HARDWARE,
     "data": {"corpus": "small", "content_sha256": "c0", "tokenizer_sha256": "t0", "tokens": 1000},
     "parameters": 1000,
     "status": "finished",
     "error": None,
 }
-# Loss by tokens of a baseline whose final loss, 3.0, is easy to cross.
-FALLING = [(100, 5.0), (200, 4.0), (300, 3.5), (400, 3.0)]
-
+NGPT, ANGPT = "anlit.models.ngpt.NGPT", "anlit.models.angpt.AnGPT"
+Points = list[tuple[float, float]]
+"""Tokens and loss of each validation."""
+# A baseline whose final loss, 3.0, is easy to cross.
+FALLING: Points = [(100, 5.0), (200, 4.0), (300, 3.5), (400, 3.0)]
+SecondsOf = Callable[[float], float]
 MakeRun = Callable[..., Path]
 
 
-def rows(points: list[tuple[float, float]], seconds_per_token: float = 0.1) -> list[dict[str, Any]]:
-    """Log rows for validation `points` (tokens, loss), each after a row of training."""
-    found: list[dict[str, Any]] = []
-    for tokens, loss in points:
-        found.append({"step": tokens // 10, "train/loss": loss})
-        row = {"step": tokens // 10, "val/loss": loss, "val/tokens": tokens, "val/bits_per_byte": loss / 3}
-        found.append(row | {"val/seconds": tokens * seconds_per_token})
-    return found
-
-
-def write_metrics(folder: Path, log: list[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(key for row in log for key in row))
+def write_run(
+    folder: Path, config: dict[str, Any], record: dict[str, Any], points: Points, seconds_of: SecondsOf
+) -> None:
+    """A run folder; `seconds_of` tokens is the time of a validation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "run.json").write_text(json.dumps(RECORD | record))
+    names = ["step", "train/loss", "val/loss", "val/tokens", "val/seconds", "val/bits_per_byte"]
     with (folder / "metrics.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(log)
+        log = csv.writer(file)
+        log.writerow(names)
+        for tokens, loss in points:
+            log.writerow([int(tokens // 10), loss, "", "", "", ""])
+            log.writerow([int(tokens // 10), "", loss, tokens, seconds_of(tokens), loss / 3])
 
 
 @pytest.fixture
@@ -78,32 +77,27 @@ def drawn() -> Iterator[list[Figure]]:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """make_run(name, points, model=…, seed=…, settings={dotted key: value}, record={…}) → folder."""
+    """make_run(name, points, model, seed=…, settings={dotted key: value}, record={…}, seconds_of=…) → folder."""
 
     def make(
         name: str,
-        points: list[tuple[float, float]] = FALLING,
+        points: Points = FALLING,
         model: str = "anlit.models.gpt.GPT",
         seed: int = 1,
         settings: dict[str, Any] | None = None,
         record: dict[str, Any] | None = None,
-        seconds_per_token: float = 0.1,
+        seconds_of: SecondsOf = lambda tokens: 0.1 * tokens,
     ) -> Path:
         folder = tmp_path / "runs" / name
-        folder.mkdir(parents=True)
+        seeds = {"seed_everything": seed, "data.init_args.seed": seed}
         config = copy.deepcopy(CONFIG)
-        config["model"]["class_path"] = model
-        config["run_dir"] = str(folder)
-        config["seed_everything"] = config["data"]["init_args"]["seed"] = seed
-        for key, value in (settings or {}).items():
+        for key, value in {"model.class_path": model, "run_dir": str(folder), **seeds, **(settings or {})}.items():
             *path, last = key.split(".")
             node = config
             for part in path:
                 node = node[part]
             node[last] = value
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        (folder / "run.json").write_text(json.dumps(RECORD | (record or {})))
-        write_metrics(folder, rows(points, seconds_per_token))
+        write_run(folder, config, record or {}, points, seconds_of)
         return folder
 
     return make

@@ -1,4 +1,4 @@
-"""Tests of differences against textbook formulas written out here."""
+"""Statistics against textbook formulas written out here, and speed-ups of curves worked out by hand."""
 
 import math
 
@@ -6,30 +6,34 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anlit.analysis.statistics import difference, holm, ratio
+from anlit.analysis.notes import parted
+from anlit.analysis.statistics import difference, holm, power_law, ratio, speed_up
+from anlit.runs.folders import Curve
+from anlit.runs.groups import mean_curve
+
+from .conftest import FALLING
 
 
 def test_the_same_seeds_are_compared_in_pairs() -> None:
-    ours, theirs = {1: 3.0, 2: 3.2, 3: 3.1}, {1: 3.2, 3: 3.35, 2: 3.3}
-    found = difference(ours, theirs)
+    test = difference({1: 3.0, 2: 3.2, 3: 3.1}, {1: 3.2, 3: 3.35, 2: 3.3})
     apart = np.array([-0.2, -0.1, -0.25])
-    t = apart.mean() / (apart.std(ddof=1) / math.sqrt(3))
-    assert found is not None
-    assert (found.method, found.n) == ("paired t-test", (3, 3))
-    assert found.difference == pytest.approx(apart.mean())
-    assert found.p == pytest.approx(2 * stats.t.sf(abs(t), 2))
-    half = stats.t.ppf(0.975, 2) * apart.std(ddof=1) / math.sqrt(3)
-    assert (found.low, found.high) == pytest.approx((apart.mean() - half, apart.mean() + half))
+    error = apart.std(ddof=1) / math.sqrt(3)
+    assert test is not None
+    assert (test.method, test.n) == ("paired t-test", (3, 3))
+    assert test.difference == pytest.approx(apart.mean())
+    assert test.p == pytest.approx(2 * stats.t.sf(abs(apart.mean() / error), 2))
+    half = stats.t.ppf(0.975, 2) * error
+    assert (test.low, test.high) == pytest.approx((apart.mean() - half, apart.mean() + half))
 
 
 def test_other_seeds_are_compared_by_welch() -> None:
     a, b = np.array([3.0, 3.2, 3.1]), np.array([3.4, 3.5])
-    found = difference(dict(enumerate(a)), {7: 3.4, 8: 3.5})
+    test = difference(dict(enumerate(a)), {7: 3.4, 8: 3.5})
     va, vb = a.var(ddof=1) / 3, b.var(ddof=1) / 2
     freedom = (va + vb) ** 2 / (va**2 / 2 + vb**2 / 1)
-    assert found is not None
-    assert (found.method, found.n) == ("Welch's t-test", (3, 2))
-    assert found.p == pytest.approx(2 * stats.t.sf(abs(a.mean() - b.mean()) / math.sqrt(va + vb), freedom))
+    assert test is not None
+    assert (test.method, test.n) == ("Welch's t-test", (3, 2))
+    assert test.p == pytest.approx(2 * stats.t.sf(abs(a.mean() - b.mean()) / math.sqrt(va + vb), freedom))
 
 
 def test_nothing_is_claimed_of_one_seed_or_no_spread() -> None:
@@ -40,14 +44,107 @@ def test_nothing_is_claimed_of_one_seed_or_no_spread() -> None:
     assert ratio([1.5]) is None
 
 
-def test_a_ratio_is_tested_by_its_logarithm() -> None:
-    found = ratio([1.2, 1.5, 1.4])
-    assert found is not None
-    assert found.difference == pytest.approx((1.2 * 1.5 * 1.4) ** (1 / 3))
-    assert found.low < found.difference < found.high
-    assert found.p == pytest.approx(stats.ttest_1samp(np.log([1.2, 1.5, 1.4]), 0).pvalue)
-
-
 def test_holm_multiplies_the_smallest_most() -> None:
     assert holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_a_power_law_has_the_slope_of_the_logarithms_with_students_interval() -> None:
+    x, y = [1.0, 2.0, 4.0, 8.0], [1.0, 2.2, 3.7, 8.4]
+    law = power_law(x, [3 * value**1.5 for value in x])
+    assert law is not None
+    assert (*law.exponent, law.constant, *law([9.0])) == pytest.approx((1.5, 1.5, 1.5, 3.0, 81.0))
+    noisy = power_law(x, y)
+    places, logs = np.arange(4) - 1.5, np.log2(y)
+    slope = places @ logs / (places @ places)
+    residuals = logs - logs.mean() - slope * places
+    half = 4.3027 * np.sqrt(residuals @ residuals / 2 / (places @ places))  # Student's t, two degrees
+    assert noisy is not None
+    assert noisy.exponent == pytest.approx((slope, slope - half, slope + half), rel=1e-4)
+    assert power_law([1.0, 2.0, 1.0], [2.0, 4.0, 2.0]) is None, "two places"
+
+
+def curve(points: list[tuple[float, float]], seconds_per_token: float = 1.0) -> Curve:
+    tokens, loss = np.array(points, dtype=float).T
+    return Curve(tokens, tokens * seconds_per_token, loss)
+
+
+BASELINE = curve(FALLING, seconds_per_token=2.0)
+
+
+@pytest.mark.parametrize(
+    ("points", "speedup", "bound"),
+    [
+        pytest.param([(100, 4.0), (200, 3.2), (300, 2.8)], 400 / 250, False, id="between two points"),
+        pytest.param([(100, 4.0), (400, 3.0001)], None, False, id="never reached, and not extrapolated"),
+        pytest.param(FALLING, 1.0, False, id="the baseline itself"),
+        pytest.param([(160, 3.0), (200, 2.0)], 2.5, False, id="met exactly at the first point"),
+        pytest.param([(200, 2.9), (300, 2.0)], 2.0, True, id="a start below it is a lower bound"),
+        pytest.param(
+            [(100, 4.0), (200, 2.0), (300, 3.6), (400, 1.0)], 400 / 150, False, id="the first crossing counts"
+        ),
+        pytest.param([(100, 3.5), (200, 5.0), (300, 1.0)], 400 / 250, False, id="a spike before is not smoothed away"),
+        pytest.param([(0, 2.0), (100, 1.0)], None, True, id="tokens of zero have no ratio"),
+    ],
+)
+def test_one_curve(points: list, speedup: float | None, bound: bool) -> None:
+    for seconds_per_token in (4.0, np.nan):  # time that was not logged changes nothing
+        result = speed_up([(1, BASELINE)], [(1, curve(points, seconds_per_token))])
+        assert result.mean == pytest.approx(speedup)
+        assert (result.test, result.bound) == (None, bound)
+
+
+def test_a_baseline_that_rises_at_the_end_is_charged_its_first_crossing() -> None:
+    overfit = curve([(100, 5.0), (200, 3.0), (300, 2.0), (400, 2.5)])
+    assert speed_up([(1, overfit)], [(1, curve([(100, 3.0), (150, 2.5)]))]).mean == pytest.approx(250 / 150)
+
+
+def test_pairs_give_a_geometric_mean_with_an_interval_of_the_logarithm() -> None:
+    seeds = [(seed, curve([(100, 4.0), (end, 3.0)])) for seed, end in enumerate((200, 250, 400))]
+    result = speed_up([(seed, BASELINE) for seed, _ in seeds], seeds)
+    assert result.values == pytest.approx((2.0, 1.6, 1.0))
+    assert result.mean == pytest.approx((2.0 * 1.6 * 1.0) ** (1 / 3))
+    expected = stats.ttest_1samp(np.log([2.0, 1.6, 1.0]), 0)
+    low, high = map(math.exp, expected.confidence_interval())
+    assert (result.test.low, result.test.high, result.test.p) == pytest.approx((low, high, expected.pvalue))
+    assert result.words == f"{result.mean:.2f} ({low:.2f} … {high:.2f})"
+
+
+def test_one_seed_that_misses_takes_the_mean_away() -> None:
+    seeds = [(1, curve([(100, 4.0), (200, 3.0)])), (2, curve([(100, 4.0), (200, 3.1)]))]
+    result = speed_up([(1, BASELINE), (2, BASELINE)], seeds)
+    assert result.values == (2.0, None)
+    assert (result.mean, result.test, result.words) == (None, None, "1 of 2 seeds")
+
+
+def test_every_pair_has_its_own_target_and_only_common_seeds_count() -> None:
+    easy, hard = curve([(100, 4.0), (400, 1.0)]), curve([(100, 6.0), (400, 3.0)])
+    quick_easy, quick_hard = curve([(100, 3.0), (200, 1.0)]), curve([(100, 5.0), (200, 3.0)])
+    paired = speed_up([(1, easy), (2, hard)], [(2, quick_hard), (1, quick_easy), (3, quick_hard)])
+    assert paired.values == (2.0, 2.0)
+    without = speed_up([(1, easy), (2, hard)], [(3, quick_easy), (4, quick_hard)])
+    assert not without.paired
+    assert without.words == "1 of 2 seeds"  # the hard seed never gets to the mean curve's end
+
+
+def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> None:
+    first = curve([(100, 4.0), (200, 3.0), (300, 2.0)])
+    mean, sd = mean_curve([first, curve([(100, 5.0), (300, 3.0)])])
+    assert mean.tokens.tolist() == [100, 200, 300]
+    assert mean.loss.tolist() == [4.5, 3.5, 2.5]
+    assert sd == pytest.approx([np.sqrt(0.5)] * 3)
+    with pytest.raises(ValueError, match="no range"):
+        mean_curve([first, curve([(400, 1.0)])])
+
+
+@pytest.mark.parametrize(
+    ("losses", "groups"),
+    [
+        ([2.30, 2.10, 2.31, 2.12, 2.29], ([2.10, 2.12], [2.29, 2.30, 2.31])),
+        ([2.30, 2.10, 2.31, 2.16], None),
+        ([2.0, 2.1, 2.2, 2.3, 2.4], None),
+        ([2.0, 2.0, 2.5], None),
+    ],
+)
+def test_final_losses_in_two_groups_are_recognised(losses: list[float], groups: tuple | None) -> None:
+    assert parted(losses) == groups

@@ -13,21 +13,23 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from rich.console import Console
 from scipy import stats
 
-from anlit.analysis.statistics import power_law
 from anlit.analysis.study import trend
-from anlit.analysis.study.plan import UNCHANGED, read_study
-from anlit.analysis.study.report import write
-from anlit.analysis.study.results import results_of
+from anlit.analysis.study.plan import UNCHANGED, Study, read_study
+from anlit.analysis.study.report import show, write
+from anlit.analysis.study.results import StudyResults, results_of
 from anlit.analysis.wall_clock import FILE
 from anlit.commands.study import main
 from anlit.errors import UserError
 from anlit.reporting.text import minus
 
+from ..conftest import HARDWARE
 from .conftest import write_configs, write_study
-from .synthetic import POINTS, train
+from .synthetic import SHARE, Final, curve_to, train
 
+TOKENS = 400 * 8 * 256
 SAID = {
     ("gpt", 1): 3.50,
     ("gpt", 2): 3.53,
@@ -36,13 +38,27 @@ SAID = {
     ("angpt", 2): 3.36,
     ("angpt", 3): 3.31,
 }
+SEEDS = (1, 2, 3)
+TWO = {name: {"title": title, "configs": [f"{name}.yaml"]} for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))}
+COMMAND = "anlit study --config study.yaml"
 
 
 def final(run, values, parameters, tokens):
     """The losses of SAID at a rate of 0.2; more beside it, NaN for anGPT at 0.4."""
-    if run.arm.base == "angpt" and values["lr"] == 0.4:
+    if run.arm.base == "angpt" and values.get("lr") == 0.4:
         return math.nan
-    return SAID.get((run.arm.base, values["seed"]), 3.4) + abs(values["lr"] - 0.2)
+    return SAID.get((run.arm.base, values["seed"]), 3.4) + abs(values.get("lr", 0.2) - 0.2)
+
+
+def trained(folder: Path, loss: Final = final, **changes: object) -> Study:
+    """The study with changes, after its runs."""
+    study = read_study(write_study(folder, **changes), None)
+    train(study, folder / "out", loss)
+    return study
+
+
+def results(study: Study) -> StudyResults:
+    return results_of(study, Path("out"), COMMAND)
 
 
 class Tables(HTMLParser):
@@ -75,15 +91,17 @@ class Tables(HTMLParser):
         return next(row for row in self.rows if row[0].startswith(first) and len(row) == columns)
 
 
+def report(study: Study) -> Tables:
+    return Tables(write(results(study)).read_text())
+
+
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study's report; tests only read it."""
     folder = tmp_path_factory.mktemp("study")
     write_configs(folder)
     with contextlib.chdir(folder):
-        study = read_study(write_study(folder), None)
-        train(study, folder / "out", final, {"angpt": 1.1})
-        write(results_of(study, folder / "out", "anlit study --config study.yaml"))
+        write(results(trained(folder)))
     return folder / "out"
 
 
@@ -92,51 +110,41 @@ def page(reported: Path) -> Tables:
     return Tables((reported / "report.html").read_text())
 
 
-def tokens_to(target: float, end: float) -> float:
-    """Where the synthetic curve that ends at `end` reaches `target`, from its ten points."""
-    share = np.arange(1, POINTS + 1) / POINTS
-    curve = end + 2.0 * (share**-0.4 - 1)
-    i = int(np.argmax(curve <= target))
-    part = share[i - 1] + (curve[i - 1] - target) / (curve[i - 1] - curve[i]) * (share[i] - share[i - 1])
-    return 400 * 8 * 256 * part
+def speed_ups() -> list[float]:
+    """Of anGPT by seed: the synthetic curves reach GPT+'s end between two of ten points."""
+    ratios = []
+    for seed in SEEDS:
+        target, curve = SAID["gpt", seed], curve_to(SAID["angpt", seed])
+        ratios.append(1 / np.interp(-target, -curve, SHARE))
+    return ratios
 
 
 def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Tables) -> None:
-    ours, theirs = ([SAID[arm, seed] for seed in (1, 2, 3)] for arm in ("angpt", "gpt"))
-    row = page.row("anGPT", 11)
+    ours, theirs = ([SAID[arm, seed] for seed in SEEDS] for arm in ("angpt", "gpt"))
+    row, logs = page.row("anGPT", 11), stats.ttest_1samp(np.log(speed_ups()), 0)
     assert row[1] == "3"
     assert row[3] == f"{fmean(ours):.4f} ± {stdev(ours):.4f}"
-    costs = [tokens_to(SAID["gpt", seed], SAID["angpt", seed]) for seed in (1, 2, 3)]
-    in_tokens = [400 * 8 * 256 / tokens for tokens in costs]
-    mean, interval = stats.gmean(in_tokens), stats.ttest_1samp(np.log(in_tokens), 0).confidence_interval()
-    assert row[7] == f"{mean:.2f} ({math.exp(interval.low):.2f} … {math.exp(interval.high):.2f})"
+    interval = logs.confidence_interval()
+    words = f"{stats.gmean(speed_ups()):.2f} ({math.exp(interval.low):.2f} … {math.exp(interval.high):.2f})"
+    assert row[7] == words
     assert row[9:] == ["–", "–"]
 
-    tested = page.row("anGPT", 8)
-    found = stats.ttest_rel(ours, theirs)
-    low, high = found.confidence_interval()
+    test = stats.ttest_rel(ours, theirs)
+    low, high = test.confidence_interval()
     shown = [minus(f"{fmean(ours) - fmean(theirs):+.4f}"), minus(f"{low:+.4f} … {high:+.4f}")]
-    assert tested[1:5] == ["3", *shown, "paired t-test"]
-    assert tested[5] == f"p = {found.pvalue:.4f}"
-    logs = stats.ttest_1samp(np.log(in_tokens), 0)
-    assert tested[7].startswith(f"{math.exp(np.log(in_tokens).mean()):.2f} (")
-    assert tested[7].endswith(f"p = {logs.pvalue:.4f}")
+    assert page.row("anGPT", 8)[1:6] == ["3", *shown, "paired t-test", f"p = {test.pvalue:.4f}"]
+    assert page.row("anGPT", 8)[7] == f"{words}, p = {logs.pvalue:.4f}"
 
 
 def test_steps_that_were_timed_give_a_speed_up_in_wall_clock(folder: Path) -> None:
-    study = read_study(write_study(folder), None)
-    output = folder / "out"
-    train(study, output, final)
-    results = results_of(study, output, "anlit study --config study.yaml")
-    arms = [{"key": results.group(arm).key, "seconds_per_token": [1.0 + 0.25 * (arm.base == "angpt")] * 6}
+    study = trained(folder)
+    arms = [{"key": results(study).group(arm).key, "seconds_per_token": [1.0 + 0.25 * (arm.base == "angpt")] * 6}
             for arm in study.arms]  # fmt: skip
-    hardware = {"cpu": "test", "cores": 2, "devices": ["cpu"]}
-    (output / FILE).write_text(json.dumps({"hardware": hardware, "arms": arms}))
-    row = Tables(write(results_of(study, output, "anlit study --config study.yaml")).read_text()).row("anGPT", 11)
-    in_tokens = [400 * 8 * 256 / tokens_to(SAID["gpt", seed], SAID["angpt", seed]) for seed in (1, 2, 3)]
+    (folder / "out" / FILE).write_text(json.dumps({"hardware": HARDWARE, "arms": arms}))
+    row = report(study).row("anGPT", 11)
     assert row[9] == "1.25 (1.25 … 1.25)"
-    assert row[10].startswith(f"{stats.gmean(in_tokens) / 1.25:.2f} (")
-    assert json.loads((output / "report.json").read_text())["paired_steps"]["arms"] == arms
+    assert row[10].startswith(f"{stats.gmean(speed_ups()) / 1.25:.2f} (")
+    assert json.loads((folder / "out" / "report.json").read_text())["paired_steps"]["arms"] == arms
 
 
 def test_tuning_names_the_best_the_failed_and_the_edges(page: Tables) -> None:
@@ -157,7 +165,7 @@ def test_the_page_travels_alone_and_its_twin_says_the_same(page: Tables, reporte
     ]
     plain = [[re.sub(r"[`*]", "", cell) for cell in row] for row in cells if set("".join(row)) - set("-: ")]
     assert plain == [[re.sub(r"[`*]", "", cell.strip()) for cell in row] for row in page.rows]
-    for needed in ("0123456789", "test cpu, 2 cores", "c0ffee", "`anlit study --config study.yaml`", "seed=0"):
+    for needed in ("0123456789", "test cpu, 2 cores", "content_sha256 c0", f"`{COMMAND}`", "seed=0"):
         assert needed in text
     raw = json.loads((reported / "report.json").read_text())
     assert raw["selected"] == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
@@ -187,37 +195,48 @@ def test_a_recorded_report_is_computed_again_from_its_curves(reported: Path, tmp
 
 
 def test_a_study_does_not_write_over_the_report_of_another(folder: Path) -> None:
-    study = read_study(write_study(folder), None)
-    train(study, folder / "out", final)
-    write(results_of(study, folder / "out", "x"))
+    write(results(trained(folder)))
     (folder / "other.yaml").write_text((folder / "study.yaml").read_text())
     with pytest.raises(UserError, match="report of another study"):
         main(["--config", "other.yaml", "--output", "out", "--report_only"])
 
 
 def test_a_study_notes_what_is_unfair_and_refuses_other_tokenizers(folder: Path) -> None:
-    arms = {name: {"title": name, "configs": [f"{name}.yaml"], "settings": {"data.init_args.batch_size": size}}
-            for name, size in (("gpt", 8), ("angpt", 16))}  # fmt: skip
-    study = read_study(write_study(folder, arms=arms, sections=["convergence"]), None)
-    train(study, folder / "out", lambda run, values, parameters, tokens: 3.0 + values["seed"])
-    text = write(results_of(study, folder / "out", "x")).with_suffix(".md").read_text()
+    arms = {
+        name: TWO[name] | {"settings": {"data.init_args.batch_size": size}}
+        for name, size in (("gpt", 8), ("angpt", 16))
+    }
+    study = trained(folder, arms=arms, sections=["convergence"])
+    text = write(results(study)).with_suffix(".md").read_text()
     assert "trained differently: batch_size is 16, the baseline 8" in text
     path = next((folder / "out").glob("angpt*seed=1*")) / "run.json"
-    path.write_text(path.read_text().replace("deed", "other"))
+    path.write_text(path.read_text().replace('"t0"', '"t1"'))
     with pytest.raises(UserError, match="different tokenizers"):
-        write(results_of(study, folder / "out", "x"))
+        write(results(study))
 
 
-def test_markup_in_a_title_is_shown_and_not_obeyed(folder: Path) -> None:
+def test_a_report_of_nothing_shows_markup_in_a_title_and_obeys_none(folder: Path) -> None:
     study = read_study(write_study(folder, title="<script>alert(1)</script>"), None)
-    assert "<script>" not in write(results_of(study, folder / "out", "x")).read_text()
+    page = write(results(study))
+    assert "6 runs: 6 pending" in page.with_suffix(".md").read_text()
+    assert "GPT+, has no finished run yet" in page.with_suffix(".md").read_text()
+    assert "<script>" not in page.read_text()
 
 
-def test_a_report_of_nothing_and_of_half_a_study(folder: Path) -> None:
-    study = read_study(write_study(folder), None)
-    text = write(results_of(study, folder / "out", "x")).with_suffix(".md").read_text()
-    assert "6 runs: 6 pending" in text
-    assert "GPT+, has no finished run yet" in text
+def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Path) -> None:
+    study = trained(folder, lambda run, values, *_: 3.0 + values["lr"], sections=["convergence"])
+    console = Console(width=80, record=True)
+    show(results(study), console)
+    printed = console.export_text()
+    gpt, angpt = (
+        next(line for line in printed.splitlines() if line.startswith(f"{title} ")) for title in ("GPT+", "anGPT")
+    )
+    assert gpt.split() == ["GPT+", "lr=0.1", "3", "3.1000", "±", "0.0000", "1.00"]
+    assert angpt.split()[1:3] == ["lr=0.1", "3"]
+    assert max(map(len, printed.splitlines())) <= 80
+    edge = "lr 0.1 is the smallest of 3"
+    assert f"note: gpt: {edge}" in printed
+    assert edge in write(results(study)).with_suffix(".md").read_text(), "a report without the section tuning"
 
 
 GRID = {"model.init_args.lr": [0.1, 0.2, 0.4], "batch": {2: {"data.init_args.batch_size": 2},
@@ -225,17 +244,18 @@ GRID = {"model.init_args.lr": [0.1, 0.2, 0.4], "batch": {2: {"data.init_args.bat
 SIZES = {"d": {d: {"model.init_args.d_model": d} for d in (64, 128, 256)}}
 
 
-def test_trends(folder: Path) -> None:
-    arms = {"gpt": {"title": "GPT+", "configs": ["gpt.yaml"], "tune": GRID, "vary": SIZES}}
-    sections = [{"trend": {"value": "lr", "over": "parameters"}}, {"trend": {"over": "parameters"}}]
-    study = read_study(write_study(folder, arms=arms, baseline=None, sections=sections), None)
+def steps(*numbers: int) -> dict:
+    return {"steps": {n: {"trainer.max_steps": n} for n in numbers}}
 
+
+def test_trends(folder: Path) -> None:
     def loss(run, values, parameters, tokens):
         best = {64: 0.4, 128: 0.2, 256: 0.1}[values["d"]]
         return 3 + 0.1 * abs(math.log2(values["lr"] / best)) + 0.01 * values["seed"] + 0.2 * (values["batch"] == 2)
 
-    train(study, folder / "out", loss)
-    page = Tables(write(results_of(study, folder / "out", "x")).read_text())
+    arms = {"gpt": TWO["gpt"] | {"tune": GRID, "vary": SIZES}}
+    sections = [{"trend": {"value": "lr", "over": "parameters"}}, {"trend": {"over": "parameters"}}]
+    page = report(trained(folder, loss, arms=arms, baseline=None, sections=sections))
     assert len(page.pictures) == 2
     sizes = [2 * 1024 * d + 4 * 16 * d * d for d in (64, 128, 256)]
     slope = stats.linregress(np.log(sizes), np.log([0.4, 0.2, 0.1])).slope
@@ -259,52 +279,40 @@ def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(
     if ticks:
         assert [label.get_text() for label in labels] == ticks
     boxes = [label.get_window_extent() for label in labels]
-    assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
+    assert not any(left.overlaps(right) for left, right in itertools.pairwise(boxes))
     assert figure.get_figwidth() * 25.4 == pytest.approx(85, abs=0.2)
     legend = figure.legends[0].get_window_extent()
     assert not legend.overlaps(figure.axes[0].get_window_extent())
 
 
 def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
-    vary = SIZES | {"steps": {n: {"trainer.max_steps": n} for n in (100, 400, 1600)}}
-    arms = {"gpt": {"title": "GPT+", "configs": ["gpt.yaml"], "vary": vary}}
+    arms = {"gpt": TWO["gpt"] | {"vary": SIZES | steps(100, 400, 1600)}}
     sections = [{"scaling": {"resamples": 20}}]
-    study = read_study(write_study(folder, arms=arms, baseline=None, sections=sections, seeds=[1]), None)
-    train(study, folder / "out", lambda run, values, n, d: 1.5 + 40 * n**-0.3 + 60 * d**-0.25)
-    page = Tables(write(results_of(study, folder / "out", "x")).read_text())
-    row = page.row("GPT+", 7)
-    assert [cell.split(" ")[0] for cell in row[1:]] == [
-        "0.300",
-        "0.250",
-        f"{0.25 / 0.55:.3f}",
-        f"{0.075 / 0.55:.3f}",
-        "1.500",
-        "9",
-    ]
+    study = trained(folder, lambda run, values, n, d: 1.5 + 40 * n**-0.3 + 60 * d**-0.25,
+                    arms=arms, baseline=None, sections=sections, seeds=[1])  # fmt: skip
+    page = report(study)
+    exponents = ["0.300", "0.250", f"{0.25 / 0.55:.3f}", f"{0.075 / 0.55:.3f}", "1.500", "9"]
+    assert [cell.split(" ")[0] for cell in page.row("GPT+", 7)[1:]] == exponents
     assert sum(cells[-1] == "extrapolated" for cells in page.rows) == 1
 
 
-TWO = {name: {"title": title, "configs": [f"{name}.yaml"]} for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))}
-LEAD = [{"loss_gap": {"baseline": "gpt", "each": "d"}}]
-
-
 def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path) -> None:
-    shared = {"configs": ["common.yaml"], "vary": SIZES | {"steps": {n: {"trainer.max_steps": n} for n in (100, 400)}}}
-    study = read_study(write_study(folder, arms=TWO, shared=shared, sections=LEAD, seeds=[1, 2], baseline=None), None)
     ahead = {(64, 100): (0.5, 0.3), (64, 400): (-0.1, -0.2)}
 
     def loss(run, values, parameters, tokens):
         won = ahead.get((values["d"], values["steps"]), (0.1, 0.1))[values["seed"] - 1]
         return 4.0 + 0.01 * values["seed"] - (run.arm.base == "angpt") * won
 
-    train(study, folder / "out", loss)
-    page = Tables(write(results_of(study, folder / "out", "x")).read_text())
+    shared = {"configs": ["common.yaml"], "vary": SIZES | steps(100, 400)}
+    section = {"loss_gap": {"baseline": "gpt", "each": "d"}}
+    study = trained(folder, loss, arms=TWO, shared=shared, sections=[section], seeds=[1, 2], baseline=None)
+    page = report(study)
     assert len(page.pictures) == 1
     rows = [row for row in page.rows if len(row) == 7 and row[2] == "anGPT"]
     assert len(rows) == 6
     small = {row[1]: row for row in rows if row[0] == "64"}
-    ratio = [100 * 8 * 256 / (2 * 1024 * 64 + 4 * 16 * 64 * 64), 400 * 8 * 256 / (2 * 1024 * 64 + 4 * 16 * 64 * 64)]
-    assert list(small) == [f"{x:.3g}" for x in ratio]
+    ratios = [f"{n * 8 * 256 / (2 * 1024 * 64 + 4 * 16 * 64 * 64):.3g}" for n in (100, 400)]
+    assert list(small) == ratios
     early, late = small.values()
     low, high = stats.ttest_1samp([-0.5, -0.3], 0).confidence_interval()
     assert early[3:6] == ["2", "4.0150 ± 0.0071", minus(f"-0.4000 ({low:+.4f} … {high:+.4f})")]
@@ -315,42 +323,26 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path) -> None:
     missing = next(run for run in study.measured_runs(dict.fromkeys((arm.name for arm in study.arms), UNCHANGED))
                    if run.name.startswith("angpt_d=64_steps=100_seed=2"))  # fmt: skip
     shutil.rmtree(folder / "out" / missing.name)
-    page = Tables(write(results_of(study, folder / "out", "x")).read_text())
-    early = next(row for row in page.rows if len(row) == 7 and row[:3] == ["64", f"{ratio[0]:.3g}", "anGPT"])
+    early = next(row for row in report(study).rows if len(row) == 7 and row[:3] == ["64", ratios[0], "anGPT"])
     assert early[3:6] == ["1", "4.0100", minus("-0.5000")], "only the seeds that both have"
 
 
 def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
     section = {"onset": {"loss": 4.3, "after": 200_000, "baseline": "gpt"}}
-    arms = {name: {"title": name, "configs": [f"{name}.yaml"]} for name in ("gpt", "angpt")}
-    study = read_study(write_study(folder, arms=arms, sections=[section], seeds=[1, 2, 3]), None)
-    train(study, folder / "out", lambda run, values, parameters, tokens: SAID[run.arm.base, values["seed"]])
-    rows = [row for row in Tables(write(results_of(study, folder / "out", "x")).read_text()).rows if len(row) == 5]
-    share = np.arange(1, POINTS + 1) / POINTS
-    begun, later = {}, {}
-    for key, loss in SAID.items():
-        curve = loss + 2.0 * (share**-0.4 - 1)
-        begun[key] = np.interp(-4.3, -curve, share * 819_200)
-        later[key] = np.interp(begun[key] + 200_000, share * 819_200, curve)
-    for row, name in zip(rows[-2:], ("gpt", "angpt"), strict=True):
+    page = report(trained(folder, arms=TWO, sections=[section], seeds=[*SEEDS]))
+    begun = {key: np.interp(-4.3, -curve_to(loss), SHARE * TOKENS) for key, loss in SAID.items()}
+    later = {key: np.interp(begun[key] + 200_000, SHARE * TOKENS, curve_to(loss)) for key, loss in SAID.items()}
+    rows = [row for row in page.rows if len(row) == 5][-2:]
+    for row, name in zip(rows, ("gpt", "angpt"), strict=True):
         thousands = [float(cell.removesuffix("k")) for cell in row[1].split(", ")]
-        assert thousands == pytest.approx([begun[name, seed] / 1e3 for seed in (1, 2, 3)], rel=5e-3)
-        after = [later[name, seed] for seed in (1, 2, 3)]
+        assert thousands == pytest.approx([begun[name, seed] / 1e3 for seed in SEEDS], rel=5e-3)
+        after = [later[name, seed] for seed in SEEDS]
         assert row[3] == f"{fmean(after):.3f} ± {stdev(after):.3f}"
-    assert rows[-2][2] == rows[-2][4] == "–"
+    assert rows[0][2] == rows[0][4] == "–"
     for column, numbers, scale in ((2, begun, 1e-6), (4, later, 1.0)):
-        pairs = [scale * (numbers["angpt", seed] - numbers["gpt", seed]) for seed in (1, 2, 3)]
+        pairs = [scale * (numbers["angpt", seed] - numbers["gpt", seed]) for seed in SEEDS]
         low, high = stats.ttest_1samp(pairs, 0).confidence_interval()
-        assert rows[-1][column] == minus(f"{fmean(pairs):.3f} ({low:.3f} … {high:.3f})")
-
-
-def test_a_power_law_needs_three_places() -> None:
-    assert power_law([1.0, 2.0, 1.0], [2.0, 4.0, 2.0]) is None
-    found = power_law([1.0, 10.0, 100.0], [3.0, 3 * 10**-0.5, 0.3])
-    assert found is not None
-    assert found.exponent == pytest.approx((-0.5, -0.5, -0.5))
-    assert found.constant == pytest.approx(3)
-    assert found([25.0]) == pytest.approx([0.6])
+        assert rows[1][column] == minus(f"{fmean(pairs):.3f} ({low:.3f} … {high:.3f})")
 
 
 @pytest.mark.parametrize(
@@ -366,7 +358,6 @@ def test_a_power_law_needs_three_places() -> None:
     ],
 )
 def test_mistakes_in_sections_are_told(folder: Path, sections: list, words: str) -> None:
-    study = read_study(write_study(folder, sections=sections), None)
-    train(study, folder / "out", final)
+    study = trained(folder, arms=TWO, sections=sections, seeds=[1])
     with pytest.raises(UserError, match=words):
-        write(results_of(study, folder / "out", "x"))
+        write(results(study))
