@@ -1,7 +1,6 @@
 """`anlit export`: a checkpoint's model in a folder of its own, for anlit or for transformers."""
 
 from anlit.checkpoints.location import require_path
-from anlit.inference.export import FORMATS, export_model
 from anlit.reporting.text import echo
 from anlit.sentences import ToolParser
 
@@ -18,9 +17,8 @@ def parser() -> ToolParser:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="run folder, .ckpt file, sharded checkpoint or exported folder")
     add("--output", required=True, metavar="DIR", help="a new folder")
-    add(
-        "--format", choices=FORMATS, default="safetensors", help="for anlit, or for transformers (default: safetensors)"
-    )
+    forms = ("safetensors", "huggingface")
+    add("--format", choices=forms, default="safetensors", help="for anlit, or for transformers (default: safetensors)")
     add("--fold", action="store_true", help="store the factors of nGPT and anGPT in their matrices: only for inference")
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: that of its data)")
     return parser
@@ -34,6 +32,9 @@ def main(argv: list[str]) -> None:
     """
     given = parser().parse_args(argv)
     require_path(given.checkpoint)
+
+    from anlit.inference.export import export_model  # after the check: torch takes seconds
+
     folder = export_model(given.checkpoint, given.output, given.format, given.fold, given.tokenizer)
     echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     if not (folder / "tokenizer.json").is_file():

@@ -56,10 +56,9 @@ def main(argv: list[str]) -> None:
 
     from anlit.checkpoints.loading import load_checkpoint  # after the checks: torch takes seconds
     from anlit.inference import generation
-    from anlit.inference.sampling import Sampling
     from anlit.inference.text import text_of
 
-    sampling = Sampling(given.temperature, given.top_k, given.top_p, given.seed)
+    sampling = generation.Sampling(given.temperature, given.top_k, given.top_p, given.seed)
     checkpoint = load_checkpoint(given.checkpoint, given.device)
     text = text_of(checkpoint, given.tokenizer)
     asked = [(prompt, sample) for prompt in prompts for sample in range(given.samples)]

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from anlit.inference.huggingface.families import FAMILIES
-from anlit.inference.huggingface.read import import_model
 from anlit.reporting.text import echo
 from anlit.sentences import ToolParser
 
@@ -30,6 +29,9 @@ def main(argv: list[str]) -> None:
         UserError: An option, the model or the folder is wrong.
     """
     given = parser().parse_args(argv)
+
+    from anlit.inference.huggingface.read import import_model  # torch takes seconds
+
     for note in import_model(given.source, given.output, given.context_length):
         echo(note)
     echo(f"{given.output}: {', '.join(sorted(path.name for path in Path(given.output).iterdir()))}")

@@ -91,9 +91,8 @@ def score_files(given: argparse.Namespace, command: str) -> Totals:
     import numpy as np
 
     from anlit.checkpoints.loading import describe, load_checkpoint  # after the checks: torch takes seconds
-    from anlit.inference.scoring import score
+    from anlit.inference.scoring import Scores, byte_offsets, score, write_table
     from anlit.inference.text import text_of
-    from anlit.inference.token_table import byte_offsets, token_table
 
     checkpoint = load_checkpoint(given.checkpoint, given.device)
     text, length = text_of(checkpoint, given.tokenizer), given.length or checkpoint.training_length
@@ -109,18 +108,19 @@ def score_files(given: argparse.Namespace, command: str) -> Totals:
             offsets.append((byte_offsets(document, encoding.offsets), where))
             yield np.array(encoding.ids)
 
-    record: dict[str, Any] = {"command": command, "length": length, "stride": stride, **describe(checkpoint)}
-    scored = score(checkpoint.model.model, tokens(), length, stride, text.ending, given.batch_size)
-    with token_table(Path(given.output), text.tokenizer, record) as table:
-        for number, scores in enumerate(scored):
+    def scored() -> Iterator[tuple[Scores, np.ndarray, str]]:
+        for scores in score(checkpoint.model.model, tokens(), length, stride, text.ending, given.batch_size):
             byte_ranges, source = offsets.pop(0)
-            table.add(number, scores, byte_ranges, source)
             known = ~np.isnan(scores.log_likelihood)
             totals.documents += 1
             totals.tokens += len(byte_ranges)
             totals.scored += int(known.sum())
             totals.bytes += int(byte_ranges[-1, 1]) - (0 if known[0] else int(byte_ranges[0, 1]))
             totals.nats -= float(scores.log_likelihood[known].sum(dtype=np.float64))
+            yield scores, byte_ranges, source
+
+    record: dict[str, Any] = {"command": command, "length": length, "stride": stride, **describe(checkpoint)}
+    write_table(Path(given.output), text.tokenizer, record, scored())
     return totals
 
 

@@ -1,15 +1,16 @@
 """A checkpoint's model in a folder of its own, for anlit or for transformers."""
 
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from anlit.checkpoints.checkpoint_io import read_checkpoint
+from anlit.checkpoints.exported import PREFIX, write_exported, write_folder
+from anlit.checkpoints.loading import Checkpoint, load_checkpoint
 from anlit.errors import UserError
-
-if TYPE_CHECKING:
-    from anlit.checkpoints.loading import Checkpoint
-    from anlit.inference.text import CheckpointTokenizer
-
-FORMATS = ("safetensors", "huggingface")
+from anlit.inference.huggingface import builtin_models, custom_code
+from anlit.inference.text import CheckpointTokenizer, MissingTokenizerError, text_of
+from anlit.models.fold import FOLDED, fold
+from anlit.reporting.files import write_json
 
 
 def export_model(
@@ -29,9 +30,6 @@ def export_model(
         UserError: The checkpoint is missing, damaged or foreign, the model has no factors to fold or no form for
             transformers, the tokenizer is another model's, or `output` is not empty or cannot be written.
     """
-    from anlit.checkpoints.loading import load_checkpoint
-    from anlit.inference.text import MissingTokenizerError, text_of
-
     folder = new_folder(output)
     loaded = load_checkpoint(checkpoint, "cpu")  # checks that the weights fit
     try:
@@ -40,8 +38,6 @@ def export_model(
         text = None
     try:
         if form == "huggingface":
-            from anlit.inference.huggingface.write import write_huggingface
-
             write_huggingface(loaded, folder, text)
         else:
             _write_safetensors(loaded, folder, text, folded)
@@ -62,18 +58,46 @@ def new_folder(output: str) -> Path:
     return folder
 
 
-def _write_safetensors(loaded: "Checkpoint", folder: Path, text: "CheckpointTokenizer | None", folded: bool) -> None:
-    from anlit.checkpoints.checkpoint_io import read_checkpoint
-    from anlit.checkpoints.exported import PREFIX, write_exported
-    from anlit.models.fold import FOLDED, fold
-
+def _write_safetensors(loaded: Checkpoint, folder: Path, text: CheckpointTokenizer | None, folded: bool) -> None:
     content = read_checkpoint(loaded.file)
     if folded:
         weights = fold(loaded.model.model).state_dict()
-        kind = FOLDED[loaded.architecture].__name__
-        content |= {
-            "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
-            "anlit": content["anlit"] | {"architecture": kind},
-        }
-    separators = {"end_of_document": text.end_of_document, "document_token_at": text.token_at} if text else {}
+        content["state_dict"] = {PREFIX + name: tensor for name, tensor in weights.items()}
+        content["anlit"] = content["anlit"] | {"architecture": FOLDED[loaded.architecture].__name__}
+    separators = {"end_of_document": text.ending.token, "document_token_at": text.ending.at} if text else {}
     write_exported(content, loaded.settings, folder, text.content if text else None, separators)
+
+
+def write_huggingface(checkpoint: Checkpoint, folder: Path, text: CheckpointTokenizer | None) -> None:
+    """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
+
+    GPT+ is written in an architecture of transformers that is exactly the same, first that which it was imported from.
+    nGPT and anGPT (folded), and GPT+ with other settings, come with custom code, which from_pretrained runs with
+    `trust_remote_code=True`.
+
+    Raises:
+        UserError: The code does not support one of the model's settings.
+    """
+    decoder, length = checkpoint.model.model, checkpoint.training_length
+    family = builtin_models.family_of(decoder, checkpoint.family) if checkpoint.architecture == "GPT" else None
+    if family is not None:
+        record, weights = builtin_models.configuration(decoder, length, family), builtin_models.weights(decoder)
+    else:
+        record, weights = custom_code.exported(checkpoint)
+    end = text.ending.token if text is not None else None
+    special = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
+    write_folder(folder, weights, {**record, **special, "dtype": "float32"}, text.content if text is not None else None)
+    if family is None:
+        shutil.copyfile(custom_code.CODE, folder / custom_code.CODE.name)
+    write_json(folder / "generation_config.json", {**special, "do_sample": False})
+    if text is not None:
+        name = text.tokenizer.id_to_token(end) if end is not None else None
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": name,
+            "pad_token": name,
+            "model_max_length": length,
+            "clean_up_tokenization_spaces": False,
+            "padding_side": "left",  # decoders need this to generate
+        }
+        write_json(folder / "tokenizer_config.json", settings)

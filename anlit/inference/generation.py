@@ -16,9 +16,11 @@ from torch import Tensor
 from anlit.attention.cache import KeyValueCache
 from anlit.data.batch import TokenAt, document_ids
 from anlit.errors import UserError
-from anlit.inference.sampling import Sampling
 from anlit.layers.positions import DynamicNTK
 from anlit.models.decoder import Decoder
+from anlit.models.runtime import enough_memory
+
+SMALLER = "set a smaller --batch_size or --max_tokens, or give a shorter prompt"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,63 @@ class Continuation:
     """Log-likelihood of each token under the model (temperature 1, all tokens), in nats."""
     finish: str | None = None
     """`length`, `end_of_document`, or None while it is unfinished."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Args:
+        temperature: Logits are divided by it; 0 takes the most probable token.
+        top_k: Draw among this many of the most probable tokens; None for all.
+        top_p: Of these, draw among the fewest most probable ones that together have at least this probability.
+        seed: Seed of the random numbers.
+
+    Raises:
+        UserError: A number is out of its range.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"--temperature {self.temperature:g} must be 0 (the most probable token) or a number above")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"--top_k {self.top_k} must be at least 1 token: leave it out to draw among all")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"--top_p {self.top_p:g} must be a probability in (0, 1]: leave it out to draw among all")
+        if self.seed < 0:
+            raise UserError(f"--seed {self.seed} must not be negative")
+
+    def uniforms(self, sample: int, n: int) -> Tensor:
+        """(n,) float64 random numbers in [0, 1) for the tokens of continuation number `sample` of any prompt.
+
+        They depend only on the seed and `sample`, not on other prompts or other rows of a batch.
+        """
+        return torch.from_numpy(np.random.default_rng((self.seed, sample)).random(n))
+
+    def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        """One token per row, (B,) int64, by inverse transform sampling over tokens in order of probability.
+
+        Args:
+            logits: (B, V).
+            uniform: (B,) in [0, 1).
+        """
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        n_candidates = logits.shape[-1] if self.top_k is None else min(self.top_k, logits.shape[-1])
+        largest, tokens = logits.double().topk(n_candidates, dim=-1)
+        probabilities = ((largest - largest[:, :1]) / self.temperature).softmax(-1)
+        cumulative = probabilities.cumsum(-1)
+        if self.top_p is not None:  # a token stays if those before it do not make up p
+            probabilities = probabilities.where(cumulative - probabilities < self.top_p, 0.0)
+            cumulative = probabilities.cumsum(-1)
+        index = torch.searchsorted(cumulative, uniform[:, None].to(cumulative) * cumulative[:, -1:], right=True)
+        last = (probabilities > 0).sum(-1, keepdim=True) - 1
+        return tokens.gather(-1, torch.minimum(index, last))[:, 0]
 
 
 OnToken = Callable[[int, int | None], None]
@@ -98,11 +157,18 @@ def generate(
             tokens = sampling.draw(finite(batch.logits[:, :n_allowed]), uniforms[:, step].to(batch.logits.device))
             chances = batch.logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
             for number, token, chance in zip(numbers, tokens.tolist(), chances, strict=True):
-                if continuations[number].finish is None:
-                    _note(continuations[number], token, chance, ending, step + 1 == max_tokens)
-                    on_token(number, None if continuations[number].finish == "end_of_document" else token)
-                    if continuations[number].finish == "length":
-                        on_token(number, None)
+                continuation = continuations[number]
+                if continuation.finish is not None:
+                    continue
+                if token == ending.token:
+                    continuation.finish = "end_of_document"
+                else:
+                    continuation.tokens.append(token)
+                    continuation.log_likelihood.append(chance)
+                    on_token(number, token)
+                    continuation.finish = "length" if step + 1 == max_tokens else None
+                if continuation.finish is not None:
+                    on_token(number, None)
             if all(continuations[number].finish for number in numbers):
                 break
             batch.go_on(tokens)
@@ -132,7 +198,7 @@ def check_memory(decoder: Decoder, rows: int, length: int) -> None:
     if needed > available:
         raise UserError(
             f"{rows} rows of {length:,} tokens need {needed / 1e9:.1f} GB for their keys, and {weight.device} "
-            f"has {available / 1e9:.1f} GB: set a smaller --batch_size or --max_tokens, or give a shorter prompt"
+            f"has {available / 1e9:.1f} GB: {SMALLER}"
         )
 
 
@@ -179,25 +245,8 @@ class _Batch:
         self.logits = self._read(tokens[:, None], None if self.ids is None else self.ids[:, -1:])
 
     def _read(self, tokens: Tensor, ids: Tensor | None) -> Tensor:
-        try:
+        with enough_memory(len(tokens), self.cache.n_read + tokens.shape[1], tokens.device, SMALLER):
             return self.decoder(tokens, ids, cache=self.cache, n_logits=1)[:, 0]
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
-                raise
-            raise UserError(
-                f"{len(tokens)} rows of {self.cache.n_read:,} tokens do not fit the memory of {tokens.device}: "
-                "set a smaller --batch_size or --max_tokens, or give a shorter prompt"
-            ) from error
-
-
-def _note(continuation: Continuation, token: int, chance: float, ending: Ending, is_last: bool) -> None:
-    if token == ending.token:
-        continuation.finish = "end_of_document"
-        return
-    continuation.tokens.append(token)
-    continuation.log_likelihood.append(chance)
-    if is_last:
-        continuation.finish = "length"
 
 
 def finite(logits: Tensor) -> Tensor:

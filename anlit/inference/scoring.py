@@ -7,26 +7,75 @@ with stride = 1 every token has the full context of a window.
 
 If the vocabulary has a separator of documents, the first token of a document is scored too, after the separator alone.
 The rest of the text sees the separator only if training texts did: if documents begin with it, or are not masked.
+
+The scores of many documents are a table in parquet, one row per token:
+
+| column | |
+|---|---|
+| document | int64, from 0, in the order of the files |
+| position | int64, of the token in its document, from 0 |
+| token | int32 |
+| text | string, the text of the token alone; � if it is a part of a character |
+| byte_start, byte_end | int64, range of the characters that the token is part of, in the document's UTF-8 bytes |
+| n_context | int32, tokens of the document that the model saw before it |
+| log_likelihood | float32, nats; null if nothing was before the token |
+| rank | int32, 1 if no token was more probable; null if nothing was before the token |
+| source | string, the file and the record that the document comes from |
 """
 
+import json
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.inference.generation import Ending, check_prompt, finite, stretches
-from anlit.inference.token_table import Scores
 from anlit.models.decoder import Decoder
+from anlit.models.runtime import enough_memory
+from anlit.reporting.files import replacing
 
 BATCH_TOKENS = 1 << 14
 """The most tokens in a forward pass, unless one window has more."""
 LOGITS = 1 << 27
 """The most logits of a forward pass, 512 MiB in float32, unless one window has more."""
+SCHEMA = pa.schema({
+    "document": pa.int64(),
+    "position": pa.int64(),
+    "token": pa.int32(),
+    "text": pa.string(),
+    "byte_start": pa.int64(),
+    "byte_end": pa.int64(),
+    "n_context": pa.int32(),
+    "log_likelihood": pa.float32(),
+    "rank": pa.int32(),
+    "source": pa.string(),
+})  # fmt: skip
+ROW_GROUP = 1 << 17
+"""Tokens in a row group, which is written at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The scores of the tokens of one document, in order; each array is (n,)."""
+
+    tokens: np.ndarray
+    log_likelihood: np.ndarray
+    """float32, nats; NaN for a first token without context."""
+    rank: np.ndarray
+    """int32, 1 if the token was the most probable; 0 if it was not scored."""
+    n_context: np.ndarray
+    """int32, the number of tokens of the document that the model saw before it."""
 
 
 class Window(NamedTuple):
@@ -50,22 +99,19 @@ class _Sequence:
     """A document that is being scored: its tokens with the separator, and the scores so far."""
 
     def __init__(self, tokens: np.ndarray, ending: Ending) -> None:
-        self.has_separator = ending.token is not None
-        row = np.concatenate(([ending.token], tokens)) if ending.token is not None else tokens
-        self.tokens, self.row = tokens, row
-        ids = document_ids(row[None], ending.token, ending.at)[0] if ending.token is not None else np.zeros(len(row))
-        self.ids = ids.astype(np.int64)
-        self.left = len(row) - 1
-        shape = len(tokens)
-        self.scores = Scores(
-            tokens, np.full(shape, np.nan, np.float32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        )
+        self.offset = int(ending.token is not None)  # of the row against the tokens
+        self.row, self.ids = tokens, np.zeros(len(tokens), np.int64)
+        if ending.token is not None:
+            self.row = np.concatenate(([ending.token], tokens))
+            self.ids = document_ids(self.row[None], ending.token, ending.at)[0]
+        self.left = len(self.row) - 1
+        rank, n_context = np.zeros((2, len(tokens)), np.int32)
+        self.scores = Scores(tokens, np.full(len(tokens), np.nan, np.float32), rank, n_context)
 
     def note(self, window: Window, log_likelihood: np.ndarray, rank: np.ndarray) -> None:
-        offset = int(self.has_separator)  # of the row against the tokens
-        scored = slice(window.first + 1 - offset, window.end + 1 - offset)
+        scored = slice(window.first + 1 - self.offset, window.end + 1 - self.offset)
         self.scores.log_likelihood[scored], self.scores.rank[scored] = log_likelihood, rank
-        self.scores.n_context[scored] = np.arange(scored.start, scored.stop) - max(0, window.begin - offset)
+        self.scores.n_context[scored] = np.arange(scored.start, scored.stop) - max(0, window.begin - self.offset)
         self.left -= window.end - window.first
 
 
@@ -116,41 +162,80 @@ def score(
 def _read(decoder: Decoder, batch: list[tuple[_Sequence, Window]], width: int | None) -> None:
     """One forward pass over windows, padded on the right to one length, or to `width`; no token sees the padding."""
     width = width or max(window.end - window.begin for _, window in batch)
-    parts = [slice(window.begin, window.end) for _, window in batch]
-    tokens = _stack([sequence.row[part] for (sequence, _), part in zip(batch, parts, strict=True)], width)
-    ids = _stack([sequence.ids[part] for (sequence, _), part in zip(batch, parts, strict=True)], width)
+    tokens = _stack([sequence.row[window.begin : window.end] for sequence, window in batch], width)
+    ids = _stack([sequence.ids[window.begin : window.end] for sequence, window in batch], width)
     n_logits = width - min(window.first - window.begin for _, window in batch)
-    device = decoder.embedding.weight.device
-    try:
+    skipped, device = width - n_logits, decoder.embedding.weight.device  # inputs before the first logits
+    targets = [sequence.row[window.begin + skipped + 1 : window.end + 1] for sequence, window in batch]
+    index = _stack(targets, n_logits).to(device)[..., None]  # padding gives scores that are not read
+    with enough_memory(len(batch), width, device, "set a smaller --batch_size or --length"):
         logits = decoder(tokens.to(device), ids.to(device) if ids.any() else None, n_logits=n_logits).float()
-        log_likelihood, rank = _scores_of(logits, batch, width - n_logits)
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"A forward pass over {len(batch)} × {width:,} tokens does not fit the memory of {device}: "
-            "set a smaller --batch_size or --length"
-        ) from error
+        of_targets = finite(logits.gather(-1, index))
+        log_likelihood = (of_targets - logits.logsumexp(-1, keepdim=True))[..., 0].cpu().numpy()
+        rank = ((logits > of_targets).sum(-1) + 1).cpu().numpy()
     for number, (sequence, window) in enumerate(batch):
-        begin = window.first - window.begin - (width - n_logits)
+        begin = window.first - window.begin - skipped
         scored = slice(begin, begin + window.end - window.first)
         sequence.note(window, log_likelihood[number, scored], rank[number, scored])
-
-
-def _scores_of(logits: Tensor, batch: list[tuple[_Sequence, Window]], skipped: int) -> tuple[np.ndarray, np.ndarray]:
-    """Log-likelihood and rank of each next token, (B, n), with meaningless values for padding.
-
-    Args:
-        logits: (B, n, V).
-        batch: The sequences and their windows.
-        skipped: Number of inputs before the first logits.
-    """
-    targets = [sequence.row[window.begin + skipped + 1 : window.end + 1] for sequence, window in batch]
-    index = _stack(targets, logits.shape[1]).to(logits.device)[..., None]
-    of_targets = finite(logits.gather(-1, index))
-    log_likelihood = (of_targets - logits.logsumexp(-1, keepdim=True))[..., 0]
-    rank = (logits > of_targets).sum(-1) + 1
-    return log_likelihood.cpu().numpy(), rank.cpu().numpy()
 
 
 def _stack(rows: list[np.ndarray], width: int) -> Tensor:
     """(B, width) int64. Rows are padded with their last number, so that padding is no other document."""
     return torch.from_numpy(np.stack([np.pad(row, (0, width - len(row)), mode="edge") for row in rows]))
+
+
+def write_table(
+    path: Path,
+    tokenizer: Tokenizer,
+    record: Mapping[str, Any],
+    documents: Iterable[tuple[Scores, np.ndarray, str]],
+) -> None:
+    """Write a parquet file that appears under its name when it is complete; an existing one is replaced.
+
+    Args:
+        record: Written as JSON into the file's metadata, under `anlit`.
+        documents: The scores of n tokens, the tokens' byte ranges, (n, 2) int64, and the origin of the text: the file,
+            and the record in it.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    if path.is_dir():
+        raise UserError(f"--output {path} is a folder: give the name of a file, such as {path}/scores.parquet")
+    schema = SCHEMA.with_metadata({"anlit": json.dumps(record)})
+    text_of = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+            waiting: list[pa.Table] = []
+            for number, (scores, offsets, source) in enumerate(documents):
+                n = len(scores.tokens)
+                columns = {
+                    "document": np.full(n, number),
+                    "position": np.arange(n),
+                    "token": scores.tokens,
+                    "text": [text_of(token) for token in scores.tokens.tolist()],
+                    "byte_start": offsets[:, 0],
+                    "byte_end": offsets[:, 1],
+                    "n_context": scores.n_context,
+                    "log_likelihood": pa.array(scores.log_likelihood, mask=np.isnan(scores.log_likelihood)),
+                    "rank": pa.array(scores.rank, mask=scores.rank == 0),
+                    "source": [source] * n,
+                }
+                waiting.append(pa.Table.from_pydict(columns, schema=schema))
+                if sum(map(len, waiting)) >= ROW_GROUP:
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting = []
+            if waiting:
+                writer.write_table(pa.concat_tables(waiting))
+    except OSError as error:
+        raise UserError(f"--output {path} cannot be written ({error.strerror or error}): name another") from error
+
+
+def byte_offsets(text: str, characters: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Ranges of UTF-8 bytes for ranges of characters, (n, 2) int64."""
+    if text.isascii():
+        return np.array(characters, np.int64).reshape(-1, 2)
+    code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    sizes = 1 + (code_points > 0x7F) + (code_points > 0x7FF) + (code_points > 0xFFFF)
+    return np.concatenate(([0], sizes.cumsum()))[np.array(characters, np.int64).reshape(-1, 2)]

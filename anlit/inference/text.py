@@ -10,10 +10,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from anlit.checkpoints.exported import SEPARATORS, read_settings
+from anlit.checkpoints.exported import read_settings
 from anlit.checkpoints.loading import Checkpoint
 from anlit.checkpoints.location import CHECKPOINTS, is_exported
-from anlit.data.batch import TokenAt
 from anlit.data.storage.manifest import MANIFEST, TOKENIZER, read_bytes
 from anlit.data.storage.remote import is_remote
 from anlit.data.tokenizer import END_OF_DOCUMENT, parse_tokenizer, vocabulary_size
@@ -32,17 +31,12 @@ class CheckpointTokenizer:
     tokenizer: Tokenizer
     content: bytes
     """The content of tokenizer.json."""
-    end_of_document: int | None
-    token_at: TokenAt
+    ending: Ending
 
     @property
     def size(self) -> int:
         """Number of tokens in the tokenizer's vocabulary."""
         return vocabulary_size(self.tokenizer)
-
-    @property
-    def ending(self) -> Ending:
-        return Ending(self.end_of_document, self.token_at)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without separators."""
@@ -62,12 +56,15 @@ class CheckpointTokenizer:
             whole = self.tokenizer.encode(text, add_special_tokens=True)
             n_special = sum(1 for _ in takewhile(bool, whole.special_tokens_mask))
             return [*whole.ids[:n_special], *tokens]
-        is_seen = self.token_at == "start" or not checkpoint.model.model.document_masking
-        return [self.end_of_document, *tokens] if is_seen and self.end_of_document is not None else tokens
+        is_seen = self.ending.at == "start" or not checkpoint.model.model.document_masking
+        return [self.ending.token, *tokens] if is_seen and self.ending.token is not None else tokens
 
 
 def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> CheckpointTokenizer:
     """The tokenizer of a checkpoint: the named one, else that of its run or exported folder, else that of its data.
+
+    The separator of documents is that of the training data; if the checkpoint does not name these, that of the manifest
+    beside the tokenizer.
 
     Args:
         tokenizer: A tokenizer.json, or a folder or address that has one; None to find it.
@@ -78,16 +75,15 @@ def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> CheckpointT
     """
     content, path = _named(tokenizer) if tokenizer is not None else _find(checkpoint)
     parsed = parse_tokenizer(content, path)
-    beside, trained_on = _manifest(path.rpartition("/")[0] or "."), _separators(checkpoint.trained_on or {})
-    manifest = beside or _exported(checkpoint) or trained_on or _manifest(_local_data(checkpoint))
     _check(checkpoint, content, parsed)
-    known = manifest.get("end_of_document")
+    own = read_settings(checkpoint.file) if is_exported(checkpoint.file) else {}
+    records = (own, checkpoint.trained_on or {}, _manifest(path.rpartition("/")[0] or "."))
+    record = next((each for each in records if each.get("end_of_document") is not None), {})
+    known = record.get("end_of_document")
     is_token = isinstance(known, int) and not isinstance(known, bool) and 0 <= known < checkpoint.model.vocab_size
+    end = known if is_token else parsed.token_to_id(END_OF_DOCUMENT)
     return CheckpointTokenizer(
-        parsed,
-        content,
-        known if is_token else parsed.token_to_id(END_OF_DOCUMENT),
-        "start" if manifest.get("document_token_at") == "start" else "end",
+        parsed, content, Ending(end, "start" if record.get("document_token_at") == "start" else "end")
     )
 
 
@@ -104,9 +100,10 @@ def _named(tokenizer: str) -> tuple[bytes, str]:
 
 def _find(checkpoint: Checkpoint) -> tuple[bytes, str]:
     """The content of tokenizer.json in the run folder, the exported one or that of the data, and its path."""
-    file = checkpoint.file
-    own = [str(file)] if is_exported(file) else [str(file.parent.parent)] if file.parent.name == CHECKPOINTS else []
-    folders = [*own, *filter(None, [_local_data(checkpoint)])]
+    file, data = checkpoint.file, (checkpoint.trained_on or {}).get("path")
+    folders = [str(file)] if is_exported(file) else [str(file.parent.parent)] if file.parent.name == CHECKPOINTS else []
+    if isinstance(data, str) and not is_remote(data):  # a checkpoint may not make us read an address
+        folders.append(data)
     for folder in folders:
         path = f"{folder}/{TOKENIZER}"
         try:
@@ -115,33 +112,17 @@ def _find(checkpoint: Checkpoint) -> tuple[bytes, str]:
             continue
     looked = f" (looked in {', '.join(folders)})" if folders else ""
     raise MissingTokenizerError(
-        f"{checkpoint.file} has no tokenizer{looked}: set --tokenizer to its tokenizer.json, or to the "
-        "address of its data"
+        f"{file} has no tokenizer{looked}: set --tokenizer to its tokenizer.json, or to the address of its data"
     )
 
 
-def _local_data(checkpoint: Checkpoint) -> str:
-    """The folder of the training data; empty for an address, which a checkpoint may not make us read."""
-    path = (checkpoint.trained_on or {}).get("path")
-    return path if isinstance(path, str) and not is_remote(path) else ""
-
-
 def _manifest(folder: str) -> dict[str, Any]:
-    """The manifest of a prepared folder; empty if there is none, or one of an older format."""
+    """The manifest of a prepared folder; empty if there is none."""
     try:
-        manifest = json.loads(read_bytes(f"{folder}/{MANIFEST}")) if folder else {}
+        manifest = json.loads(read_bytes(f"{folder}/{MANIFEST}"))
     except (FileNotFoundError, ValueError):
         return {}
     return manifest if isinstance(manifest, dict) else {}
-
-
-def _exported(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The separators of an exported folder; empty for other checkpoints."""
-    return _separators(read_settings(checkpoint.file)) if is_exported(checkpoint.file) else {}
-
-
-def _separators(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: record[key] for key in SEPARATORS if record.get(key) is not None}
 
 
 def _check(checkpoint: Checkpoint, content: bytes, tokenizer: Tokenizer) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anlit import GPT
 from anlit.checkpoints.loading import Checkpoint
-from anlit.inference.huggingface.write import write_huggingface
+from anlit.inference.export import write_huggingface
 from anlit.models.language_model import LanguageModel
 from tests.models.tiny import jolt, tiny
 

@@ -7,8 +7,7 @@ import torch
 from anlit import GPT, NGPT, ALiBi, AnGPT, DynamicNTK, Plain, ScaleInvariant, SlidingWindow, SqrtLogN
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
-from anlit.inference.generation import Continuation, Ending, Request, generate
-from anlit.inference.sampling import Sampling
+from anlit.inference.generation import Continuation, Ending, Request, Sampling, generate
 from anlit.models.decoder import Decoder
 from tests.attention.examples import SHIPPED
 from tests.models.tiny import ARCHITECTURES, jolt, random_tokens, tiny

@@ -12,8 +12,8 @@ from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_bpe
 from anlit.errors import UserError
+from anlit.inference.export import write_huggingface
 from anlit.inference.huggingface.custom_code import CODE
-from anlit.inference.huggingface.write import write_huggingface
 from anlit.models.fold import FoldedAnGPT
 from tests.attention.examples import SHIPPED, LogNWithSlopes
 from tests.data.prepared import END

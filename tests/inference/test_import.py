@@ -15,6 +15,7 @@ from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
+from anlit.inference.generation import Ending
 from anlit.inference.huggingface.families import FAMILIES
 from anlit.inference.text import text_of
 from tests.evaluation.saved import save
@@ -137,7 +138,7 @@ def test_an_imported_model_trains_on_and_keeps_its_tokenizer(tmp_path: Path) -> 
     loaded = load_checkpoint(str(tmp_path / "gpt"), "cpu")
     text = text_of(loaded)
     assert text.encode("abcba") == tokenizer.encode("abcba").ids
-    assert (text.end_of_document, text.token_at) == (7, "end")
+    assert text.ending == Ending(7, "end")
     assert loaded.training_length == 16
     fit(loaded.model.requires_grad_(True), max_steps=1)
 
@@ -191,6 +192,7 @@ def test_values_of_no_such_type_are_refused(tmp_path: Path, capsys) -> None:
         {"head_dim": 10**12}, {"head_dim": 10**30}, {"head_dim": -4}, {"num_key_value_heads": "x"},
         {"sliding_window": 0}, {"num_key_value_heads": 0}, {"tie_word_embeddings": 3}, {"model_type": {}},
         {"hidden_act": []}, {"hidden_size": 10**30}, {"max_window_layers": "x"},
+        {"max_window_layers": {}}, {"no_rope_layers": None, "no_rope_layer_interval": "x"},
     )):  # fmt: skip
         (tmp_path / "theirs" / "config.json").write_text(json.dumps({**json.loads(whole), **changes}))
         capsys.readouterr()

@@ -6,7 +6,7 @@ import torch
 
 from anlit.data.preparation.sources import file_sha256
 from anlit.data.tokenizer import train_bpe
-from tests.data.prepared import VOCABULARY
+from tests.data.prepared import END, VOCABULARY
 from tests.evaluation.saved import make_run, prepare
 
 TEXTS = ["the cat sat on the mat and the dog sat by the cat", "naïve café – ☕ for the cats and the dogs"] * 3
@@ -23,6 +23,7 @@ def make_run_with_text(folder: Path, architecture, token_at: str = "end", **chan
     run = make_run(folder / "run", data, architecture, **changes)
     file = run / "checkpoints" / "best.ckpt"
     content = torch.load(file, weights_only=True)
-    content["anlit"]["data"] |= {"path": str(data), "corpus": "test"}
+    separator = {"end_of_document": END, "document_token_at": token_at}
+    content["anlit"]["data"] |= {"path": str(data), "corpus": "test", **separator}
     torch.save(content, file)
     return run

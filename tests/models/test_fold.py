@@ -13,8 +13,7 @@ from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.errors import UserError
-from anlit.inference.generation import Request, generate
-from anlit.inference.sampling import Sampling
+from anlit.inference.generation import Request, Sampling, generate
 from anlit.models.fold import FoldedAnGPT, FoldedNGPT, fold
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import make_run, prepare

@@ -7,27 +7,25 @@ from torch import Tensor, nn
 
 from anlit.attention.mechanisms.plain import Plain
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
-from anlit.inference.huggingface.families import FAMILIES, MUST_BE, ROPE, SETTINGS, Family, our_names
+from anlit.inference.huggingface.families import FAMILIES, MUST_BE, ROPE, SETTINGS, Family, our_names, our_setting
 from anlit.layers import positions
 from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import NoPE
 from anlit.models.decoder import Decoder
+from anlit.settings import part_as_plain
 
 ROPE_TYPES = {getattr(positions, name): rope_type for rope_type, (name, _) in ROPE.items()}
 
 
 def family_of(decoder: Decoder, origin: str | None = None) -> str | None:
     """The model_type of the architecture that can be this GPT+: `origin` if it can; None if there is none."""
-    if not _is_common(decoder):
-        return None
-    fitting = [kind for kind, family in FAMILIES.items() if _fits(decoder, family)]
+    fitting = [kind for kind, family in FAMILIES.items() if _fits(decoder, family)] if _is_common(decoder) else []
     return origin if origin in fitting else next(iter(fitting), None)
 
 
-def _is_common(decoder: Decoder) -> bool:
+def _is_common(decoder: Any) -> bool:
     """Whether GPT+ has no setting that all families lack."""
-    for part in decoder.blocks:
-        block: Any = part
+    for block in decoder.blocks:
         mechanism = block.attention.mechanism
         inner = mechanism.mechanism if type(mechanism) is SlidingWindow else mechanism
         norms = (block.norm_v, block.output.norm, block.post_norm_A)
@@ -38,47 +36,39 @@ def _is_common(decoder: Decoder) -> bool:
             or (isinstance(block.norm_q, RMSNorm) and block.norm_q.eps != block.norm_1.eps)
         ):
             return False
-    turning = [part for part in _positions(decoder) if type(part) is not NoPE]
-    return bool(turning) and type(turning[0]) in ROPE_TYPES and all(_same(part, turning[0]) for part in turning)
+    rotary = [part for part in _positions(decoder) if type(part) is not NoPE]
+    settings = [(type(part), part_as_plain(part)) for part in rotary]
+    return bool(rotary) and type(rotary[0]) in ROPE_TYPES and all(each == settings[0] for each in settings)
 
 
-def _fits(decoder: Decoder, family: Family) -> bool:
-    block: Any = decoder.blocks[0]
-    windows, rope = _windows(decoder), _rope(decoder)
-    n_nope = sum(type(part) is NoPE for part in _positions(decoder))
+def _fits(decoder: Any, family: Family) -> bool:
+    block, windows = decoder.blocks[0], _windows(decoder)
     return (
         family.qk_norm == isinstance(block.norm_q, RMSNorm)
-        and rope.fraction == 1
-        and (family.nope or not n_nope)
+        and _rope(decoder).fraction == 1
+        and (family.nope or not any(type(part) is NoPE for part in _positions(decoder)))
         and (not any(windows) or {"nowhere": False, "in all": all(windows), "in some": True}[family.windows])
         and len({width for width in windows if width}) <= 1
         and (family.architecture != "LlamaForCausalLM" or decoder.embedding.embedding_dim % block.n_heads == 0)
     )
 
 
-def _positions(decoder: Decoder) -> list[Any]:
+def _positions(decoder: Any) -> list[Any]:
     return [block.positions for block in decoder.blocks]
 
 
-def _windows(decoder: Decoder) -> list[int | None]:
-    blocks: list[Any] = list(decoder.blocks)
-    return [block.attention.mechanism.window for block in blocks]
+def _windows(decoder: Any) -> list[int | None]:
+    return [block.attention.mechanism.window for block in decoder.blocks]
 
 
-def _rope(decoder: Decoder) -> Any:
+def _rope(decoder: Any) -> Any:
     """The positions of the layers that have a rotation, which are all of one kind."""
     return next(part for part in _positions(decoder) if type(part) is not NoPE)
 
 
-def _same(part: Any, other: Any) -> bool:
-    from anlit.settings import part_as_plain
-
-    return part is other or part_as_plain(part) == part_as_plain(other)
-
-
 def configuration(decoder: Decoder, context_length: int, model_type: str) -> dict[str, Any]:
     """The architecture's config.json, without the ids of special tokens."""
-    family, windows = FAMILIES[model_type], _windows(decoder)
+    family, windows, rope = FAMILIES[model_type], _windows(decoder), _rope(decoder)
     block: Any = decoder.blocks[0]
     vocab_size, d_model = decoder.embedding.weight.shape
     ours: dict[str, Any] = {
@@ -96,7 +86,13 @@ def configuration(decoder: Decoder, context_length: int, model_type: str) -> dic
     record: dict[str, Any] = {"architectures": [family.architecture], "model_type": model_type}
     record |= {key: ours[name] for key, name in SETTINGS.items()}
     record |= {key: value for key, (value, _) in MUST_BE.items() if value is not None}
-    record |= _rope_record(_rope(decoder))
+    rope_type = ROPE_TYPES[type(rope)]
+    keys = {key: getattr(rope, our_setting(key)) for key in ROPE[rope_type][1]}
+    scaling = {"rope_type": rope_type, **{key: value for key, value in keys.items() if value is not None}}
+    # The keys of transformers 5 and those of older readers.
+    record |= {"rope_theta": rope.base, "rope_parameters": {**scaling, "rope_theta": rope.base}}
+    if rope_type != "default":
+        record["rope_scaling"] = scaling
     if family.windows != "nowhere":
         record["sliding_window"] = next((width for width in windows if width), None)
     if family.windows == "in some":
@@ -107,25 +103,13 @@ def configuration(decoder: Decoder, context_length: int, model_type: str) -> dic
     return record
 
 
-def _rope_record(rope: Any) -> dict[str, Any]:
-    """The rotary positions, under the keys of transformers 5 and those of older readers."""
-    rope_type = ROPE_TYPES[type(rope)]
-    keys = {theirs: getattr(rope, ours) for theirs, ours in ROPE[rope_type][1].items()}
-    scaling = {"rope_type": rope_type, **{key: value for key, value in keys.items() if value is not None}}
-    record = {"rope_theta": rope.base, "rope_parameters": {**scaling, "rope_theta": rope.base}}
-    return record if rope_type == "default" else {**record, "rope_scaling": scaling}
-
-
 def weights(decoder: Decoder) -> dict[str, Tensor]:
     """The weights by transformers' names, one matrix for a tied head; a QK-norm without gain gets a gain of ones."""
     ours = decoder.state_dict()
     if decoder.tie_embeddings:
         del ours["head.weight"]
-    for number, part in enumerate(decoder.blocks):
-        block: Any = part
-        for name in ("norm_q", "norm_k"):
-            norm = getattr(block, name)
-            if isinstance(norm, RMSNorm) and norm.gain is None:
-                ours[f"blocks.{number}.{name}.gain"] = torch.ones(norm.width)
+    for name, module in decoder.named_modules():
+        if name.endswith((".norm_q", ".norm_k")) and isinstance(module, RMSNorm) and module.gain is None:
+            ours[f"{name}.gain"] = torch.ones(module.width)
     theirs = {name: key for key, name in our_names(len(decoder.blocks)).items()}
     return {theirs[name]: tensor for name, tensor in ours.items()}

@@ -131,7 +131,7 @@ def _rotation(positions: Positions, d_head: int) -> dict[str, Any]:
 def _weights(decoder: Any) -> dict[str, Tensor]:
     """The weights by the decoder's names, without the mechanisms' coefficients, and with an s_qk for every nGPT."""
     weights = {
-        name: tensor
+        name.removesuffix(".vector"): tensor
         for name, tensor in decoder.state_dict().items()
         if ".attention." not in name and not name.startswith("shared_coefficients.")
     }
@@ -140,7 +140,7 @@ def _weights(decoder: Any) -> dict[str, Tensor]:
     for number, block in enumerate(decoder.blocks):
         if hasattr(block, "norm_qk") and block.s_qk is None:
             factor = getattr(block.norm_qk, "factor", 1.0)
-            weights[f"blocks.{number}.s_qk.vector"] = torch.full((block.W_q.out_features,), float(factor))
+            weights[f"blocks.{number}.s_qk"] = torch.full((block.W_q.out_features,), float(factor))
     return weights
 
 

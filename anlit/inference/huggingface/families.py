@@ -21,9 +21,13 @@ SETTINGS = {
 OPTIONAL = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 """What transformers takes if a key of `SETTINGS` is missing; a family may have other values. The rest must be there."""
 
-CONTAINERS = {"rope_parameters": dict, "rope_scaling": dict, "layer_types": list, "no_rope_layers": list}
-NUMBERS = {"sliding_window": 1, "no_rope_layer_interval": 1, "max_window_layers": 0}
-"""Other keys that import reads, where they are there and not null: their type, or the least whole number."""
+TYPES: dict[str, type] = {
+    **dict.fromkeys([key for key in SETTINGS if key not in OPTIONAL], int),
+    **dict.fromkeys(("sliding_window", "no_rope_layer_interval", "max_window_layers"), int),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), dict),
+    **dict.fromkeys(("layer_types", "no_rope_layers"), list),
+}
+"""The types of keys that import reads, where they are there and not null."""
 
 MUST_BE: dict[str, tuple[Any, str]] = {
     "hidden_act": ("silu", "the MLP of GPT+ is a SwiGLU"),
@@ -33,29 +37,13 @@ MUST_BE: dict[str, tuple[Any, str]] = {
 }
 """The only value that GPT+ can be, which is also the one of a missing key, and why."""
 
-ROPE: dict[str, tuple[str, dict[str, str]]] = {
-    "default": ("RoPE", {}),
-    "linear": ("LinearRoPE", {"factor": "factor"}),
-    "llama3": (
-        "Llama3RoPE",
-        {
-            "factor": "factor",
-            "original_max_position_embeddings": "training_length",
-            "low_freq_factor": "low_freq_factor",
-            "high_freq_factor": "high_freq_factor",
-        },
-    ),
-    "yarn": (
-        "YaRN",
-        {
-            "factor": "factor",
-            "original_max_position_embeddings": "training_length",
-            "attention_factor": "attention_factor",
-            "beta_fast": "beta_fast",
-            "beta_slow": "beta_slow",
-            "truncate": "truncate",
-        },
-    ),
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+"""`training_length` of our positions; the other settings of positions have the same names."""
+ROPE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "default": ("RoPE", ()),
+    "linear": ("LinearRoPE", ("factor",)),
+    "llama3": ("Llama3RoPE", ("factor", ORIGINAL_LENGTH, "low_freq_factor", "high_freq_factor")),
+    "yarn": ("YaRN", ("factor", ORIGINAL_LENGTH, "attention_factor", "beta_fast", "beta_slow", "truncate")),
 }
 """`rope_type`: the class of the positions, and its settings without base and fraction."""
 
@@ -131,3 +119,8 @@ def our_names(n_layers: int) -> dict[str, str]:
     return WEIGHTS | {
         f"model.layers.{n}.{theirs}": f"blocks.{n}.{ours}" for n in layers for theirs, ours in WEIGHTS_OF_LAYER.items()
     }
+
+
+def our_setting(key: str) -> str:
+    """Our name of a setting of rotary positions."""
+    return "training_length" if key == ORIGINAL_LENGTH else key

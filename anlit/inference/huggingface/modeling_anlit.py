@@ -297,17 +297,6 @@ class GPTForCausalLM(AnlitForCausalLM):
     has_final_norm = True
 
 
-class Stored(nn.Module):
-    """A vector, (width,)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.vector = nn.Parameter(torch.ones(width))
-
-    def forward(self) -> Tensor:
-        return self.vector
-
-
 class NGPTConfig(AnlitConfig):
     model_type = "anlit_ngpt"
 
@@ -324,7 +313,8 @@ class NGPTBlock(AnlitBlock):
     def __init__(self, config: NGPTConfig, layer: int) -> None:
         super().__init__(config, layer)
         d = config.hidden_size
-        self.alpha_A, self.alpha_M, self.s_qk = Stored(d), Stored(d), Stored(self.W_q.out_features)
+        self.alpha_A, self.alpha_M = nn.Parameter(torch.ones(d)), nn.Parameter(torch.ones(d))
+        self.s_qk = nn.Parameter(torch.ones(self.W_q.out_features))
         self.norm_qk: nn.Module = nn.Identity()
         if config.qk_norm:
             eps = config.qk_norm["eps"]
@@ -333,12 +323,12 @@ class NGPTBlock(AnlitBlock):
         self.output = AttentionOutput(config, UnitNorm() if config.output_norm else nn.Identity())
 
     def forward(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
-        h = unit(torch.lerp(h, unit(self.attend(h, tokens, past)), self.alpha_A()))
-        return unit(torch.lerp(h, unit(self.mlp(h)), self.alpha_M()))
+        h = unit(torch.lerp(h, unit(self.attend(h, tokens, past)), self.alpha_A))
+        return unit(torch.lerp(h, unit(self.mlp(h)), self.alpha_M))
 
     def attend(self, h: Tensor, tokens: TokenPositions, past: Any) -> Tensor:
         q, k, v = self.heads(h)
-        s_qk = self.s_qk().view(-1, 1, self.d_head)
+        s_qk = self.s_qk.view(-1, 1, self.d_head)
         q, k = (self.norm_qk(rotate(y, self.rotation, tokens.queries)) for y in (q, k))
         if q.shape == k.shape:
             q, k = q * s_qk, k * s_qk

@@ -1,25 +1,34 @@
 """A checkpoint of transformers as a GPT+: Qwen3, Llama, Mistral and the other families of `families.py`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from anlit import GPT
+from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, TOKENIZER, write_exported
+from anlit.checkpoints.location import WEIGHTS
 from anlit.errors import UserError
+from anlit.inference.export import new_folder
 from anlit.inference.huggingface.families import (
-    CONTAINERS,
     FAMILIES,
     MUST_BE,
-    NUMBERS,
     OPTIONAL,
+    ORIGINAL_LENGTH,
     ROPE,
     SETTINGS,
+    TYPES,
     UNFIT,
     Family,
     our_names,
+    our_setting,
 )
 from anlit.reading import read_json
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from anlit.settings import as_plain, build, shown
 
 CONFIG, INDEX, MODEL = "config.json", "model.safetensors.index.json", "model.yaml"
 NOT_OF_THE_SHAPE = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
@@ -42,20 +51,16 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
     Raises:
         UserError: The folder is damaged or has no such model, GPT+ cannot be that model, or `output` is not empty.
     """
-    import yaml
-
-    from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, TOKENIZER, write_exported
-    from anlit.inference.export import new_folder
-
     if context_length is not None and context_length < 1:
         raise UserError(f"--context_length {context_length} is less than 1: give the tokens of a training sequence")
     folder, target = Path(source), new_folder(output)
-    record = _read_json(folder / CONFIG, "give a folder that holds a model of transformers")
+    record = read_json(folder / CONFIG, TYPES, "give a folder that holds a model of transformers")
     refuse(record, folder)
     read = read_weights(folder)
     _check_layers(read, record, folder)
     settings = settings_of(record, folder) | ({"context_length": context_length} if context_length else {})
-    weights = as_gpt(read, record["num_hidden_layers"])
+    names = our_names(record["num_hidden_layers"])
+    weights = {names.get(name, name): tensor for name, tensor in read.items() if not name.endswith(".inv_freq")}
     if settings["tie_embeddings"] and EMBEDDING in weights:
         _refuse_other_head(weights, folder)
         weights[HEAD] = weights[EMBEDDING]
@@ -80,8 +85,6 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
 
 def refuse(record: dict[str, Any], folder: Path) -> None:
     """Raise UserError with all reasons why GPT+ cannot be the model of this config.json."""
-    from anlit.settings import shown
-
     kind = record.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
@@ -90,27 +93,20 @@ def refuse(record: dict[str, Any], folder: Path) -> None:
         raise UserError(
             f"{folder / CONFIG} has model_type={shown(kind)}, which GPT+ cannot be{why}: choose a checkpoint of {names}"
         )
-    needed = [key for key in SETTINGS if key not in OPTIONAL]
-    if missing := [key for key in needed if type(record.get(key)) is not int or record[key] < 1]:
+    if missing := [key for key in SETTINGS if key not in OPTIONAL and (record.get(key) or 0) < 1]:
         raise UserError(f"{folder / CONFIG} has no {', '.join(missing)}: download it again")
-    given = {key: value for key, value in record.items() if value is not None}
-    wrong = [key for key, kind in CONTAINERS.items() if not isinstance(given.get(key, kind()), kind)]
-    wrong += [
-        key for key, least in NUMBERS.items() if type(given.get(key, least)) is not int or given.get(key, least) < least
-    ]
-    if wrong:
-        raise UserError(f"{folder / CONFIG} has {wrong[0]}={shown(record[wrong[0]])}: download it again")
+    for key in ("sliding_window", "no_rope_layer_interval"):
+        if record.get(key) is not None and record[key] < 1:
+            raise UserError(f"{folder / CONFIG} has {key}={record[key]}: download it again")
     values = [(key, record.get(key, only), only, why) for key, (only, why) in MUST_BE.items()]
     reasons = [f"{key}={shown(value)} ({why})" for key, value, only, why in values if value != only]
     rope = _rope(record, family)
     if rope["rope_type"] not in ROPE:
         reasons.append(f"rope_type={shown(rope['rope_type'])} (GPT+ has {', '.join(ROPE)})")
-    elif strange := rope.keys() - ROPE[rope["rope_type"]][1].keys() - NOT_OF_THE_SHAPE:
+    elif strange := rope.keys() - {*ROPE[rope["rope_type"]][1]} - NOT_OF_THE_SHAPE:
         reasons.append(f"rope_parameters.{min(strange)} (the positions of GPT+ have no such setting)")
-    if rope["partial_rotary_factor"] != 1:
-        reasons.append(
-            f"partial_rotary_factor={shown(rope['partial_rotary_factor'])} ({family.architecture} ignores it)"
-        )
+    if (share := rope["partial_rotary_factor"]) != 1:
+        reasons.append(f"partial_rotary_factor={shown(share)} ({family.architecture} ignores it)")
     if reasons:
         raise UserError(
             f"GPT+ cannot be the model in {folder}, whose {CONFIG} has {', '.join(reasons)}: choose another checkpoint"
@@ -129,20 +125,21 @@ def settings_of(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     settings["qk_norm"] = family.qk_norm
     rope = _rope(record, family)
     name, keys = ROPE[rope["rope_type"]]
-    if "original_max_position_embeddings" in keys:
-        rope.setdefault("original_max_position_embeddings", record["max_position_embeddings"])
+    if ORIGINAL_LENGTH in keys:
+        rope.setdefault(ORIGINAL_LENGTH, record["max_position_embeddings"])
     if missing := [key for key in keys if key not in rope and key in ("factor", "low_freq_factor", "high_freq_factor")]:
         raise UserError(f"{folder / CONFIG} has no rope_parameters.{missing[0]}: download it again")
     arguments = {"fraction": 1.0, "base": rope["rope_theta"]}
-    arguments |= {ours: rope[theirs] for theirs, ours in keys.items() if theirs in rope}
+    arguments |= {our_setting(key): rope[key] for key in keys if key in rope}
     turning = {"class_path": f"anlit.{name}", "init_args": arguments}
-    settings["positions"] = _in_turn(
-        [turning if turns else {"class_path": "anlit.NoPE"} for turns in _turns(record, family)], "PositionsPattern"
-    )
+    positions = [turning if turns else {"class_path": "anlit.NoPE"} for turns in _turns(record, family)]
     windows = [{"class_path": "anlit.SlidingWindow", "init_args": {"width": width}} if width else
                {"class_path": "anlit.Plain"} for width in _windows(record, family)]  # fmt: skip
-    settings["attention"] = _in_turn(windows, "AttentionPattern")
-    return settings
+    patterns = {
+        "positions": _in_turn(positions, "PositionsPattern"),
+        "attention": _in_turn(windows, "AttentionPattern"),
+    }
+    return settings | patterns
 
 
 def _rope(record: dict[str, Any], family: Family) -> dict[str, Any]:
@@ -157,7 +154,7 @@ def _rope(record: dict[str, Any], family: Family) -> dict[str, Any]:
 
 def _turns(record: dict[str, Any], family: Family) -> list[bool]:
     """Whether each layer has rotary positions."""
-    n_layers, interval = record["num_hidden_layers"], record.get("no_rope_layer_interval", 4)
+    n_layers, interval = record["num_hidden_layers"], record.get("no_rope_layer_interval") or 4
     if not family.nope:
         return [True]
     named = record.get("no_rope_layers") or [(layer + 1) % interval for layer in range(n_layers)]
@@ -175,7 +172,8 @@ def _windows(record: dict[str, Any], family: Family) -> list[int | None]:
         return [width if kind == "sliding_attention" else None for kind in kinds[:n_layers]]
     if family.nope:
         return [None if turns else width for turns in _turns(record, family)]
-    return [width if layer >= record.get("max_window_layers", 28) else None for layer in range(n_layers)]
+    first = 28 if record.get("max_window_layers") is None else record["max_window_layers"]
+    return [width if layer >= first else None for layer in range(n_layers)]
 
 
 def _in_turn(layers: list[dict[str, Any]], pattern: str) -> dict[str, Any]:
@@ -187,14 +185,8 @@ def _in_turn(layers: list[dict[str, Any]], pattern: str) -> dict[str, Any]:
     return {"class_path": f"anlit.{pattern}", "init_args": {"layers": layers[:period]}}
 
 
-def _model(settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
+def _model(settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """All settings of the GPT+, and its weights on the meta device, for their shapes."""
-    import torch
-
-    import anlit.attention.mechanisms  # noqa: F401  the settings name them
-    from anlit import GPT
-    from anlit.settings import as_plain, build
-
     try:
         with torch.device("meta"):
             model = build(GPT, settings, f"{folder / CONFIG}: model")
@@ -204,22 +196,16 @@ def _model(settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict
     return as_plain(dict(model.hparams)), model.model.state_dict()
 
 
-def read_weights(folder: Path) -> dict[str, "Tensor"]:
+def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of model.safetensors, or of the files that its index names, in float32.
 
     Raises:
         UserError: A file is missing or damaged, or has numbers that are no weights.
     """
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    from anlit.checkpoints.location import WEIGHTS
-
     floats = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
-        named = _read_json(folder / INDEX, "download it again").get("weight_map")
+        named = read_json(folder / INDEX, {}, "download it again").get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
             raise UserError(f"{folder / INDEX} has no weight_map with a file for each tensor: download it again")
         names = sorted(set(named.values()))
@@ -239,16 +225,8 @@ def read_weights(folder: Path) -> dict[str, "Tensor"]:
     return weights
 
 
-def as_gpt(read: dict[str, "Tensor"], n_layers: int) -> dict[str, "Tensor"]:
-    """The weights by our names."""
-    names = our_names(n_layers)
-    return {names.get(name, name): tensor for name, tensor in read.items() if not name.endswith(".inv_freq")}
-
-
-def _refuse_other_head(weights: dict[str, "Tensor"], folder: Path) -> None:
+def _refuse_other_head(weights: dict[str, Tensor], folder: Path) -> None:
     """Refuse files with a head of their own where config.json says that it is the embedding."""
-    from anlit.checkpoints.exported import EMBEDDING, HEAD
-
     if HEAD in weights and not weights[HEAD].equal(weights[EMBEDDING]):
         raise UserError(
             f"{folder / CONFIG} says tie_word_embeddings=True, but the files have a head (lm_head.weight) that is not "
@@ -256,7 +234,7 @@ def _refuse_other_head(weights: dict[str, "Tensor"], folder: Path) -> None:
         )
 
 
-def _check_layers(weights: dict[str, "Tensor"], record: dict[str, Any], folder: Path) -> None:
+def _check_layers(weights: dict[str, Tensor], record: dict[str, Any], folder: Path) -> None:
     """Refuse a config.json whose number of layers is not that of the weights, before the model is built."""
     n_layers = len({name.split(".")[2] for name in weights if name.startswith("model.layers.")})
     if record["num_hidden_layers"] != n_layers:
@@ -266,14 +244,10 @@ def _check_layers(weights: dict[str, "Tensor"], record: dict[str, Any], folder: 
         )
 
 
-def _check(weights: dict[str, "Tensor"], expected: dict[str, "Tensor"], folder: Path) -> None:
+def _check(weights: dict[str, Tensor], expected: dict[str, Tensor], folder: Path) -> None:
     for name in [*expected, *(name for name in weights if name not in expected)]:
         shape, wanted = (tuple(part[name].shape) if name in part else "missing" for part in (weights, expected))
         if shape != wanted:
             raise UserError(
                 f"{folder} does not fit its {CONFIG} ({name} is {shape} and should be {wanted}): download it again"
             )
-
-
-def _read_json(file: Path, remedy: str) -> dict[str, Any]:
-    return dict(read_json(file, dict, remedy))
