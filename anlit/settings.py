@@ -23,7 +23,7 @@ LONGEST_NAME = 100  # characters of a foreign name in a message
 LARGEST_NUMBER = 2**1000  # the limit of integers that become a float
 
 
-def as_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def to_plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Constructor arguments as plain values, in the form that the command line stores.
 
     A model that was built in Python has instances; each becomes its class and the attributes named like its arguments.
@@ -35,8 +35,8 @@ def as_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def build(kind: type[T], arguments: Mapping[str, Any], where: str) -> T:
-    """An object of `kind` from plain values, the inverse of `as_plain`.
+def build_from_plain(kind: type[T], arguments: Mapping[str, Any], where: str) -> T:
+    """An object of `kind` from plain values, the inverse of `to_plain_values`.
 
     Args:
         kind: A class that the caller trusts. Its annotations decide which other classes may be used.
@@ -83,16 +83,16 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, nn.Module)
 
 
-def part_as_plain(part: nn.Module) -> dict[str, Any]:
+def module_to_plain_values(part: nn.Module) -> dict[str, Any]:
     """A module of the network as its class and the attributes named like its arguments."""
     kind = type(part)
     arguments = {name: getattr(part, name) for name in _annotations(kind)}
-    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": as_plain(arguments)}
+    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": to_plain_values(arguments)}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, nn.Module):
-        return part_as_plain(value)
+        return module_to_plain_values(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -162,13 +162,13 @@ def _first_fit(choices: Sequence[Any], value: Any, owner: type, where: str) -> A
 def _build_part(base: type, value: str | dict[str, Any], where: str) -> Any:
     """A module of the network or a dataclass, from a name, {class_path, init_args}, or the arguments alone."""
     if isinstance(value, str):
-        return build(subclass_named(base, value, where), {}, where)
+        return build_from_plain(subclass_named(base, value, where), {}, where)
     if "class_path" not in value:
-        return build(base, value, where)
+        return build_from_plain(base, value, where)
     arguments = value.get("init_args", {})
     if not isinstance(value["class_path"], str) or not isinstance(arguments, dict) or value.keys() - _PART:
         raise UserError(f"{where} is {shown(value)}: give class_path and init_args, and nothing else")
-    return build(subclass_named(base, value["class_path"], where), arguments, where)
+    return build_from_plain(subclass_named(base, value["class_path"], where), arguments, where)
 
 
 _PART = {"class_path", "init_args"}

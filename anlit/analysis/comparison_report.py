@@ -8,7 +8,7 @@ from anlit.reporting.files import write_json
 from anlit.reporting.page import listed, write_page
 from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.table import console as terminal
-from anlit.reporting.text import code, literal, minus, visible
+from anlit.reporting.text import code, literal, minus, without_control_codes
 from anlit.runs.folders import Run
 from anlit.runs.groups import records
 
@@ -82,8 +82,8 @@ def show(comparison: Comparison) -> None:
     title = f"Convergence against {comparison.baseline.label}"
     console.print(Table(title, ["configuration", *PRINTED.values()], rows))
     for note in comparison.notes:
-        console.print(visible(f"note: {note}"))
-    paths = visible(f"Plot: {comparison.plot}, page: {comparison.output / 'report.html'}")
+        console.print(without_control_codes(f"note: {note}"))
+    paths = without_control_codes(f"Plot: {comparison.plot}, page: {comparison.output / 'report.html'}")
     console.print(paths, soft_wrap=True)
 
 

@@ -42,7 +42,7 @@ from anlit.reporting.provenance import environment
 from anlit.reporting.text import echo
 from anlit.runs.folders import Run, load_run
 from anlit.runs.groups import group_runs
-from anlit.settings import build, is_plain, subclass_named
+from anlit.settings import build_from_plain, is_plain, subclass_named
 
 FEWEST, MOST, WARMUP = 15, 1000, 2
 """Rounds that count, and those before them."""
@@ -124,7 +124,7 @@ def model_of(run: Run) -> LanguageModel:
         kind = subclass_named(LanguageModel, str(mapping(run.config.get("model")).get("class_path")), where)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of modules among the hyperparameters
-            model = build(kind, settings, where)
+            model = build_from_plain(kind, settings, where)
     except UserError:
         raise
     except (TypeError, ValueError) as error:  # a setting is missing, or refused by the class

@@ -14,7 +14,7 @@ from anlit.configuration import attention_label, class_name, init_args
 from anlit.errors import UserError
 from anlit.models.continuing import refuse_other_shapes
 from anlit.models.language_model import LanguageModel
-from anlit.settings import as_plain
+from anlit.settings import to_plain_values
 
 OF_MECHANISMS = (".attention.mechanism.", ".shared_coefficients.")
 """In the names of mechanisms' own weights."""
@@ -48,7 +48,8 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
             "or choose another checkpoint"
         )
     saved_weights, weights = content["state_dict"], model.state_dict()
-    then, now = (settings.get("attention") for settings in (content["hyper_parameters"], as_plain(dict(model.hparams))))
+    then = content["hyper_parameters"].get("attention")
+    now = to_plain_values(dict(model.hparams)).get("attention")
     if _mechanisms(then) != _mechanisms(now):
         _log.info(
             f"attention is {attention_label(then)} in initial_weights={path} and {attention_label(now)} in the model: "

@@ -19,7 +19,7 @@ from anlit.models.kernel_selection import use_saved
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals, keep_freed_memory
 from anlit.reading import check, read_yaml
-from anlit.settings import build, subclass_named
+from anlit.settings import build_from_plain, subclass_named
 
 EMBEDDING, BLOCKS, MLP = "model.embedding.weight", "model.blocks.", "W_u.weight"
 ORIGIN = {"anlit": {"data": {"tokenizer_sha256": str}, "family": str}}
@@ -147,7 +147,7 @@ def _rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path, chan
     _check_sizes(settings, weights, architecture, file)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
-        model = build(architecture, settings | changes, f"{file}: model")
+        model = build_from_plain(architecture, settings | changes, f"{file}: model")
     model.configure_model()
     for name, weight in model.state_dict().items():
         if name in weights and weights[name].is_floating_point() != weight.is_floating_point():

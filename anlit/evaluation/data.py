@@ -11,7 +11,7 @@ from anlit.configuration import CONFIG, mapping
 from anlit.data.module import TokenShards
 from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
-from anlit.settings import build, shown, subclass_named
+from anlit.settings import build_from_plain, shown, subclass_named
 
 # These settings are about training and its validation, not about the content of the validation split.
 OF_TRAINING = ("context_length", "context_schedule", "num_workers", "weights", "val_context_length", "val_blocks")
@@ -38,7 +38,7 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
     else:
         raise UserError(f"{checkpoint.file} is not in a run folder that names its data: set --data to a folder")
     try:
-        data = build(kind, settings, where)
+        data = build_from_plain(kind, settings, where)
     except TypeError as error:  # an argument is missing
         raise UserError(f"{where} is not complete ({error}): set --data to a prepared folder") from error
     data.context_length = checkpoint.training_length

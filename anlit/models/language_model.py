@@ -34,7 +34,7 @@ from anlit.models.trainer_steps import is_logged
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
-from anlit.settings import as_plain
+from anlit.settings import to_plain_values
 from anlit.targets import IGNORED
 
 _log = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class LanguageModel(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "hyper_parameters" in checkpoint:
-            checkpoint["hyper_parameters"] = as_plain(checkpoint["hyper_parameters"])
+            checkpoint["hyper_parameters"] = to_plain_values(checkpoint["hyper_parameters"])
         data = self._data()
         final = self.selections.final() if self.selections is not None else None
         checkpoint["anlit"] = {
@@ -268,7 +268,7 @@ class LanguageModel(L.LightningModule):
     def _continue_from(self, checkpoint: dict[str, Any]) -> None:
         """Compare the settings with the checkpoint's. A strategy that loads the weights itself leaves them out."""
         then = {"model": checkpoint.get("hyper_parameters", {}), **checkpoint["anlit"].get("run", {})}
-        now = {"model": as_plain(dict(self.hparams)), **run_settings(self.trainer)}
+        now = {"model": to_plain_values(dict(self.hparams)), **run_settings(self.trainer)}
         found = list(changes(then, now))
         line = check_changes(found, self.trainer.ckpt_path, self.accept_changes)
         if "state_dict" in checkpoint:

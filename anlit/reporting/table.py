@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from anlit.reporting.text import KEPT, visible
+from anlit.reporting.text import KEPT, without_control_codes
 
 NONE = "–"
 """A cell without a value."""
@@ -58,8 +58,8 @@ class Table:
         return markdown_table(self.head, self.rows, self.left)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable | Text]:
-        rows = [[visible(cell, keep="\n") for cell in row] for row in self.rows]
-        table = RichTable(title=Text(visible(self.title)), title_justify="left", box=box.SIMPLE_HEAD,
+        rows = [[without_control_codes(cell, keep="\n") for cell in row] for row in self.rows]
+        table = RichTable(title=Text(without_control_codes(self.title)), title_justify="left", box=box.SIMPLE_HEAD,
                           padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)  # fmt: skip
         for column, heading in enumerate(self.head):
             lines = [line for row in rows for line in row[column].split("\n")]
@@ -75,7 +75,7 @@ class Table:
         if least < options.max_width:  # rich counts a table without edges one too narrow
             yield table
             return
-        yield Text(visible(self.title))
+        yield Text(without_control_codes(self.title))
         for row in rows:
             block = []
             for heading, cell in zip(self.head, row, strict=True):
@@ -88,7 +88,7 @@ class SafeConsole(Console):
     """A console that prints strings literally: without rich's markup, and with control characters escaped."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        shown = [visible(part, KEPT) if isinstance(part, str) else part for part in objects]
+        shown = [without_control_codes(part, KEPT) if isinstance(part, str) else part for part in objects]
         super().print(*shown, **{"markup": False, "highlight": False} | options)
 
 

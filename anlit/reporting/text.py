@@ -16,7 +16,7 @@ KEPT = "\n\t\u200c\u200d"
 MARKUP = re.compile(r"[\\`*\[\]<>&]|(?<![^\W_])_|_(?![^\W_])")
 
 
-def visible(text: str, keep: str = "") -> str:
+def without_control_codes(text: str, keep: str = "") -> str:
     r"""`text` with control characters escaped, such as `\x1b` for Escape, so that a terminal obeys none of them.
 
     Args:
@@ -30,11 +30,11 @@ def visible(text: str, keep: str = "") -> str:
 
 def echo(text: str = "", to: TextIO | None = None, end: str = "\n") -> None:
     """Print `text`, which may be foreign, to standard output or `to`; a terminal obeys no control character in it."""
-    print(visible(text, KEPT), end=end, file=to, flush=True)
+    print(without_control_codes(text, KEPT), end=end, file=to, flush=True)
 
 
 def json_line(value: Any) -> str:
-    """`value` as one line of JSON, with what `visible` would escape as JSON escapes it, so that nothing is lost."""
+    """`value` as one line of JSON, with control codes escaped as JSON does it, so that nothing is lost."""
     line = json.dumps(value, ensure_ascii=False)
     return "".join(char if unicodedata.category(char) not in HIDDEN else json.dumps(char)[1:-1] for char in line)
 
@@ -43,17 +43,17 @@ class VisibleRecord(logging.LogRecord):
     """A log message in which control characters are escaped."""
 
     def getMessage(self) -> str:  # noqa: N802  logging's name
-        return visible(super().getMessage(), KEPT)
+        return without_control_codes(super().getMessage(), KEPT)
 
 
 def literal(text: str) -> str:
     """Markdown that shows `text` as it is: no link, picture, HTML or emphasis, all in one line."""
-    return MARKUP.sub(lambda found: "\\" + found[0], visible(" ".join(text.splitlines())))
+    return MARKUP.sub(lambda found: "\\" + found[0], without_control_codes(" ".join(text.splitlines())))
 
 
 def code(text: str) -> str:
     """Markdown that shows `text` as code, whatever backticks it has."""
-    shown = visible(" ".join(text.splitlines()))
+    shown = without_control_codes(" ".join(text.splitlines()))
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     padding = " " if shown[:1] == "`" or shown[-1:] == "`" else ""
     return f"{fence}{padding}{shown}{padding}{fence}"
@@ -61,7 +61,7 @@ def code(text: str) -> str:
 
 def say(text: str) -> None:
     """Print one line to standard error, with the time of day."""
-    echo(f"{time.strftime('%H:%M:%S')}  {visible(text)}", sys.stderr)
+    echo(f"{time.strftime('%H:%M:%S')}  {without_control_codes(text)}", sys.stderr)
 
 
 def short_number(value: float) -> str:

@@ -11,7 +11,7 @@ from anlit import GPT
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.inference.text import text_of
-from anlit.reporting.text import KEPT, visible
+from anlit.reporting.text import KEPT, without_control_codes
 from tests.checkpoints.foreign import trained
 from tests.data.prepared import END, VOCABULARY
 from tests.evaluation.saved import make_run, prepare
@@ -44,7 +44,7 @@ def test_json_lines_and_the_stream_hold_the_same_text(run: Path, capsys) -> None
     for number, one in enumerate(records):
         header = f"--- prompt {number // 2 + 1}, sample {number % 2 + 1}\n{one['prompt']}"
         whole = one["text"].rstrip("�")  # bytes of an unfinished character are not shown
-        place = shown.index(visible(header + whole, KEPT), place + 1)
+        place = shown.index(without_control_codes(header + whole, KEPT), place + 1)
 
 
 def test_one_prompt_is_shown_without_a_header(run: Path, capsys, monkeypatch) -> None:

@@ -13,7 +13,7 @@ from anlit.models.config import DecoderConfig
 from anlit.models.gpt import GPTConfig
 from anlit.models.language_model import LanguageModel
 from anlit.models.ngpt import NGPTConfig
-from anlit.settings import as_plain
+from anlit.settings import to_plain_values
 from tests.models.tiny import tiny
 
 CONFIGS = {"GPT": GPTConfig, "NGPT": NGPTConfig, "AnGPT": AnGPTConfig}
@@ -44,7 +44,7 @@ def test_a_shared_setting_is_declared_in_one_place(name: str) -> None:
 @each
 def test_a_model_built_in_python_saves_the_settings_that_were_not_given_too(name: str) -> None:
     model: Any = tiny(getattr(__import__("anlit"), name), post_norm=True)
-    saved = as_plain(dict(model.hparams))
+    saved = to_plain_values(dict(model.hparams))
     assert saved.keys() >= {field.name for field in fields(CONFIGS[name])}
     assert saved["post_norm"] is True
     assert saved["qk_norm"] is True

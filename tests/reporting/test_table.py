@@ -7,7 +7,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from anlit.reporting.table import Table, markdown_table
-from anlit.reporting.text import code, literal, visible
+from anlit.reporting.text import code, literal, without_control_codes
 
 FOREIGN = [
     "![](http://evil/x.png)",
@@ -58,5 +58,5 @@ def test_terminals_get_no_control_characters_and_no_markup() -> None:
 
 
 def test_visible_keeps_letters_of_every_script() -> None:
-    assert visible("anGPT τ ☕ 日本\n", keep="\n") == "anGPT τ ☕ 日本\n"
-    assert visible("a\nb") == r"a\nb"
+    assert without_control_codes("anGPT τ ☕ 日本\n", keep="\n") == "anGPT τ ☕ 日本\n"
+    assert without_control_codes("a\nb") == r"a\nb"

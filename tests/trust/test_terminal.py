@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from anlit.cli import main
-from anlit.reporting.text import HIDDEN, KEPT, echo, json_line, visible
+from anlit.reporting.text import HIDDEN, KEPT, echo, json_line, without_control_codes
 from tests.checkpoints.foreign import trained
 from tests.inference.with_text import TEXTS
 
@@ -77,13 +77,13 @@ def test_a_folder_s_name_writes_no_terminal_codes(name: str, run: Path, tmp_path
     (evil / "bad.jsonl").write_text("{")
     text = printed(capfd, *commands(run, tmp_path / f"b{CODES}.txt", evil)[name])
     assert text
-    assert text == visible(text, KEPT)
+    assert text == without_control_codes(text, KEPT)
 
 
 def test_no_character_is_lost_in_json() -> None:
     value = {"text": f"é漢\u200c{CODES}\U000e0001\n"}
     assert json.loads(json_line(value)) == value
-    assert json_line(value) == visible(json_line(value))
+    assert json_line(value) == without_control_codes(json_line(value))
 
 
 def test_joiners_are_printed_as_they_are(capsys) -> None:

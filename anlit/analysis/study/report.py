@@ -13,7 +13,7 @@ from anlit.reporting.files import write_json
 from anlit.reporting.page import write_page
 from anlit.reporting.table import NONE, SafeConsole, Table, markdown_table
 from anlit.reporting.table import console as terminal
-from anlit.reporting.text import code, literal, visible
+from anlit.reporting.text import code, literal, without_control_codes
 
 
 def write(results: StudyResults) -> Path:
@@ -37,7 +37,8 @@ def show(results: StudyResults, console: SafeConsole | None = None) -> None:
         console.print(Table(results.study.title, head, rows, left=(0, 1)))
     for tuning in results.tunings:
         for edge in tuning.edges:
-            console.print(visible(f"note: {tuning.arm.name}: {edge}: a wider grid might find a better one"))
+            note = f"note: {tuning.arm.name}: {edge}: a wider grid might find a better one"
+            console.print(without_control_codes(note))
 
 
 def _speed_ups(results: StudyResults) -> dict[str, str]:

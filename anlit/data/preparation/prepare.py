@@ -35,7 +35,7 @@ from anlit.data.storage.shards import INDEX
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 from anlit.reporting.provenance import cores
-from anlit.reporting.text import say, visible
+from anlit.reporting.text import say, without_control_codes
 
 LOCK = ".prepare.lock"
 PLAN = "plan.json"
@@ -336,7 +336,7 @@ def _plain_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:  # names of files may hold line breaks
-        raise UserError(visible(str(error))) from error
+        raise UserError(without_control_codes(str(error))) from error
     except BrokenProcessPool as error:
         raise UserError(
             f"A worker process was killed, perhaps for want of memory: {kept} (with fewer --workers if it recurs)."
@@ -345,4 +345,4 @@ def _plain_errors(target: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(f"The disk of {target} is full: free some space; {kept}.") from error
         where = f"{error.filename}: " if error.filename else ""
-        raise UserError(visible(f"{where}{error.strerror or error}; {kept}.")) from error
+        raise UserError(without_control_codes(f"{where}{error.strerror or error}; {kept}.")) from error

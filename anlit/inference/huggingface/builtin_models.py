@@ -12,7 +12,7 @@ from anlit.layers import positions
 from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import NoPE
 from anlit.models.decoder import Decoder
-from anlit.settings import part_as_plain
+from anlit.settings import module_to_plain_values
 
 ROPE_TYPES = {getattr(positions, name): rope_type for rope_type, (name, _) in ROPE.items()}
 
@@ -37,7 +37,7 @@ def _is_common(decoder: Any) -> bool:
         ):
             return False
     rotary = [part for part in _positions(decoder) if type(part) is not NoPE]
-    settings = [(type(part), part_as_plain(part)) for part in rotary]
+    settings = [(type(part), module_to_plain_values(part)) for part in rotary]
     return bool(rotary) and type(rotary[0]) in ROPE_TYPES and all(each == settings[0] for each in settings)
 
 

@@ -28,7 +28,7 @@ from anlit.inference.huggingface.families import (
     our_setting,
 )
 from anlit.reading import read_json
-from anlit.settings import as_plain, build, shown
+from anlit.settings import build_from_plain, shown, to_plain_values
 
 CONFIG, INDEX, MODEL = "config.json", "model.safetensors.index.json", "model.yaml"
 NOT_OF_THE_SHAPE = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
@@ -189,11 +189,11 @@ def _model(settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict
     """All settings of the GPT+, and its weights on the meta device, for their shapes."""
     try:
         with torch.device("meta"):
-            model = build(GPT, settings, f"{folder / CONFIG}: model")
+            model = build_from_plain(GPT, settings, f"{folder / CONFIG}: model")
     except (ValueError, RuntimeError, OverflowError, TypeError) as error:  # the last three for sizes that nothing has
         reason = str(error).splitlines()[0]
         raise UserError(f"GPT+ cannot be the model in {folder} ({reason}): choose another checkpoint") from error
-    return as_plain(dict(model.hparams)), model.model.state_dict()
+    return to_plain_values(dict(model.hparams)), model.model.state_dict()
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from anlit.reading import read_json
 from anlit.reporting.files import replacing, write_json
 from anlit.reporting.provenance import git_state, machine, now, versions
 from anlit.runs.folders import RECORD_SCHEMA
-from anlit.settings import as_plain
+from anlit.settings import to_plain_values
 from anlit.training.loggers import log_settings
 
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class RunRecord(L.Callback):
 
 def settings(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
     """The settings of a run as plain values: those of the model, the data's batch size, the Trainer's and the seed."""
-    model = {"architecture": type(module).__name__, **as_plain(dict(module.hparams))}
+    model = {"architecture": type(module).__name__, **to_plain_values(dict(module.hparams))}
     data = {"batch_size": getattr(getattr(trainer, "datamodule", None), "batch_size", None)}
     return {"model": model, "data": data, **run_settings(trainer)}
 
