@@ -1,5 +1,6 @@
 """DataModules on prepared shards, as a trainer sets them up, and what they deliver."""
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
+from anlit.targets import IGNORED
 
 LENGTH = 64
 
@@ -46,6 +48,12 @@ def with_model(path: str, **changes: Any) -> TokenShards:
 def blocks_of(batches: list[Batch]) -> list[list[int]]:
     """Each row's T + 1 tokens."""
     return [row for batch in batches for row in torch.cat([batch.tokens, batch.targets[:, -1:]], dim=1).tolist()]
+
+
+def counted(batches: Iterable[Batch]) -> list[int]:
+    """The targets that count in the loss."""
+    targets = torch.cat([batch.targets.flatten() for batch in batches])
+    return targets[targets != IGNORED].tolist()
 
 
 def all_blocks(tokens: np.ndarray, length: int = LENGTH) -> list[list[int]]:

@@ -16,7 +16,7 @@ class ObjectStore(ThreadingHTTPServer):
 
     def __init__(self, root: Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.root = root
+        self.root, self.address = root, f"http://127.0.0.1:{self.server_address[1]}"
         self.behave()
 
     def behave(self) -> None:
@@ -30,10 +30,6 @@ class ObjectStore(ThreadingHTTPServer):
         self.damage: Counter[str] = Counter()
         """path → how many times to serve it with a flipped bit."""
 
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
     def fetched(self, name: str) -> int:
         """How often files of this kind of name were asked for."""
         return sum(n for (method, path), n in self.requests.items() if method == "GET" and name in path)
@@ -44,42 +40,33 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
-        self._answer("HEAD")
+        self.do_GET()
 
     def do_GET(self) -> None:
-        self._answer("GET")
-
-    def _answer(self, method: str) -> None:
         store, path = self.server, self.path.split("?")[0]
-        store.requests[method, path] += 1
+        store.requests[self.command, path] += 1
         while store.silent:
             time.sleep(0.05)
         file = store.root / path.lstrip("/")
-        if store.status != 200 or not file.is_file():
-            status = store.status if store.status != 200 else 404
-            code = {403: "AccessDenied", 404: "NoSuchKey"}.get(status, "InternalError")
-            self._send(method, status, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
-            return
-        content = bytearray(file.read_bytes())
-        if method == "GET" and store.damage[path]:
-            store.damage[path] -= 1
-            content[len(content) // 2] ^= 1
-        self._send(method, 200, bytes(content))
-
-    def _send(self, method: str, status: int, content: bytes) -> None:
-        wanted = self.headers.get("Range")
-        if wanted and status == 200:
-            first, last = wanted.removeprefix("bytes=").split("-")
-            whole, content, status = len(content), content[int(first) : int(last or len(content)) + 1], 206
-            self.send_response(status)
-            self.send_header("Content-Range", f"bytes {first}-{int(first) + len(content) - 1}/{whole}")
+        status = store.status if store.status != 200 or file.is_file() else 404
+        headers = {"Last-Modified": "Fri, 20 Nov 2026 00:00:00 GMT", "ETag": '"0"'}
+        if status == 200:
+            content = bytearray(file.read_bytes())
+            if self.command == "GET" and store.damage[path]:
+                store.damage[path] -= 1
+                content[len(content) // 2] ^= 1
+            if part := self.headers.get("Range"):
+                first, last = part.removeprefix("bytes=").split("-")
+                whole, content, status = len(content), content[int(first) : int(last or len(content)) + 1], 206
+                headers["Content-Range"] = f"bytes {first}-{int(first) + len(content) - 1}/{whole}"
         else:
-            self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Last-Modified", "Fri, 20 Nov 2026 00:00:00 GMT")
-        self.send_header("ETag", '"0"')
+            code = {403: "AccessDenied", 404: "NoSuchKey"}.get(status, "InternalError")
+            content = bytearray(f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
         self.end_headers()
-        if method == "GET":
+        if self.command == "GET":
             self.wfile.write(content)
 
     def log_message(self, *arguments: object) -> None:

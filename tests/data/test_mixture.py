@@ -6,21 +6,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
-from anlit.data.order.loader import Loader, ResumableLoader
+from anlit.data.order.loader import ResumableLoader
 from anlit.errors import UserError
-from anlit.targets import IGNORED
-from tests.data.modules import all_blocks, blocks_of
+from tests.data.modules import all_blocks, blocks_of, counted
 from tests.data.prepared import random_tokens, write_prepared
 
 LENGTH = 64
 Subsets = tuple[str, dict[str, np.ndarray]]
+Folders = tuple[dict[str, str], dict[str, np.ndarray]]
 
 
-def ready(data: TokenShards) -> TokenShards:
+def ready(path: str | dict[str, str], batch_size: int = 8, **changes: Any) -> TokenShards:
+    make = TokenShards if isinstance(path, str) else Mixture
+    data = make(path, batch_size=batch_size, **{"context_length": LENGTH, **changes})
     data.setup()
     return data
 
@@ -28,25 +29,15 @@ def ready(data: TokenShards) -> TokenShards:
 def shares(loader: ResumableLoader, parts: dict[str, np.ndarray], n: int) -> dict[str, list[list[int]]]:
     """The blocks of the first `n` batches by the part that they are from."""
     owner = {tuple(block): name for name, tokens in parts.items() for block in all_blocks(tokens)}
-    batches = [batch for batch, _ in zip(endless(loader), range(n), strict=False)]
+    batches = [batch for batch, _ in zip((batch for _ in range(n) for batch in loader), range(n), strict=False)]
     seen: dict[str, list[list[int]]] = {name: [] for name in parts}
     for block in blocks_of(batches):
         seen[owner[tuple(block)]].append(block)
     return seen
 
 
-def endless(loader: ResumableLoader) -> Any:
-    while True:
-        yield from loader
-
-
 def train_parts(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name.removeprefix("train/"): part for name, part in tokens.items() if name.startswith("train/")}
-
-
-def validated(loader: Loader) -> list[int]:
-    targets = torch.cat([batch.targets.flatten() for batch in loader])
-    return targets[targets != IGNORED].tolist()
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -54,15 +45,13 @@ def test_without_weights_every_block_of_every_subset_comes_once(subsets: Subsets
     path, tokens = subsets
     parts = train_parts(tokens)
     expected = [block for part in parts.values() for block in all_blocks(part)]
-    loader = ready(TokenShards(path, 7, LENGTH, shuffle=shuffle)).train_dataloader()
+    loader = ready(path, 7, shuffle=shuffle).train_dataloader()
     assert len(loader) == len(expected) // 7 == 71
-    assert len(expected) % 7 == 1
     seen = blocks_of([*loader, next(iter(loader))])[: len(expected)]
     assert sorted(seen) == sorted(expected)
-    first = shares(ready(TokenShards(path, 7, LENGTH, shuffle=shuffle)).train_dataloader(), parts, 20)
+    first = shares(ready(path, 7, shuffle=shuffle).train_dataloader(), parts, 20)
     assert all(abs(len(first[name]) - 140 * len(all_blocks(part)) / 498) < 15 for name, part in parts.items())
-    if not shuffle:
-        assert first["web"] == all_blocks(parts["web"])[: len(first["web"])]
+    assert shuffle or first["web"] == all_blocks(parts["web"])[: len(first["web"])]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -70,54 +59,56 @@ def test_weights_of_subsets(subsets: Subsets, shuffle: bool) -> None:
     path, tokens = subsets
     weights = {"books": 3, "web": 1.0, "code": 0}
     parts = train_parts(tokens)
-    loader = ready(TokenShards(path, 8, LENGTH, shuffle=shuffle, weights=weights)).train_dataloader()
+    loader = ready(path, shuffle=shuffle, weights=weights).train_dataloader()
     seen = shares(loader, parts, 1250)
     assert {name: len(blocks) for name, blocks in seen.items()} == {"books": 7500, "web": 2500, "code": 0}
-    n_books = len(all_blocks(parts["books"]))
-    for number in range(3):
-        one_pass = seen["books"][number * n_books : (number + 1) * n_books]
-        assert sorted(one_pass) == sorted(all_blocks(parts["books"]))
-    assert len(loader) == (n_books + len(all_blocks(parts["web"]))) // 8
-    left_out = ready(TokenShards(path, 8, LENGTH, shuffle=shuffle, weights={"books": 3, "web": 1})).train_dataloader()
-    again = ready(TokenShards(path, 8, LENGTH, shuffle=shuffle, weights=weights)).train_dataloader()
-    assert blocks_of([next(iter(left_out))]) == blocks_of([next(iter(again))])
+    books = all_blocks(parts["books"])
+    for first in range(0, 3 * len(books), len(books)):
+        assert sorted(seen["books"][first : first + len(books)]) == sorted(books)
+    assert len(loader) == (len(books) + len(all_blocks(parts["web"]))) // 8
+    left_out, again = (
+        blocks_of([next(iter(ready(path, shuffle=shuffle, weights=each).train_dataloader()))])
+        for each in ({"books": 3, "web": 1}, weights)
+    )
+    assert left_out == again
 
 
 def test_validation_goes_through_the_subsets_one_after_the_other(subsets: Subsets) -> None:
     path, tokens = subsets
-    data = ready(TokenShards(path, 8, LENGTH, weights={"web": 1}))
     expected = [*tokens["val/web"][1:].tolist(), *tokens["val/books"][1:].tolist()]
-    assert validated(data.val_dataloader()) == expected
-    assert validated(ready(TokenShards(path, 3, LENGTH, val_tokens=1600)).val_dataloader()) == expected[:1600]
+    assert counted(ready(path, weights={"web": 1}).val_dataloader()) == expected
+    assert counted(ready(path, 3, val_tokens=1600).val_dataloader()) == expected[:1600]
 
 
 @pytest.mark.parametrize(
-    ("weights", "complaint"),
+    ("weights", "changes", "complaint"),
     [
-        ({"web": 1, "cod": 1, "book": 2}, r"has cod, book and .* has web, code, books: choose among these"),
-        ({"web": -1, "code": 2}, r"weights of web is not a number from 0 up"),
-        ({"web": float("nan"), "code": 2}, r"weights of web is not a number from 0 up"),
-        ({"web": 0, "code": 0}, r"weights are all 0: give at least one of web, code, books a positive one"),
-        ({}, r"weights are all 0"),
-        ({"web": 1, "code": 1e-6}, r"weights has 1e-06, less than one sequence in 10,000"),
+        ({"web": 1, "cod": 1, "book": 2}, {}, r"has cod, book and .* has web, code, books: choose among these"),
+        ({"web": -1, "code": 2}, {}, r"weights of web is not a number from 0 up"),
+        ({"web": float("nan"), "code": 2}, {}, r"weights of web is not a number from 0 up"),
+        ({"web": 0, "code": 0}, {}, r"weights are all 0: give at least one of web, code, books a positive one"),
+        ({}, {}, r"weights are all 0"),
+        ({"web": 1, "code": 1e-6}, {}, r"weights has 1e-06, less than one sequence in 10,000"),
+        ({"web": 1, "books": 1}, {"context_length": 3000, "batch_size": 1},
+         r"context_length 3000 is too long for .*train/books, which has 3,000 tokens"),
     ],
-)
-def test_weights_that_make_no_sense(subsets: Subsets, weights: dict[str, float], complaint: str) -> None:
+)  # fmt: skip
+def test_weights_that_make_no_sense(
+    subsets: Subsets, weights: dict[str, float], changes: dict[str, int], complaint: str
+) -> None:
     with pytest.raises(UserError, match=complaint):
-        ready(TokenShards(subsets[0], 4, LENGTH, weights=weights))
+        ready(subsets[0], weights=weights, **changes)
 
 
 def test_weights_without_subsets_and_subsets_without_a_block(prepared: str, subsets: Subsets) -> None:
     with pytest.raises(UserError, match=r"--data.weights is given and .* has no subsets: leave it out"):
-        ready(TokenShards(prepared, 4, LENGTH, weights={"web": 1}))
-    with pytest.raises(UserError, match=r"context_length 3000 is too long for .*train/books, which has 3,000 tokens"):
-        ready(TokenShards(subsets[0], 1, 3000, weights={"web": 1, "books": 1}))
-    ready(TokenShards(subsets[0], 1, 3000, weights={"web": 1, "books": 0}))
-    ready(TokenShards(subsets[0], 1, 3000))
+        ready(prepared, weights={"web": 1})
+    for weights in ({"web": 1, "books": 0}, None):
+        ready(subsets[0], 1, context_length=3000, weights=weights)
 
 
 @pytest.fixture
-def folders(tmp_path: Path, subsets: Subsets) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+def folders(tmp_path: Path, subsets: Subsets) -> Folders:
     """A plain folder beside the one with subsets, by name, and the training tokens of each name."""
     plain = {"train": random_tokens(6_000, seed=70), "val": random_tokens(333, seed=71)}
     write_prepared(tmp_path / "plain", plain, corpus="other")
@@ -125,42 +116,34 @@ def folders(tmp_path: Path, subsets: Subsets) -> tuple[dict[str, str], dict[str,
     return {"slim": subsets[0], "plain": str(tmp_path / "plain")}, {"plain": plain["train"], "slim": inner}
 
 
-def test_folders_by_weight(folders: tuple[dict[str, str], dict[str, np.ndarray]], subsets: Subsets) -> None:
+def test_folders_by_weight(folders: Folders, subsets: Subsets) -> None:
     paths, tokens = folders
-    data = ready(Mixture(paths, batch_size=8, context_length=LENGTH, weights={"plain": 1, "slim": 4}))
+    data = ready(paths, weights={"plain": 1, "slim": 4})
     parts = {"plain": tokens["plain"], **train_parts(subsets[1])}
     seen = shares(data.train_dataloader(), parts, 1250)
     assert len(seen.pop("plain")) == 2000
-    assert sum(map(len, seen.values())) == 8000
-    in_proportion = {name: 8000 * len(all_blocks(parts[name])) / 498 for name in seen}
-    assert all(abs(len(seen[name]) - in_proportion[name]) < 60 for name in seen)
+    assert all(abs(len(seen[name]) - 8000 * len(all_blocks(parts[name])) / 498) < 60 for name in seen)
     assert data.bytes_per_token("val") == 3
-    assert len(validated(data.val_dataloader())) == 332 + 1499 + 699
+    assert len(counted(data.val_dataloader())) == 332 + 1499 + 699
 
 
-def test_folders_without_weights_and_the_order_of_their_names(
-    folders: tuple[dict[str, str], dict[str, np.ndarray]],
-) -> None:
+def test_folders_without_weights_and_the_order_of_their_names(folders: Folders) -> None:
     paths, _ = folders
-    one = ready(Mixture(paths, batch_size=8, context_length=LENGTH))
-    other = ready(Mixture(dict(reversed(paths.items())), batch_size=8, context_length=LENGTH))
+    one, other = ready(paths), ready(dict(reversed(paths.items())))
     assert one.fingerprint == other.fingerprint
     loader = one.train_dataloader()
     assert len(loader) == (498 + 93) // 8
     assert blocks_of(list(loader)) == blocks_of(list(other.train_dataloader()))
-    assert one.fingerprint["tokens"] == 34_200 + 6_333
-    assert one.fingerprint["train"]["tokens"] == 32_000 + 6_000
+    assert (one.fingerprint["tokens"], one.fingerprint["train"]["tokens"]) == (34_200 + 6_333, 32_000 + 6_000)
     assert set(one.fingerprint["parts"]) == {"plain", "slim"}
-    alone = ready(Mixture({"plain": paths["plain"]}, batch_size=8, context_length=LENGTH))
+    alone = ready({"plain": paths["plain"]})
     assert alone.manifest["content_sha256"] != one.manifest["content_sha256"]
 
 
 @pytest.mark.parametrize(("key", "value"), [("tokenizer_sha256", 64 * "a"), ("dtype", "int32"), ("end_of_document", 1)])
-def test_folders_that_do_not_fit_together(
-    folders: tuple[dict[str, str], dict[str, np.ndarray]], key: str, value: object
-) -> None:
+def test_folders_that_do_not_fit_together(folders: Folders, key: str, value: object) -> None:
     paths, _ = folders
     manifest = Path(paths["plain"], "manifest.json")
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), key: value}))
     with pytest.raises(UserError, match=rf"plain and .*subsets differ in {key} .*: mix only folders"):
-        ready(Mixture(paths, batch_size=8, context_length=LENGTH))
+        ready(paths)

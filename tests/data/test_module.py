@@ -15,7 +15,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.targets import IGNORED
 from tests.data.devices import on_two_devices
-from tests.data.modules import LENGTH, all_blocks, blocks_of, quiet_trainer, ready, with_model, with_trainer
+from tests.data.modules import LENGTH, all_blocks, blocks_of, counted, quiet_trainer, ready, with_model, with_trainer
 from tests.data.prepared import write_prepared
 
 
@@ -28,22 +28,17 @@ def test_training_gives_every_block_once_before_any_again(prepared: str, streams
         assert batch.tokens.shape == batch.targets.shape == batch.document_ids.shape == (4, LENGTH)
         assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
     seen = blocks_of(batches)
-    assert len(seen) == 3 * 179 * 4
-    for first in (0, len(blocks)):
-        one_pass = seen[first : first + len(blocks)]
-        assert one_pass != blocks
-        assert sorted(one_pass) == sorted(blocks)
-    assert seen[: len(blocks)] != seen[len(blocks) : 2 * len(blocks)]
+    first, second = seen[: len(blocks)], seen[len(blocks) : 2 * len(blocks)]
+    assert sorted(first) == sorted(second) == sorted(blocks)
+    assert len({str(order) for order in (first, second, blocks)}) == 3
 
 
 def test_without_shuffling_the_tokens_come_as_they_lie(prepared: str, streams: dict[str, np.ndarray]) -> None:
-    loader = ready(prepared, shuffle=False).train_dataloader()
-    targets = torch.cat([batch.targets.flatten() for batch in loader]).tolist()
+    targets = counted(ready(prepared, shuffle=False).train_dataloader())
     assert targets == streams["train"][1 : 1 + 179 * 4 * LENGTH].tolist()
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("workers", "shuffle"), [(1, True), (3, True), (3, False)])
 def test_the_number_of_workers_does_not_matter(prepared: str, workers: int, shuffle: bool) -> None:
     one, other = (ready(prepared, num_workers=n, shuffle=shuffle).train_dataloader() for n in (0, workers))
     ours, theirs = [*one, *one], [*other, *other]
@@ -56,12 +51,10 @@ def test_devices_share_the_stream(prepared: str) -> None:
     alone = blocks_of(list(ready(prepared, batch_size=6).train_dataloader()))
     loaders = [with_trainer(prepared, rank, 3, batch_size=2).train_dataloader() for rank in range(3)]
     assert {len(loader) for loader in loaders} == {len(alone) // 6}
-    together = [row for batches in zip(*loaders, strict=True) for row in blocks_of(list(batches))]
-    assert together == alone
+    assert [row for batches in zip(*loaders, strict=True) for row in blocks_of(list(batches))] == alone
 
 
 def test_reading_draws_no_random_numbers_of_the_model(prepared: str) -> None:
-    torch.manual_seed(0)
     state = torch.get_rng_state()
     data = ready(prepared, num_workers=1)
     next(iter(data.train_dataloader()))
@@ -77,10 +70,9 @@ def test_validation_counts_every_token_but_the_first_once(
     loaders = [with_trainer(prepared, rank, ranks).val_dataloader() for rank in range(ranks)]
     batches = [list(loader) for loader in loaders]
     assert {len(each) for each in batches} == {len(loader) for loader in loaders} == {-(-79 // (4 * ranks))}
-    rows = [row for step in zip(*batches, strict=True) for batch in step for row in batch.targets]
-    targets = torch.cat(rows)
-    assert targets[targets != IGNORED].tolist() == streams["val"][1:].tolist()
-    tokens = torch.cat([row for step in zip(*batches, strict=True) for batch in step for row in batch.tokens])
+    in_order = [batch for step in zip(*batches, strict=True) for batch in step]
+    assert counted(in_order) == streams["val"][1:].tolist()
+    tokens = torch.cat([batch.tokens.flatten() for batch in in_order])
     assert tokens[:4999].tolist() == streams["val"][:4999].tolist()
     assert not tokens[5000:].any()  # filled up with the end of document, 0
 
@@ -103,12 +95,15 @@ def test_validation_loss_on_two_devices_is_that_on_one(prepared: str, batch_size
         assert loss["val/loss"] == pytest.approx(alone["val/loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 64, 100])
-def test_validation_on_the_first_tokens(prepared: str, streams: dict[str, np.ndarray], n: int) -> None:
+@pytest.mark.parametrize("n", [1, 64, 100, 10_000])
+def test_validation_on_the_first_tokens(
+    prepared: str, streams: dict[str, np.ndarray], n: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "anlit")
     batches = list(ready(prepared, val_tokens=n).val_dataloader())
-    targets = torch.cat([batch.targets.flatten() for batch in batches])
-    assert targets[targets != IGNORED].tolist() == streams["val"][1 : n + 1].tolist()
-    assert sum(len(batch.tokens) for batch in batches) == -(-n // LENGTH)
+    assert counted(batches) == streams["val"][1 : n + 1].tolist()
+    assert sum(len(batch.tokens) for batch in batches) == -(-min(n, 4999) // LENGTH)
+    assert ("has only 4,999 targets, not the 10,000 of --data.val_tokens" in caplog.text) == (n > 4999)
 
 
 @pytest.mark.parametrize("tokens", [None, 1000])
@@ -121,45 +116,27 @@ def test_validation_on_blocks_spread_over_the_split(
     count = min(n, len(blocks))
     expected = [blocks[int((number + 0.5) * len(blocks) / count)].tolist() for number in range(count)]
     for devices in (1, 3):
-        found: list[list[int]] = []
         shares = [with_trainer(prepared, rank, devices, val_blocks=n, val_tokens=tokens) for rank in range(devices)]
-        for batches in zip(*(data.val_dataloader() for data in shares), strict=True):
-            rows = [row[row != IGNORED].tolist() for batch in batches for row in batch.targets]
-            found += [row for row in rows if row]
-        assert found == expected
-
-
-def test_fewer_validation_tokens_than_asked_for(prepared: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "anlit")
-    batches = list(ready(prepared, val_tokens=10_000).val_dataloader())
-    assert sum(int((batch.targets != IGNORED).sum()) for batch in batches) == 4999
-    assert "has only 4,999 targets, not the 10,000 of --data.val_tokens" in caplog.text
+        steps = zip(*(data.val_dataloader() for data in shares), strict=True)
+        rows = [row[row != IGNORED].tolist() for step in steps for batch in step for row in batch.targets]
+        assert [row for row in rows if row] == expected
 
 
 def test_a_test_split_where_there_is_one(tmp_path: Path, prepared: str, streams: dict[str, np.ndarray]) -> None:
     own = write_prepared(tmp_path / "own", {**streams, "test": streams["val"][:700]})
     data = ready(str(tmp_path / "own"), val_tokens=64)
-    targets = torch.cat([batch.targets.flatten() for batch in data.test_dataloader()])
-    assert targets[targets != IGNORED].tolist() == own["test"][1:].tolist()
+    assert counted(data.test_dataloader()) == own["test"][1:].tolist()
     with pytest.raises(UserError, match="has no test split: use `anlit validate`"):
         ready(prepared).test_dataloader()
     data.manifest["test"]["bytes"] = 5 * 700
-    assert (data.bytes_per_token("test"), data.bytes_per_token("val")) == (5, 3)
+    assert (data.bytes_per_token("test"), data.bytes_per_token("val"), data.bytes_per_token("train")) == (5, 3, 3)
 
 
 def test_what_the_module_tells(prepared: str, tiny_shards: str) -> None:
     data = ready(prepared)
     assert data.vocab_size == 320
-    assert data.bytes_per_token("train") == 3
-    assert {
-        "corpus",
-        "content_sha256",
-        "tokenizer_sha256",
-        "tokens",
-        "bytes",
-        "train",
-        "val",
-    } <= data.fingerprint.keys()
+    identity = {"corpus", "content_sha256", "tokenizer_sha256", "tokens", "bytes", "train", "val"}
+    assert identity <= data.fingerprint.keys()
     with pytest.raises(UserError, match=r"has no tokenizer.json, .*: put the tokenizer's file there"):
         _ = data.tokenizer
     with_one = TokenShards(tiny_shards)
@@ -182,15 +159,14 @@ def test_another_tokenizer_in_the_folder(tiny_shards: str, tmp_path: Path) -> No
 
 
 def test_validation_at_a_longer_context_than_training(prepared: str) -> None:
-    trainer = quiet_trainer()
+    trainer, losses = quiet_trainer(), []
     model = GPT(vocab_size=320, context_length=16, n_layers=1, n_heads=1, d_model=8)
-    data = TokenShards(prepared, val_context_length=256)
-    losses = [trainer.validate(model, data, verbose=False)[0]["val/loss"]]
-    assert next(iter(data.val_dataloader())).tokens.shape == (8, 256)
-    assert data.context_length == 16
-    data.setup()
-    assert next(iter(data.train_dataloader())).tokens.shape == (8, 16)
-    losses.append(trainer.validate(model, TokenShards(prepared), verbose=False)[0]["val/loss"])
+    for length, expected in ((256, 256), (None, 16)):
+        data = TokenShards(prepared, val_context_length=length)
+        losses.append(trainer.validate(model, data, verbose=False)[0]["val/loss"])
+        assert next(iter(data.val_dataloader())).tokens.shape == (8, expected)
+        data.setup()
+        assert next(iter(data.train_dataloader())).tokens.shape == (8, data.context_length) == (8, 16)
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
 
 
@@ -204,23 +180,15 @@ def test_context_length_and_vocabulary_of_the_model(prepared: str) -> None:
         TokenShards(prepared).setup()
 
 
-def test_context_longer_than_the_shards(prepared: str) -> None:
-    with pytest.raises(
-        UserError, match=r"context_length 46000 is too long .*train, .*--model.context_length to 45999 "
-    ):
-        ready(prepared, context_length=46_000, batch_size=1)
+def test_too_little_to_train_or_to_validate_on(tmp_path: Path, prepared: str, streams: dict[str, np.ndarray]) -> None:
     ready(prepared, context_length=45_999, batch_size=1)
-
-
-def test_more_sequences_wanted_than_there_are(prepared: str) -> None:
+    with pytest.raises(UserError, match=r"length 46000 is too long .*train, .*--model.context_length to 45999 "):
+        ready(prepared, context_length=46_000, batch_size=1)
     ready(prepared, batch_size=718)
     with pytest.raises(UserError, match=r"batch_size 719 on each of 1 .*needs 719 sequences and .*train has 718 "):
         ready(prepared, batch_size=719)
     with pytest.raises(UserError, match=r"on each of 2 device\(s\) needs 720 sequences"):
         with_trainer(prepared, 0, 2, batch_size=360)
-
-
-def test_nothing_to_validate_on(tmp_path: Path, streams: dict[str, np.ndarray]) -> None:
     write_prepared(tmp_path / "own", {**streams, "val": streams["val"][:1]})
     with pytest.raises(UserError, match="val has no token to predict"):
         ready(str(tmp_path / "own"))
