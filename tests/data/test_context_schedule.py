@@ -12,6 +12,9 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from tests.data.modules import LENGTH, quiet_trainer, ready
 
+SCHEDULE = {0: 16, 2: 32, 5: LENGTH}
+SHAPES = [(0, (16, 16)), (1, (16, 16)), (2, (8, 32)), (3, (8, 32)), (4, (8, 32)), (5, (4, 64))]
+
 
 class Lengths(L.LightningModule):
     """Records the shapes and targets that it is trained and validated on."""
@@ -23,11 +26,11 @@ class Lengths(L.LightningModule):
         self.weight = torch.nn.Parameter(torch.ones(1))
         self.seen: list[tuple[int, tuple[int, ...]]] = []
         self.validated: set[int] = set()
-        self.targets: list[torch.Tensor] = []
+        self.targets: list[int] = []
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         self.seen.append((self.global_step, tuple(batch.tokens.shape)))
-        self.targets.append(batch.targets.flatten())
+        self.targets += batch.targets.flatten().tolist()
         return self.weight.sum()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -37,26 +40,23 @@ class Lengths(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def fit_lengths(data: TokenShards, checkpoint: str | None = None, **trainer: Any) -> tuple[Lengths, L.Trainer]:
+def fit(path: str, schedule: Any, start: Path | None = None, save: Path | None = None, **trainer: Any) -> Lengths:
     model, fitting = Lengths(), quiet_trainer(**{"max_steps": 6, "val_check_interval": 3, **trainer})
-    fitting.fit(model, data, ckpt_path=checkpoint)
-    return model, fitting
+    fitting.fit(model, TokenShards(path, 4, context_schedule=schedule), ckpt_path=start)
+    if save is not None:
+        fitting.save_checkpoint(save)
+    return model
 
 
 def test_context_schedule_cuts_the_same_tokens_by_optimizer_steps(prepared: str, tmp_path: Path) -> None:
-    schedule = {0: 16, 2: 32, 5: LENGTH}
-    expected = [(0, (16, 16)), (1, (16, 16)), (2, (8, 32)), (3, (8, 32)), (4, (8, 32)), (5, (4, 64))]
-    model, _ = fit_lengths(TokenShards(prepared, 4, context_schedule=schedule))
-    plain, _ = fit_lengths(TokenShards(prepared, 4))
-    assert model.seen == expected
+    model = fit(prepared, SCHEDULE)
+    assert model.seen == SHAPES
     assert model.validated == {LENGTH}
-    assert torch.equal(torch.cat(model.targets), torch.cat(plain.targets))
-    accumulated, _ = fit_lengths(TokenShards(prepared, 4, context_schedule=schedule), accumulate_grad_batches=2)
-    assert accumulated.seen == [step for step in expected for _ in range(2)]
-    first, trainer = fit_lengths(TokenShards(prepared, 4, context_schedule=schedule), max_steps=3)
-    trainer.save_checkpoint(tmp_path / "3.ckpt")
-    second, _ = fit_lengths(TokenShards(prepared, 4, context_schedule=schedule), str(tmp_path / "3.ckpt"))
-    assert first.seen + second.seen == expected
+    assert model.targets == fit(prepared, None).targets
+    accumulated = fit(prepared, SCHEDULE, accumulate_grad_batches=2)
+    assert accumulated.seen == [step for step in SHAPES for _ in range(2)]
+    first = fit(prepared, SCHEDULE, save=tmp_path / "3.ckpt", max_steps=3)
+    assert first.seen + fit(prepared, SCHEDULE, tmp_path / "3.ckpt").seen == SHAPES
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ LENGTH = 64
 BATCH = 48
 EPOCH = 14  # batches of 48 in 718 blocks; 46 blocks are left over for the next
 STEPS = 3 * EPOCH
+BY_EPOCHS = {"max_epochs": 3, "max_steps": -1}
 
 
 class CrashError(Exception):
@@ -109,8 +110,7 @@ def test_epochs_lose_nothing(uninterrupted: list[Rows], streams: dict[str, np.nd
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
-@pytest.mark.parametrize("limit", [{"max_steps": STEPS}, {"max_epochs": 3, "max_steps": -1}], ids=["steps", "epochs"])
-@pytest.mark.covering(1)
+@pytest.mark.parametrize("limit", [{"max_steps": STEPS}, BY_EPOCHS], ids=["steps", "epochs"])
 def test_resume_at_random_steps(
     workers: int, limit: dict[str, int], make: Data, uninterrupted: list[Rows], tmp_path: Path
 ) -> None:
@@ -119,21 +119,23 @@ def test_resume_at_random_steps(
 
 
 @pytest.mark.parametrize("stop", [EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH])
-@pytest.mark.parametrize("limit", [{"max_steps": STEPS}, {"max_epochs": 3, "max_steps": -1}], ids=["steps", "epochs"])
+@pytest.mark.parametrize("limit", [{"max_steps": STEPS}, BY_EPOCHS], ids=["steps", "epochs"])
 def test_resume_around_the_end_of_an_epoch(
     stop: int, limit: dict[str, int], make: Data, uninterrupted: list[Rows], tmp_path: Path
 ) -> None:
     assert interrupted(make, tmp_path, [stop], **limit) == uninterrupted
 
 
-def test_a_finished_run_can_be_prolonged(make: Data, uninterrupted: list[Rows], tmp_path: Path) -> None:
-    for how in ({"max_epochs": 1, "max_steps": -1}, {"max_steps": 20}):
-        data, model = make(num_workers=2), Recorder()
-        trainer = quiet_trainer(limit_val_batches=0, **how)
-        trainer.fit(model, data)
-        saved = tmp_path / f"{len(model.seen)}.ckpt"
-        trainer.save_checkpoint(saved)
-        assert model.seen + run(make(), saved) == uninterrupted
+@pytest.mark.parametrize("how", [{"max_epochs": 1, "max_steps": -1}, {"max_steps": 20}])
+def test_a_finished_run_can_be_prolonged(
+    how: dict[str, int], make: Data, uninterrupted: list[Rows], tmp_path: Path
+) -> None:
+    data, model = make(num_workers=2), Recorder()
+    trainer = quiet_trainer(limit_val_batches=0, **how)
+    trainer.fit(model, data)
+    saved = tmp_path / f"{len(model.seen)}.ckpt"
+    trainer.save_checkpoint(saved)
+    assert model.seen + run(make(), saved) == uninterrupted
 
 
 def test_another_run_with_the_same_data_begins_at_the_start(make: Data, uninterrupted: list[Rows]) -> None:
@@ -141,31 +143,29 @@ def test_another_run_with_the_same_data_begins_at_the_start(make: Data, uninterr
     data = make()
     for crash_after in (3, -1):
         model = Recorder(crash_after)
-        trainer = quiet_trainer(limit_val_batches=0, max_steps=5)
         with pytest.raises(CrashError) if crash_after > 0 else contextlib.nullcontext():
-            trainer.fit(model, data)
+            quiet_trainer(limit_val_batches=0, max_steps=5).fit(model, data)
         assert model.seen == uninterrupted[: len(model.seen)]
     assert len(model.seen) == 5
 
 
+WEIGHTS = {"web": 1, "code": 2, "books": 2}
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("workers", "shuffle"), [(0, True), (2, True), (0, False)])
-@pytest.mark.parametrize("weights", [None, {"web": 1, "code": 2, "books": 2}], ids=["as one", "weighted"])
-def test_resume_of_subsets(
-    workers: int, weights: dict[str, float] | None, shuffle: bool, subsets: tuple[str, dict], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("weights", [None, WEIGHTS, {"a": 0.3, "b": 0.7}], ids=["as one", "weighted", "of folders"])
+def test_resume_of_subsets_and_of_a_mixture(
+    workers: int, weights: dict[str, float] | None, shuffle: bool, subsets: tuple[str, dict], prepared: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     def make() -> TokenShards:
-        return TokenShards(subsets[0], BATCH, num_workers=workers, weights=weights, shuffle=shuffle)
+        own = {"batch_size": BATCH, "num_workers": workers, "weights": weights, "shuffle": shuffle}
+        if weights in (None, WEIGHTS):
+            return TokenShards(subsets[0], **own)
+        return Mixture({"a": subsets[0], "b": prepared}, **own)
 
-    whole = run(make())
-    assert interrupted(make, tmp_path, [9, 10, 25]) == whole
-
-
-def test_resume_of_a_mixture_of_folders(subsets: tuple[str, dict], prepared: str, tmp_path: Path) -> None:
-    def make() -> TokenShards:
-        return Mixture({"a": subsets[0], "b": prepared}, batch_size=BATCH, num_workers=2, weights={"a": 0.3, "b": 0.7})
-
-    assert interrupted(make, tmp_path, [7, 31]) == run(make())
+    assert interrupted(make, tmp_path, [9, 10, 25]) == run(make())
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,7 @@ def test_other_workers_or_another_batch_size_go_on_after_the_last_sequence(
     before = run(make(), stop=11, folder=tmp_path)
     assert "Resuming" not in caplog.text
     after = run(make(**change), tmp_path / "11.ckpt")
-    rows = [row for batch in before + after for row in batch]
-    expected = [row for batch in uninterrupted for row in batch]
+    rows, expected = ([row for batch in batches for row in batch] for batches in (before + after, uninterrupted))
     n = min(len(rows), len(expected))
     assert rows[:n] == expected[:n]
     assert len(after) == STEPS - 11
@@ -211,18 +210,16 @@ def test_resume_on_two_devices(workers: int, make: Data, uninterrupted: list[Row
         ({"seed": 1}, "--data.seed 42 and this run has 1"),
         ({"shuffle": False}, r"--data.shuffle True and this run has False"),
         ({"context_length": 32}, "--model.context_length 64 and this run has 32"),
+        ({"weights": {"web": 1, "code": 2}}, r"for --data.weights {'web': 1, 'code': 1} and this run has"),
+        ({"weights": None}, r"for --data.weights {'web': 1, 'code': 1} and this run has None"),
+        ({"path": "prepared", "weights": None}, r"place in the data is for --data\.path"),
     ],
 )
-def test_resume_in_another_order_is_refused(change: dict, message: str, make: Data, tmp_path: Path) -> None:
-    run(make(), stop=4, folder=tmp_path)
+def test_resume_in_another_order_or_on_other_data_is_refused(
+    change: dict, message: str, subsets: tuple[str, dict], prepared: str, tmp_path: Path
+) -> None:
+    own = {"path": subsets[0], "batch_size": BATCH, "weights": {"web": 1, "code": 1}}
+    run(TokenShards(**own), stop=4, folder=tmp_path)
+    other = own | change | ({"path": prepared} if "path" in change else {})
     with pytest.raises(UserError, match=message):
-        run(make(**change), tmp_path / "4.ckpt")
-
-
-def test_resume_on_other_data_is_refused(subsets: tuple[str, dict], prepared: str, tmp_path: Path) -> None:
-    run(TokenShards(subsets[0], BATCH, weights={"web": 1, "code": 1}), stop=4, folder=tmp_path)
-    for weights in ({"web": 1, "code": 2}, None):
-        with pytest.raises(UserError, match=r"for --data.weights {'web': 1, 'code': 1} and this run has"):
-            run(TokenShards(subsets[0], BATCH, weights=weights), tmp_path / "4.ckpt")
-    with pytest.raises(UserError, match=r"place in the data is for --data\.path"):
-        run(TokenShards(prepared, BATCH), tmp_path / "4.ckpt")
+        run(TokenShards(**other), tmp_path / "4.ckpt")
