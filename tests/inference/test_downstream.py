@@ -52,8 +52,7 @@ def counted(run: Path, rows: list[dict[str, Any]]) -> dict[str, float]:
             chances = model(torch.tensor([ids[:-1]]))[0].log_softmax(-1)
             sums.append(sum(chances[k - 1, ids[k]].item() for k in range(n_context, len(ids))))
         right["acc"] += int(np.argmax(sums)) == row["answer"]
-        per_letter = [one / len(choice) for one, choice in zip(sums, row["choices"], strict=True)]
-        right["acc_norm"] += int(np.argmax(per_letter)) == row["answer"]
+        right["acc_norm"] += int(np.argmax(np.divide(sums, [*map(len, row["choices"])]))) == row["answer"]
     return {f"{name},none": number / N_QUESTIONS for name, number in right.items()}
 
 
@@ -69,8 +68,8 @@ def test_accuracy_of_an_exported_model_is_that_of_a_direct_count(tmp_path: Path)
     assert expected["acc,none"] != expected["acc_norm,none"]
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
     model = f"pretrained={out},trust_remote_code=True,dtype=float32"
-    found = lm_eval.simple_evaluate(
+    measured = lm_eval.simple_evaluate(
         "hf", model_args=model, tasks=["cats_and_dogs"], task_manager=manager, device="cpu", batch_size=4,
         bootstrap_iters=0,
-    )  # fmt: skip
-    assert {name: found["results"]["cats_and_dogs"][name] for name in expected} == expected
+    )["results"]["cats_and_dogs"]  # fmt: skip
+    assert {name: measured[name] for name in expected} == expected

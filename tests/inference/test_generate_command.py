@@ -23,27 +23,28 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run_with_text(tmp_path_factory.mktemp("text"), GPT)
 
 
-def lines(capsys) -> list[dict]:
+def records(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict]:
+    """What `anlit generate --json` prints."""
+    capsys.readouterr()
+    assert main(["generate", *map(str, arguments), "--json"]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_json_lines_and_the_stream_hold_the_same_text(run: Path, capsys) -> None:
-    command = ["generate", str(run), "the cat", "café ☕", "--samples", "2", "--max_tokens", "30", "--seed", "3"]
-    assert main([*command, "--json"]) == 0
-    records = lines(capsys)
-    assert [(one["prompt"], one["sample"]) for one in records] == [
-        ("the cat", 0), ("the cat", 1), ("café ☕", 0), ("café ☕", 1)
-    ]  # fmt: skip
-    for one in records:
-        assert len(one["tokens"]) == len(one["log_likelihood"])
-        assert one["finish"] in ("length", "end_of_document")
-        assert max(one["tokens"]) < VOCABULARY - 10
-    assert main(command) == 0
+    command = [str(run), "the cat", "café ☕", "--samples", "2", "--max_tokens", "30", "--seed", "3"]
+    printed = records(capsys, *command)
+    samples = [("the cat", 0), ("the cat", 1), ("café ☕", 0), ("café ☕", 1)]
+    assert [(own["prompt"], own["sample"]) for own in printed] == samples
+    for own in printed:
+        assert len(own["tokens"]) == len(own["log_likelihood"])
+        assert own["finish"] in ("length", "end_of_document")
+        assert max(own["tokens"]) < VOCABULARY - 10
+    assert main(["generate", *command]) == 0
     shown = capsys.readouterr().out
     place = -1
-    for number, one in enumerate(records):
-        header = f"--- prompt {number // 2 + 1}, sample {number % 2 + 1}\n{one['prompt']}"
-        whole = one["text"].rstrip("�")  # bytes of an unfinished character are not shown
+    for number, own in enumerate(printed):
+        header = f"--- prompt {number // 2 + 1}, sample {number % 2 + 1}\n{own['prompt']}"
+        whole = own["text"].rstrip("�")  # bytes of an unfinished character are not shown
         place = shown.index(without_control_codes(header + whole, KEPT), place + 1)
 
 
@@ -53,51 +54,46 @@ def test_one_prompt_is_shown_without_a_header(run: Path, capsys, monkeypatch) ->
     assert capsys.readouterr().out.startswith("the dog")
 
 
-def test_prompts_from_files(run: Path, tmp_path: Path, capsys) -> None:
-    (tmp_path / "one.txt").write_text("the cat\nsat")
-    (tmp_path / "many.jsonl").write_text('{"prompt": "the dog"}\n\n{"prompt": "a cat"}\n')
-    common = ["--max_tokens", "3", "--json"]
-    assert main(["generate", str(run), "--prompts", str(tmp_path / "one.txt"), *common]) == 0
-    assert lines(capsys)[0]["prompt"] == "the cat\nsat"
-    assert main(["generate", str(run), "--prompts", str(tmp_path / "many.jsonl"), *common]) == 0
-    first, second = lines(capsys)
-    assert (first["prompt"], second["prompt"]) == ("the dog", "a cat")
+@pytest.mark.parametrize(
+    ("file", "content", "prompts"),
+    [
+        ("text.txt", "the cat\nsat", ["the cat\nsat"]),
+        ("many.jsonl", '{"prompt": "the dog"}\n\n{"prompt": "a cat"}\n', ["the dog", "a cat"]),
+    ],
+)
+def test_prompts_from_files(file: str, content: str, prompts: list[str], run: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / file).write_text(content)
+    printed = records(capsys, run, "--prompts", tmp_path / file, "--max_tokens", 3)
+    assert [own["prompt"] for own in printed] == prompts
 
 
 def test_an_exported_folder_brings_its_tokenizer(run: Path, tmp_path: Path, capsys) -> None:
     assert main(["export", str(run), "--output", str(tmp_path / "out")]) == 0
-    capsys.readouterr()
-    for place in (str(run), str(tmp_path / "out"), str(run / "checkpoints" / "best.ckpt")):
-        assert main(["generate", place, "the", "--json", "--max_tokens", "8"]) == 0
-    first, *others = lines(capsys)
-    assert all(one == first for one in others)
+    places = (run, tmp_path / "out", run / "checkpoints" / "best.ckpt")
+    first, *others = (records(capsys, place, "the", "--max_tokens", 8) for place in places)
+    assert others == [first, first]
 
 
-@pytest.mark.parametrize("token_at", ["start", "end"])
-def test_a_run_that_was_moved_away_from_its_data_has_its_tokenizer(token_at: str, tmp_path: Path, capsys) -> None:
-    run = trained(tmp_path, "GPT", document_token_at=token_at)
-    given = ["the cat", "--max_tokens", "8", "--device", "cpu", "--json"]
-    assert main(["generate", str(run), *given]) == 0
-    (before,) = lines(capsys)
+def test_a_run_that_was_moved_away_from_its_data_has_its_tokenizer_and_separator(tmp_path: Path, capsys) -> None:
+    run = trained(tmp_path, "GPT", document_token_at="start")
+    given = ["the cat", "--max_tokens", "8", "--device", "cpu"]
+    before = records(capsys, run, *given)
     shutil.rmtree(tmp_path / "data")
-    moved = shutil.move(run, tmp_path / "moved")
-    assert main(["generate", str(moved), *given]) == 0
-    assert lines(capsys) == [before]
-    assert (before["prompt_tokens"][0] == END) == (token_at == "start")
+    moved = Path(shutil.move(run, tmp_path / "moved"))
+    assert records(capsys, moved, *given) == before
+    assert before[0]["prompt_tokens"][0] == END
     (moved / "tokenizer.json").write_text((moved / "tokenizer.json").read_text() + " ")
     assert main(["generate", str(moved), *given]) == 2
     assert "was trained with another tokenizer" in capsys.readouterr().err
 
 
-def test_a_separator_before_the_prompt_where_the_model_saw_one(tmp_path: Path) -> None:
-    for name, settings, begins in (
-        ("end", {}, False),
-        ("start", {"token_at": "start"}, True),
-        ("unmasked", {"document_masking": False}, True),
-    ):
-        checkpoint = load_checkpoint(str(make_run_with_text(tmp_path / name, GPT, **settings)), "cpu")
-        text = text_of(checkpoint)
-        assert text.prompt("the cat", checkpoint) == [END] * begins + text.encode("the cat")
+@pytest.mark.parametrize(
+    ("settings", "begins"), [({}, False), ({"token_at": "start"}, True), ({"document_masking": False}, True)]
+)
+def test_a_separator_before_the_prompt_where_the_model_saw_one(settings: dict, begins: bool, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(str(make_run_with_text(tmp_path, GPT, **settings)), "cpu")
+    text = text_of(checkpoint)
+    assert text.prompt("the cat", checkpoint) == [END] * begins + text.encode("the cat")
 
 
 def test_a_model_without_a_tokenizer_asks_for_one(tmp_path: Path, capsys) -> None:

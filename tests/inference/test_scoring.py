@@ -1,18 +1,26 @@
-"""Every token's log-likelihood is that of a forward pass over its window, however windows are batched."""
+"""`anlit score`: each log-likelihood is that of a pass over its window, however windows are batched; the table."""
+
+import json
+import math
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from anlit import GPT, AnGPT, DynamicNTK, LogN, ScaleInvariant
+from anlit.cli import main
 from anlit.errors import UserError
 from anlit.inference.generation import Ending
-from anlit.inference.scoring import Scores, score, windows
+from anlit.inference.scoring import score, windows
 from anlit.models.decoder import Decoder
+from tests.inference.with_text import make_run_with_text
 from tests.models.tiny import jolt, random_tokens, tiny
 
 LENGTH, STRIDE, END = 16, 6, 3
 DOCUMENTS = [random_tokens(n, seed=n).numpy() for n in (1, 2, 15, 16, 17, 40, 3)]
+TEXTS = ["the cat sat on the mat by the dog " * 12, "naïve café – ☕ 🐈 for the cats", "x"]
 
 
 def decoder(architecture=AnGPT, **changes) -> Decoder:
@@ -21,30 +29,22 @@ def decoder(architecture=AnGPT, **changes) -> Decoder:
 
 def by_hand(model: Decoder, tokens: np.ndarray, separator: int | None, seen: bool) -> list[tuple[float, int, int]]:
     """(log-likelihood, rank, context) of each token, each by a forward pass of its own over its window."""
-    found = []
+    scores = []
     for place in range(len(tokens)):
         row = tokens if separator is None else np.concatenate(([separator], tokens))
         target = place if separator is None else place + 1  # its index in the row
         if target == 0:
-            found.append((np.nan, 0, 0))
+            scores.append((np.nan, 0, 0))
             continue
-        window = next(one for one in windows(len(row) - 1, LENGTH, STRIDE) if one.first < target <= one.end)
+        window = next(each for each in windows(len(row) - 1, LENGTH, STRIDE) if each.first < target <= each.end)
         inputs = row[window.begin : target]
         if separator is not None and window.begin == 0 and len(inputs) > 1 and not seen:
             inputs = inputs[1:]
         with torch.no_grad():
             logits = model(torch.from_numpy(inputs)[None])[0, -1].log_softmax(-1)
         begin = max(0, window.begin - (separator is not None))
-        found.append((logits[row[target]].item(), int((logits > logits[row[target]]).sum()) + 1, place - begin))
-    return found
-
-
-def assert_equal(found: list[Scores], expected: list[list[tuple[float, int, int]]]) -> None:
-    assert len(found) == len(expected)
-    for scores, own in zip(found, expected, strict=True):
-        np.testing.assert_allclose(scores.log_likelihood, [one[0] for one in own], rtol=1e-5, atol=1e-5)
-        assert scores.rank.tolist() == [one[1] for one in own]
-        assert scores.n_context.tolist() == [one[2] for one in own]
+        scores.append((logits[row[target]].item(), int((logits > logits[row[target]]).sum()) + 1, place - begin))
+    return scores
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,19 @@ def test_scores_are_those_of_single_passes(ending: Ending, changes, seen: bool) 
     documents = [np.where(tokens == END, END + 1, tokens) for tokens in DOCUMENTS]
     expected = [by_hand(model, tokens, ending.token, seen) for tokens in documents]
     for batch_size in (1, 3, None):
-        assert_equal(list(score(model, documents, LENGTH, STRIDE, ending, batch_size)), expected)
+        for scores, own in zip(score(model, documents, LENGTH, STRIDE, ending, batch_size), expected, strict=True):
+            log_likelihood, rank, n_context = zip(*own, strict=True)
+            np.testing.assert_allclose(scores.log_likelihood, log_likelihood, rtol=1e-5, atol=1e-5)
+            assert (scores.rank.tolist(), scores.n_context.tolist()) == (list(rank), list(n_context))
 
 
 def test_every_token_is_scored_once_with_the_promised_context() -> None:
     for length, stride in ((16, 1), (16, 6), (16, 16), (1, 1)):
         for n in (1, 15, 16, 17, 100):
-            found = list(windows(n, length, stride))
-            assert [place for one in found for place in range(one.first, one.end)] == list(range(n))
-            assert all(one.end - one.begin <= length for one in found)
-            assert all(one.begin == 0 or one.first - one.begin >= length - stride for one in found)
+            read = list(windows(n, length, stride))
+            assert [place for each in read for place in range(each.first, each.end)] == list(range(n))
+            assert all(each.end - each.begin <= length for each in read)
+            assert all(each.begin == 0 or each.first - each.begin >= length - stride for each in read)
 
 
 def test_positions_that_follow_the_length_do_not_depend_on_the_batch() -> None:
@@ -93,3 +96,73 @@ def test_what_cannot_be_scored_is_refused() -> None:
         model.head.weight[4, 4] = torch.nan
     with pytest.raises(UserError, match="logits are not finite"):
         list(score(model, DOCUMENTS, LENGTH))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run_with_text(tmp_path_factory.mktemp("text"), GPT)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """A file of the first text, and one of the others."""
+    (tmp_path / "text.txt").write_text(TEXTS[0], encoding="utf-8")
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[1:])
+    (tmp_path / "texts.jsonl").write_text(lines, encoding="utf-8")
+    return [str(tmp_path / "text.txt"), str(tmp_path / "texts.jsonl")]
+
+
+def test_the_table_has_every_token_of_every_text(run: Path, files: list[str], tmp_path: Path, capsys) -> None:
+    output = tmp_path / "scores" / "out.parquet"
+    assert main(["score", str(run), *files, "--output", str(output), "--json"]) == 0
+    totals = json.loads(capsys.readouterr().out)
+    table = pq.read_table(output)
+    rows = table.to_pylist()
+    for number, text in enumerate(TEXTS):
+        own = [row for row in rows if row["document"] == number]
+        assert [row["position"] for row in own] == list(range(len(own)))
+        assert {row["source"].split(", ")[0] for row in own} == {files[min(number, 1)]}
+        content = text.encode()
+        assert (own[0]["byte_start"], own[-1]["byte_end"]) == (0, len(content))
+        for row in own:
+            if "�" not in row["text"]:
+                assert content[row["byte_start"] : row["byte_end"]].decode() == row["text"]
+        assert any("�" in row["text"] for row in own) == (number == 1)
+    assert [totals[key] for key in ("documents", "tokens", "scored")] == [3, len(rows), len(rows)]
+    assert totals["bytes"] == sum(len(text.encode()) for text in TEXTS)
+    assert totals["nats"] == pytest.approx(-sum(row["log_likelihood"] for row in rows))
+    assert totals["bits_per_byte"] == pytest.approx(totals["nats"] / math.log(2) / totals["bytes"])
+    record = json.loads(table.schema.metadata[b"anlit"])
+    assert (record["length"], record["stride"], record["architecture"]) == (16, 8, "GPT")
+    assert record["command"].startswith("anlit score ")
+
+
+def test_the_stride_decides_how_much_context_a_token_has(run: Path, files: list[str], tmp_path: Path, capsys) -> None:
+    context = {}
+    for stride in (1, 16):
+        output = tmp_path / f"{stride}.parquet"
+        assert main(["score", str(run), *files, "--output", str(output), "--stride", str(stride)]) == 0
+        context[stride] = pq.read_table(output)["n_context"].to_pylist()
+    assert "bits per byte" in capsys.readouterr().out
+    assert sorted(set(context[16][20:40])) == list(range(1, 17))  # a window's first input is the document's, too
+    assert set(context[1][20:40]) == {16}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["none.txt", "--output", "out.parquet"], "none.txt does not exist: give a file of text"),
+        (["empty.txt", "--output", "out.parquet"], "empty.txt, the file: its text is empty"),
+        (["bad.jsonl", "--output", "out.parquet"], 'bad.jsonl, line 2: the field "text" is missing'),
+        (["fine.txt", "--output", "out.parquet", "--length", "0"], "--length and --batch_size must be at least 1"),
+        (["fine.txt", "--output", "fine.txt/out.parquet"], "--output fine.txt/out.parquet cannot be written"),
+    ],
+)
+def test_mistakes_are_one_sentence(run: Path, arguments, sentence, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fine.txt").write_text("the cat")
+    Path("empty.txt").touch()
+    Path("bad.jsonl").write_text('{"text": "the"}\n{"prompt": "the"}\n')
+    assert main(["score", str(run), *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.parquet*"))
