@@ -39,9 +39,8 @@ SHADE: Any = {"color": "0.93", "linewidth": 0, "zorder": 0}
 SHADED = Patch(**SHADE, label="longer than in training")
 NAMES = {"SqrtLogN": "√(2 log n)", "LogN": "log n"}
 """How a legend writes a mechanism's name."""
-_MECHANISM = re.compile(rf"(?<![\w-])({'|'.join(NAMES)})(?![\w-])")
-INCHES = 0.06
-"""Mean width of a letter in a legend."""
+LETTER = 0.06
+"""Mean width of a letter in a legend, in inches."""
 
 
 class LineStyle(NamedTuple):
@@ -75,24 +74,25 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
     """The look of each label's line in a figure that has all of them."""
-    architectures = {label: _find(label, ARCHITECTURES) for label in labels}
-    mechanisms = {label: _find(label, MECHANISMS) or "plain" for label in labels}
-    several = len(set(architectures.values())) > 1 or len(set(mechanisms.values())) == 1
-    found: dict[str, LineStyle] = {}
-    reserved = [colour for colour, _ in ARCHITECTURES.values()] if several else []
+    architectures = [_word(label, ARCHITECTURES) for label in labels]
+    mechanisms = [_word(label, MECHANISMS) for label in labels]
+    one_mechanism = len({mechanism or "plain" for mechanism in mechanisms}) == 1
+    by_architecture = one_mechanism or len(set(architectures)) > 1
+    reserved = [colour for colour, _ in ARCHITECTURES.values()] if by_architecture else []
     spare = [colour for colour in COLOURS if colour not in reserved]
-    for number, label in enumerate(labels):
-        colour, marker = MECHANISMS[mechanisms[label]]
-        architecture = architectures[label]
-        if several and architecture is not None:
+    styles: dict[str, LineStyle] = {}
+    for number, (label, architecture, mechanism) in enumerate(zip(labels, architectures, mechanisms, strict=True)):
+        colour, marker = MECHANISMS[mechanism or "plain"]
+        if by_architecture and architecture is not None:
             colour, own = ARCHITECTURES[architecture]
-            marker = own if len(set(mechanisms.values())) == 1 else marker
-        elif architecture is None and _find(label, MECHANISMS) is None:  # unknown: the next free colour
+            marker = own if one_mechanism else marker
+        elif architecture is None and mechanism is None:  # unknown: the next free colour
             colour, marker = spare[number % len(spare)], MARKERS[number % len(MARKERS)]
-        taken = [one.marker for one in found.values() if one.colour == colour]
-        free = [marker, *(other for other in MARKERS if other not in taken)]
-        found[label] = LineStyle(colour, free[marker in taken and len(free) > 1], DASHES[number % len(DASHES)])
-    return found
+        taken = [style.marker for style in styles.values() if style.colour == colour]
+        if marker in taken:
+            marker = next((other for other in MARKERS if other not in taken), marker)
+        styles[label] = LineStyle(colour, marker, DASHES[number % len(DASHES)])
+    return styles
 
 
 def shade(ax: Axes, begin: float) -> None:
@@ -105,7 +105,7 @@ def shade(ax: Axes, begin: float) -> None:
 
 def legend_name(label: str) -> str:
     """A label with its mechanism's formula, √(2 log n) for SqrtLogN."""
-    return _MECHANISM.sub(lambda name: NAMES[name[0]], label)
+    return re.sub(rf"(?<![\w-])({'|'.join(NAMES)})(?![\w-])", lambda name: NAMES[name[0]], label)
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], columns: int = 2, title: str | None = None) -> None:
@@ -113,14 +113,13 @@ def legend_below(figure: Figure, handles: Sequence[Any], columns: int = 2, title
     for handle in handles:
         handle.set_label(legend_name(handle.get_label()))
     longest = max(len(handle.get_label()) for handle in handles)
-    room = figure.get_figwidth() / (INCHES * (longest + 6))
-    columns = max(1, min(columns, len(handles), int(room)))
+    columns = max(1, min(columns, len(handles), int(figure.get_figwidth() / (LETTER * (longest + 6)))))
     # matplotlib fills column after column
     ordered = [handles[place] for column in range(columns) for place in range(column, len(handles), columns)]
     figure.legend(handles=ordered, loc="outside lower center", ncols=columns, handlelength=3.2, title=title)
 
 
-def _find(label: str, names: dict[str, Any]) -> str | None:
+def _word(label: str, names: dict[str, Any]) -> str | None:
     """The name in `names` that is a word of a label; the longest of several."""
     matches = [name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", label, re.IGNORECASE)]
     return max(matches, key=len, default=None)
@@ -152,10 +151,8 @@ def panels(count: int, columns: int, width: float = 3.2, height: float = 2.6) ->
     columns = min(columns, count)
     n_rows = -(-count // columns)
     figure, grid = plt.subplots(n_rows, columns, figsize=(width * columns, height * n_rows + 0.9), squeeze=False)
-    for ax in grid.flat[count:]:
-        ax.set_axis_off()
-    for ax in grid.flat[:count]:
-        ax.grid()
+    for number, ax in enumerate(grid.flat):
+        ax.grid() if number < count else ax.set_axis_off()
     return figure, list(grid.flat[:count])
 
 

@@ -12,6 +12,7 @@ from tests.analysis.study.conftest import Launch, folder, start, write_study
 from tests.checkpoints.foreign import trained
 
 __all__ = ["folder", "start"]
+pytestmark = pytest.mark.slow
 COLUMNS = 80
 COMMANDS = {
     "size": ["--config", "run/config.yaml"],
@@ -30,26 +31,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> list[Table]:
     """Those that a command prints."""
-    found: list[Table] = []
+    printed: list[Table] = []
     draw = Table.__rich_console__
-    monkeypatch.setattr(Table, "__rich_console__", lambda one, *rest: (found.append(one), draw(one, *rest))[1])
-    return found
+    monkeypatch.setattr(Table, "__rich_console__", lambda table, *rest: (printed.append(table), draw(table, *rest))[1])
+    return printed
 
 
-def assert_whole(tables: list[Table], lines: list[str]) -> None:
+def assert_whole(tables: list[Table], output: str) -> list[str]:
+    """Each cell of the tables stands in one line of the output, whose lines are returned without codes for bold."""
+    lines = re.sub(r"\x1b\[[\d;]*m", "", output).splitlines()
     assert tables
     assert "…" not in "".join(lines).replace(" … ", "")  # as in intervals
-    for table in tables:
-        for row in table.rows:
-            for column, cell in enumerate(row):
-                for text in cell.split("\n") if column not in table.left else ():
-                    whole = rf"(?<![\d.,]){re.escape(text)}(?![\d.,]*\d)"
-                    assert any(re.search(whole, line) for line in lines), text
-
-
-def plain(printed: str) -> list[str]:
-    """The lines without the codes for bold."""
-    return re.sub(r"\x1b\[[\d;]*m", "", printed).splitlines()
+    numbers = [cell for table in tables for row in table.rows for n, cell in enumerate(row) if n not in table.left]
+    for text in (text for cell in numbers for text in cell.split("\n")):
+        assert any(re.search(rf"(?<![\d.,]){re.escape(text)}(?![\d.,]*\d)", line) for line in lines), text
+    return lines
 
 
 def in_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,24 +53,17 @@ def in_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "is_pipe"), [*((one, False) for one in COMMANDS), ("size", True), ("compare", True)]
+    ("command", "is_pipe"), [*((command, False) for command in COMMANDS), ("size", True), ("compare", True)]
 )
 def test_every_cell_is_whole(
-    command: str,
-    is_pipe: bool,
-    place: Path,
-    tables: list[Table],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: str, is_pipe: bool, place: Path, tables: list[Table], monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir(place)
     if not is_pipe:
         in_terminal(monkeypatch)
     assert main([*command.split(), *COMMANDS[command]]) == 0
-    lines = plain(capsys.readouterr().out)
-    assert_whole(tables, lines)
+    lines = assert_whole(tables, capsys.readouterr().out)
     if is_pipe:
         for table in tables:
             assert any(all(word in line for word in table.rows[0][0].split()) for line in lines)
@@ -82,16 +71,11 @@ def test_every_cell_is_whole(
         assert all(len(line) <= COLUMNS for line in lines if "─" in line)
 
 
-@pytest.mark.slow
 def test_the_table_of_a_study_is_whole(
-    folder: Path,
-    start: Launch,
-    tables: list[Table],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, start: Launch, tables: list[Table], monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     write_study(folder)
     assert start().wait() == 0
     in_terminal(monkeypatch)
     assert main(["study", "--config", "study.yaml", "--output", "out", "--report_only"]) == 0
-    assert_whole(tables, plain(capsys.readouterr().out))
+    assert_whole(tables, capsys.readouterr().out)

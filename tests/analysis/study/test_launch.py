@@ -6,30 +6,25 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from anlit.analysis.study import slurm
 from anlit.analysis.study.launch import try_lock
-from anlit.analysis.study.plan import Study, read_study
+from anlit.analysis.study.plan import UNCHANGED, Study, read_study
 from anlit.analysis.study.results import edges_of, select, tune
 from anlit.analysis.study.state import note_end, note_start, state_of
 from anlit.errors import UserError
 
 from .conftest import STUDY, Launch, Process, write_study
 
+RATE = "model.init_args.lr"
+
 
 def starts(output: Path) -> dict[str, list[int]]:
     """For each run the steps that its starts began at."""
     return {path.parent.name: [int(line) for line in path.read_text().split()] for path in output.glob("*/starts")}
-
-
-def assert_no_mishap(output: Path) -> None:
-    assert not list(output.glob("*/mishaps"))
-    for name, began in starts(output).items():
-        assert began == sorted(began), f"{name} lost what it had trained"
 
 
 def is_half_trained(output: Path) -> bool:
@@ -72,20 +67,20 @@ def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
             process.kill(kind, group=kind == signal.SIGKILL and attempt % 2 == 0)
             process.wait()
     finish(start("--jobs", "2"))
-    assert_no_mishap(folder / "out")
-    assert any(len(began) > 1 for began in starts(folder / "out").values()), "no run was cut"
+    assert not list((folder / "out").glob("*/mishaps"))
+    began = starts(folder / "out")
+    assert all(steps == sorted(steps) for steps in began.values()), f"a run lost what it had trained: {began}"
+    assert any(len(steps) > 1 for steps in began.values()), "no run was cut"
     assert (folder / "out" / "report.md").read_text() == undisturbed
 
 
-def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
-    study: Study, start: Launch, folder: Path
-) -> None:
+def test_runs_of_another_study_are_taken_over_where_all_settings_agree(start: Launch, folder: Path) -> None:
+    write_study(folder)
     finish(start("--jobs", "2"))
     os.rename(folder / "out", folder / "first")
-    wider = {"configs": ["gpt.yaml"], "tune": {"model.init_args.lr": [0.1, 0.2, 0.8]}}
-    path = write_study(folder, arms=STUDY["arms"] | {"gpt": wider}, title="Another")
+    wider = {"configs": ["gpt.yaml"], "tune": {RATE: [0.1, 0.2, 0.8]}}
+    study = read_study(write_study(folder, arms=STUDY["arms"] | {"gpt": wider}, title="Another"), None)
     out = finish(start("--jobs", "2", "--reuse", "first"))
-    study = read_study(path, None)
     trained = {line.split(":")[0] for line in out.splitlines() if "started" in line}
     assert trained == {run.name for run in study.tuning_runs() if "lr=0.8" in run.name}
     assert out.count("taken from first") == 5 + 6
@@ -95,91 +90,96 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
 
 
 def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, start: Launch) -> None:
-    bad = {
-        "configs": ["gpt.yaml"],
-        "settings": {"model.init_args.fail": True},
-        "tune": {"model.init_args.lr": [1, 2, 3]},
-    }
-    path = write_study(folder, arms=STUDY["arms"] | {"bad": bad})
-    out = finish(start(), code=1)
-    study = read_study(path, None)
+    bad = {"configs": ["gpt.yaml"], "settings": {"model.init_args.fail": True}, "tune": {RATE: [1, 2, 3]}}
+    study = read_study(write_study(folder, arms=STUDY["arms"] | {"bad": bad}), None)
+    assert finish(start(), code=1).count("FAILED error: it was to fail") == 3
     assert set(select(study, folder / "out")) == {"gpt", "angpt"}
-    assert out.count("FAILED error: it was to fail") == 3
-    states = [
-        point.states[0] for tuning in tune(study, folder / "out") if tuning.arm.name == "bad" for point in tuning.points
-    ]
-    assert {(state.status, state.reason) for state in states} == {("failed", "error: it was to fail")}
+    *_, tuning = tune(study, folder / "out")
+    assert tuning.arm.name == "bad"
+    states = [(state.status, state.reason) for point in tuning.points for state in point.states]
+    assert states == 3 * [("failed", "error: it was to fail")]
     assert "error: it was to fail" in (folder / "out" / "report.md").read_text()
     assert "started" not in finish(start(), code=1)
     assert finish(start("--retry_failed"), code=1).count("FAILED") == 3
 
 
+HOLD = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+
+
 def test_a_run_that_another_process_trains_is_waited_for(study: Study, start: Launch, folder: Path) -> None:
     run = folder / "out" / study.tuning_runs()[0].name
     assert try_lock(run) is not None
-    hold = (
-        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", hold, str(run / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdin is not None
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    assert try_lock(run) is None
-    process = start()
-    deadline = time.monotonic() + 20
-    while len(starts(folder / "out")) < 5 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not (run / "starts").exists()
-    holder.communicate(b"\n")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(run / ".lock")], **pipes) as holder:
+        holder.stdout.readline()
+        assert try_lock(run) is None
+        process = start()
+        deadline = time.monotonic() + 20
+        while len(starts(folder / "out")) < 5 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not (run / "starts").exists()
+        holder.communicate(b"\n")
     assert "another process trains it" in finish(process)
 
 
-def test_what_a_folder_says_of_its_run(tmp_path: Path) -> None:
-    assert state_of(tmp_path / "a").status == "pending"
-    for name, code, status in (("b", 75, "interrupted"), ("c", -9, "failed"), ("d", 2, "failed")):
-        note_start(tmp_path / name, "local")
-        assert state_of(tmp_path / name).status == "interrupted"
-        note_end(tmp_path / name, code)
-        assert state_of(tmp_path / name).status == status
-    for record, status in (
-        ("finished", "finished"),
-        ("failed", "failed"),
-        ("interrupted", "interrupted"),
-        ("running", "interrupted"),
-    ):
-        (tmp_path / "a").mkdir(exist_ok=True)
-        (tmp_path / "a" / "run.json").write_text(f'{{"status": "{record}", "error": "NaN"}}')
-        assert state_of(tmp_path / "a").status == status
-    for _ in range(3):
-        assert state_of(tmp_path / "a").status == "interrupted"
-        note_start(tmp_path / "a", "slurm 1")
-    assert state_of(tmp_path / "a").reason.startswith("ended 3 times")
+@pytest.mark.parametrize(
+    ("code", "record", "status"),
+    [
+        (75, None, "interrupted"),
+        (-9, None, "failed"),
+        (2, None, "failed"),
+        (None, "finished", "finished"),
+        (None, "failed", "failed"),
+        (None, "interrupted", "interrupted"),
+        (None, "running", "interrupted"),
+    ],
+)
+def test_what_a_folder_says_of_its_run(tmp_path: Path, code: int | None, record: str | None, status: str) -> None:
+    assert state_of(tmp_path).status == "pending"
+    if code is not None:
+        note_start(tmp_path, "local")
+        assert state_of(tmp_path).status == "interrupted"
+        note_end(tmp_path, code)
+    if record is not None:
+        (tmp_path / "run.json").write_text(f'{{"status": "{record}", "error": "NaN"}}')
+    assert state_of(tmp_path).status == status
+    for _ in range(3 if record == "running" else 0):
+        assert state_of(tmp_path).status == "interrupted"
+        note_start(tmp_path, "slurm 1")
+    assert record != "running" or state_of(tmp_path).reason.startswith("ended 3 times")
 
 
 def test_a_best_value_at_the_grids_end_is_told(study: Study) -> None:
-    points = list(study.arms[0].points)
+    points = study.arms[0].points
     assert edges_of(points, points[1]) == []
     assert edges_of(points, points[2]) == ["lr 0.4 is the largest of 3"]
-    default = replace(points[0], shown={}, settings={})
-    told = "lr 0.4 is the largest of 3 that were set; the default was tried too"
-    assert edges_of([*points, default], points[2]) == [told]
+    with_default = "lr 0.4 is the largest of 3 that were set; the default was tried too"
+    assert edges_of((*points, UNCHANGED), points[2]) == [with_default]
 
 
-def test_slurm_gets_an_array_and_a_job_that_goes_on(
-    study: Study, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = folder / "calls"
-    (folder / "sbatch").write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >> {calls}\necho "77;cluster"\n')
-    (folder / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+@pytest.fixture
+def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is all of PATH's first part, for commands of Slurm's, which `script` writes."""
     monkeypatch.setattr(slurm, "TRAIN", Path(__file__).parents[3] / "docker/slurm/train.sbatch")
-    runs, output = study.tuning_runs(), folder / "out"
-    (output / runs[0].name).mkdir(parents=True)
-    (output / runs[0].name / "run.json").write_text('{"status": "finished"}')
-    array = slurm.submit(runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], at_once=4)
-    assert array == "77"
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def finished(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text('{"status": "finished"}')
+
+
+def test_slurm_gets_an_array_and_a_job_that_goes_on(study: Study, cluster: Path) -> None:
+    calls, output, runs = cluster / "calls", cluster / "out", study.tuning_runs()
+    script(cluster / "sbatch", f'printf "%s\\n" "$*" >> {calls}\necho "77;cluster"')
+    finished(output / runs[0].name)
+    assert slurm.submit(runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], at_once=4) == "77"
     first, then = calls.read_text().splitlines()
     assert "--array=0-4%4" in first
     assert "--signal=SIGUSR1@90" in first
@@ -188,29 +188,24 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(
     assert "-m anlit study --config s.yaml --slurm" in then
     assert state_of(output / runs[1].name).status == "interrupted"
 
-    (folder / "squeue").write_text('#!/bin/sh\necho "77_1 anlit R"\n')
-    (folder / "squeue").chmod(0o755)
+    script(cluster / "squeue", 'echo "77_1 anlit R"')
     with pytest.raises(UserError, match="job array 77 still has runs"):
         slurm.submit(runs, output, [], [], 0)
-    (folder / "squeue").write_text("#!/bin/sh\n")
 
-    (folder / "train.sbatch").write_text('printf "%s\\n" "$@" > options')
-    script = (output / "slurm" / "array-0.sbatch").read_text().replace(str(slurm.TRAIN), "train.sbatch")
-    subprocess.run(["bash", "-c", script], env=os.environ | {"SLURM_ARRAY_TASK_ID": "1"}, check=True)
-    assert (folder / "options").read_text().splitlines() == runs[2].options(output / runs[2].name)
+    (cluster / "train.sbatch").write_text('printf "%s\\n" "$@" > options')
+    array = (output / "slurm" / "array-0.sbatch").read_text().replace(str(slurm.TRAIN), "train.sbatch")
+    subprocess.run(["bash", "-c", array], env=os.environ | {"SLURM_ARRAY_TASK_ID": "1"}, check=True)
+    assert (cluster / "options").read_text().splitlines() == runs[2].options(output / runs[2].name)
 
     for run in runs:
-        (output / run.name).mkdir(exist_ok=True)
-        (output / run.name / "run.json").write_text('{"status": "finished"}')
+        finished(output / run.name)
     assert slurm.submit(runs, output, [], [], 0) is None
 
 
-def test_slurm_without_sbatch_or_refused_is_told(study: Study, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "TRAIN", Path(__file__).parents[3] / "docker/slurm/train.sbatch")
-    monkeypatch.setenv("PATH", str(folder))
+def test_slurm_without_sbatch_or_refused_is_told(study: Study, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(cluster))
     with pytest.raises(UserError, match="sbatch is not here"):
-        slurm.submit(study.tuning_runs(), folder / "out", [], [], 0)
-    (folder / "sbatch").write_text("#!/bin/sh\necho 'no such partition' >&2\nexit 1\n")
-    (folder / "sbatch").chmod(0o755)
+        slurm.submit(study.tuning_runs(), cluster / "out", [], [], 0)
+    script(cluster / "sbatch", "echo 'no such partition' >&2\nexit 1")
     with pytest.raises(UserError, match="no such partition"):
-        slurm.submit(study.tuning_runs(), folder / "out", [], [], 0)
+        slurm.submit(study.tuning_runs(), cluster / "out", [], [], 0)
