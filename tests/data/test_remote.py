@@ -18,7 +18,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundE
 from litdata.streaming import downloader as litdata_downloader
 
 from anlit.data.order import prefetch
-from anlit.data.storage import cache, remote
+from anlit.data.storage import remote
+from anlit.data.storage import store as store_module
 from anlit.data.storage.manifest import read_manifest
 from anlit.data.storage.shards import sources_of
 from anlit.data.storage.store import TokenStore
@@ -33,7 +34,7 @@ ADDRESS = "s3://bucket/corpus"
 def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """It outlives the test: a loader that is not closed would fetch what is removed again."""
     folder = tmp_path_factory.mktemp("remote") / "cache"
-    monkeypatch.setattr(cache, "cache_root", lambda: folder)
+    monkeypatch.setattr(store_module, "cache_root", lambda: folder)
     return folder
 
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from anlit.data.order.mixing import MixtureOrder
-from anlit.data.storage.cache import ChunkCache
 from anlit.data.storage.shards import Chunk
-from anlit.data.storage.store import TokenStore
+from anlit.data.storage.store import ChunkCache, TokenStore
 from anlit.errors import UserError
 
 PREFETCH_THREADS = 4

@@ -33,6 +33,7 @@ HEADER = np.dtype("<u4")
 BATCH_BYTES = 1 << 20  # text given to the tokenizer at once
 SKIPPED_LISTED = 1000  # of one task
 COUNTS = ("documents", "bytes", "tokens")
+WHAT_CHANGES = ("st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")  # whenever a file's content does
 SEPARATOR_INSIDE = "the tokenizer makes the end-of-document token out of its text, which would cut it in two"
 WRONG_FOR_A_FOLDER = re.compile(r"[^\w.-]|^\.")  # "." and ".." would lead elsewhere
 
@@ -197,24 +198,20 @@ def _encode_piece(job: Job, piece: Piece, streams: _Streams) -> dict[str, Any]:
     """The record of a piece, which has to stay as it is while it is read."""
     file = piece.file
     path = job.recipe.source.fetched(file, job.folder / TASKS)
-    before = _state(path)
+    before = path.stat()
     is_checked = file.path is None and piece.parts == 1 and file.sha256  # when it arrived
     sha256 = file.sha256 if is_checked else file_sha256(path, piece.part, piece.parts)
     encode = _copy_tokens if job.recipe.tokenized else _encode_text
     counted = encode(job, piece, path, streams)
-    if _state(path) != before or (file.sha256 and piece.parts == 1 and sha256 != file.sha256):
+    after = path.stat()
+    has_changed = any(getattr(before, key) != getattr(after, key) for key in WHAT_CHANGES)
+    if has_changed or (file.sha256 and piece.parts == 1 and sha256 != file.sha256):
         raise UserError(
             f"{path} was changed while it was read: repeat the command when nothing writes to it any more; what is "
             "done so far is kept."
         )
     part = {"part": f"{piece.part + 1} of {piece.parts}"} if piece.parts > 1 else {}
     return {"name": file.name, **part, "sha256": sha256, **counted}
-
-
-def _state(path: Path) -> tuple[int, int, int, int]:
-    """What changes whenever a file's content does."""
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[str, Any]:

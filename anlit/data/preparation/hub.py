@@ -99,22 +99,20 @@ class HubFiles(Source):
         """The file in `folder`, under a name of ours, where it may already be; other processes wait for its end.
 
         Raises:
-            UserError: the hub cannot be reached, the file is not there, or it keeps arriving damaged.
+            UserError: the hub cannot be reached, the file is not there, or it arrives damaged.
             OSError: `folder` cannot be written to.
         """
         target = self._place(file, folder)
         with FileLock(f"{target}.lock"):
-            for _ in range(2):
-                if target.is_file() and target.stat().st_size == file.size:
-                    return target
-                with tempfile.TemporaryDirectory(dir=folder, prefix="download-") as temporary:
-                    arrived = Path(self._patiently(lambda: self._download(file, temporary)))
-                    wrong = _difference(arrived, file)
-                    if wrong is None:
-                        return arrived.replace(target)
+            if target.is_file() and target.stat().st_size == file.size:
+                return target
+            with tempfile.TemporaryDirectory(dir=folder, prefix="download-") as temporary:
+                arrived = Path(self._patiently(lambda: self._download(file, temporary)))
+                if arrived.stat().st_size == file.size and file.sha256 in (None, file_sha256(arrived)):
+                    return arrived.replace(target)
         raise UserError(
-            f"{file.name} of the dataset {self.repo_id} arrived damaged twice ({wrong}): check the network and its "
-            "proxies, or prepare from a local copy with --source DIR."
+            f"{file.name} of the dataset {self.repo_id} arrived damaged (its size or its SHA-256 differs): repeat the "
+            "command, check the network and its proxies, or prepare from a local copy with --source DIR."
         )
 
     def release(self, file: SourceFile, folder: Path) -> None:
@@ -198,12 +196,3 @@ def _refused(error: Exception, what: str, revision: str, remedy: str) -> UserErr
     reason = (str(error) or type(error).__name__).splitlines()[0]
     check = "check the network, HF_ENDPOINT and proxies"
     return UserError(f"{_address()} cannot be reached for {what} ({reason}): {check}, or {remedy}.")
-
-
-def _difference(path: Path, file: SourceFile) -> str | None:
-    """What is wrong with a fetched file."""
-    if (size := path.stat().st_size) != file.size:
-        return f"{size:,} bytes instead of {file.size:,}"
-    if file.sha256 is not None and (digest := file_sha256(path)) != file.sha256:
-        return f"sha256 {digest} instead of {file.sha256}"
-    return None

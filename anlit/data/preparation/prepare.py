@@ -157,10 +157,11 @@ def _refuse_differences(target: Path, then: Any, now: dict[str, Any]) -> None:
         if then.get(key) != now[key]
     ]
     if differs:
-        what = f"with other settings or files ({', '.join(differs)}): remove the folder, or choose another (--output,"
-        if not (target / MANIFEST).is_file():
-            raise UserError(f"The preparation of {target} was begun {what} or --data.path).")
-        raise UserError(f"{target} was prepared {what} or --data.path), or read it as it is with --data TokenShards.")
+        as_it_is = ", or read it as it is with --data TokenShards" if (target / MANIFEST).is_file() else ""
+        raise UserError(
+            f"{target} was prepared with other settings or files ({', '.join(differs)}): remove the folder, or choose "
+            f"another (--output, or --data.path){as_it_is}."
+        )
 
 
 def _make(target: Path, recipe: Recipe, options: RunOptions) -> None:

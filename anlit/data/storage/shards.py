@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anlit.data.storage.manifest import SPLITS, checked_path, damaged, read_bytes
+from anlit.data.storage.manifest import checked_path, damaged, read_bytes
 from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
 
@@ -97,18 +97,6 @@ def _read_index(folder: str, command: str) -> tuple[Chunk, ...]:
         if any(type(number) is not int or number < 0 for number in chunk[1:]):
             raise damaged(index, f"a number of {chunk.filename} is none", command)
     return chunks
-
-
-def checked_stream(name: Any, where: str) -> str:
-    """Folder of a split or of a subset of one: "val", "train/RedPajamaC4".
-
-    Raises:
-        UserError: it is another folder.
-    """
-    split, *_ = checked_path(name, where, most_parts=2).split("/")
-    if split not in SPLITS:
-        raise damaged(where, f"{name!r} is not a split")
-    return str(name)
 
 
 def check_sizes(source: Source) -> None:

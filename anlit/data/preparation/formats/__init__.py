@@ -7,12 +7,13 @@ after it where the format allows it. Only OSError comes through (no such file, n
 from collections.abc import Iterator
 from pathlib import Path
 
-from anlit.data.preparation.formats import json_lines, parquet, plain_text
-from anlit.data.preparation.formats.base import Columns, Record
+from anlit.data.preparation.formats import json_lines, parquet
+from anlit.data.preparation.formats.base import BrokenFileError, Columns, Record, bad_record, record_of, too_long
 from anlit.data.preparation.formats.bin_tokens import read_bin_tokens
-from anlit.data.preparation.formats.compressed import without_compression
+from anlit.data.preparation.formats.compressed import read_bytes, without_compression
 
 __all__ = ["Columns", "Record", "holds_many", "parts_of", "read_bin_tokens", "read_file"]
+THE_FILE = ("the file", 0, None)
 
 
 def holds_many(name: str) -> bool:
@@ -43,4 +44,19 @@ def read_file(name: str, path: Path, columns: Columns, part: int = 0, parts: int
         return parquet.read(path, columns, part, parts)
     if holds_many(name):
         return json_lines.read(name, path, columns, part, parts)
-    return plain_text.read(name, path, columns)
+    return _read_text(name, path, columns)
+
+
+def _read_text(name: str, path: Path, columns: Columns) -> Iterator[Record]:
+    """The one record of a plain text; of a compressed one, no more is decompressed than a document may have."""
+    text = bytearray()
+    try:
+        for piece in read_bytes(name, path):
+            text += piece
+            if len(text) > columns.max_document_bytes:
+                size = max(len(text), path.stat().st_size)
+                yield bad_record(THE_FILE, "too_long", too_long(size, columns))
+                return
+        yield record_of(THE_FILE, bytes(text), None, columns)
+    except BrokenFileError as error:
+        yield bad_record(THE_FILE, error.problem, error.detail)
