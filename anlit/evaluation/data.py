@@ -1,7 +1,6 @@
 """The data that a checkpoint is evaluated on."""
 
 import inspect
-from typing import Any
 
 import anlit.data.corpora
 import anlit.data.mixture
@@ -33,7 +32,11 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
         known = inspect.signature(TokenShards).parameters
         settings = {key: value for key, value in settings.items() if key in known} | {"path": path}
     elif isinstance(section.get("class_path"), str):
-        _refuse_addresses(settings, where)
+        for value in (*settings.values(), *mapping(settings.get("paths")).values()):
+            # The run folder may be someone else's, and must not send this user's credentials anywhere.
+            if isinstance(value, str) and is_remote(value):
+                advice = "which is read only if you give it: set --data to it"
+                raise UserError(f"{where} names the address {shown(value)}, {advice}")
         kind = subclass_named(TokenShards, section["class_path"], where)
     else:
         raise UserError(f"{checkpoint.file} is not in a run folder that names its data: set --data to a folder")
@@ -44,15 +47,6 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
     data.context_length = checkpoint.training_length
     _check(checkpoint, data)
     return data
-
-
-def _refuse_addresses(settings: dict[str, Any], where: str) -> None:
-    """Refuse addresses: a run folder may be someone else's, and must not send this user's credentials anywhere."""
-    values = [*settings.values(), *mapping(settings.get("paths")).values()]
-    if remote := [value for value in values if isinstance(value, str) and is_remote(value)]:
-        raise UserError(
-            f"{where} names the address {shown(remote[0])}, which is read only if you give it: set --data to it"
-        )
 
 
 def available_targets(data: TokenShards) -> int:

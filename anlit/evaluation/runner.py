@@ -4,22 +4,20 @@ Page, pictures and table are functions of the JSON alone. So an evaluation that 
 writes them again, without any model.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
 from anlit.checkpoints.loading import Checkpoint, describe, device_name, find_device, load_checkpoint
 from anlit.checkpoints.location import find_checkpoint
-from anlit.configuration import mapping
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
 from anlit.evaluation.settings import Settings
+from anlit.reading import read_json
 from anlit.reporting.figure import save, style
 from anlit.reporting.files import jsonable, output_folder, write_json, writing
 from anlit.reporting.page import write_page
@@ -173,19 +171,19 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command:
         UserError: A checkpoint, the data or a setting is wrong, if possible before anything is measured; the folder
             cannot be written; or the JSON file is no record of this evaluation.
     """
-    folder = output_folder(output)
+    folder, name = output_folder(output), evaluation.name
     if len(paths) == 1 and paths[0].endswith(".json"):
-        record = _read(Path(paths[0]), evaluation.name)
+        record = read_json(paths[0], {}, f"give the {name}.json of an evaluation")
     else:
         # Before measuring, because the environment has the load of the machine.
-        provenance = {"command": command, **environment(), "device": None, "checkpoints": [], "data": None}
-        record = jsonable(provenance | evaluation.measured(paths), evaluation.digits)
+        header = {"command": command, **environment(), "device": None, "checkpoints": [], "data": None}
+        record = jsonable(header | evaluation.measured(paths), evaluation.digits)
         with writing(folder):
-            write_json(folder / f"{evaluation.name}.json", record)
+            write_json(folder / f"{name}.json", record)
     try:
-        report = evaluation.report(record)
+        report, sources = evaluation.report(record), _provenance(record)
     except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise UserError(f"The record is damaged or of another evaluation ({error!r}): evaluate again") from error
+        raise UserError(f"{paths[0]} is no record of this evaluation ({error!r}): give its {name}.json") from error
     screen = console()
     for part in (report.table, *report.notes):
         screen.print(part)
@@ -193,24 +191,8 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command:
         for file, draw in report.figures.items():
             with style(8):
                 save(draw(), folder / file)
-        sources = ["## Where the numbers come from", _provenance(record)]
-        page = write_page(folder, evaluation.page, [*report.parts, *sources])
+        page = write_page(folder, evaluation.page, [*report.parts, "## Where the numbers come from", sources])
     screen.print(f"Report: {page}", soft_wrap=True)
-    return record
-
-
-def _read(path: Path, name: str) -> dict[str, Any]:
-    """The record in a file.
-
-    Raises:
-        UserError: It is not the record of an evaluation.
-    """
-    try:
-        record = mapping(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): give the {name}.json of an evaluation") from error
-    if not {"command", "checkpoints", "git", "hardware", "versions", "when"} <= record.keys():
-        raise UserError(f"{path} is no record of an evaluation: give its {name}.json, or run folders")
     return record
 
 

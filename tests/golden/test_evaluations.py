@@ -16,17 +16,22 @@ import pytest
 import torch
 
 from anlit import GPT, AnGPT, TextFiles
-from anlit.cli import main
+from anlit.evaluation.diagnose import Diagnose
+from anlit.evaluation.gaussian import Gaussian
+from anlit.evaluation.lengths import Lengths
+from anlit.evaluation.needle import Needle
+from anlit.evaluation.settings import DiagnoseSettings, LengthsSettings, NeedleSettings
+from anlit.reporting.files import jsonable
 from tests.data.conftest import write_corpus
 from tests.evaluation.saved import make_run, prepare
 from tests.golden.test_losses import machine
 
 RECORD = Path(__file__).with_name("evaluations.json")
-COMMANDS = {
-    "lengths": ["--lengths", "16,64", "--tokens", "512"],
-    "needle": ["--lengths", "128,256", "--depths", "3", "--samples", "2", "--seed", "3"],
-    "diagnose": ["--lengths", "16,64", "--tokens", "256"],
-    "gaussian": ["--gaussian", "--lengths", "20,200", "--draws", "5"],
+EVALUATIONS = {
+    "lengths": Lengths(LengthsSettings((16, 64), device="cpu", tokens=512)),
+    "needle": Needle(NeedleSettings((128, 256), device="cpu", n_depths=3, n_samples=2, seed=3)),
+    "diagnose": Diagnose(DiagnoseSettings((16, 64), device="cpu", tokens=256)),
+    "gaussian": Gaussian(["Plain", "LogN", "SqrtLogN", "ScaleInvariant"], (20, 200), draws=5, seed=1),
 }
 NUMBERS = ("tokens", "depths", "arms", "measurements", "copying", "lengths", "mechanisms")
 """The parts of a record that were measured."""
@@ -39,7 +44,7 @@ def runs(folder: Path, data: Path, **size: Any) -> list[str]:
 
 
 def measured(folder: Path) -> dict[str, dict[str, Any]]:
-    """The numbers of each command, from the files that it writes."""
+    """The numbers of each evaluation, as they are in its file."""
     write_corpus(folder / "text")
     text = TextFiles(str(folder / "text"), str(folder / "shards"), vocab_size=320, val_fraction=0.3)
     text.prepare_data()
@@ -49,15 +54,8 @@ def measured(folder: Path) -> dict[str, dict[str, Any]]:
         "diagnose": [str(make_run(folder / "angpt", folder / "data", AnGPT, n_layers=2))],
         "gaussian": [],
     }
-    found = {}
-    for name, options in COMMANDS.items():
-        output = folder / "out" / name
-        command = "diagnose" if name == "gaussian" else name
-        device = [] if name == "gaussian" else ["--device", "cpu"]
-        assert main([command, *checkpoints[name], *options, *device, "--output", str(output)]) == 0
-        record = json.loads((output / f"{name}.json").read_text())
-        found[name] = {part: record[part] for part in NUMBERS if part in record}
-    return found
+    records = {name: jsonable(own.measured(checkpoints[name]), own.digits) for name, own in EVALUATIONS.items()}
+    return {name: {part: record[part] for part in NUMBERS if part in record} for name, record in records.items()}
 
 
 def numbers(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
@@ -74,17 +72,17 @@ def now(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return measured(tmp_path_factory.mktemp("evaluations"))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", EVALUATIONS)
 def test_numbers_are_the_stored_ones(command: str, now: dict[str, Any]) -> None:
     record = json.loads(RECORD.read_text())
     tolerance = 1e-12 if record["machine"] == machine() else 1e-3
-    stored, found = (dict(numbers(each[command])) for each in (record["numbers"], now))
-    assert stored.keys() == found.keys()
+    stored, again = (dict(numbers(each[command])) for each in (record["numbers"], now))
+    assert stored.keys() == again.keys()
     for place, value in stored.items():
         right = value
         if isinstance(value, float):
             right = pytest.approx(value, rel=tolerance, abs=tolerance if tolerance > 1e-6 else 0)
-        assert found[place] == right, place
+        assert again[place] == right, place
 
 
 def write() -> None:
