@@ -8,6 +8,7 @@ reader after it meets no surprise. A schema is a type, a tuple of types, `[schem
 import csv
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,31 +147,33 @@ def _require_shallow(value: Any, depth: int = 0) -> None:
 
 def _check_size(text: str) -> None:
     """Count the values that the text expands to, and their depth, from its events alone: nothing is built."""
+    events = yaml.parse(text, Loader=LOADER)
     anchors: dict[str, tuple[int, int]] = {}
-    open_parts: list[tuple[str | None, int, int]] = [(None, 0, 0)]  # anchor, values in it, depth below it
-    for event in yaml.parse(text, Loader=LOADER):
-        if isinstance(event, yaml.CollectionStartEvent):
-            open_parts.append((event.anchor, 1, 0))
-            values, depth = 0, 0
-        elif isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
-            if isinstance(event, yaml.AliasEvent):
-                if event.anchor not in anchors:
-                    raise ValueError(f"its alias *{event.anchor} is within itself or unknown")
-                values, depth = anchors[event.anchor]
-            elif isinstance(event, yaml.ScalarEvent):
-                anchor, values, depth = event.anchor, 1 + len(event.value) // LONG_STRING, 0
-            else:
-                anchor, values, depth = open_parts.pop()
-            if not isinstance(event, yaml.AliasEvent) and anchor:
-                anchors[anchor] = values, depth
-            outer, outer_values, outer_depth = open_parts[-1]
-            open_parts[-1] = (outer, outer_values + values, max(outer_depth, depth + 1))
-        else:
-            continue
-        if len(open_parts) + depth > DEEPEST:
-            raise ValueError(TOO_DEEP)
-        if open_parts[-1][1] > MOST_VALUES:
-            raise ValueError(f"it expands to more than {MOST_VALUES:,} values")
+    for event in events:
+        if isinstance(event, yaml.NodeEvent):
+            _measure(event, events, anchors, 1)
+
+
+def _measure(event: Any, events: Iterator[Any], anchors: dict[str, tuple[int, int]], level: int) -> tuple[int, int]:
+    """The values in the node that begins with `event` at a level of nesting, and the levels within it."""
+    if isinstance(event, yaml.AliasEvent):
+        if event.anchor not in anchors:
+            raise ValueError(f"its alias *{event.anchor} is within itself or unknown")
+        values, depth = anchors[event.anchor]
+    elif isinstance(event, yaml.ScalarEvent):
+        values, depth = 1 + len(event.value) // LONG_STRING, 0
+    else:
+        values, depth = 1, 0
+        while level <= DEEPEST and not isinstance(part := next(events), yaml.CollectionEndEvent):
+            more, below = _measure(part, events, anchors, level + 1)
+            values, depth = values + more, max(depth, below + 1)
+    if level + depth > DEEPEST:
+        raise ValueError(TOO_DEEP)
+    if values > MOST_VALUES:
+        raise ValueError(f"it expands to more than {MOST_VALUES:,} values")
+    if event.anchor:
+        anchors[event.anchor] = values, depth
+    return values, depth
 
 
 def _unreadable(path: str | Path, error: Exception, advice: str) -> UserError:

@@ -9,7 +9,7 @@ import argparse
 import difflib
 import importlib
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from anlit.discovery import public_classes
@@ -69,6 +69,18 @@ class ToolParser(argparse.ArgumentParser):
     def options(self) -> Collection[str]:
         """All spellings of all options: `--output`, `-h`."""
         return self._option_string_actions
+
+
+def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    """The type of an option that takes numbers from `least` on."""
+
+    def number(text: str) -> float:
+        if (value := kind(text)) < least:
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
+        return value
+
+    number.__name__ = kind.__name__  # which argparse names in its error
+    return number
 
 
 def sentence(message: str, options: Collection[str], program: str) -> str:

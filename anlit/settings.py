@@ -19,8 +19,10 @@ from anlit.errors import UserError
 
 T = TypeVar("T")
 SCALARS = (bool, int, float, str, type(None))
-LONGEST_NAME = 100  # characters of a foreign name in a message
-LARGEST_NUMBER = 2**1000  # the limit of integers that become a float
+LONGEST_NAME = 100
+"""Characters of a foreign name in a message."""
+LARGEST_NUMBER = 2**1000
+"""Above every integer that may become a float."""
 
 
 def to_plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,7 +33,9 @@ def to_plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
     whose names begin with an underscore.
     """
     return {
-        name: _plain(value) for name, value in arguments.items() if not name.startswith("_") and not _is_function(value)
+        name: _plain(value)
+        for name, value in arguments.items()
+        if not name.startswith("_") and (isinstance(value, nn.Module) or not callable(value))
     }
 
 
@@ -61,14 +65,14 @@ def subclass_named(base: type[T], path: str, where: str) -> type[T]:
         UserError: There is none, or there are several.
     """
     package, name = path.partition(".")[0], path.rpartition(".")[2]
-    found = [one for one in _family(base) if one.__name__ == name]
+    classes = [kind for kind in _family(base) if kind.__name__ == name]
     if "." in path:  # a package may offer the class under a shorter path, so the package and the name are enough
-        exact = [one for one in found if f"{one.__module__}.{one.__qualname__}" == path]
-        found = exact or [one for one in found if one.__module__.partition(".")[0] == package]
-    if len(found) == 1:
-        return found[0]
+        exact = [kind for kind in classes if _path_of(kind) == path]
+        classes = exact or [kind for kind in classes if kind.__module__.partition(".")[0] == package]
+    if len(classes) == 1:
+        return classes[0]
     raise UserError(
-        f"{where} names {shown(path)}, which is {'several' if found else 'no'} {base.__name__} of anlit or of an "
+        f"{where} names {shown(path)}, which is {'several' if classes else 'no'} {base.__name__} of anlit or of an "
         "imported module, so nothing is made of it: if it is yours, add --import with the module that defines it"
     )
 
@@ -79,15 +83,14 @@ def shown(name: Any) -> str:
     return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
 
 
-def _is_function(value: Any) -> bool:
-    return callable(value) and not isinstance(value, nn.Module)
-
-
 def module_to_plain_values(part: nn.Module) -> dict[str, Any]:
     """A module of the network as its class and the attributes named like its arguments."""
-    kind = type(part)
-    arguments = {name: getattr(part, name) for name in _annotations(kind)}
-    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": to_plain_values(arguments)}
+    arguments = {name: getattr(part, name) for name in _annotations(type(part))}
+    return {"class_path": _path_of(type(part)), "init_args": to_plain_values(arguments)}
+
+
+def _path_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _plain(value: Any) -> Any:
@@ -108,15 +111,15 @@ def parameters_of(kind: type) -> list[Any]:
 
 def _annotations(kind: type) -> dict[str, Any]:
     empty = inspect.Parameter.empty
-    return {one.name: Any if one.annotation is empty else one.annotation for one in parameters_of(kind)}
+    return {p.name: Any if p.annotation is empty else p.annotation for p in parameters_of(kind)}
 
 
 def _family(base: type[T]) -> list[type[T]]:
     """`base` and its subclasses, each once."""
-    found = [base]
-    for one in found:
-        found += [child for child in one.__subclasses__() if child not in found]
-    return found
+    family = [base]
+    for kind in family:
+        family += [child for child in kind.__subclasses__() if child not in family]
+    return family
 
 
 def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
@@ -135,10 +138,10 @@ def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
     if annotation in SCALARS and type(value) is annotation:
         return value
     if origin in (list, Sequence) and isinstance(value, list):
-        return [_convert(inner[0], one, owner, f"{where}.{number}") for number, one in enumerate(value)]
+        return [_convert(inner[0], part, owner, f"{where}.{number}") for number, part in enumerate(value)]
     if origin is tuple and isinstance(value, list | tuple) and (len(value) == len(inner) or inner[-1] is ...):
         kinds = [inner[0]] * len(value) if inner[-1] is ... else inner
-        return tuple(_convert(one, part, owner, where) for one, part in zip(kinds, value, strict=True))
+        return tuple(_convert(kind, part, owner, where) for kind, part in zip(kinds, value, strict=True))
     if origin in (dict, Mapping) and isinstance(value, dict):
         key, of = inner
         return {_convert(key, k, owner, where): _convert(of, v, owner, where) for k, v in value.items()}
@@ -166,12 +169,13 @@ def _build_part(base: type, value: str | dict[str, Any], where: str) -> Any:
     if "class_path" not in value:
         return build_from_plain(base, value, where)
     arguments = value.get("init_args", {})
-    if not isinstance(value["class_path"], str) or not isinstance(arguments, dict) or value.keys() - _PART:
+    if (
+        not isinstance(value["class_path"], str)
+        or not isinstance(arguments, dict)
+        or len(value) > 1 + ("init_args" in value)
+    ):
         raise UserError(f"{where} is {shown(value)}: give class_path and init_args, and nothing else")
     return build_from_plain(subclass_named(base, value["class_path"], where), arguments, where)
-
-
-_PART = {"class_path", "init_args"}
 
 
 def _is_ours(annotation: Any, owner: type) -> bool:

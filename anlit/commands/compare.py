@@ -34,10 +34,6 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    """Compare the runs.
-
-    Raises:
-        UserError: An option or a run is wrong.
-    """
+    """Compare the runs; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
     compare(given.runs, given.output, given.baseline, time_steps if given.measure_steps else None)

@@ -17,7 +17,7 @@ from anlit.evaluation.settings import (
     parse_lengths,
     parse_masking,
 )
-from anlit.sentences import ToolParser
+from anlit.sentences import ToolParser, at_least
 
 DESCRIPTIONS = {
     "lengths": "The validation loss of trained models on sequences of several lengths, always of the same tokens, with "
@@ -80,16 +80,12 @@ def _add_diagnose(add: Any) -> None:
     add("--gaussian", action="store_true", help="independent normal scores instead of a model's")
     names = "Plain,LogN,SqrtLogN,ScaleInvariant"
     add("--mechanisms", default=names, metavar="NAME,…", help=f"with --gaussian: classes of anlit (default: {names})")
-    add("--draws", type=int, default=256, help="with --gaussian: queries per length (default: 256)")
+    add("--draws", type=at_least(2), default=256, help="with --gaussian: queries per length (default: 256)")
     add("--seed", type=int, default=1, help="with --gaussian: of the random numbers (default: 1)")
 
 
 def main(argv: list[str]) -> None:
-    """Run the command `argv[0]`.
-
-    Raises:
-        UserError: An option or a checkpoint is wrong.
-    """
+    """Run the command `argv[0]`; raises UserError for the user's mistakes."""
     command, *words = argv
     given = parser(command).parse_args(words)
     lengths = parse_lengths(given.lengths) if given.lengths is not None else None
@@ -129,8 +125,6 @@ def _diagnose_settings(given: argparse.Namespace, lengths: tuple[int, ...] | Non
             f"--lengths {given.lengths} with --gaussian is too short for a range of distances: add one of "
             f"{NORMAL_LENGTHS[0]} or more"
         )
-    if given.draws < 2:
-        raise UserError(f"--draws must be at least 2, not {given.draws}")
     if not 0 <= given.seed < NORMAL_SEEDS:
         raise UserError(f"--seed must be at least 0 and below 2^63, not {given.seed}")
     return given.mechanisms.split(","), lengths or NORMAL_LENGTHS, given.draws, given.seed

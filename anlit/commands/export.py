@@ -25,11 +25,7 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    """Export the model.
-
-    Raises:
-        UserError: An option, the checkpoint or the folder is wrong.
-    """
+    """Export the model; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
     require_path(given.checkpoint)
 

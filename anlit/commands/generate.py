@@ -10,7 +10,7 @@ from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.reading import read_text
 from anlit.reporting.text import echo, json_line
-from anlit.sentences import ToolParser
+from anlit.sentences import ToolParser, at_least
 
 if TYPE_CHECKING:
     from anlit.inference.generation import OnToken
@@ -29,13 +29,19 @@ def parser() -> ToolParser:
     add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
     add("prompt", nargs="*", metavar="PROMPT", help="text to continue (default: standard input)")
     add("--prompts", metavar="FILE", help='.jsonl of {"prompt": …}, a text file, or - for stdin')
-    add("--max_tokens", type=int, default=100, metavar="N", help="the most tokens of a continuation (default: 100)")
-    add("--samples", type=int, default=1, metavar="N", help="continuations of each prompt (default: 1)")
+    add(
+        "--max_tokens",
+        type=at_least(1),
+        default=100,
+        metavar="N",
+        help="the most tokens of a continuation (default: 100)",
+    )
+    add("--samples", type=at_least(1), default=1, metavar="N", help="continuations of each prompt (default: 1)")
     add("--temperature", type=float, default=1.0, metavar="X", help="0 for the most probable token (default: 1)")
     add("--top_k", type=int, metavar="K", help="draw among the K most probable tokens")
     add("--top_p", type=float, metavar="P", help="draw among the fewest tokens that together have probability P")
     add("--seed", type=int, default=0, help="seed of the random numbers (default: 0)")
-    add("--batch_size", type=int, default=8, metavar="N", help="continuations in a batch (default: 8)")
+    add("--batch_size", type=at_least(1), default=8, metavar="N", help="continuations in a batch (default: 8)")
     add("--json", action="store_true", help="print one JSON object per continuation, with tokens and log-likelihoods")
     add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
@@ -43,14 +49,8 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    """Continue the prompts and print the result.
-
-    Raises:
-        UserError: An option, a prompt, the checkpoint or its tokenizer is wrong.
-    """
+    """Continue the prompts and print the result; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
-    if given.max_tokens < 1 or given.samples < 1 or given.batch_size < 1:
-        raise UserError("--max_tokens, --samples and --batch_size must be at least 1")
     require_path(given.checkpoint)
     prompts = read_prompts(given.prompt, given.prompts)
 

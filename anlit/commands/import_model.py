@@ -23,11 +23,7 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    """Import the model.
-
-    Raises:
-        UserError: An option, the model or the folder is wrong.
-    """
+    """Import the model; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
 
     from anlit.inference.huggingface.read import import_model  # torch takes seconds

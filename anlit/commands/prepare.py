@@ -11,7 +11,7 @@ from anlit.data.preparation.recipes import CORPORA, Options, recipe_of
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import UserError
 from anlit.reporting.text import echo, say
-from anlit.sentences import ToolParser
+from anlit.sentences import ToolParser, at_least
 
 EPILOG = """\
 The same command goes on after an interruption, and repairs a finished folder that has lost chunks. Any data set of the
@@ -25,8 +25,6 @@ def main(argv: list[str]) -> int:
     corpus = _corpus(arguments.corpus)
     chosen = {field.name: getattr(arguments, field.name) for field in fields(Options)}
     output = arguments.output or f"data/{(arguments.repo or corpus).rpartition('/')[2].lower()}"
-    if arguments.workers is not None and arguments.workers < 1:
-        raise UserError(f"--workers must be at least 1, not {arguments.workers}.")
     if arguments.cluster is not None:
         if arguments.workers is not None:
             raise UserError("--workers counts processes of this machine, and --cluster has its own: leave one out.")
@@ -78,26 +76,25 @@ def parser() -> ToolParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("corpus", help=", ".join(CORPORA))
-    parser.add_argument("--output", metavar="DIR", help="the prepared folder (data/<corpus>)")
-    parser.add_argument("--source", metavar="DIR", help="a copy in the hub's own layout; without it, the hub")
-    parser.add_argument("--repo", metavar="OWNER/NAME", help="Hub: the data set")
-    parser.add_argument("--files", metavar="PATTERN", help="Hub: which files, such as 'en/*.json.gz'")
-    parser.add_argument("--revision", default="main", help="the hub repository's branch, tag or commit (%(default)s)")
-    parser.add_argument("--part", help="FineWeb: sample-10BT or sample-100BT; FineWebBin: 10B or 100B")
-    parser.add_argument("--tokenizer", help="gpt2, gpt-neox, a tokenizer.json, bpe (trained on the corpus), or none")
-    parser.add_argument("--vocab_size", type=int, default=4096, help="of --tokenizer bpe (%(default)s)")
-    parser.add_argument("--end_of_document", default=Options.end_of_document, help="that token (%(default)s)")
-    parser.add_argument("--workers", type=int, help="processes (one per core)")
-    parser.add_argument("--cluster", metavar="ADDRESS", help="work on a Dask cluster, such as tcp://scheduler:8786")
-    parser.add_argument(
-        "--on_bad", choices=("stop", "skip"), default="stop", help="a document that cannot be used (%(default)s)"
-    )
-    parser.add_argument("--max_document_bytes", type=int, default=Options.max_document_bytes, help="(%(default)s)")
-    parser.add_argument("--text_field", default="text", help="the field that holds a document's text (%(default)s)")
-    parser.add_argument("--pattern", default=Options.pattern, help="TextFiles: which files (%(default)s)")
-    parser.add_argument("--val_tokens", type=int, default=Options.val_tokens, help="FineWeb (%(default)s)")
-    parser.add_argument("--val_fraction", type=float, help="others (OpenWebText: 10,000 documents; else 0.05)")
-    parser.add_argument("--include_site_packages", action="store_true", help="PythonSources: installed packages too")
-    parser.add_argument("--verify", action="store_true", help="check every chunk's checksum in a finished folder")
+    add = parser.add_argument
+    add("corpus", help=", ".join(CORPORA))
+    add("--output", metavar="DIR", help="the prepared folder (data/<corpus>)")
+    add("--source", metavar="DIR", help="a copy in the hub's own layout; without it, the hub")
+    add("--repo", metavar="OWNER/NAME", help="Hub: the data set")
+    add("--files", metavar="PATTERN", help="Hub: which files, such as 'en/*.json.gz'")
+    add("--revision", default="main", help="the hub repository's branch, tag or commit (%(default)s)")
+    add("--part", help="FineWeb: sample-10BT or sample-100BT; FineWebBin: 10B or 100B")
+    add("--tokenizer", help="gpt2, gpt-neox, a tokenizer.json, bpe (trained on the corpus), or none")
+    add("--vocab_size", type=int, default=4096, help="of --tokenizer bpe (%(default)s)")
+    add("--end_of_document", default=Options.end_of_document, help="that token (%(default)s)")
+    add("--workers", type=at_least(1), help="processes (one per core)")
+    add("--cluster", metavar="ADDRESS", help="work on a Dask cluster, such as tcp://scheduler:8786")
+    add("--on_bad", choices=("stop", "skip"), default="stop", help="a document that cannot be used (%(default)s)")
+    add("--max_document_bytes", type=int, default=Options.max_document_bytes, help="(%(default)s)")
+    add("--text_field", default="text", help="the field that holds a document's text (%(default)s)")
+    add("--pattern", default=Options.pattern, help="TextFiles: which files (%(default)s)")
+    add("--val_tokens", type=int, default=Options.val_tokens, help="FineWeb (%(default)s)")
+    add("--val_fraction", type=float, help="others (OpenWebText: 10,000 documents; else 0.05)")
+    add("--include_site_packages", action="store_true", help="PythonSources: installed packages too")
+    add("--verify", action="store_true", help="check every chunk's checksum in a finished folder")
     return parser

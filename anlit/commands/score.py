@@ -12,7 +12,7 @@ from typing import Any
 from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.reporting.text import echo
-from anlit.sentences import ToolParser
+from anlit.sentences import ToolParser, at_least
 
 
 @dataclass
@@ -47,9 +47,9 @@ def parser() -> ToolParser:
     add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
     add("files", nargs="+", metavar="FILE", help="text (one document), .jsonl, .jsonl.zst or .parquet")
     add("--output", required=True, metavar="FILE", help="the table to write, such as scores.parquet")
-    add("--length", type=int, metavar="N", help="tokens in a window (default: the training length)")
+    add("--length", type=at_least(1), metavar="N", help="tokens in a window (default: the training length)")
     add("--stride", type=int, metavar="N", help="tokens by which windows advance (default: half of a window)")
-    add("--batch_size", type=int, metavar="N", help="windows in a batch (default: about 16,000 tokens)")
+    add("--batch_size", type=at_least(1), metavar="N", help="windows in a batch (default: about 16,000 tokens)")
     add("--field", default="text", help="field of a record that has its text (default: text)")
     add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
@@ -58,14 +58,8 @@ def parser() -> ToolParser:
 
 
 def main(argv: list[str]) -> None:
-    """Score the files, write the table and print the totals.
-
-    Raises:
-        UserError: An option, a file, the checkpoint or its tokenizer is wrong.
-    """
+    """Score the files, write the table and print the totals; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
-    if any(number is not None and number < 1 for number in (given.length, given.batch_size)):
-        raise UserError("--length and --batch_size must be at least 1")
     require_path(given.checkpoint)
     for name in given.files:
         if not Path(name).is_file():

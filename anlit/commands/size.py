@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from anlit.errors import UserError
 from anlit.reporting.files import write_json
 from anlit.reporting.table import console
-from anlit.sentences import ToolParser
+from anlit.sentences import ToolParser, at_least
 from anlit.sizing.gpus import DENSE_BF16
 
 if TYPE_CHECKING:
@@ -20,7 +20,10 @@ PRECISIONS: dict[str, Any] = {"bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed", 
 def main(argv: list[str]) -> int:
     """`anlit size`; returns the exit status and raises UserError for the user's mistakes."""
     options, fit_arguments = parser().parse_known_args(argv)
-    _check(options, fit_arguments)
+    if not fit_arguments:
+        raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE")
+    if not 0 < options.mfu <= 1:
+        raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
 
     from anlit.commands.parser import ConfigurationParser, hide_library_messages, read_command  # torch
     from anlit.sizing.estimate import estimate
@@ -47,28 +50,15 @@ def parser() -> ToolParser:
         description="Parameters, memory per GPU, FLOPs and days of a run. All other options are those of anlit fit, "
         "whose configuration gives the values of options that are left out here.",
     )
-    parser.add_argument("--gpus", type=int, help="number of GPUs on all nodes")
-    parser.add_argument("--strategy", choices=["1gpu", "ddp", "fsdp"])
-    parser.add_argument("--batch_size", type=int, help="sequences in a micro-batch on one GPU")
-    parser.add_argument("--tokens", type=float, help="training tokens of the whole run, such as 300e9")
-    parser.add_argument("--gpu", choices=sorted(DENSE_BF16), default="H100")
-    parser.add_argument("--mfu", type=float, default=0.4, help="expected share of the dense bf16 peak")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file too")
+    add = parser.add_argument
+    add("--gpus", type=at_least(1), help="number of GPUs on all nodes")
+    add("--strategy", choices=["1gpu", "ddp", "fsdp"])
+    add("--batch_size", type=at_least(1), help="sequences in a micro-batch on one GPU")
+    add("--tokens", type=at_least(1, float), help="training tokens of the whole run, such as 300e9")
+    add("--gpu", choices=sorted(DENSE_BF16), default="H100")
+    add("--mfu", type=float, default=0.4, help="expected share of the dense bf16 peak")
+    add("--json", type=Path, help="write the numbers to this file too")
     return parser
-
-
-def _check(options: argparse.Namespace, fit_arguments: list[str]) -> None:
-    """Raises:
-    UserError: An option is out of range or missing.
-    """
-    if not fit_arguments:
-        raise UserError("anlit size needs a model: give the options of anlit fit, such as --config FILE")
-    for name in ("gpus", "batch_size", "tokens"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name} {value:g} must be at least 1")
-    if not 0 < options.mfu <= 1:
-        raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
 
 
 def plan_of(options: argparse.Namespace, settings: Any) -> "Plan":

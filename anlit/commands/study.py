@@ -21,7 +21,7 @@ from anlit.commands import COMMANDS
 from anlit.errors import UserError
 from anlit.reporting.files import output_folder
 from anlit.reporting.text import echo
-from anlit.sentences import ToolParser
+from anlit.sentences import ToolParser, at_least
 
 
 def main(argv: list[str]) -> int:
@@ -29,7 +29,11 @@ def main(argv: list[str]) -> int:
     given = parser().parse_args(argv)
     if given.recompute:
         return _recompute(given.recompute)
-    _check_options(given)
+    if given.config is None:
+        raise UserError("the option --config is missing: name the study, such as study/convergence.yaml")
+    for folder in given.reuse:
+        if not folder.is_dir():
+            raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
     study = read_study(given.config, given.budget)
     output = Path(given.output or f"runs/{study.label}")
     cores = os.cpu_count() or 1
@@ -49,15 +53,15 @@ def main(argv: list[str]) -> int:
     if given.retry_failed:
         _forget_failures(study, output)
     try:
-        reuse(study.tuning_runs(), output, given.reuse, echo)
-        if given.slurm is not None:
-            return _on_slurm(study, output, argv, typed, given)
-        echo(overview(study, jobs))
-        launch(study.tuning_runs(), output, jobs, threads, echo)
-        selected = select(study, output)
-        require_selection(study, selected)
-        reuse(study.measured_runs(selected), output, given.reuse, echo)
-        launch(study.measured_runs(selected), output, jobs, threads, echo)
+        if given.slurm is None:
+            echo(overview(study, jobs))
+        for trials in _phases(study, output):
+            reuse(trials, output, given.reuse, echo)
+            if given.slurm is None:
+                launch(trials, output, jobs, threads, echo)
+            elif array := _submit(trials, output, argv, given):
+                echo(f"submitted as job array {array}; the study goes on by itself when it has ended")
+                return 0
         _time_steps(study, output, typed)
         _after(study, output)
     except KeyboardInterrupt:
@@ -98,25 +102,15 @@ def parser() -> ToolParser:
         metavar="DIR",
         help="compute the comparisons in these folders' report.json again from their curves; nothing else is needed",
     )
-    add("--jobs", type=int, default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
-    add("--threads", type=int, metavar="N", help="CPU threads of each run (default: the cores divided by --jobs)")
+    add("--jobs", type=at_least(1), default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
+    add(
+        "--threads",
+        type=at_least(1),
+        metavar="N",
+        help="CPU threads of each run (default: the cores divided by --jobs)",
+    )
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help="submit job arrays; in quotes, options of sbatch")
     return parser
-
-
-def _check_options(given: argparse.Namespace) -> None:
-    """Raises:
-    UserError: An option is missing or out of range.
-    """
-    if given.config is None:
-        raise UserError("the option --config is missing: name the study, such as study/convergence.yaml")
-    for name in ("jobs", "threads"):
-        value = getattr(given, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name} {value} must be at least 1")
-    for folder in given.reuse:
-        if not folder.is_dir():
-            raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
 
 
 class _StudyParser(ToolParser):
@@ -190,22 +184,18 @@ def _keys(content: Any) -> Iterator[str]:
             yield from _keys(value)
 
 
-def _on_slurm(study: Study, output: Path, argv: list[str], typed: str, given: argparse.Namespace) -> int:
-    """Submit the phase that has runs left, or finish: the job after the array calls this again."""
-    options, at_once = shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0
+def _phases(study: Study, output: Path) -> Iterator[list[Trial]]:
+    """The runs that tune, then, once these are done, those that measure the best settings."""
+    yield study.tuning_runs()
+    selected = select(study, output)
+    require_selection(study, selected)
+    yield study.measured_runs(selected)
+
+
+def _submit(trials: list[Trial], output: Path, argv: list[str], given: argparse.Namespace) -> str | None:
+    """Submit the runs that are left, and a job after them that calls the study again; None if none is left."""
     again = ["study", *(argument for argument in argv if argument != "--retry_failed")]
-    array = submit(study.tuning_runs(), output, again, options, at_once)
-    if array is None:
-        selected = select(study, output)
-        require_selection(study, selected)
-        reuse(study.measured_runs(selected), output, given.reuse, echo)
-        array = submit(study.measured_runs(selected), output, again, options, at_once)
-        if array is None:
-            _time_steps(study, output, typed)
-            _after(study, output)
-            return _report(study, output, typed)
-    echo(f"submitted as job array {array}; the study goes on by itself when it has ended")
-    return 0
+    return submit(trials, output, again, shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0)
 
 
 def _time_steps(study: Study, output: Path, typed: str) -> None:

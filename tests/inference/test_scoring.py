@@ -154,7 +154,7 @@ def test_the_stride_decides_how_much_context_a_token_has(run: Path, files: list[
         (["none.txt", "--output", "out.parquet"], "none.txt does not exist: give a file of text"),
         (["empty.txt", "--output", "out.parquet"], "empty.txt, the file: its text is empty"),
         (["bad.jsonl", "--output", "out.parquet"], 'bad.jsonl, line 2: the field "text" is missing'),
-        (["fine.txt", "--output", "out.parquet", "--length", "0"], "--length and --batch_size must be at least 1"),
+        (["fine.txt", "--output", "out.parquet", "--length", "0"], "--length 0 must be at least 1"),
         (["fine.txt", "--output", "fine.txt/out.parquet"], "--output fine.txt/out.parquet cannot be written"),
     ],
 )

@@ -60,7 +60,7 @@ def test_help_lists_corpora_and_options(capsys: pytest.CaptureFixture[str]) -> N
         ("Hub --repo allenai/c4", "Hub needs --repo and --files, such as --repo allenai/c4 --files"),
         ("Hub --repo ../c4 --files *", "--repo ../c4 is no dataset of the hub: give owner/name, such as allenai/c4."),
         ("Hub --repo a/b/c --files *", "--repo a/b/c is no dataset of the hub: give owner/name, such as allenai/c4."),
-        ("FineWeb --workers 0", "--workers must be at least 1, not 0."),
+        ("FineWeb --workers 0", "--workers 0 must be at least 1"),
         ("FineWeb --workers two", "--workers two is of the wrong type: give an integer"),
         ("FineWeb --part sample-1BT", "--part sample-1BT is not known: choose one of sample-10BT"),
         ("FineWeb --val_tokens 0", "--val_tokens must be at least 1, not 0"),
