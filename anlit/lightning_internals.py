@@ -13,8 +13,6 @@ from lightning.fabric.strategies.model_parallel import _load_raw_module_state
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
@@ -61,21 +59,6 @@ def set_validation_rule(trainer: L.Trainer, is_due: Callable[[Callable[[], bool]
     loop._should_check_val_fx = lambda data_fetcher: is_due(lambda: own(loop, data_fetcher))
 
 
-def restore_validation_rule(trainer: L.Trainer) -> None:
-    """Lightning's own rule again."""
-    vars(trainer.fit_loop.epoch_loop).pop("_should_check_val_fx", None)
-
-
-def validates_in_this_epoch(trainer: L.Trainer) -> bool:
-    """What `check_val_every_n_epoch` says of the epoch under way."""
-    return trainer.fit_loop.epoch_loop._should_check_val_epoch()
-
-
-def stops_now(trainer: L.Trainer) -> bool:
-    """Whether the run ends after this batch because something asked for it."""
-    return trainer.should_stop and trainer.fit_loop._can_stop_early
-
-
 def time_fetches(trainer: L.Trainer, before: Callable[[], None], after: Callable[[], None]) -> None:
     """Call `before` and `after` next to each `next(loader)` of training, inside of what Lightning does there.
 
@@ -105,11 +88,6 @@ def stop_asking_for_sigterm(trainer: L.Trainer) -> None:
     loop._broadcast_sigterm_tensor = lambda: None
 
 
-def ask_for_sigterm_again(trainer: L.Trainer) -> None:
-    """Undo `stop_asking_for_sigterm`."""
-    vars(trainer.fit_loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
-
-
 def launched_processes(trainer: L.Trainer) -> list[subprocess.Popen[Any]]:
     """The ranks that Lightning started from this process: the very list that its observer has."""
     launcher = trainer.strategy.launcher
@@ -131,36 +109,10 @@ def load_into_shards(weights: dict[str, Any], module: nn.Module, strict: bool) -
     _load_raw_module_state(weights, module, strict=strict)
 
 
-def experiment_of(logger: CSVLogger, make: Callable[[], ExperimentWriter]) -> ExperimentWriter:
-    """The logger's writer, made on first use."""
-    experiment: Any = logger._experiment
-    if experiment is None:
-        logger._experiment = experiment = make()
-    return experiment
-
-
 def configure_model(trainer: L.Trainer, module: L.LightningModule) -> None:
     """Call `module.configure_model` as a Trainer's own loop would, for steps that are taken without one."""
     trainer.strategy._lightning_module = module
     call._call_configure_model(trainer)
-
-
-class MetricsWriter(ExperimentWriter):
-    """Lightning's writer of metrics.csv, which deletes rows that it finds, with its two decisions left open."""
-
-    def keep_existing(self) -> None:
-        """Called once, before the first row."""
-        raise NotImplementedError
-
-    def rewrite(self, header: list[str]) -> None:
-        """Called where a row has names that the header lacks."""
-        raise NotImplementedError
-
-    def _check_log_dir_exists(self) -> None:
-        self.keep_existing()
-
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        self.rewrite(fieldnames)
 
 
 class MeshStrategy(ModelParallelStrategy):

@@ -1,65 +1,67 @@
 """metrics.csv that is continued on resume, where Lightning's logger deletes the old rows; TensorBoard's HPARAMS tab."""
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger as LightningCSVLogger
+from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
+from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.loggers.logger import rank_zero_experiment
+from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.lightning_internals import MetricsWriter, experiment_of
 from anlit.reading import number, read_rows
 from anlit.reporting.files import replacing
+from anlit.runs.folders import METRICS
 from anlit.runs.groups import flatten
 
 
-class _AppendingWriter(MetricsWriter):
-    def keep_existing(self) -> None:
-        """Continue the existing file under its header; drop a last line that is incomplete."""
-        path = Path(self.metrics_file_path)
-        if path.is_file():
-            content = path.read_bytes()
-            if not content.endswith(b"\n"):
-                path.write_bytes(content[: content.rfind(b"\n") + 1])
-            with path.open(newline="") as file:
-                self.metrics_keys = next(csv.reader(file), [])
+class CSVLogger(Logger):
+    """Writes `metrics.csv` into the run folder, row by row, appending after a resume, and `hparams.yaml`."""
 
-    def rewrite(self, header: list[str]) -> None:
-        """Rewrite the file with a new header, atomically, so that a kill loses nothing."""
-        path = Path(self.metrics_file_path)
-        _write_rows(path, header, read_rows(path))
-
-
-def _write_rows(path: Path, fieldnames: list[str], rows: list[dict[str, str]]) -> None:
-    with replacing(path) as partial, partial.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=fieldnames)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-class CSVLogger(LightningCSVLogger):
-    """Writes `metrics.csv` into the run folder, row by row, appending after a resume."""
+    name = version = ""
 
     def __init__(self, run_dir: str) -> None:
-        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1)
+        super().__init__()
+        self.path = Path(run_dir) / METRICS
+        self._columns: list[str] | None = None  # None: the file has not been looked at
 
     @property
-    @rank_zero_experiment
-    def experiment(self) -> Any:
-        return experiment_of(self, lambda: _AppendingWriter(log_dir=self.log_dir))
+    def save_dir(self) -> str:
+        return str(self.path.parent)
 
-    def cut(self, step: int) -> list[dict[str, str]]:
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any]) -> None:  # type: ignore[override]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        save_hparams_to_yaml(self.path.with_name("hparams.yaml"), params)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Append a row. For names that the header lacks the file is written anew, so that a kill loses nothing."""
+        row: dict[str, Any] = {"step": step, **convert_tensors_to_scalars(metrics)}
+        if self._columns is None:
+            self.cut(math.inf)
+        if new := row.keys() - set(self._columns or []):
+            self._columns = sorted({*(self._columns or []), *new})
+            self._rewrite(read_rows(self.path) if self.path.is_file() else [])
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self._columns or []).writerow(row)
+
+    def cut(self, step: float) -> list[dict[str, str]]:
         """Remove the rows of step `step` (from 0) and of later ones; returns the rows that stay."""
-        path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
-        if not path.is_file():
-            return []
-        rows = read_rows(path)
-        kept = [row for row in rows if number(row, "step", path) < step]
-        if len(kept) < len(rows):
-            _write_rows(path, list(rows[0]), kept)
+        rows = read_rows(self.path) if self.path.is_file() else []
+        kept = [row for row in rows if number(row, "step", self.path) < step]
+        self._columns = list(rows[0]) if rows else []
+        if rows:
+            self._rewrite(kept)
         return kept
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self.path) as partial, partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns or [])
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def log_settings(logger: Logger, settings: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from anlit.checkpoints.location import BEST, is_checkpoint
 from anlit.lightning_internals import (
-    ask_for_sigterm_again,
     last_saved_step,
     launched_processes,
     save_checkpoint_now,
@@ -69,7 +68,6 @@ class LastCheckpoint(ModelCheckpoint):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.interruption.restore()
-        ask_for_sigterm_again(trainer)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
