@@ -35,6 +35,15 @@ def completes_step(trainer: L.Trainer) -> bool:
     return not trainer.fit_loop._should_accumulate()
 
 
+def is_logged(trainer: L.Trainer, step: int) -> bool:
+    """Whether loggers are told of optimizer step number `step`, from 1, which the training batch under way completes.
+
+    Of several micro-batches only the last does; in all others, and in other steps, nothing is to wait for the device.
+    """
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return every > 0 and step % every == 0 and completes_step(trainer)
+
+
 def number_logged_steps(trainer: L.Trainer, step: int) -> None:
     """Give what is logged from here on the number `step`."""
     trainer.fit_loop.epoch_loop._batches_that_stepped = step

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import lightning as L
@@ -18,7 +17,7 @@ from anlit.attention.mechanisms.warm_start import grow, warm_starts
 from anlit.attention.selection import Selections
 from anlit.errors import UserError
 from anlit.layers.sharded import full_tensor
-from anlit.lightning_internals import completes_step, is_made_by_cli, trainer_of
+from anlit.lightning_internals import completes_step, is_logged, is_made_by_cli, trainer_of
 from anlit.models.config import DecoderConfig
 from anlit.models.continuing import (
     changes,
@@ -30,7 +29,6 @@ from anlit.models.continuing import (
     without_paths,
 )
 from anlit.models.kernel_selection import select_at_first_batch, use_saved
-from anlit.models.trainer_steps import is_logged
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
 from anlit.optim.step_loss import StepLoss
@@ -50,8 +48,6 @@ class LanguageModel(L.LightningModule):
     """
 
     model: Any  # a Decoder; built by the subclass
-    on_gradient_norm: Callable[[Tensor], None] | None = None
-    """Called with the global gradient norm of each step, before the optimizer's step; a callback sets it."""
     accept_changes = False
     """Whether a run may continue from a checkpoint with a changed model, optimizer or seed."""
     family: str | None = None
@@ -188,7 +184,10 @@ class LanguageModel(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip as the Trainer's settings say, and log the global norm before clipping."""
+        """Clip as the Trainer's settings say; log the global norm before clipping, and tell it to callbacks.
+
+        A callback's `on_gradient_norm(trainer, pl_module, norm)` comes before the optimizer's step.
+        """
         self.step_loss.scale_gradients(self.model.parameters())
         by_value = gradient_clip_algorithm == "value"
         parameters = list(self.model.parameters())
@@ -200,8 +199,9 @@ class LanguageModel(L.LightningModule):
         if by_value:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         self.log("train/grad_norm", norm)
-        if self.on_gradient_norm is not None:
-            self.on_gradient_norm(norm)
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "on_gradient_norm"):
+                callback.on_gradient_norm(self.trainer, self, norm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]

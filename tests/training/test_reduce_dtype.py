@@ -44,4 +44,4 @@ def one_rank(rank: int, folder: str) -> None:
 
 def test_error_of_the_sum_over_ranks(tmp_path: Path) -> None:
     """Against the mean of what one process computes for each rank's batch."""
-    multiprocessing.spawn(one_rank, (str(tmp_path),), nprocs=PROCESSES)
+    multiprocessing.start_processes(one_rank, (str(tmp_path),), nprocs=PROCESSES, start_method="fork")

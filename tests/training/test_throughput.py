@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -12,35 +11,32 @@ import torch
 
 from anlit import GPT
 from anlit.training.callbacks import Throughput
-from anlit.training.callbacks.throughput import StepTimes, peak_flops, peak_memory
+from anlit.training.callbacks.throughput import StepTimes, leave_out, peak_flops, peak_memory
 from tests.models.tiny import batches, fit, tiny
-from tests.training.test_attention_statistics import Recorder
+from tests.training.recorder import Recorder
 
 
 def test_tokens_and_seconds_go_on_after_a_resume() -> None:
-    counter = Throughput()
+    counter, resumed = Throughput(), Throughput()
     fit(tiny(GPT), max_steps=3, batch_size=4, accumulate=2, callbacks=[counter])
     assert counter.tokens == 3 * 2 * 4 * 16
-    assert counter.seconds > 0
-    resumed = Throughput()
     resumed.load_state_dict(counter.state_dict())
     fit(tiny(GPT), max_steps=1, callbacks=[resumed])
     assert resumed.tokens == counter.tokens + 4 * 16
-    assert resumed.seconds > counter.seconds
+    assert resumed.seconds > counter.seconds > 0
 
 
 class Clock:
     """Time that passes only when somebody lets it."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def perf_counter(self) -> float:
         return self.now
 
 
 class Passing(L.Callback):
-    """Batch i computes for 1 + i seconds, its fetch takes 2 seconds, validation and what follows a batch take long."""
+    """Batch i computes for 1 + i seconds, its fetch takes 2 seconds; validation and a measurement take long."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -72,23 +68,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def logged_rows(clock: Clock, n_batches: int, **trainer: Any) -> dict[int, dict[str, float]]:
-    recorder, counter = Recorder(), Throughput()
+def logged_rows(clock: Clock, n_batches: int, *callbacks: L.Callback, **trainer: Any) -> dict[int, dict[str, float]]:
+    """Rows of steps 1 and 3, each of an interval of two steps."""
+    recorder = Recorder()
     names = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     L.Trainer(
-        accelerator="cpu", max_epochs=1, logger=recorder, num_sanity_val_steps=0, callbacks=[counter, Passing(clock)],
-        limit_val_batches=1, **dict.fromkeys(names, False), **trainer,
+        accelerator="cpu", max_epochs=1, logger=recorder, num_sanity_val_steps=0, log_every_n_steps=2,
+        callbacks=[Throughput(), Passing(clock), *callbacks], limit_val_batches=1, **dict.fromkeys(names, False),
+        **trainer,
     ).fit(tiny(GPT), SlowLoader(clock, n_batches), batches(4, 16))  # fmt: skip
-    rows: dict[int, dict[str, float]] = {}
-    for step, metrics in recorder.rows:
-        rows.setdefault(step, {}).update(metrics)
-    return rows
+    return recorder.rows
 
 
 def test_step_times_waiting_and_speed_of_each_interval(clock: Clock) -> None:
     """Steps take 3, 4, 5 and 6 seconds, 2 of them waiting; validation is left out."""
-    rows = logged_rows(clock, 4, log_every_n_steps=2, val_check_interval=1)
-    assert rows.keys() >= {1, 3}
+    rows = logged_rows(clock, 4, val_check_interval=1)
     expected = {"p50": (3.5, 5.5), "p90": (3.9, 5.9), "p99": (3.99, 5.99)}
     for row, place in ((1, 0), (3, 1)):
         for name, values in expected.items():
@@ -101,7 +95,7 @@ def test_step_times_waiting_and_speed_of_each_interval(clock: Clock) -> None:
 
 def test_a_step_of_several_micro_batches_is_one_step(clock: Clock) -> None:
     """Steps take 3 + 4, 5 + 6, 7 + 8 and 9 + 10 seconds."""
-    rows = logged_rows(clock, 8, log_every_n_steps=2, accumulate_grad_batches=2)
+    rows = logged_rows(clock, 8, accumulate_grad_batches=2)
     assert rows[1]["train/step_seconds_p50"] == pytest.approx(9)
     assert rows[3]["train/step_seconds_p50"] == pytest.approx(17)
     assert rows[3]["train/tokens_per_second"] == pytest.approx(4 * 4 * 16 / 34)
@@ -110,9 +104,17 @@ def test_a_step_of_several_micro_batches_is_one_step(clock: Clock) -> None:
 
 def test_mfu_counts_the_flops_of_the_batches(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anlit.training.callbacks.throughput.peak_flops", lambda device, precision: 1e9)
-    rows = logged_rows(clock, 2, log_every_n_steps=2)
     flops = tiny(GPT).model.flops_per_token(16)
-    assert rows[1]["train/mfu"] == pytest.approx(flops * 2 * 4 * 16 / 7 / 1e9)
+    assert logged_rows(clock, 2)[1]["train/mfu"] == pytest.approx(flops * 2 * 4 * 16 / 7 / 1e9)
+
+
+def test_time_that_is_left_out_is_no_training_time(clock: Clock) -> None:
+    class Measures(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+            clock.now += 1e6
+            leave_out(trainer, 1e6)
+
+    assert logged_rows(clock, 4, Measures())[3]["train/seconds"] == pytest.approx(18)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="compares with /proc")
@@ -141,29 +143,12 @@ def test_step_times_of_a_device_are_its_own() -> None:
     assert times.take() == []
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_no_peak_is_claimed_for_a_cpu(precision: str) -> None:
-    assert peak_flops(torch.device("cpu"), precision) is None
-
-
 @pytest.mark.parametrize(
     ("name", "precision", "tera"), [("NVIDIA H200", "bf16-mixed", 989), ("NVIDIA A100-SXM4-80GB", "bf16-true", 312)]
 )
-def test_peaks_are_dense_data_sheet_values(
+def test_peaks_are_dense_data_sheet_values_and_a_cpu_has_none(
     monkeypatch: pytest.MonkeyPatch, name: str, precision: str, tera: float
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_flops(torch.device("cuda", 0), precision) == pytest.approx(tera * 1e12, rel=0.01)
-
-
-def test_time_that_is_left_out_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([1.0, 11.0])
-    monkeypatch.setattr("anlit.training.callbacks.throughput.time.perf_counter", lambda: next(clock))
-    callback = Throughput()
-    callback._mark = next(clock)
-    callback.leave_out(7.0)
-    callback._step = 0
-    trainer = SimpleNamespace(world_size=1, global_step=0)
-    callback.on_train_batch_end(trainer, None, None, SimpleNamespace(tokens=torch.zeros(2, 3)), 0)
-    assert callback.seconds == pytest.approx(3.0)
-    assert callback.tokens == 6
+    assert peak_flops(torch.device("cpu"), precision) is None

@@ -65,13 +65,9 @@ def test_a_stop_asked_for_within_a_step_comes_after_it() -> None:
     [
         ({"limit_train_batches": 10}, "accumulate_grad_batches=3 does not divide the 10 batches of an epoch"),
         ({"val_check_interval": 0.4}, "val_check_interval=0.4 is 4 of the 12 batches of an epoch"),
+        ({"val_check_interval": 5}, "val_check_interval=5 is more than the 4 optimizer steps of an epoch"),
     ],
 )
-def test_epochs_and_shares_that_end_within_a_step_are_refused(settings: dict[str, Any], named: str) -> None:
+def test_epochs_and_intervals_that_do_not_end_with_a_step_are_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
         validated(Seen(), max_epochs=2, **settings)
-
-
-def test_an_interval_longer_than_an_epoch_is_refused() -> None:
-    with pytest.raises(UserError, match=r"val_check_interval=5 is more than the 4 optimizer steps of an epoch"):
-        validated(Seen(), max_epochs=2, val_check_interval=5)

@@ -12,6 +12,7 @@ from torch import nn
 from anlit.attention.observation import BinnedMeans, observed
 from anlit.attention.statistics import ranges
 from anlit.errors import UserError
+from anlit.lightning_internals import completes_step
 from anlit.training.callbacks.throughput import leave_out
 
 # For these the minimum and maximum over heads are logged too.
@@ -38,18 +39,13 @@ class AttentionStatistics(L.Callback):
                 "both must be at least 1"
             )
         self.every_n_steps, self.sequences = every_n_steps, sequences
-        self._measured_step = 0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._measured_step = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if step == self._measured_step or step % self.every_n_steps:  # several micro-batches make one step
+        if step % self.every_n_steps or not completes_step(trainer):
             return
-        self._measured_step = step
         begun = time.perf_counter()
         with evaluating(pl_module), torch.no_grad(), trainer.precision_plugin.forward_context():
             values = layer_statistics(pl_module, batch, self.sequences)
@@ -63,10 +59,11 @@ def layer_statistics(model: Any, batch: Any, sequences: int) -> dict[str, float]
     tokens, document_ids = batch.tokens[:sequences], batch.document_ids[:sequences]
     with observed(model, [1], ranges(tokens.shape[1] - 1)) as layers:
         model(tokens, document_ids)
-    values: dict[str, float] = {}
-    for number, layer in enumerate(layers):
-        values |= {f"attention/layer_{number:02d}/{name}": value for name, value in _of_layer(layer).items()}
-    return values
+    return {
+        f"attention/layer_{number:02d}/{name}": value
+        for number, layer in enumerate(layers)
+        for name, value in _of_layer(layer).items()
+    }
 
 
 def _of_layer(layer: BinnedMeans) -> dict[str, float]:

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from anlit.checkpoints.location import BEST, is_checkpoint
 from anlit.lightning_internals import (
+    completes_step,
     last_saved_step,
     launched_processes,
     save_checkpoint_now,
@@ -30,15 +31,10 @@ class BestCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        self._trainer = trainer
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Join the best score to this run's own best.ckpt; `LanguageModel` has taken all paths out of the state."""
-        super().load_state_dict(state_dict)
-        own, score = Path(str(self.dirpath)) / BEST, self.best_model_score
-        if score is not None and is_checkpoint(own) and Path(str(self._trainer.ckpt_path)).parent.samefile(own.parent):
+        own, score, source = Path(str(self.dirpath)) / BEST, self.best_model_score, trainer.ckpt_path
+        if score is not None and source and is_checkpoint(own) and Path(str(source)).parent.samefile(own.parent):
             self.best_model_path = self.kth_best_model_path = str(own)
             self.best_k_models, self.kth_value = {str(own): score}, score
 
@@ -59,7 +55,6 @@ class LastCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
         self.interruption = Interruption()
-        self._step_before_batch = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -69,16 +64,10 @@ class LastCheckpoint(ModelCheckpoint):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.interruption.restore()
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self._step_before_batch = trainer.global_step
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        stepped = trainer.global_step > self._step_before_batch
-        if not stepped or validation_follows(trainer):
+        if not completes_step(trainer) or validation_follows(trainer):
             return
         if self.interruption.agreed():
             save_checkpoint_now(self, trainer)
@@ -122,15 +111,12 @@ def _end_launched_ranks(trainer: L.Trainer) -> None:
     too, and the exit status would not be that of an interrupted run.
     """
     observed = launched_processes(trainer)
-    children = [*observed]
-    observed.clear()
-    for child in children:
+    while observed:
+        child = observed.pop()
         child.kill()
         child.wait()
 
 
 def finish_writing(trainer: L.Trainer) -> None:
     """Wait for checkpoints that are being written in the background."""
-    wait = getattr(trainer.strategy, "wait_for_checkpoints", None)
-    if wait is not None:
-        wait()
+    getattr(trainer.strategy, "wait_for_checkpoints", lambda: None)()

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from anlit.checkpoints.location import complete_checkpoints
 from anlit.errors import UserError
-from anlit.models.trainer_steps import is_logged
+from anlit.lightning_internals import is_logged
 
 
 class StopOnNonFinite(L.Callback):
@@ -21,43 +22,39 @@ class StopOnNonFinite(L.Callback):
     """
 
     def __init__(self) -> None:
-        self._losses_finite: Tensor | None = None
-        self._gradients_finite: Tensor | None = None
+        self._finite: dict[str, Tensor] = {}  # whether all numbers of a kind were
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        model: Any = pl_module
-        if trainer.precision != "16-mixed":
-            model.on_gradient_norm = lambda norm: self._on_gradient_norm(trainer, pl_module, norm)
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        model: Any = pl_module
-        model.on_gradient_norm = None
-
-    def _on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
+    def on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
         """Check the norm. It is the same on all ranks, so all of them stop."""
-        self._gradients_finite = _and_finite(self._gradients_finite, norm)
+        if trainer.precision == "16-mixed":
+            return
+        self._note("gradient", norm)
         if pl_module.device.type == "cpu":
             self._check(trainer, trainer.global_step + 1)
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         if trainer.precision != "16-mixed":  # there the loss is multiplied by a large factor
-            self._losses_finite = _and_finite(self._losses_finite, loss)
+            self._note("training loss", loss)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.precision == "16-mixed":
-            self._losses_finite = _and_finite(self._losses_finite, outputs["loss"])
+            self._note("training loss", outputs["loss"])
         if pl_module.device.type == "cpu" or is_logged(trainer, trainer.global_step):
             self._check(trainer, trainer.global_step)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._check(trainer, trainer.global_step)
 
+    def _note(self, what: str, number: Tensor) -> None:
+        finite = torch.isfinite(number.detach())
+        self._finite[what] = self._finite.get(what, finite) & finite
+
     def _check(self, trainer: L.Trainer, step: int) -> None:
-        for what, finite in (("training loss", self._losses_finite), ("gradient", self._gradients_finite)):
-            if finite is not None and not bool(finite):
-                raise diverged(trainer, f"the {what} became NaN or infinite at step {step}")
+        for what, finite in sorted(self._finite.items(), reverse=True):  # a loss comes before its gradient
+            if not bool(finite):
+                raise divergence_error(trainer, f"the {what} became NaN or infinite at step {step}")
 
 
 class FiniteCheckpoints(L.Callback):
@@ -68,54 +65,40 @@ class FiniteCheckpoints(L.Callback):
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if _n_non_finite_of_all_ranks(trainer, pl_module):
+        if _n_non_finite(trainer, pl_module):
             raise UserError(
                 "the weights or the optimizer state that training starts from are NaN or infinite: give another "
                 "checkpoint in ckpt_path or initial_weights"
             )
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        if n_tensors := _n_non_finite_of_all_ranks(trainer, pl_module):
+        if n_tensors := _n_non_finite(trainer, pl_module):
             what = f"weights or optimizer state became NaN or infinite by step {trainer.global_step}"
-            raise diverged(trainer, f"{what} ({n_tensors} tensors)")
-
-
-def _and_finite(so_far: Tensor | None, number: Tensor) -> Tensor:
-    finite = torch.isfinite(number.detach())
-    return finite if so_far is None else so_far & finite
+            raise divergence_error(trainer, f"{what} ({n_tensors} tensors)")
 
 
 @torch.no_grad()
-def _n_non_finite(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
-    """How many of this rank's weights and optimizer states have a NaN or infinite entry: a 0-d tensor."""
-    tensors = list(model.state_dict().values())
-    tensors += [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-    floats = [tensor for tensor in local if tensor.is_floating_point()]
-    device = floats[0].device  # unless fused, AdamW counts steps on the host
-    return torch.stack([(~torch.isfinite(tensor).all()).to(device) for tensor in floats]).sum()
-
-
-def _n_non_finite_of_all_ranks(trainer: L.Trainer, pl_module: L.LightningModule) -> int:
-    """The largest number of non-finite tensors on any rank; all ranks must call this."""
+def _n_non_finite(trainer: L.Trainer, model: torch.nn.Module) -> int:
+    """How many weights and optimizer states have a NaN or infinite entry, at most on a rank; all ranks call this."""
     if not trainer.optimizers:
         return 0
-    return int(trainer.strategy.reduce(_n_non_finite(pl_module, trainer.optimizers[0]).float(), reduce_op="max"))
+    states = trainer.optimizers[0].state.values()
+    tensors = [*model.state_dict().values(), *(value for state in states for value in state.values())]
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    floats = [tensor for tensor in local if isinstance(tensor, Tensor) and tensor.is_floating_point()]
+    device = floats[0].device  # unless fused, AdamW counts steps on the host
+    n_tensors = torch.stack([(~torch.isfinite(tensor).all()).to(device) for tensor in floats]).sum()
+    return int(trainer.strategy.reduce(n_tensors.float(), reduce_op="max"))
 
 
-def diverged(trainer: L.Trainer, what: str) -> UserError:
-    """The error that ends a run after `what` happened, with advice and the last good checkpoint."""
-    return UserError(
-        f"{what}: lower the learning rate (model.optimizer) or inspect the data; "
-        f"the last good checkpoint is {last_checkpoint(trainer)}"
-    )
+def divergence_error(trainer: L.Trainer, what: str) -> UserError:
+    """The error that ends a run after `what` happened, with advice and the newest checkpoint of its callbacks.
 
-
-def last_checkpoint(trainer: L.Trainer) -> str:
-    """The newest checkpoint file that this Trainer's callbacks have written, or 'none yet'.
-
-    Because of `FiniteCheckpoints` it has finite weights.
+    Because of `FiniteCheckpoints` that one has finite weights.
     """
     folders = {Path(c.dirpath) for c in trainer.checkpoint_callbacks if getattr(c, "dirpath", None)}  # type: ignore[attr-defined]
-    files = [file for folder in folders if folder.is_dir() for file in folder.glob("*.ckpt")]
-    return str(max(files, key=lambda file: file.stat().st_mtime)) if files else "none yet"
+    files = [file for folder in folders for file in complete_checkpoints(folder)]
+    last = max(files, key=lambda file: file.stat().st_mtime, default="none yet")
+    return UserError(
+        f"{what}: lower the learning rate (model.optimizer) or inspect the data; the last good checkpoint is {last}"
+    )

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from anlit.attention.qk_clip import QKClip
 from anlit.errors import UserError
-from anlit.training.callbacks.finite import diverged
+from anlit.lightning_internals import completes_step
+from anlit.training.callbacks.finite import divergence_error
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,6 @@ class LossGuard(L.Callback):
         self.skipped = 0
         self._recent_bad: deque[bool] = deque(maxlen=window)
         self._loss: Tensor | None = None
-        self._seen_step = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -100,20 +100,13 @@ class LossGuard(L.Callback):
             raise UserError(
                 "trainer.precision=16-mixed skips steps by itself: choose bf16-mixed, or leave LossGuard out"
             )
-        model: Any = pl_module
-        model.on_gradient_norm = lambda norm: self._on_gradient_norm(trainer, pl_module, norm)
-        self._seen_step = trainer.global_step
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        model: Any = pl_module
-        model.on_gradient_norm = None
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         """Sum the losses of the micro-batches, each its share of the step's loss; see `StepLoss`."""
         loss = loss.detach()
         self._loss = loss if self._loss is None else self._loss + loss
 
-    def _on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
+    def on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
         """Check the step: all micro-batches are done, and the optimizer has not used the gradients yet."""
         assert self._loss is not None
         model: Any = pl_module
@@ -127,10 +120,13 @@ class LossGuard(L.Callback):
         if action == "stop" or sum(self._recent_bad) > self.limit:
             n_bad = sum(self._recent_bad)
             many = "" if action == "stop" else f", and {n_bad} of the last {len(self._recent_bad)} steps were bad"
-            raise diverged(trainer, f"at step {trainer.global_step} {why}{many}")
-        self._drop_gradients(trainer, pl_module)
+            raise divergence_error(trainer, f"at step {trainer.global_step} {why}{many}")
+        trainer.optimizers[0].zero_grad(set_to_none=True)  # so the optimizer skips all parameters
+        for module in pl_module.modules():
+            if isinstance(module, QKClip):
+                module.reset_parameters()  # its record of the bad batch
         self.skipped += 1
-        _warn(f"step {trainer.global_step}: {why}, the step was skipped")
+        rank_zero_only(_log.warning)(f"step {trainer.global_step}: {why}, the step was skipped")
 
     def judge(self, loss: float, norm: float) -> tuple[str, str]:
         """Record a step and decide what to do, and why: `step` (take it), `stop` or `skip`.
@@ -157,18 +153,5 @@ class LossGuard(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step > self._seen_step:  # several micro-batches make one step
-            self._seen_step = trainer.global_step
+        if completes_step(trainer):
             pl_module.log("guard/skipped", torch.tensor(float(self.skipped)))  # kept on the host
-
-    def _drop_gradients(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Remove the gradients, so that the optimizer skips all parameters, and QK-clip's record of the bad batch."""
-        trainer.optimizers[0].zero_grad(set_to_none=True)
-        for module in pl_module.modules():
-            if isinstance(module, QKClip):
-                module.reset_parameters()
-
-
-@rank_zero_only
-def _warn(line: str) -> None:
-    _log.warning(line)

@@ -5,8 +5,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from anlit.lightning_internals import logged_metrics
-from anlit.models.trainer_steps import is_logged
+from anlit.lightning_internals import is_logged, logged_metrics
 from anlit.training.loggers import CSVLogger
 
 KEY = "metrics_under_way"
@@ -32,19 +31,18 @@ class MetricsOnResume(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        step, row_of_checkpoint = trainer.global_step, self._saved_row
-        self._saved_row = None
+        step, (missing, self._saved_row) = trainer.global_step, (self._saved_row, None)
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 kept = logger.cut(step)
                 if any(row["step"] == str(step - 1) and row.get("train/loss") for row in kept):
-                    row_of_checkpoint = None
+                    missing = None
             elif isinstance(logger, TensorBoardLogger) and step:
                 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # only who logs to it needs it
 
                 writer = logger.experiment.file_writer  # as SummaryWriter does for its purge_step
                 writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
-        if row_of_checkpoint:
+        if missing:
             for logger in trainer.loggers:
-                logger.log_metrics(row_of_checkpoint, step - 1)
+                logger.log_metrics(missing, step - 1)
                 logger.save()

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import full_tensor
-from anlit.models.trainer_steps import is_logged
+from anlit.lightning_internals import is_logged
 
 
 class NormMonitor(L.Callback):

@@ -1,13 +1,14 @@
 """The progress of a run in one line: redrawn in a terminal, printed now and then in a log file."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from anlit.models.trainer_steps import is_logged
+from anlit.lightning_internals import is_logged
 from anlit.reporting import table
 from anlit.reporting.table import SafeConsole
 from anlit.reporting.text import echo, short_number
@@ -33,7 +34,7 @@ class RunProgress(ProgressBar):
         self._task = TaskID(0)
         self._is_enabled = True
         self._first_step, self._step, self._total = 0, 0, 0
-        self._began, self._paused, self._paused_at, self._printed_at = 0.0, 0.0, 0.0, 0.0
+        self._began, self._paused_at, self._printed_at = 0.0, 0.0, 0.0
         self._numbers = ""
 
     def disable(self) -> None:
@@ -44,13 +45,15 @@ class RunProgress(ProgressBar):
         self._is_enabled = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        total = trainer.estimated_stepping_batches
+        self._total = int(total) if 0 < total < float("inf") else 0  # 0: neither max_steps nor the data tell
         self._first_step = self._step = trainer.global_step
-        self._total = total_steps(trainer)
         self._began = self._printed_at = time.monotonic()
-        self._paused, self._numbers = 0.0, ""
+        self._numbers = ""
         if self._is_enabled:
             self.print(self._headline(trainer, pl_module))
-            self._open(f"step {self._step}/{self._total or '?'}", self._total, self._step)
+            if self._console.is_terminal:
+                self._open(self._count, self._total, self._step)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -62,23 +65,23 @@ class RunProgress(ProgressBar):
             self._numbers = numbers(trainer.progress_bar_metrics)
             if time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES:
                 self._print_line()
-        self._show(self._step)
+        self._redraw()
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._paused_at = time.monotonic()
 
-    def on_validation_batch_end(self, *arguments: Any, **_: Any) -> None:
-        self._show_batch("validation", *arguments[4:])
+    def on_validation_batch_end(self, trainer: L.Trainer, *arguments: Any, **_: Any) -> None:
+        self._show_batch(trainer, "validation", trainer.num_val_batches, *arguments[3:])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._paused += time.monotonic() - self._paused_at
+        self._began += time.monotonic() - self._paused_at  # the speed is that of steps
         if self._is_enabled and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._numbers = numbers(trainer.progress_bar_metrics)
             self._print_line()
-            self._show(self._step)
+            self._redraw()
 
-    def on_test_batch_end(self, *arguments: Any, **_: Any) -> None:
-        self._show_batch("test", *arguments[4:])
+    def on_test_batch_end(self, trainer: L.Trainer, *arguments: Any, **_: Any) -> None:
+        self._show_batch(trainer, "test", trainer.num_test_batches, *arguments[3:])
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._close()
@@ -99,49 +102,49 @@ class RunProgress(ProgressBar):
             f"{trainer.default_root_dir}{begun}"
         )
 
-    def _open(self, description: str, total: int, completed: int) -> None:
-        if self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[numbers]}"))
-            self._live = Progress(*columns, console=self._console, refresh_per_second=4)
-            self._task = self._live.add_task(description, total=total or None, completed=completed, numbers="")
-            self._live.start()
+    def _open(self, description: str, total: float, completed: int) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[numbers]}"))
+        self._live = Progress(*columns, console=self._console, refresh_per_second=4)
+        self._task = self._live.add_task(description, total=total or None, completed=completed, numbers="")
+        self._live.start()
 
-    def _show(self, step: int) -> None:
+    def _redraw(self) -> None:
         if self._live is not None:
-            shown = "  ".join(filter(None, [self._numbers, self._left()]))
-            self._live.update(
-                self._task, description=f"step {step}/{self._total or '?'}", completed=step, numbers=shown
-            )
+            shown = "  ".join(filter(None, [self._numbers, self._left]))
+            self._live.update(self._task, description=self._count, completed=self._step, numbers=shown)
 
-    def _show_batch(self, what: str, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def _show_batch(
+        self, trainer: L.Trainer, what: str, totals: Sequence[float], batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         if not self._is_enabled or not self._console.is_terminal:
             return
-        self.has_dataloader_changed(dataloader_idx)  # sets the numbers of batches
-        validates = what == "validation"
-        total = self.total_val_batches_current_dataloader if validates else self.total_test_batches_current_dataloader
+        total = totals[dataloader_idx]
         shown = f"{what} {batch_idx + 1}/{total:.0f}"
         if self._live is None:
-            self._open(shown, 0, 0)
+            self._open(shown, total, 0)
         assert self._live is not None
-        if self.trainer.state.fn == "fit":
+        if trainer.state.fn == "fit":
             self._live.update(self._task, numbers=shown)
         else:
-            self._live.update(self._task, description=shown, total=total, completed=batch_idx + 1)
+            self._live.update(self._task, description=shown, completed=batch_idx + 1)
 
     def _print_line(self) -> None:
         """Print a line, unless a terminal shows the one that is redrawn."""
         if self._live is None:
             self._printed_at = time.monotonic()
-            parts = [f"step {self._step}/{self._total or '?'}", self._numbers, self._left()]
-            echo("  ".join(filter(None, parts)))
+            echo("  ".join(filter(None, [self._count, self._numbers, self._left])))
 
+    @property
+    def _count(self) -> str:
+        return f"step {self._step}/{self._total or '?'}"
+
+    @property
     def _left(self) -> str:
         """The time left at the mean speed of this process's steps, without validations."""
         done = self._step - self._first_step
         if not self._total or not done:
             return ""
-        seconds = time.monotonic() - self._began - self._paused
-        return f"{clock(seconds / done * (self._total - self._step))} left"
+        return f"{clock((time.monotonic() - self._began) / done * (self._total - self._step))} left"
 
     def _close(self) -> None:
         if self._live is not None:
@@ -149,24 +152,13 @@ class RunProgress(ProgressBar):
             self._live = None
 
 
-def total_steps(trainer: L.Trainer) -> int:
-    """Optimizer steps of the whole run; 0 if neither `max_steps` nor the data determine it."""
-    if trainer.max_steps > 0:
-        return trainer.max_steps
-    batches, epochs = trainer.num_training_batches, trainer.max_epochs
-    if epochs is None or epochs < 0 or batches == float("inf"):
-        return 0
-    return int(-(-batches // trainer.accumulate_grad_batches)) * epochs
-
-
 def numbers(metrics: dict[str, Any]) -> str:
     """Speed, training loss and validation loss from Lightning's progress bar metrics, as far as known."""
-    found = {name: float(value) for name, value in metrics.items()}
-    speed, loss, val = found.get("train/tokens_per_second"), found.get("loss"), found.get("val/loss")
+    speed, loss, val = (metrics.get(name) for name in ("train/tokens_per_second", "loss", "val/loss"))
     parts = [
-        f"{short_number(speed)} tokens/s" if speed is not None else "",
-        f"loss {loss:.3f}" if loss is not None else "",
-        f"val {val:.3f}" if val is not None else "",
+        f"{short_number(float(speed))} tokens/s" if speed is not None else "",
+        f"loss {float(loss):.3f}" if loss is not None else "",
+        f"val {float(val):.3f}" if val is not None else "",
     ]
     return "  ".join(filter(None, parts))
 

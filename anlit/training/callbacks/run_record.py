@@ -11,6 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
+from anlit.checkpoints.loading import device_name
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
 from anlit.models.continuing import run_settings
@@ -86,11 +87,7 @@ class RunRecord(L.Callback):
         if not self._is_training:
             return
         status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
-        self.record |= {
-            "status": status,
-            "ended": now(),
-            "error": f"{type(exception).__name__}: {exception}",
-        }
+        self.record |= {"status": status, "ended": now(), "error": f"{type(exception).__name__}: {exception}"}
         try:
             self._write()
         except OSError as error:  # for example a full disk, which the exception reports
@@ -117,23 +114,13 @@ def settings(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
 
 
 def launch(trainer: L.Trainer) -> dict[str, Any]:
-    """What trains from this step on: {started, step, command, versions, git, hardware}."""
+    """What trains from this step on: {started, step, command, versions, git, hardware}, with each rank's device."""
+    devices = [device_name(trainer.strategy.root_device)] * trainer.world_size
     return {
         "started": now(),
         "step": trainer.global_step,
         "command": shlex.join(["anlit", *sys.argv[1:]]),
         "versions": versions(),
         "git": git_state(),
-        "hardware": hardware(trainer),
-    }
-
-
-def hardware(trainer: L.Trainer) -> dict[str, Any]:
-    """The machine, the number of threads of a process, and the name of each rank's device."""
-    on_cuda = trainer.strategy.root_device.type == "cuda"
-    return {
-        **machine(),
-        "threads": torch.get_num_threads(),
-        "devices": [torch.cuda.get_device_name(trainer.strategy.root_device) if on_cuda else "cpu"]
-        * trainer.world_size,
+        "hardware": {**machine(), "threads": torch.get_num_threads(), "devices": devices},
     }

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
-from anlit.lightning_internals import time_fetches
-from anlit.models.trainer_steps import is_logged
+from anlit.lightning_internals import completes_step, is_logged, time_fetches
 
 # Lightning's table has twice the dense bf16 peak for the H200; NVIDIA's data sheet: 989 TFLOP/s without sparsity.
 DENSE_PEAK = {"h200": {torch.bfloat16: 989e12, torch.float16: 989e12}}
@@ -74,7 +73,7 @@ class Throughput(L.Callback):
     def __init__(self) -> None:
         self.tokens, self.seconds = 0, 0.0
         self._flops, self._waited, self._asked_at = 0.0, 0.0, 0.0
-        self._mark, self._step = 0.0, 0
+        self._mark = 0.0
         self._logged = (0, 0.0)
         self._peak: float | None = None
         self._steps = StepTimes(torch.device("cpu"))
@@ -88,7 +87,6 @@ class Throughput(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._steps = StepTimes(pl_module.device)
         self._peak = peak_flops(pl_module.device, trainer.precision)
-        self._step = trainer.global_step
         self._start_interval()
         time_fetches(trainer, self._begin_wait, self._end_wait)
         self._mark = time.perf_counter()
@@ -127,11 +125,9 @@ class Throughput(L.Callback):
         if self._peak:
             decoder: Any = pl_module.model
             self._flops += tokens * decoder.flops_per_token(batch.tokens.shape[1])
-        if trainer.global_step == self._step:  # several micro-batches make one step
-            return
-        self._step = trainer.global_step
-        self._steps.mark()
-        if is_logged(trainer, self._step):
+        if completes_step(trainer):
+            self._steps.mark()
+        if is_logged(trainer, trainer.global_step):
             self._log(trainer, pl_module)
 
     def _log(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
