@@ -9,20 +9,17 @@ City and number of a sample are drawn from one of two disjoint sets of pairs, on
 evaluation. A pair is held out for evaluation if a linear form of the two is a multiple of 97.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.data.order.blocks import generator
 from anlit.data.order.loader import Loader, ResumableLoader
 from anlit.data.order.streams import Blocks, BlockStream, Share
-from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from anlit.targets import IGNORED
 
@@ -67,36 +64,23 @@ class Sample(NamedTuple):
 
 
 class Haystack:
-    """Makes samples from a corpus.
-
-    Args:
-        stores: The corpus, as consecutive arrays of tokens.
-        end_of_document: The token to replace by a blank line.
-        name: The name of the corpus in errors.
+    """Makes samples from one split of prepared data.
 
     Raises:
-        UserError: The tokenizer does not reproduce the needle's sentence.
+        UserError: The folder is missing or damaged, or it has no tokenizer that reproduces the needle's sentence.
     """
 
-    def __init__(self, stores: Sequence[TokenStore], tokenizer: Tokenizer, end_of_document: int, name: str) -> None:
-        self.stores, self.tokenizer, self.end_of_document, self.name = list(stores), tokenizer, end_of_document, name
-        self.ends = np.cumsum([0, *(store.n_tokens for store in stores)])
+    def __init__(self, data: TokenShards, split: str) -> None:
+        self.name, self.stores, self.tokenizer = f"{data.path}/{split}", data.stores(split), data.tokenizer
+        self.end_of_document = data.manifest["end_of_document"]
+        self.ends = np.cumsum([0, *(store.n_tokens for store in self.stores)])
         self.blank_line = self._encode("\n\n")
         sentence = SENTENCE.format(city=CITIES[0], number=SMALLEST)
-        if tokenizer.decode(self._encode(sentence).tolist()).strip() != sentence or not len(self.blank_line):
+        if self.tokenizer.decode(self._encode(sentence).tolist()).strip() != sentence or not len(self.blank_line):
             raise UserError(
-                f"The tokenizer of {name} does not reproduce '{sentence}': the needle needs one that keeps letters, "
-                "digits and line ends, such as a byte-level BPE."
+                f"The tokenizer of {self.name} does not reproduce '{sentence}': the needle needs one that keeps "
+                "letters, digits and line ends, such as a byte-level BPE."
             )
-
-    @classmethod
-    def of(cls, data: TokenShards, split: str) -> "Haystack":
-        """The haystack of one split of prepared data.
-
-        Raises:
-            UserError: the folder is missing or damaged, or has no tokenizer.
-        """
-        return cls(data.stores(split), data.tokenizer, data.manifest["end_of_document"], f"{data.path}/{split}")
 
     @property
     def n_tokens(self) -> int:
@@ -136,7 +120,8 @@ class Haystack:
         needle = self._encode(f"\n{SENTENCE}\n".format(city=city, number=number))
         question = self._encode(f"\n{QUESTION}".format(city=city))
         answer = self._encode(f" {number}")
-        text = self._text(length + 1 - len(needle) - len(question) - len(answer), random)
+        n_text = length + 1 - len(needle) - len(question) - len(answer)
+        text = self._text(int(random.randint(0, self.n_tokens - n_text + 1, dtype=np.int64)), n_text)
         place = self._place(text, depth)
         tokens = np.concatenate([text[:place], needle, text[place:], question, answer])
         return Sample(tokens, len(answer), city, number, place / len(text))
@@ -144,11 +129,8 @@ class Haystack:
     def _encode(self, text: str) -> np.ndarray:
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
-    def _text(self, count: int, random: np.random.RandomState) -> np.ndarray:
-        """`count` tokens from a random position of the corpus."""
-        return self._text_from(int(random.randint(0, self.n_tokens - count + 1, dtype=np.int64)), count)
-
-    def _text_from(self, start: int, count: int) -> np.ndarray:
+    def _text(self, start: int, count: int) -> np.ndarray:
+        """`count` tokens of the corpus from the token `start` on, with blank lines between documents."""
         tokens = self._read(start, count)
         documents = np.split(tokens, np.flatnonzero(tokens == self.end_of_document))
         parts = [documents[0], *(np.concatenate([self.blank_line, document[1:]]) for document in documents[1:])]
@@ -165,13 +147,13 @@ class Haystack:
 
     def _place(self, text: np.ndarray, depth: float) -> int:
         """The index of the token before which the needle is inserted."""
-        wanted = round(depth * len(text))
+        asked = round(depth * len(text))
         ends_line, ends_sentence, begins_word = self._kinds
         before, after = text[:-1], text[1:]
         inside = np.flatnonzero(ends_line[before] | (ends_sentence[before] & begins_word[after])) + 1
         boundaries = np.concatenate([[0], inside, [len(text)]])
-        nearest = int(boundaries[np.abs(boundaries - wanted).argmin()])
-        return nearest if abs(nearest - wanted) <= CLOSE * len(text) else wanted
+        nearest = int(boundaries[np.abs(boundaries - asked).argmin()])
+        return nearest if abs(nearest - asked) <= CLOSE * len(text) else asked
 
     @cached_property
     def _kinds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -308,7 +290,7 @@ class NeedleInHaystack(TokenShards):
     def _samples(self, split: str) -> NeedleSamples:
         assert self.context_length is not None, "setup() comes first"
         if split not in self._haystacks:
-            self._haystacks[split] = Haystack.of(self, split)
+            self._haystacks[split] = Haystack(self, split)
         return NeedleSamples(self._haystacks[split], self.context_length, self.seed, held_out=split != "train")
 
     def _make_batch(self, blocks: Blocks) -> Batch:

@@ -249,10 +249,10 @@ def _batches(data: TokenShards, length: int, batch_tokens: int) -> Iterator[Batc
     """The pieces, cut into sequences of `length`."""
     rows = max(1, batch_tokens // length)
     for pieces in data.val_dataloader():
-        cut = pieces.cut(length)
-        by_sequence = (field.split(rows) for field in (cut.tokens, cut.targets, cut.document_ids, cut.positions))
-        for parts in zip(*by_sequence, strict=True):
-            yield cut._replace(**dict(zip(cut._fields, parts, strict=False)))
+        whole = pieces.cut(length)
+        by_row = (field.split(rows) for field in (whole.tokens, whole.targets, whole.document_ids, whole.positions))
+        for parts in zip(*by_row, strict=True):
+            yield whole._replace(**dict(zip(Batch._fields, parts, strict=False)))
 
 
 def _range_of(positions: NDArray[Any]) -> NDArray[np.int64]:

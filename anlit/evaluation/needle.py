@@ -54,7 +54,7 @@ class Needle(Evaluation):
 
     def plan(self, checkpoints: list[Checkpoint], data: TokenShards) -> dict[str, Any]:
         """The lengths and depths; raises UserError if such samples cannot be made of the validation split."""
-        self.haystack = Haystack.of(data, "val")
+        self.haystack = Haystack(data, "val")
         self.lengths = self.settings.lengths_for(each.training_length for each in checkpoints)
         for length in self.lengths:
             self.haystack.check(length)

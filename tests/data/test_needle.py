@@ -1,6 +1,7 @@
 """The needle task: what its samples say, two disjoint sets of numbers, the loss mask, the order, resuming, refusals."""
 
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from anlit import NeedleInHaystack, TokenShards
 from anlit.data.batch import Batch
 from anlit.data.needle import CITIES, CLOSE, FACTOR, MODULUS, Haystack, draw_pair
-from anlit.data.tokenizer import load_tokenizer
 from anlit.errors import UserError
 from anlit.targets import IGNORED
 from tests.data.modules import blocks_of, with_trainer
@@ -22,7 +22,7 @@ LENGTH = 160
 
 @pytest.fixture(scope="module")
 def haystack(tiny_shards: str) -> Haystack:
-    return Haystack.of(TokenShards(tiny_shards), "train")
+    return Haystack(TokenShards(tiny_shards), "train")
 
 
 def needle_data(path: str, **changes: object) -> NeedleInHaystack:
@@ -82,7 +82,7 @@ def test_documents_are_joined_by_blank_lines(haystack: Haystack) -> None:
     raw = store.read(0, store.n_tokens)
     end = int(np.flatnonzero(raw == haystack.end_of_document)[0])
     blank, count = haystack.blank_line.tolist(), end + 40
-    text = haystack._text_from(0, count).tolist()
+    text = haystack._text(0, count).tolist()
     after = raw[end + 1 : count].tolist()
     assert text == (raw[:end].tolist() + blank + after)[:count]
     assert haystack.tokenizer.decode(blank) == "\n\n"
@@ -105,7 +105,7 @@ def test_text_of_several_sources_is_one(tmp_path: Path, tiny_shards: str) -> Non
     }
     write_prepared(tmp_path / "subsets", tokens)
     (tmp_path / "subsets" / "tokenizer.json").write_bytes(Path(tiny_shards, "tokenizer.json").read_bytes())
-    haystack = Haystack.of(TokenShards(str(tmp_path / "subsets")), "val")
+    haystack = Haystack(TokenShards(str(tmp_path / "subsets")), "val")
     assert haystack.n_tokens == 400
     assert haystack._read(150, 120).tolist() == np.concatenate([tokens["val/a"][150:], tokens["val/b"][:70]]).tolist()
     assert haystack._read(0, 400).tolist() == np.concatenate([tokens["val/a"], tokens["val/b"]]).tolist()
@@ -119,15 +119,16 @@ def test_lengths_that_cannot_be(haystack: Haystack) -> None:
         haystack.check(9_000_000)
 
 
-def test_a_tokenizer_that_loses_letters_is_refused(tmp_path: Path, tiny_shards: str, prepared: str) -> None:
+def test_a_tokenizer_that_loses_letters_is_refused(tmp_path: Path, prepared: str) -> None:
     words = Tokenizer(models.WordLevel({"number": 0, "?": 1}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.save(str(tmp_path / "tokenizer.json"))
-    stores = Haystack.of(TokenShards(tiny_shards), "val").stores
+    content, tokens = words.to_str(), random_tokens(200, 0)
+    write_prepared(tmp_path, {"train": tokens, "val": tokens}, tokenizer_sha256=sha256(content.encode()).hexdigest())
+    (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=r"does not reproduce 'The special magic Aarhus number is 1000000\.'"):
-        Haystack(stores, load_tokenizer(tmp_path / "tokenizer.json"), 0, "mine")
+        Haystack(TokenShards(str(tmp_path)), "val")
     with pytest.raises(UserError, match=r"has no tokenizer\.json"):
-        Haystack.of(TokenShards(prepared), "val")
+        Haystack(TokenShards(prepared), "val")
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

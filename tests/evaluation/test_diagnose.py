@@ -136,9 +136,9 @@ def test_the_command_writes_numbers_report_and_figures(
     printed = capsys.readouterr().out
     assert ": n = 32 to 64, means over heads" in printed
     assert "report.html" in printed
-    told = f"Random tokens cost {record['copying']['first']:.2f} nats each, the same tokens once more"
-    assert told in report
-    assert told in printed
+    copied = f"Random tokens cost {record['copying']['first']:.2f} nats each, the same tokens once more"
+    assert copied in report
+    assert copied in printed
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ def test_expected_weight_of_other_mechanisms() -> None:
 def test_the_last_key_is_at_distance_0() -> None:
     zero = torch.zeros(2, 1, 1, 4)
     torch.testing.assert_close(logits_of(layer(ALiBi()), zero)[1, 0, 0], -torch.tensor([3.0, 2, 1, 0]) / 256)
-    one = logits_of(layer(ScaleInvariant()), zero + 1) - logits_of(layer(ScaleInvariant()), zero)
-    assert one[0, 0, 0].tolist() == pytest.approx([math.sqrt(2 * math.log1p(t / 10) + 1) for t in (3, 2, 1, 0)])
+    difference = logits_of(layer(ScaleInvariant()), zero + 1) - logits_of(layer(ScaleInvariant()), zero)
+    assert difference[0, 0, 0].tolist() == pytest.approx([math.sqrt(2 * math.log1p(t / 10) + 1) for t in (3, 2, 1, 0)])
     assert logits_of(layer(SlidingWindow(2)), zero)[0, 0, 0].tolist() == [-math.inf, -math.inf, 0, 0]
 
 

@@ -161,31 +161,6 @@ def test_folders_whose_remainders_end_in_between(data: Path, tmp_path: Path) -> 
     assert long["change"]["loss"] == pytest.approx(long["total"]["loss"] - short["total"]["loss"], rel=1e-9)
 
 
-def test_a_part_of_the_tokens_is_from_all_over_the_split(run: Path) -> None:
-    checkpoint = load_checkpoint(str(run), "cpu")
-    data = data_of(checkpoint)
-    available_targets(data)
-    data.val_context_length, data.val_batch_size = 64, 1
-    data.setup("validate")
-    n_pieces, n_chosen = (VAL_TOKENS - 1) // 64, 3
-    chosen = [int((number + 0.5) * n_pieces / n_chosen) for number in range(n_chosen)]
-    assert chosen[0] > 0
-    assert chosen[-1] < n_pieces - 1
-    for length in (16, 64):
-        expected = [
-            token_losses(checkpoint.model, batch.cut(length)).mean().item()
-            for number, batch in enumerate(data.val_dataloader())
-            if number in chosen
-        ]
-        own = at(
-            measure(checkpoint, data_of(checkpoint), [16, 64], [True], tokens=64 * n_chosen, batch_tokens=32),
-            length,
-            True,
-        )
-        assert own["total"]["loss"] == pytest.approx(np.mean(expected), rel=1e-5)
-        assert (own["total"]["tokens"], own["sequences"]) == (64 * n_chosen, 64 * n_chosen // length)
-
-
 def test_too_little_memory_is_told_with_what_to_set(run: Path, monkeypatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")

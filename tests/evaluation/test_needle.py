@@ -73,7 +73,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def haystack(shards: Path) -> Haystack:
-    return Haystack.of(TokenShards(str(shards)), "val")
+    return Haystack(TokenShards(str(shards)), "val")
 
 
 def measure(model: Any, haystack: Haystack, length: int, seed: int = 0) -> dict[str, Any]:

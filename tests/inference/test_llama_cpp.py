@@ -49,9 +49,9 @@ def test_the_same_tokens(settings, tmp_path: Path, capsys) -> None:
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=True)
     float32 = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}  # half precision may break ties
     theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), n_ctx=256, n_threads=1, verbose=False, **float32)
-    for text, one in zip(PROMPTS, ours, strict=True):
+    for text, own in zip(PROMPTS, ours, strict=True):
         prompt = theirs.tokenize(text.encode(), add_bos=False)
-        assert prompt == one["prompt_tokens"]
+        assert prompt == own["prompt_tokens"]
         theirs.reset()
         tokens: list[int] = []
         for token in theirs.generate(prompt, temp=0.0, repeat_penalty=1.0):
@@ -59,4 +59,4 @@ def test_the_same_tokens(settings, tmp_path: Path, capsys) -> None:
                 break
             tokens.append(token)
         assert len(tokens) > 5
-        assert tokens == one["tokens"]
+        assert tokens == own["tokens"]
