@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anlit.analysis.notes import notes_on, refuse_other_tokenizers
-from anlit.analysis.statistics import SpeedUp, Summary, Test, difference, holm, speed_up
-from anlit.analysis.wall_clock import StepTimes, WallClock, read_step_times, usable, wall_clock
+from anlit.analysis.statistics import Interval, SpeedUp, Summary, Test, difference, holm, speed_up
+from anlit.analysis.wall_clock import StepTimes, read_step_times, usable, wall_clock
 from anlit.runs.folders import Curve, Run
 from anlit.runs.groups import Group
 
@@ -25,7 +25,7 @@ class Result:
         mean: Its mean validation curve.
         sd: The loss's standard deviation at each point of the curve.
         speedup: Over the baseline, in tokens.
-        wall_clock: Its time against the baseline's; None for the baseline and if no steps were timed.
+        time: Per token over the baseline's; None for the baseline and if no steps were timed.
         loss: The test of its final loss minus the baseline's; None for the baseline and without two seeds.
         p_holm: That test's p, corrected for the number of configurations.
     """
@@ -34,7 +34,7 @@ class Result:
     mean: Curve
     sd: NDArray[np.float64]
     speedup: SpeedUp
-    wall_clock: WallClock | None = None
+    time: Interval | None = None
     loss: Test | None = None
     p_holm: float | None = None
 
@@ -69,8 +69,7 @@ class Result:
                for name, each in self.summaries.items()},
             "speedup_tokens": {"mean": self.speedup.mean, "test": self.speedup.test, **vars(self.speedup)},
             "loss_difference": self.loss, "p_holm": self.p_holm,
-            "time_per_token": self.wall_clock and self.wall_clock.time,
-            "speedup_wall_clock": self.wall_clock and self.wall_clock.speedup,
+            "time_per_token": self.time, "speedup_wall_clock": wall_clock(self.time, self.speedup),
         }  # fmt: skip
 
 
@@ -161,7 +160,8 @@ def results_against(groups: Sequence[Group], baseline: Group, steps: StepTimes |
         if group is not baseline:
             speedup = speed_up(baseline.seeded_curves(), group.seeded_curves())
             test = difference(group.loss_by_seed(), baseline.loss_by_seed())
-            others.append(Result(group, *group.mean(), speedup, wall_clock(steps, group, baseline, speedup), test))
+            time = steps.ratio(group, baseline) if steps is not None else None
+            others.append(Result(group, *group.mean(), speedup, time, test))
     others.sort(key=lambda result: result.final_loss.mean or math.inf)
     corrected = holm([result.loss.p if result.loss else None for result in others])
     return [

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from anlit.analysis.comparison import Comparison, Result, record_runs
 from anlit.analysis.statistics import Interval, Summary, mean_sd
+from anlit.analysis.wall_clock import wall_clock
 from anlit.reporting.files import write_json
 from anlit.reporting.page import listed, write_page
 from anlit.reporting.table import NONE, Table, markdown_table
@@ -96,15 +97,14 @@ def _finding(result: Result) -> str:
         sure = "significant" if result.p_holm is not None and result.p_holm < LEAST_P else "not significant"
         told += f", {abs(result.loss.difference):.4f} {verdict} than the baseline ({sure}, {_p(result.p_holm)})"
     told += f"; speed-up {result.speedup.words} in tokens"
-    if result.wall_clock is not None and result.wall_clock.speedup is not None:
-        told += f", {_interval(result.wall_clock.speedup)} in wall-clock"
-    return told
+    faster = wall_clock(result.time, result.speedup)
+    return told + (f", {_interval(faster)} in wall-clock" if faster else "")
 
 
 def _cells(result: Result) -> dict[str, str]:
     """The values of a configuration, by the columns of the table."""
-    group, speedup, timed, summaries = result.group, result.speedup, result.wall_clock, result.summaries
-    faster = timed.speedup if timed else None
+    group, speedup, summaries = result.group, result.speedup, result.summaries
+    faster = wall_clock(result.time, speedup)
     return {
         "seeds": str(len(group.counted)),
         "parameters": f"{group.counted[0].parameters:,}" if group.counted[0].parameters else NONE,
@@ -114,7 +114,7 @@ def _cells(result: Result) -> dict[str, str]:
         "seconds": mean_sd(summaries["seconds"], 0),
         "speed-up, tokens": speedup.words,
         "% of tokens": NONE if speedup.mean is None else f"{100 / speedup.mean:.0f} %",
-        "time per token": _interval(timed.time) if timed else NONE,
+        "time per token": _interval(result.time) if result.time else NONE,
         "speed-up, wall-clock": NONE if faster is None else ("≥ " if speedup.bound else "") + _interval(faster),
     }
 

@@ -34,8 +34,7 @@ def panels_of(comparison: Comparison) -> list[Panel]:
     if comparison.steps is None:
         return panels
     seconds = float(np.median(comparison.steps.seconds.get(comparison.baseline.group.key, (np.nan,))))
-    times = {result.label: seconds * result.wall_clock.time.median
-             for result in comparison.others if result.wall_clock is not None}  # fmt: skip
+    times = {result.label: seconds * result.time.median for result in comparison.others if result.time is not None}
     times |= {comparison.baseline.label: seconds}
     return [*panels, _panel("by time, at the speed of steps in turns", "training time", times, comparison, SECONDS)]
 

@@ -7,7 +7,6 @@ process. It writes `paired_steps.json`, which is read here:
     speed-up in wall-clock = speed-up in tokens × (the baseline's time per token / this configuration's)
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,28 +49,17 @@ class StepTimes:
         return median_with_interval([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
-@dataclass(frozen=True)
-class WallClock:
-    """A configuration's time compared with the baseline's.
+def wall_clock(time: Interval | None, tokens: SpeedUp) -> Interval | None:
+    """The speed-up in wall-clock, from the time per token over the baseline's and the speed-up in tokens.
 
-    Args:
-        time: Time per token over the baseline's.
-        speedup: In wall-clock; None if the speed-up in tokens has no mean. Its interval combines that of `time` with
-            the one over seeds, if there are several.
+    None if no steps were timed, or if the speed-up in tokens has no mean. The interval combines that of `time` with the
+    one over seeds, if there are several.
     """
-
-    time: Interval
-    speedup: Interval | None
-
-
-def wall_clock(steps: StepTimes | None, group: Group, baseline: Group, tokens: SpeedUp) -> WallClock | None:
-    """The `WallClock` of `group` from its speed-up in tokens; None if it was not timed."""
-    time = steps.ratio(group, baseline) if steps is not None else None
     if time is None or tokens.mean is None:
-        return time and WallClock(time, None)
+        return None
     faster = Interval(1 / time.median, 1 / time.high, 1 / time.low)
     low, high = (tokens.test.low, tokens.test.high) if tokens.test else (tokens.mean, tokens.mean)
-    return WallClock(time, product(Interval(tokens.mean, low, high), faster))
+    return product(Interval(tokens.mean, low, high), faster)
 
 
 def read_step_times(folder: Path) -> StepTimes | None:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from anlit.analysis.study.estimate import overview
-from anlit.analysis.study.launch import launch, reuse
+from anlit.analysis.study.launch import launch, reuse, submit
 from anlit.analysis.study.plan import Study, Trial, read_config, read_study
 from anlit.analysis.study.results import refuse_other_study, require_selection, results_of, select
-from anlit.analysis.study.slurm import submit
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
 from anlit.analysis.wall_clock import read_step_times
 from anlit.benchmarks.time_runs import time_steps
@@ -250,7 +249,7 @@ def _report(study: Study, output: Path, typed: str) -> int:
 
 
 def _recompute(folders: list[Path]) -> int:
-    from anlit.analysis.study.recorded import recompute
+    from anlit.analysis.study.report import recompute
 
     for folder in folders:
         for comparison in recompute(folder):

@@ -109,16 +109,6 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
 
 
 @pytest.mark.usefixtures("no_plot")
-def test_the_wall_clock_interval_has_the_spread_of_the_seeds_in_it(runs, tmp_path):
-    write_paired(tmp_path / "out", [f"{runs}/gpt1", f"{runs}/angpt1"], [[1.0] * 8, [1.25] * 8])
-    result = compare([runs], str(tmp_path / "out")).others[0]
-    assert result.wall_clock.time == (1.25, 1.25, 1.25)
-    estimate, test = result.wall_clock.speedup, result.speedup.test
-    assert estimate.median == pytest.approx(result.speedup.mean / 1.25)
-    assert estimate.high / estimate.median == pytest.approx(test.high / test.difference)
-
-
-@pytest.mark.usefixtures("no_plot")
 @pytest.mark.parametrize(
     ("paired", "record", "note"),
     [

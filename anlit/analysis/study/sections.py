@@ -4,7 +4,7 @@
     tuning        {}                           what each arm's grid found, and where it was too narrow
     trend         {value, over, arms}          loss, or the best value of a setting, over another value; a power law
     loss_gap      {baseline, each, over}       losses minus the baseline's at each point of `vary`
-    scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling_section`
+    scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling`
     onset         {loss, after, baseline}      when each run's loss falls below a level, and the loss some tokens later
     dynamics      {arms}                       norms, steps and rotations over training, see `TrainingDynamics`
     embed         {name}                       the report of one of the study's `after` commands
@@ -24,7 +24,7 @@ from anlit.analysis.study.loss_gap import loss_gap
 from anlit.analysis.study.onset import onset
 from anlit.analysis.study.plan import PlannedComparison, Study
 from anlit.analysis.study.results import StudyResults
-from anlit.analysis.study.scaling_section import scaling
+from anlit.analysis.study.scaling import scaling
 from anlit.analysis.study.trend import trend
 from anlit.errors import UserError
 from anlit.reporting.page import listed

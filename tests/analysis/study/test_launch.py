@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from anlit.analysis.study import slurm
-from anlit.analysis.study.launch import try_lock
+from anlit.analysis.study import launch
+from anlit.analysis.study.launch import submit, try_lock
 from anlit.analysis.study.plan import UNCHANGED, Study, read_study
 from anlit.analysis.study.results import edges_of, select, tune
 from anlit.analysis.study.state import note_end, note_start, state_of
@@ -160,7 +160,7 @@ def test_a_best_value_at_the_grids_end_is_told(study: Study) -> None:
 @pytest.fixture
 def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that is all of PATH's first part, for commands of Slurm's, which `script` writes."""
-    monkeypatch.setattr(slurm, "TRAIN", Path(__file__).parents[3] / "docker/slurm/train.sbatch")
+    monkeypatch.setattr(launch, "TRAIN", Path(__file__).parents[3] / "docker/slurm/train.sbatch")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
 
@@ -179,7 +179,7 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(study: Study, cluster: Path)
     calls, output, runs = cluster / "calls", cluster / "out", study.tuning_runs()
     script(cluster / "sbatch", f'printf "%s\\n" "$*" >> {calls}\necho "77;cluster"')
     finished(output / runs[0].name)
-    assert slurm.submit(runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], at_once=4) == "77"
+    assert submit(runs, output, ["study", "--config", "s.yaml", "--slurm"], ["--time=1:00"], at_once=4) == "77"
     first, then = calls.read_text().splitlines()
     assert "--array=0-4%4" in first
     assert "--signal=SIGUSR1@90" in first
@@ -190,22 +190,22 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(study: Study, cluster: Path)
 
     script(cluster / "squeue", 'echo "77_1 anlit R"')
     with pytest.raises(UserError, match="job array 77 still has runs"):
-        slurm.submit(runs, output, [], [], 0)
+        submit(runs, output, [], [], 0)
 
     (cluster / "train.sbatch").write_text('printf "%s\\n" "$@" > options')
-    array = (output / "slurm" / "array-0.sbatch").read_text().replace(str(slurm.TRAIN), "train.sbatch")
+    array = (output / "slurm" / "array-0.sbatch").read_text().replace(str(launch.TRAIN), "train.sbatch")
     subprocess.run(["bash", "-c", array], env=os.environ | {"SLURM_ARRAY_TASK_ID": "1"}, check=True)
     assert (cluster / "options").read_text().splitlines() == runs[2].options(output / runs[2].name)
 
     for run in runs:
         finished(output / run.name)
-    assert slurm.submit(runs, output, [], [], 0) is None
+    assert submit(runs, output, [], [], 0) is None
 
 
 def test_slurm_without_sbatch_or_refused_is_told(study: Study, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(cluster))
     with pytest.raises(UserError, match="sbatch is not here"):
-        slurm.submit(study.tuning_runs(), cluster / "out", [], [], 0)
+        submit(study.tuning_runs(), cluster / "out", [], [], 0)
     script(cluster / "sbatch", "echo 'no such partition' >&2\nexit 1")
     with pytest.raises(UserError, match="no such partition"):
-        slurm.submit(study.tuning_runs(), cluster / "out", [], [], 0)
+        submit(study.tuning_runs(), cluster / "out", [], [], 0)

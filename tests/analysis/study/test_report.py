@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -61,53 +60,35 @@ def results(study: Study) -> StudyResults:
     return results_of(study, Path("out"), COMMAND)
 
 
-class Tables(HTMLParser):
-    """Every table row of a page as a list of its cells' text, and every picture's source."""
+class Page:
+    """A report in Markdown: its text, the rows of its tables, and the names of its pictures."""
 
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.pictures: list[str] = []
-        self._cell = False
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-            self._cell = True
-        if tag == "img":
-            self.pictures.append(dict(attributes)["src"])
-
-    def handle_endtag(self, tag):
-        self._cell = self._cell and tag not in ("td", "th")
-
-    def handle_data(self, data):
-        if self._cell:
-            self.rows[-1][-1] += data
+    def __init__(self, path: Path) -> None:
+        self.path, self.text = path, path.read_text()
+        lines = [line for line in self.text.splitlines() if line.startswith("|") and "---" not in line]
+        self.rows = [[re.sub(r"[`*]", "", cell).strip() for cell in line.strip("|").split("|")] for line in lines]
+        self.pictures = re.findall(r"^!\[.*\]\((.*)\)$", self.text, re.MULTILINE)
 
     def row(self, first: str, columns: int) -> list[str]:
         return next(row for row in self.rows if row[0].startswith(first) and len(row) == columns)
 
 
-def report(study: Study) -> Tables:
-    return Tables(write(results(study)).read_text())
+def report(study: Study) -> Page:
+    return Page(write(results(study)).with_suffix(".md"))
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study's report; tests only read it."""
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The report of a study whose arms took steps in turns; tests only read it."""
     folder = tmp_path_factory.mktemp("study")
     write_configs(folder)
     with contextlib.chdir(folder):
-        write(results(trained(folder)))
-    return folder / "out"
-
-
-@pytest.fixture
-def page(reported: Path) -> Tables:
-    return Tables((reported / "report.html").read_text())
+        study = trained(folder)
+        arms = [{"key": results(study).group(arm).key, "seconds_per_token": [1.0 + 0.25 * (arm.base == "angpt")] * 6}
+                for arm in study.arms]  # fmt: skip
+        (folder / "out" / FILE).write_text(json.dumps({"hardware": HARDWARE, "arms": arms}))
+        report(study)
+    return Page(folder / "out" / "report.md")
 
 
 def speed_ups() -> list[float]:
@@ -119,15 +100,15 @@ def speed_ups() -> list[float]:
     return ratios
 
 
-def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Tables) -> None:
+def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Page) -> None:
     ours, theirs = ([SAID[arm, seed] for seed in SEEDS] for arm in ("angpt", "gpt"))
     row, logs = page.row("anGPT", 11), stats.ttest_1samp(np.log(speed_ups()), 0)
     assert row[1] == "3"
     assert row[3] == f"{fmean(ours):.4f} ± {stdev(ours):.4f}"
-    interval = logs.confidence_interval()
-    words = f"{stats.gmean(speed_ups()):.2f} ({math.exp(interval.low):.2f} … {math.exp(interval.high):.2f})"
+    mean, (low, high) = stats.gmean(speed_ups()), np.exp(logs.confidence_interval())
+    words = f"{mean:.2f} ({low:.2f} … {high:.2f})"
     assert row[7] == words
-    assert row[9:] == ["–", "–"]
+    assert row[9:] == ["1.25 (1.25 … 1.25)", f"{mean / 1.25:.2f} ({low / 1.25:.2f} … {high / 1.25:.2f})"]
 
     test = stats.ttest_rel(ours, theirs)
     low, high = test.confidence_interval()
@@ -136,18 +117,7 @@ def test_losses_speed_ups_and_tests_are_those_of_the_run_folders(page: Tables) -
     assert page.row("anGPT", 8)[7] == f"{words}, p = {logs.pvalue:.4f}"
 
 
-def test_steps_that_were_timed_give_a_speed_up_in_wall_clock(folder: Path) -> None:
-    study = trained(folder)
-    arms = [{"key": results(study).group(arm).key, "seconds_per_token": [1.0 + 0.25 * (arm.base == "angpt")] * 6}
-            for arm in study.arms]  # fmt: skip
-    (folder / "out" / FILE).write_text(json.dumps({"hardware": HARDWARE, "arms": arms}))
-    row = report(study).row("anGPT", 11)
-    assert row[9] == "1.25 (1.25 … 1.25)"
-    assert row[10].startswith(f"{stats.gmean(speed_ups()) / 1.25:.2f} (")
-    assert json.loads((folder / "out" / "report.json").read_text())["paired_steps"]["arms"] == arms
-
-
-def test_tuning_names_the_best_the_failed_and_the_edges(page: Tables) -> None:
+def test_tuning_names_the_best_the_failed_and_the_edges(page: Page) -> None:
     tuned = {row[0]: row for row in page.rows if row[1:2] == ["3 of 3"]}
     assert tuned["GPT+"][1:] == ["3 of 3", "0", "lr=0.2", "3.4000", "3.5000", "inside the grid"]
     assert tuned["anGPT"][1:5] == ["3 of 3", "1", "lr=0.2", "3.4000"]
@@ -155,19 +125,14 @@ def test_tuning_names_the_best_the_failed_and_the_edges(page: Tables) -> None:
     assert any(row[1] == "UserError: the loss became NaN" and row[0].startswith("angpt_lr=0.4") for row in page.rows)
 
 
-def test_the_page_travels_alone_and_its_twin_says_the_same(page: Tables, reported: Path) -> None:
-    assert page.pictures
-    assert all(source.startswith("data:image/png;base64,") for source in page.pictures)
-    text, html = (reported / "report.md").read_text(), (reported / "report.html").read_text()
+def test_the_page_travels_alone_and_its_twins_say_the_same(page: Page) -> None:
+    html = page.path.with_suffix(".html").read_text()
+    assert html.count("<tr>") == len(page.rows)
+    assert html.count('src="data:image/png;base64,') == len(page.pictures) == 1
     assert "://" not in re.sub(r"data:image[^\"]*", "", html)
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
-    ]
-    plain = [[re.sub(r"[`*]", "", cell) for cell in row] for row in cells if set("".join(row)) - set("-: ")]
-    assert plain == [[re.sub(r"[`*]", "", cell.strip()) for cell in row] for row in page.rows]
     for needed in ("0123456789", "test cpu, 2 cores", "content_sha256 c0", f"`{COMMAND}`", "seed=0"):
-        assert needed in text
-    raw = json.loads((reported / "report.json").read_text())
+        assert needed in page.text.replace("\\", "")
+    raw = json.loads(page.path.with_suffix(".json").read_text())
     assert raw["selected"] == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
     (compared,) = raw["comparisons"]
     assert compared["groups"][1]["final_loss"]["values"] == pytest.approx([3.30, 3.36, 3.31])
@@ -176,9 +141,9 @@ def test_the_page_travels_alone_and_its_twin_says_the_same(page: Tables, reporte
     assert ends == [("GPT+", 3.49), ("GPT+", 3.50), ("GPT+", 3.53), ("anGPT", 3.30), ("anGPT", 3.31), ("anGPT", 3.36)]
 
 
-def test_a_recorded_report_is_computed_again_from_its_curves(reported: Path, tmp_path: Path) -> None:
+def test_a_recorded_report_is_computed_again_from_its_curves(page: Page, tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
-    shutil.copytree(reported, folder, ignore=shutil.ignore_patterns("g*", "a*", "*.png"))
+    shutil.copytree(page.path.parent, folder, ignore=shutil.ignore_patterns("g*", "a*", "*.png"))
     record = json.loads((folder / "report.json").read_text())
     expected = record["comparisons"][0]["groups"][1]["speedup_tokens"]["values"]
     record["comparisons"][0]["groups"][1]["speedup_tokens"]["values"] = [9.0]
@@ -195,7 +160,7 @@ def test_a_recorded_report_is_computed_again_from_its_curves(reported: Path, tmp
 
 
 def test_a_study_does_not_write_over_the_report_of_another(folder: Path) -> None:
-    write(results(trained(folder)))
+    report(trained(folder))
     (folder / "other.yaml").write_text((folder / "study.yaml").read_text())
     with pytest.raises(UserError, match="report of another study"):
         main(["--config", "other.yaml", "--output", "out", "--report_only"])

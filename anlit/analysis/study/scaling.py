@@ -1,4 +1,4 @@
-"""Scaling laws: the loss over parameters N and tokens D, and over compute C, with bootstrap intervals.
+"""The section `scaling`: laws of the loss over parameters N and tokens D, and over compute C, for each architecture.
 
     L(N, D) = E + A/N^a + B/D^b
 
@@ -13,10 +13,17 @@ Intervals are percentiles over fits to runs that are drawn with replacement. Wit
 
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 from scipy import optimize, special
+
+from anlit.analysis.study.results import StudyResults
+from anlit.reporting.figure import COLUMN, line_styles, save, style
+from anlit.reporting.table import NONE, markdown_table
 
 Array = NDArray[np.float64]
 HUBER_DELTA = 1e-3
@@ -28,6 +35,13 @@ STARTS = tuple(itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.5), (0.2, 0.6)
 BOUNDS = ((-30.0, -30.0, -10.0, 0.01, 0.01), (10.0, 10.0, 5.0, 3.0, 3.0))
 """Of the loss's parts at the middle run, log E, a, b."""
 QUANTILES = (0.025, 0.975)
+BEYOND = 10.0
+"""The frontier is drawn, dotted, up to this multiple of the largest compute."""
+EXPONENTS = {
+    "a": "a (of N)", "b": "b (of D)", "parameters_exponent": "N* ∝ C^", "compute_exponent": "L(C) − E ∝ C^−", "E": "E",
+}  # fmt: skip
+Runs = dict[str, Array]
+"""Architecture → parameters, tokens and final losses of its runs, (3, runs)."""
 
 
 @dataclass(frozen=True)
@@ -134,3 +148,91 @@ def fit(parameters: Array, tokens: Array, losses: Array, resamples: int = 200, s
 
 def _is_determined(parameters: Array, tokens: Array) -> bool:
     return len(np.unique(parameters)) >= 3 and len(np.unique(tokens)) >= 3
+
+
+def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
+    """Option: `resamples` of the bootstrap (100). Every run of every seed counts; N is the number of all parameters."""
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    for point in results.points():
+        for loss in point.losses if "parameters" in point.values else ():
+            row = point.number("parameters"), point.number("tokens"), loss
+            rows.setdefault(results.study.title_of(point.arm.base), []).append(row)
+    runs = {title: np.array(of).T for title, of in rows.items()}
+    fits, notes = {}, []
+    for title, of in runs.items():
+        try:
+            fits[title] = fit(of[0], of[1], of[2], options.get("resamples", 100))
+        except ValueError as error:
+            notes.append(f"- {title}: no law, because {error}.")
+    parts = [
+        "## Scaling",
+        "L(N, D) = E + A/N^a + B/D^b over parameters N and training tokens D, fitted to every finished run as in "
+        "arXiv 2203.15556; L(C) is its lowest value with 6·N·D = C FLOPs. Intervals: 95 %, bootstrap over runs.",
+        "\n".join(notes),
+    ]
+    if not fits:
+        return parts
+    path = results.output / "scaling.png"
+    draw(runs, fits, path)
+    largest = max(_flops(of).max() for of in runs.values())
+    return [
+        *parts,
+        f"![loss over compute]({path.name})",
+        "Dots are runs, lines the laws' compute-optimal loss; **dotted beyond the largest run: extrapolated**, as is "
+        "where no run is near the best split of N and D.",
+        markdown_table(["", *EXPONENTS.values(), "runs"], [
+            [title, *(_exponent(law, name) for name in EXPONENTS), str(runs[title].shape[1])]
+            for title, law in fits.items()
+        ]),
+        f"Compute-optimal predictions; those beyond {largest:.2g} FLOPs are extrapolated:",
+        markdown_table(["", "FLOPs", "N*", "D*", "L(C)", "95 % interval", ""], [
+            _prediction(title, law, flops, "extrapolated" if flops > largest else "")
+            for flops in (largest / 10, largest, largest * BEYOND) for title, law in fits.items()
+        ]),
+    ]  # fmt: skip
+
+
+def draw(runs: Runs, fits: dict[str, Fit], path: Path) -> None:
+    """Writes loss over compute: runs as dots, L(C) as lines with bands, dotted where extrapolated."""
+    styles = line_styles(list(runs))
+    heights: list[float] = []
+    with style(8):
+        figure, ax = plt.subplots(figsize=(COLUMN, 2.9))
+        for title, of in runs.items():
+            colour, marker, _ = styles[title]
+            flops, losses = _flops(of), of[2]
+            heights += [*losses]
+            ax.plot(flops, losses, marker, color=colour, markersize=3.5, alpha=0.6, linestyle="none", label=title)
+            if title not in fits:
+                continue
+            for low, high, line in ((flops.min(), flops.max(), "-"), (flops.max(), BEYOND * flops.max(), ":")):
+                fine = np.geomspace(low, high, 60)
+                heights += [*(law := fits[title].law.loss_of_compute(fine))]
+                ax.plot(fine, law, line, color=colour, linewidth=1.2)
+                ax.fill_between(fine, *fits[title].band(fine), color=colour, alpha=0.13, linewidth=0)
+        margin = 0.08 * (max(heights) - min(heights))
+        ax.set(xscale="log", ylim=(min(heights) - margin, max(heights) + margin),
+               xlabel="training compute (6 N D, FLOPs)", ylabel="validation loss (nats per token)")  # fmt: skip
+        ax.grid()
+        figure.legend(loc="outside lower center", ncols=3, title="marks: runs; lines: best split of N and D;\n"
+                      "dotted: extrapolated; bands: 95 % of the bootstrap's laws")  # fmt: skip
+        save(figure, path)
+
+
+def _exponent(fit: Fit, name: str) -> str:
+    interval = fit.interval(name)
+    return f"{getattr(fit.law, name):.3f}" + (f" ({interval[0]:.3f} … {interval[1]:.3f})" if interval else "")
+
+
+def _prediction(title: str, fit: Fit, flops: float, note: str) -> list[str]:
+    n, d = fit.law.best_split(flops)
+    interval = NONE
+    if fit.resampled:
+        (low,), (high,) = fit.band(np.array([flops]))
+        interval = f"{low:.3f} … {high:.3f}"
+    loss = f"{float(fit.law.loss_of_compute(flops)):.3f}"
+    return [title, f"{flops:.2g}", f"{float(n):.2g}", f"{float(d):.2g}", loss, interval, note]
+
+
+def _flops(of: Array) -> Array:
+    return 6 * of[0] * of[1]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anlit.analysis.scaling import Law, fit, fit_law
+from anlit.analysis.study.scaling import Law, fit, fit_law
 
 TRUE = Law(E=1.69, A=406.4, B=410.7, a=0.34, b=0.28)
 
