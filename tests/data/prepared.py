@@ -19,56 +19,41 @@ def write_stream(folder: Path, tokens: np.ndarray, chunk_tokens: int) -> dict[st
     for number, first in enumerate(range(0, len(tokens), chunk_tokens)):
         body = tokens[first : first + chunk_tokens].astype(tokens.dtype.newbyteorder("<")).tobytes()
         content = np.array([1, 12, 12 + len(body)], dtype="<u4").tobytes() + body
-        name = f"chunk-0-{number}.bin"
+        name, size = f"chunk-0-{number}.bin", {"chunk_bytes": len(content), "chunk_size": 1}
         (folder / name).write_bytes(content)
-        dim = len(body) // tokens.itemsize
-        entry = {
-            "chunk_bytes": len(content),
-            "chunk_size": 1,
-            "dim": dim,
-            "filename": name,
-            "crc32": zlib.crc32(content),
-        }
-        chunks.append(entry)
+        chunks.append({**size, "dim": len(body) // tokens.itemsize, "filename": name, "crc32": zlib.crc32(content)})
     (folder / "index.json").write_text(json.dumps({"chunks": chunks, "config": {}, "updated_at": "0"}))
-    return {
-        "documents": int((tokens == END).sum()),
-        "bytes": 3 * len(tokens),
-        "tokens": len(tokens),
-        "chunks": len(chunks),
-    }
+    documents = int((tokens == END).sum())
+    return {"documents": documents, "bytes": 3 * len(tokens), "tokens": len(tokens), "chunks": len(chunks)}
 
 
 def write_prepared(
     folder: Path, streams: dict[str, np.ndarray], chunk_tokens: int = 1000, **changes: Any
 ) -> dict[str, np.ndarray]:
     """A prepared folder; `streams` are named "train", "val" or "train/subset" …; returned as they were given."""
-    manifest: dict[str, Any] = {}
+    splits: dict[str, dict[str, Any]] = {}
     for name, tokens in streams.items():
         split, _, subset = name.partition("/")
         counts = write_stream(folder / name, tokens, chunk_tokens)
-        whole = manifest.setdefault(split, dict.fromkeys(counts, 0))
+        whole = splits.setdefault(split, dict.fromkeys(counts, 0))
         whole |= {key: whole[key] + value for key, value in counts.items()}
         if subset:
             whole.setdefault("subsets", {})[subset] = counts
     hashes = {name: zlib.crc32(tokens.tobytes()) for name, tokens in streams.items()}
-    splits = list(manifest)
-    totals = {key: sum(manifest[split][key] for split in splits) for key in ("documents", "bytes", "tokens")}
-    manifest |= {
+    manifest = {
+        **splits,
         "format_version": 2,
         "corpus": "test",
         "settings": {},
         "command": "anlit prepare Test --path data/test",
-        "splits": splits,
-        **totals,
+        "splits": list(splits),
+        **{key: sum(counts[key] for counts in splits.values()) for key in ("documents", "bytes", "tokens")},
         "vocab_size": max(VOCABULARY, 1 + max(int(tokens.max(initial=0)) for tokens in streams.values())),
         "dtype": next(iter(streams.values())).dtype.name,
         "end_of_document": END,
         "document_token_at": "end",
         "tokenizer_sha256": None,
         "content_sha256": hashlib.sha256(json.dumps(hashes).encode()).hexdigest(),
-        "skipped": {},
-        "versions": {},
         **changes,
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -66,16 +64,11 @@ def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
     return path
 
 
-def text_file_source(folder: Path, texts: list[str], kind: str) -> str:
-    """The texts as files of a kind; the pattern for them."""
-    folder.mkdir()
+def text_file_source(folder: Path, texts: list[str]) -> str:
+    """The texts as files of JSON lines; the pattern for them."""
     for number, part in enumerate(cut(texts, 4)):
-        path = folder / f"{number}{kind}"
-        if kind == ".parquet":
-            pq.write_table(pa.table({"content": pa.array(part, pa.string())}), path, row_group_size=5)
-        else:
-            path.write_bytes(b"".join(json_lines(part, field="content")))
-    return f"*{kind}"
+        write(folder / f"{number}.jsonl", b"".join(json_lines(part, field="content")))
+    return "*.jsonl"
 
 
 def write_texts(folder: Path, texts: list[str]) -> Path:

@@ -40,13 +40,10 @@ def edit(path: Path, change: Callable[[Any], Any]) -> None:
     path.write_text(json.dumps(content))
 
 
-def in_manifest(*keys: str, **changes: Any) -> Change:
-    """Of the split that `keys` names, if one."""
-
-    def change(content: dict[str, Any]) -> None:
-        (content[keys[0]] if keys else content).update(changes)
-
-    return lambda folder: edit(folder / MANIFEST, change)
+def in_manifest(split: str = "", **changes: Any) -> Change:
+    return lambda folder: edit(
+        folder / MANIFEST, lambda content: (content[split] if split else content).update(changes)
+    )
 
 
 def in_index(**changes: Any) -> Change:
@@ -62,22 +59,13 @@ def without(name: str) -> Change:
     return lambda folder: (folder / name).unlink()
 
 
-def cut_short(folder: Path) -> None:
-    os.truncate(folder / CHUNK, 1000)
-
-
 def a_pipe(name: str) -> Change:
     """Reading it would wait for ever."""
-
-    def change(folder: Path) -> None:
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-
-    return change
+    return lambda folder: [(folder / name).unlink(), os.mkfifo(folder / name)]
 
 
-def too_large(folder: Path) -> None:
-    os.truncate(folder / MANIFEST, 10**12)
+def of_size(name: str, size: int) -> Change:
+    return lambda folder: os.truncate(folder / name, size)
 
 
 def claims_tokens(folder: Path) -> None:
@@ -97,7 +85,7 @@ FOLDERS: dict[str, tuple[Change, str]] = {
        for text in ("{", "[]", "{}", '{"chunks": [{}]}', '{"chunks": []}')},
     "no index": (without(INDEX), r"index\.json is damaged \(it is missing\)"),
     "no chunk": (without(CHUNK), r"chunk-0-0\.bin is damaged \(it is missing\)"),
-    "a chunk cut short": (cut_short, r"chunk-0-0\.bin is damaged \(it has 1,000 bytes .*anlit prepare"),
+    "a chunk cut short": (of_size(CHUNK, 1000), r"chunk-0-0\.bin is damaged \(it has 1,000 bytes .*anlit prepare"),
     "a hash that is a path": (in_manifest(content_sha256="../../../../out"), r"manifest\.json "),
     "a subset that is a path": (in_manifest("train", subsets={"../../out": COUNTS}), r"manifest\.json "),
     "a split that is a path": (in_manifest(splits=["train", "val", "../out"]), r"manifest\.json "),
@@ -109,7 +97,7 @@ FOLDERS: dict[str, tuple[Change, str]] = {
     "more tokens than bytes": (claims_tokens, r"says [\d,]+ bytes and tokens that take 2,000,000,000,012\)"),
     "a pipe for the manifest": (a_pipe(MANIFEST), r"json is damaged \(it is no file\)"),
     "a pipe for the index": (a_pipe(INDEX), r"json is damaged \(it is no file\)"),
-    "a manifest without end": (too_large, r"manifest\.json is damaged \(it has more than 268,435,456 bytes\)"),
+    "a manifest without end": (of_size(MANIFEST, 10**12), r"json is damaged \(it has more than 268,435,456 bytes\)"),
 }  # fmt: skip
 
 

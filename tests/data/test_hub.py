@@ -1,10 +1,7 @@
 """Corpora from the hub (a server on this machine): the same shards as from a copy, and refusals in one sentence."""
 
 import gzip
-import os
-import signal
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,22 +17,19 @@ from anlit.data.preparation.hub import HubFiles, fetch_tokenizer
 from anlit.data.preparation.recipes import HUB_TOKENIZERS, Recipe
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.hub_server import COMMIT, HubServer, serving
 from tests.data.layouts import documents, json_lines, write
 from tests.data.modules import ready
 from tests.data.preparing import (
     SIZES,
-    finish,
     hashes,
     interrupted,
     make,
     read_files,
     read_texts,
     recipe_of,
-    start_command,
     train_tokenizer,
-    wait_for,
 )
+from tests.data.servers import COMMIT, Hub, serving_hub
 
 REPOSITORIES = {
     "SlimPajama": "cerebras/SlimPajama-627B",
@@ -75,8 +69,8 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(repositories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with serving(monkeypatch, repositories, tmp_path / "cache") as running:
+def server(repositories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving_hub(monkeypatch, repositories, tmp_path / "cache") as running:
         yield running
 
 
@@ -85,22 +79,22 @@ def from_hub(corpus: str) -> Recipe:
 
 
 @pytest.mark.parametrize("corpus", list(REPOSITORIES))
-def test_the_hub_gives_what_a_copy_gives(corpus: str, server: HubServer, tmp_path: Path) -> None:
+def test_the_hub_gives_what_a_copy_gives(corpus: str, server: Hub, tmp_path: Path) -> None:
     manifest = make(tmp_path / "out", from_hub(corpus), workers=2)
     name = HUB_TOKENIZERS["gpt-neox" if corpus == "SlimPajama" else "gpt2"]
-    own = {"tokenizer": str(server.folder / "models" / name / "tokenizer.json"), **OPTIONS.get(corpus, {})}
-    source = server.folder / "datasets" / REPOSITORIES[corpus]
+    own = {"tokenizer": str(server.root / "models" / name / "tokenizer.json"), **OPTIONS.get(corpus, {})}
+    source = server.root / "datasets" / REPOSITORIES[corpus]
     copy = make(tmp_path / "copy", recipe_of(corpus, source, SIZES, **own))
     differ = {name for name, _ in hashes(tmp_path / "out").items() ^ hashes(tmp_path / "copy").items()}
     assert differ == {"manifest.json", "tasks/plan.json"}  # in where the files came from
     assert manifest["content_sha256"] == copy["content_sha256"]
     assert manifest["commit"] == COMMIT
     assert (manifest["settings"]["repository"], manifest["settings"]["revision"]) == (REPOSITORIES[corpus], "main")
-    server.refusal = (503, None)  # a finished folder needs no hub
+    server.refusal = (503, "")  # a finished folder needs no hub
     assert make(tmp_path / "out", from_hub(corpus)) == manifest
 
 
-def test_any_data_set_by_name(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_data_set_by_name(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     named = ["--repo", "allenai/c4", "--files", "en/*.json.gz", "--text_field", "content", "--val_fraction", "0.2"]
     assert main(["prepare", "Hub", *named]) == 0
@@ -111,7 +105,7 @@ def test_any_data_set_by_name(server: HubServer, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_going_on_holds_to_the_commit_that_was_begun_with(server: HubServer, tmp_path: Path, lost: bool) -> None:
+def test_going_on_holds_to_the_commit_that_was_begun_with(server: Hub, tmp_path: Path, lost: bool) -> None:
     """Also where a finished folder is mended: the branch may have moved."""
     make(tmp_path / "undisturbed", from_hub("FineWeb"))
     if lost:
@@ -126,7 +120,7 @@ def test_going_on_holds_to_the_commit_that_was_begun_with(server: HubServer, tmp
     assert hashes(tmp_path / "out") == hashes(tmp_path / "undisturbed")
 
 
-def test_a_file_that_is_cut_is_fetched_once(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_cut_is_fetched_once(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And removed when its last part is done."""
     most = 0
 
@@ -145,7 +139,7 @@ def test_a_file_that_is_cut_is_fetched_once(server: HubServer, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("name", ["fineweb_train_../../../../precious.bin", "/precious.bin"])
-def test_a_listing_that_leads_out_of_the_folder(name: str, server: HubServer, tmp_path: Path) -> None:
+def test_a_listing_that_leads_out_of_the_folder(name: str, server: Hub, tmp_path: Path) -> None:
     """Each file of the listing is written, and removed when it has been read."""
     server.names = [name]
     (tmp_path / "precious.bin").write_text("keep")
@@ -155,21 +149,7 @@ def test_a_listing_that_leads_out_of_the_folder(name: str, server: HubServer, tm
     assert not [path for path in tmp_path.rglob("*.bin") if path.name != "precious.bin"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_control_c_does_not_wait_for_a_download(server: HubServer, tmp_path: Path, workers: int) -> None:
-    server.held, server.drops = threading.Event(), [100] * 1000
-    arguments = ["prepare", "FineWebBin", "--output", str(tmp_path / "out"), "--tokenizer", "none"]
-    process = start_command([*arguments, "--workers", str(workers)], tmp_path / "output")
-    wait_for(lambda: len(server.drops) < 1000)
-    os.killpg(process.pid or 0, signal.SIGINT)
-    assert finish(process, 15) == 1  # the download stands still for longer
-    server.held.set()
-    assert (tmp_path / "output").read_text().endswith("is kept, repeat the command to go on.\n")
-    server.drops.clear()
-    assert make(tmp_path / "out", recipe_of("FineWebBin", None, {}, tokenizer="none"))["documents"] == 60
-
-
-def test_a_dropped_connection_and_damage_on_the_way(server: HubServer, tmp_path: Path) -> None:
+def test_a_dropped_connection_and_damage_on_the_way(server: Hub, tmp_path: Path) -> None:
     make(tmp_path / "undisturbed", from_hub("OpenWebText"))
     server.damaged = 1
     with pytest.raises(UserError, match=r"plain_text/.* of the dataset .* arrived damaged \(.*SHA-256 .*network"):
@@ -184,16 +164,14 @@ def test_a_dropped_connection_and_damage_on_the_way(server: HubServer, tmp_path:
     ("refusal", "attempts", "message"),
     [
         ((401, "GatedRepo"), 1, "asks for consent before it gives the dataset allenai/c4: accept the terms"),
-        ((403, None), 1, r"no dataset allenai/c4, or it is private \(status 403\): log in with .* or set HF_TOKEN"),
+        ((403, ""), 1, r"no dataset allenai/c4, or it is private \(status 403\): log in with .* or set HF_TOKEN"),
         ((401, "RepoNotFound"), 1, "has no dataset allenai/c4, or it is private .*HF_TOKEN, or prepare from a local"),
         ((404, "RevisionNotFound"), 1, "no revision main of it: set --revision"),
-        ((503, None), 4, r"fails to give the dataset allenai/c4 \(status 503\): try again later, or prepare"),
-        ((429, None), 4, r"fails to give the dataset allenai/c4 \(status 429\)"),
+        ((503, ""), 4, r"fails to give the dataset allenai/c4 \(status 503\): try again later, or prepare"),
+        ((429, ""), 4, r"fails to give the dataset allenai/c4 \(status 429\)"),
     ],
 )
-def test_a_refusal_is_one_sentence(
-    server: HubServer, refusal: tuple[int, str | None], attempts: int, message: str
-) -> None:
+def test_a_refusal_is_one_sentence(server: Hub, refusal: tuple[int, str], attempts: int, message: str) -> None:
     server.refusal = refusal
     with pytest.raises(UserError, match=message) as caught:
         HubFiles("allenai/c4").listing()
@@ -201,9 +179,9 @@ def test_a_refusal_is_one_sentence(
     assert len(server.asked) == attempts
 
 
-def test_a_hub_and_a_store_that_are_busy_for_a_while(server: HubServer, tmp_path: Path) -> None:
+def test_a_hub_and_a_store_that_are_busy_for_a_while(server: Hub, tmp_path: Path) -> None:
     """Machines of one preparation may begin together; a link's signature may have expired."""
-    server.refusal, server.failing = (429, None), 3
+    server.refusal, server.failing = (429, ""), 3
     source = HubFiles("kjj0/fineweb10B-gpt2", patterns=["*.bin"])
     file, other, *_ = source.listing().files
     server.store_refusals = 2
@@ -226,8 +204,8 @@ def test_nobody_there_and_nobody_who_answers(monkeypatch: pytest.MonkeyPatch) ->
         HubFiles("allenai/c4").listing()
 
 
-def test_something_else_answers(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.data.hub_server.json.dumps", lambda content: "<html>log in</html>")
+def test_something_else_answers(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.data.servers.json.dumps", lambda content: "<html>log in</html>")
     with pytest.raises(UserError, match=r"cannot be reached .*: check the network, HF_ENDPOINT and proxies"):
         HubFiles("allenai/c4").listing()
 
@@ -238,12 +216,12 @@ def test_something_else_answers(server: HubServer, monkeypatch: pytest.MonkeyPat
      (False, "The hub fails to give the dataset cerebras/SlimPajama-627B (status 503)")],
 )  # fmt: skip
 def test_a_hub_that_is_not_there(
-    offline: bool, says: str, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    offline: bool, says: str, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """By the command, which works in the same place when the hub is there again."""
     command = ["prepare", "SlimPajama", "--output", str(tmp_path / "out")]
-    server.refusal = (503, None)
+    server.refusal = (503, "")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     assert main(command) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
@@ -254,7 +232,7 @@ def test_a_hub_that_is_not_there(
     assert main(command) == 0
 
 
-def test_a_tokenizer_is_fetched_once(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_is_fetched_once(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fetch_tokenizer("openai-community/gpt2")
     with pytest.raises(UserError, match=r"The hub has no model nobody/none.*: log in .*, or give a local tokenizer"):
         fetch_tokenizer("nobody/none")

@@ -212,7 +212,7 @@ def test_options_that_leave_a_split_empty(tmp_path: Path) -> None:
         make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", **options))
     make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", val_tokens=5, **options))
     options |= {"pattern": "*.jsonl", "text_field": "content"}
-    text_file_source(tmp_path / "text", [f"text {number}" for number in range(40)], ".jsonl")
+    text_file_source(tmp_path / "text", [f"text {number}" for number in range(40)])
     with pytest.raises(UserError, match=r"leaves no document for val, .*--val_fraction"):
         make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=1e-9, **options))
     make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=0.5, **options))

@@ -240,7 +240,7 @@ def test_the_trained_tokenizer_has_seen_the_training_part_only(tmp_path: Path, k
     if kind == ".txt":
         write_texts(tmp_path / "text", some)
     else:
-        options = {"pattern": text_file_source(tmp_path / "text", some, kind), "text_field": "content"}
+        options = {"pattern": text_file_source(tmp_path / "text", some), "text_field": "content"}
     make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", vocab_size=320, val_fraction=0.2, **options))
     train, val = (read_texts(tmp_path / "out", split) for split in ("train", "val"))
     stored = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).to_str()

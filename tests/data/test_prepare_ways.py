@@ -140,7 +140,7 @@ def test_a_cluster_that_is_not_there(
 @pytest.mark.parametrize("task_bytes", [1000, 1 << 30])
 def test_the_size_of_tasks_does_not_change_the_tokens(tokenizer: str, tmp_path: Path, task_bytes: int) -> None:
     some = list(documents(80, seed=9))[10:]
-    pattern = text_file_source(tmp_path / "text", some, ".jsonl")
+    pattern = text_file_source(tmp_path / "text", some)
     sizes = SMALL | {"task_bytes": task_bytes}
     options = {"pattern": pattern, "text_field": "content", "tokenizer": tokenizer, "val_fraction": 0.2}
     make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", sizes, **options))

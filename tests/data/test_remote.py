@@ -25,7 +25,7 @@ from anlit.data.storage.shards import sources_of
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from tests.data.modules import blocks_of, ready
-from tests.data.object_store import ObjectStore, serving
+from tests.data.servers import ObjectStore, serving
 
 ADDRESS = "s3://bucket/corpus"
 
@@ -41,7 +41,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     """One server for all, because to make a client for a new one takes long."""
-    with serving(tmp_path_factory.mktemp("served")) as running:
+    with serving(ObjectStore(tmp_path_factory.mktemp("served"))) as running:
         yield running
     remote._downloader.cache_clear()
 
