@@ -13,7 +13,7 @@ import torch
 from anlit.attention.backends import BACKENDS
 from anlit.attention.documents import Documents
 from anlit.attention.trial import Inputs, prepare, random_documents, relative_errors, wrong
-from anlit.benchmarks.harness import Case, Group, NotTimedError, Ready, Record, Row, measure, publish
+from anlit.benchmarks.harness import Benchmark, Case, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import DTYPES, MECHANISMS, device_of, names, numbers, parse, parser_of
 from anlit.benchmarks.timing import matrix_peak
 from anlit.sentences import ToolParser
@@ -89,10 +89,10 @@ def group_of(shape: Shape, given: argparse.Namespace, device: torch.device) -> G
     """All entrants on one shape."""
     build = partial(_build, shape, DTYPES[given.dtype], device)
     cases = [
-        Case(f"{mechanism}, {kernel}", build, {"mechanism": mechanism, "kernel": kernel})
+        Case(f"{mechanism}, {kernel}", build, {"mechanism": mechanism, "kernel": kernel, "shape": vars(shape)})
         for mechanism, kernel in given.entrants
     ]
-    return Group(shape.label, cases, {"shape": vars(shape)})
+    return shape.label, cases
 
 
 def _build(shape: Shape, dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row]) -> Ready:
@@ -129,10 +129,10 @@ def main(argv: list[str]) -> int:
     device = device_of(given)
     if device.type == "cpu":
         torch.set_flush_denormal(True)  # as a run does
-    record = Record("attention", argv, given.output, device, settings=vars(given))
-    record.keep(peak_flops_per_second=matrix_peak(device, DTYPES[given.dtype]))
-    measure((group_of(shape, given, device) for shape in shapes_of(given)), record, given.rounds, given.minutes)
-    publish(record, "first", {"error": lambda row: f"{max(row['error'].values()):.0e}"})
+    benchmark = Benchmark("attention", argv, given, device)
+    benchmark.keep(peak_flops_per_second=matrix_peak(device, DTYPES[given.dtype]))
+    benchmark.measure(group_of(shape, given, device) for shape in shapes_of(given))
+    benchmark.publish("first", {"error": lambda row: f"{max(row['error'].values()):.0e}"})
     return 0
 
 

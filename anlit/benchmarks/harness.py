@@ -2,10 +2,10 @@
 
 A row has `label` and the facts of its case. If it is not timed it has a `reason`, else `seconds` (by kind: median,
 quartiles, values of the rounds, and whether they are steady), `ratio` (by kind: its time over that of the base, paired
-by round), `clocks` (MHz and W of a GPU after each of its turns, the median) and `peak_bytes`. The record is written
-after every case and every round.
+by round), `clocks` (MHz and W of a GPU after each of its turns, the median) and `peak_bytes`.
 """
 
+import argparse
 import gc
 import math
 import os
@@ -21,15 +21,7 @@ import torch
 from torch import Tensor
 
 from anlit.attention.trial import seconds_of_calls
-from anlit.benchmarks.timing import (
-    Seconds,
-    alternate,
-    clocks,
-    paired_ratio,
-    peak_bytes,
-    quartiles,
-    warm_up,
-)
+from anlit.benchmarks.timing import Seconds, alternate, clocks, paired_ratio, peak_bytes, quartiles, warm_up
 from anlit.reporting.files import output_folder, write_json, write_text
 from anlit.reporting.provenance import environment
 from anlit.reporting.table import NONE, Table, console
@@ -66,6 +58,13 @@ class Ready:
     kept: Callable[[], Iterable[Tensor]] = tuple
     turn_seconds: float = TURN_SECONDS
 
+    def turn(self, device: torch.device) -> Callable[[], Seconds]:
+        """A turn of all calls, each repeated as often as it takes for the turn's length."""
+        repeats = {}
+        for kind, call in self.calls.items():
+            repeats[kind] = max(1, math.ceil(self.turn_seconds / max(seconds_of_calls(call, device), 1e-6)))
+        return lambda: {kind: seconds_of_calls(call, device, repeats[kind]) for kind, call in self.calls.items()}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -85,55 +84,127 @@ class Case:
     base: str | None = None
 
 
-@dataclass(frozen=True)
-class Group:
-    """Cases that take turns, and share a table."""
-
-    title: str
-    cases: Sequence[Case]
-    facts: Mapping[str, Any] = field(default_factory=dict)
+Group = tuple[str, Sequence[Case]]
+"""A title, and cases that take turns and share a table."""
 
 
-class Record:
-    """The environment and what was measured so far, in OUTPUT/STEM.json.
+class Benchmark:
+    """The environment, the options and what was measured so far, in OUTPUT/STEM.json.
 
-    `keep` replaces the complete file, so that a killed run leaves its measurements.
+    The complete file is replaced after every case and every round, so that a killed run leaves its measurements.
 
     Args:
-        output: The folder, made where missing.
+        name: What follows `anlit benchmark`.
+        argv: The options as they were given.
+        given: The same, parsed.
         device: What is measured.
         stem: The name of its files (default: the benchmark's).
-        values: More to keep.
 
     Raises:
         UserError: The folder cannot be made.
     """
 
     def __init__(
-        self, name: str, argv: Sequence[str], output: str, device: torch.device, stem: str = "", **values: Any
+        self, name: str, argv: Sequence[str], given: argparse.Namespace, device: torch.device, stem: str = ""
     ) -> None:
-        self.device = device
-        self._file, self._began = output_folder(output) / (stem or name), time.monotonic()
+        self.device, self.given = device, given
+        self._file, self._began = output_folder(given.output) / (stem or name), time.monotonic()
         machine = environment()
         model = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         machine["hardware"] |= {"device": model, "threads": torch.get_num_threads()}
         command = shlex.join(["anlit", "benchmark", name, *argv])
-        self.values: dict[str, Any] = {"benchmark": name, "command": command, "environment": machine}
-        self.keep(finished=False, **values)
+        self.record: dict[str, Any] = {"benchmark": name, "command": command, "environment": machine}
+        self.keep(finished=False, settings=vars(given), groups=[], left_out=[])
 
     def keep(self, **values: Any) -> None:
         """Add these values and write the file."""
-        self.values |= values
-        write_json(self._file.with_name(f"{self._file.name}.json"), self.values)
+        self.record |= values
+        write_json(self._file.with_name(f"{self._file.name}.json"), self.record)
 
-    def finish(self, tables: Sequence[Table], notes: Sequence[str]) -> None:
-        """Write the complete record, and the tables as Markdown; print the tables."""
-        self.values["environment"]["load_after"] = os.getloadavg()[0]
+    def measure(self, groups: Iterable[Group]) -> None:
+        """Time every group, the most important first. `left_out` are the titles of those for which there was no time.
+
+        After --minutes only the first round of a group that has begun is started.
+        """
+        prepare_compiler()
+        deadline = time.monotonic() + 60 * self.given.minutes
+        for title, cases in groups:
+            if time.monotonic() >= deadline:
+                self.record["left_out"].append(title)
+                continue
+            say(title)
+            self._measure_group(title, cases, deadline)
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        self.keep()
+
+    def _measure_group(self, title: str, cases: Sequence[Case], deadline: float) -> None:
+        rows: list[Row] = []
+        group: dict[str, Any] = {"title": title, "rows": rows}
+        self.record["groups"].append(group)
+        began = time.monotonic()
+        ready: dict[int, Ready] = {}
+        turns: dict[int, Callable[[], Seconds]] = {}
+        for number, case in enumerate(cases):
+            row, start = {"label": case.label, **case.facts, "reason": None}, time.monotonic()
+            if start - began > BUILDING * (deadline - began):
+                row["reason"] = "no time was left to build it"
+            else:
+                say(f"building and checking {case.label}")
+                try:
+                    ready[number] = case.build(row, rows)
+                    turns[number] = ready[number].turn(self.device)
+                    row["building_seconds"] = time.monotonic() - start
+                except NotTimedError as reason:
+                    row["reason"] = str(reason)
+                except Exception as error:  # kernels, compilers and peers have exceptions of their own
+                    lines = str(error).splitlines() or [type(error).__name__]
+                    row["reason"] = f"it fails: {lines[0][:200]}"
+            rows.append(row)
+            if row["reason"] is not None:
+                say(f"{case.label} is left out: {row['reason']}")
+            self.keep()
+
+        if self.device.type == "cuda" and turns:
+            now = time.monotonic()
+            group["warm"] = warm_up(turns, now + WARMING * (deadline - now))
+
+        def with_clocks(turn: Callable[[], Seconds]) -> tuple[Seconds, dict[str, float]]:
+            return turn(), clocks(self.device)
+
+        def after_round(results: dict[int, list[tuple[Seconds, dict[str, float]]]]) -> None:
+            for number, rounds in results.items():
+                (first, shown), *_ = rounds
+                rows[number]["seconds"] = {kind: quartiles([times[kind] for times, _ in rounds]) for kind in first}
+                rows[number]["clocks"] = {name: median(clock[name] for _, clock in rounds) for name in shown}
+            self.keep()
+
+        alternate({number: partial(with_clocks, turn) for number, turn in turns.items()}, self.given.rounds,
+                  deadline=deadline, after_round=after_round)  # fmt: skip
+        for number in turns:
+            *_, last = ready[number].calls.values()
+            rows[number]["peak_bytes"] = peak_bytes(last, ready[number].kept(), self.device)
+        put_ratios(rows, [case.base for case in cases])
+
+    def publish(self, base: str, more: Mapping[str, Column] = {}, notes: Sequence[str] = ()) -> None:
+        """Write the complete record, and a table for each group as Markdown; print the tables.
+
+        Args:
+            base: The name of what times are compared with.
+            more: More columns.
+            notes: Paragraphs for the end.
+        """
+        self.record["environment"]["load_after"] = os.getloadavg()[0]
         self.keep(finished=True, seconds=time.monotonic() - self._began)
-        hardware = self.values["environment"]["hardware"]
+        tables = [
+            _table(group, base, self.record.get("peak_flops_per_second"), more) for group in self.record["groups"]
+        ]
+        notes = [*self._notes(), *notes]
+        hardware = self.record["environment"]["hardware"]
         on_cpu = hardware["device"] == "cpu"
         machine = f"{hardware['cpu']}, {hardware['threads']} threads" if on_cpu else hardware["device"]
-        lines = [f"# anlit benchmark {self.values['benchmark']}: {machine}", f"`{self.values['command']}`"]
+        lines = [f"# anlit benchmark {self.record['benchmark']}: {machine}", f"`{self.record['command']}`"]
         for table in tables:
             lines += [f"## {table.title}", table.markdown()]
         write_text(self._file.with_name(f"{self._file.name}.md"), "\n\n".join([*lines, *notes]) + "\n")
@@ -141,6 +212,20 @@ class Record:
         for part in (*tables, *notes):
             screen.print(part)
         screen.print(f"Written to {self._file}.json and .md.", soft_wrap=True)
+
+    def _notes(self) -> list[str]:
+        """One line for each case that was not timed, and for each group that is to be read with care."""
+        lines = []
+        for group in self.record["groups"]:
+            title = group["title"]
+            lines += [f"Not timed: {title}: {row['label']}: {row['reason']}." for row in group["rows"] if row["reason"]]
+            if not group.get("warm", True):
+                lines.append(f"{title}: the clocks did not settle before the rounds began.")
+            if not all(times["steady"] for row in group["rows"] for times in row.get("seconds", {}).values()):
+                lines.append(f"{title}: {UNSTEADY} quartiles more than 5 % apart: rely on the ratios.")
+        if left_out := self.record["left_out"]:
+            lines.append(f"Left out after {self.given.minutes:g} minutes: {'; '.join(left_out)}.")
+        return lines
 
 
 def prepare_compiler() -> None:
@@ -155,87 +240,6 @@ def prepare_compiler() -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
-def measure(groups: Iterable[Group], record: Record, rounds: int, minutes: float) -> None:
-    """Time every group. The record gets `groups`, each with `rows`, and `left_out`: titles of groups without time.
-
-    Args:
-        groups: The most important first.
-        rounds: The number of rounds of a group.
-        minutes: The time limit. After it only the first round of a group that has begun is started.
-    """
-    prepare_compiler()
-    deadline = time.monotonic() + 60 * minutes
-    record.keep(minutes=minutes, groups=[], left_out=[])
-    for group in groups:
-        if time.monotonic() >= deadline:
-            record.values["left_out"].append(group.title)
-            continue
-        say(group.title)
-        _measure_group(group, record, rounds, deadline)
-        gc.collect()
-        if record.device.type == "cuda":
-            torch.cuda.empty_cache()
-    record.keep()
-
-
-def _measure_group(group: Group, record: Record, rounds: int, deadline: float) -> None:
-    rows: list[Row] = []
-    values: dict[str, Any] = {"title": group.title, **group.facts, "rows": rows}
-    record.values["groups"].append(values)
-    began, device = time.monotonic(), record.device
-    ready: dict[int, Ready] = {}
-    turns: dict[int, Callable[[], Seconds]] = {}
-    for number, case in enumerate(group.cases):
-        row = {"label": case.label, **case.facts, "reason": None}
-        if time.monotonic() - began > BUILDING * (deadline - began):
-            row["reason"] = "no time was left to build it"
-        else:
-            say(f"building and checking {case.label}")
-            start = time.monotonic()
-            try:
-                ready[number] = case.build(row, rows)
-                turns[number] = _turn(ready[number], device)
-                row["building_seconds"] = time.monotonic() - start
-            except NotTimedError as reason:
-                row["reason"] = str(reason)
-            except Exception as error:  # kernels, compilers and peers have exceptions of their own
-                lines = str(error).splitlines() or [type(error).__name__]
-                row["reason"] = f"it fails: {lines[0][:200]}"
-        rows.append(row)
-        if row["reason"] is not None:
-            say(f"{case.label} is left out: {row['reason']}")
-        record.keep()
-
-    if device.type == "cuda" and turns:
-        now = time.monotonic()
-        values["warm"] = warm_up(turns, now + WARMING * (deadline - now))
-
-    def with_clocks(turn: Callable[[], Seconds]) -> tuple[Seconds, dict[str, float]]:
-        return turn(), clocks(device)
-
-    def after_round(results: dict[int, list[tuple[Seconds, dict[str, float]]]]) -> None:
-        for number, rounds in results.items():
-            (first, shown), *_ = rounds
-            rows[number]["seconds"] = {kind: quartiles([times[kind] for times, _ in rounds]) for kind in first}
-            rows[number]["clocks"] = {name: median(clock[name] for _, clock in rounds) for name in shown}
-        record.keep()
-
-    alternate({number: partial(with_clocks, turn) for number, turn in turns.items()}, rounds, deadline=deadline,
-              after_round=after_round)  # fmt: skip
-    for number in turns:
-        *_, last = ready[number].calls.values()
-        rows[number]["peak_bytes"] = peak_bytes(last, ready[number].kept(), device)
-    put_ratios(rows, [case.base for case in group.cases])
-    record.keep()
-
-
-def _turn(ready: Ready, device: torch.device) -> Callable[[], Seconds]:
-    """A turn of all calls, each repeated as often as it takes for the turn's length."""
-    repeats = {kind: max(1, math.ceil(ready.turn_seconds / max(seconds_of_calls(call, device), 1e-6)))
-               for kind, call in ready.calls.items()}  # fmt: skip
-    return lambda: {kind: seconds_of_calls(call, device, repeats[kind]) for kind, call in ready.calls.items()}
-
-
 def put_ratios(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
     """Give every row the ratio of its times to those of its base, by kind, as far as both were timed."""
     timed = {row["label"]: row["seconds"] for row in rows if "seconds" in row}
@@ -248,18 +252,6 @@ def put_ratios(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
         }
 
 
-def publish(record: Record, base: str, more: Mapping[str, Column] = {}, notes: Sequence[str] = ()) -> None:
-    """Finish the record with a table for each group, a row for each case that was timed.
-
-    Args:
-        base: The name of what times are compared with.
-        more: More columns.
-        notes: Paragraphs for the end.
-    """
-    peak = record.values.get("peak_flops_per_second")
-    record.finish([_table(group, base, peak, more) for group in record.values["groups"]], [*_notes(record), *notes])
-
-
 def _table(group: Mapping[str, Any], base: str, peak: float | None, more: Mapping[str, Column]) -> Table:
     rows = [row for row in group["rows"] if "seconds" in row]
     kinds = list(rows[0]["seconds"]) if rows else []
@@ -267,7 +259,7 @@ def _table(group: Mapping[str, Any], base: str, peak: float | None, more: Mappin
     columns: dict[str, Column] = {f"{kind}, ms": partial(_milliseconds, kind) for kind in kinds}
     columns["quartiles"] = lambda row: " – ".join(map(_ms, row["seconds"][last]["quartiles"]))
     if peak is not None:
-        columns["of peak"] = lambda row: of_peak(row, last, peak)
+        columns["of peak"] = lambda row: f"{row['flops'][last] / row['seconds'][last]['median'] / peak:.1%}"
     columns[f"÷ {base} (95 %)"] = partial(_ratio, last)
     columns["MB"] = lambda row: NONE if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}"
     columns |= more
@@ -275,26 +267,6 @@ def _table(group: Mapping[str, Any], base: str, peak: float | None, more: Mappin
         columns["MHz, W"] = lambda row: "{mhz:.0f}, {watts:.0f}".format(**row["clocks"]) if row["clocks"] else NONE
     return Table(group["title"], ("", *columns),
                  [[row["label"], *(cell(row) for cell in columns.values())] for row in rows])  # fmt: skip
-
-
-def _notes(record: Record) -> list[str]:
-    """One line for each case that was not timed, with the reason, and for each group that is to be read with care."""
-    lines = []
-    for group in record.values["groups"]:
-        title = group["title"]
-        lines += [f"Not timed: {title}: {row['label']}: {row['reason']}." for row in group["rows"] if row["reason"]]
-        if not group.get("warm", True):
-            lines.append(f"{title}: the clocks did not settle before the rounds began.")
-        if not all(times["steady"] for row in group["rows"] for times in row.get("seconds", {}).values()):
-            lines.append(f"{title}: {UNSTEADY} quartiles more than 5 % apart: rely on the ratios.")
-    if left_out := record.values["left_out"]:
-        lines.append(f"Left out after {record.values['minutes']:g} minutes: {'; '.join(left_out)}.")
-    return lines
-
-
-def of_peak(row: Row, kind: str, peak: float) -> str:
-    """The rate of `row["flops"]` as a share of the peak."""
-    return f"{row['flops'][kind] / row['seconds'][kind]['median'] / peak:.1%}"
 
 
 def _milliseconds(kind: str, row: Row) -> str:

@@ -9,7 +9,6 @@ until every ratio of times is known to `PRECISION`, or for `SECONDS` for each mo
 """
 
 import argparse
-import math
 import os
 import shlex
 import sys
@@ -27,7 +26,7 @@ import torch
 import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  classes that a configuration may name
 from anlit.attention.selection import Selections
-from anlit.attention.trial import seconds_of_calls
+from anlit.benchmarks.harness import Ready
 from anlit.benchmarks.options import Size
 from anlit.benchmarks.our_step import batch_of, take_step, trainer_of
 from anlit.benchmarks.timing import Seconds, alternate, clocks, paired_ratio, quartiles, warm_up
@@ -50,8 +49,6 @@ SECONDS = 30.0
 """The longest that it may take, for each model."""
 PRECISION = 0.02
 """The interval of a ratio of times may be this share wide to both sides."""
-TURN_SECONDS = 0.02
-"""A turn has as many steps as take this time, so that the resolution of the clock does not matter."""
 
 
 def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[str, Any]:
@@ -63,8 +60,8 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[s
         device: The device.
 
     Returns:
-        `arms`: {run, key, tokens, steps in a turn, seconds_per_token of each round, whether they are steady};
-        `threads`; `clocks` of a GPU at the end.
+        `arms`: {run, key, tokens, seconds_per_token of each round, whether they are steady}; `threads`; `clocks` of a
+        GPU at the end.
 
     Raises:
         UserError: A configuration is not complete or cannot be built.
@@ -80,9 +77,8 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[s
         model.selections = Selections.from_plain(run.record.get("attention"))  # what it ran on, if on such a device
         step = partial(take_step, trainer_of(model, device, size.dtype), batch)
         step()  # allocations, and compilation where there is one
-        repeats = math.ceil(TURN_SECONDS / max(seconds_of_calls(step, device), 1e-4))
-        turns[number] = partial(_seconds, step, device, repeats)
-        arms.append({"run": str(run.folder), "key": group_runs([run])[0].key, "tokens": size.tokens, "steps": repeats})
+        turns[number] = Ready({"step": step}).turn(device)
+        arms.append({"run": str(run.folder), "key": group_runs([run])[0].key, "tokens": size.tokens})
 
     def precise(so_far: dict[int, list[Seconds]]) -> bool:
         values = [[turn["step"] for turn in so_far[number]] for number in so_far]
@@ -105,10 +101,6 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[s
         arm["seconds_per_token"] = [value / arm["tokens"] for value in seconds]
         arm["steady"] = quartiles(seconds)["steady"]
     return {"arms": arms, "threads": torch.get_num_threads(), "clocks": clocks(device)}
-
-
-def _seconds(step: Any, device: torch.device, repeats: int) -> Seconds:
-    return {"step": seconds_of_calls(step, device, repeats)}
 
 
 def model_of(run: Run) -> LanguageModel:

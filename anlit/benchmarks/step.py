@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from anlit.attention.backends import BACKENDS
-from anlit.benchmarks.harness import Case, Group, NotTimedError, Ready, Record, Row, measure, publish
+from anlit.benchmarks.harness import Benchmark, Case, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import (
     MECHANISMS,
     Size,
@@ -85,7 +85,7 @@ def group_of(given: argparse.Namespace, size: Size, device: torch.device) -> Gro
 
     ours = [case(model, how, mechanism, backend, group) for how in given.compiled for mechanism in given.mechanisms
             for backend in given.backends for group in given.groups for model in given.models]  # fmt: skip
-    return Group(size.title, ours + [case(peer, how) for peer in given.peers for how in given.peers_compiled])
+    return size.title, ours + [case(peer, how) for peer in given.peers for how in given.peers_compiled]
 
 
 def _build(given: argparse.Namespace, size: Size, device: torch.device, row: Row, earlier: list[Row]) -> Ready:
@@ -182,12 +182,12 @@ def main(argv: list[str]) -> int:
     """`anlit benchmark step`; returns the exit status and raises UserError for the user's mistakes."""
     given = options(argv)
     device, size = device_of(given), Size.of(given)
-    record = Record("step", argv, given.output, device, f"step-{given.preset}", settings=vars(given))
-    record.keep(peak_flops_per_second=matrix_peak(device, size.torch_dtype))
+    benchmark = Benchmark("step", argv, given, device, f"step-{given.preset}")
+    benchmark.keep(peak_flops_per_second=matrix_peak(device, size.torch_dtype))
     sizes = [size.at_length(length) for length in given.lengths] or [size]
-    measure((group_of(given, size, device) for size in sizes), record, given.rounds, given.minutes)
-    rows = [row for group in record.values["groups"] for row in group["rows"]]
-    publish(record, NAMES[BASE], notes=[
+    benchmark.measure(group_of(given, size, device) for size in sizes)
+    rows = [row for group in benchmark.record["groups"] for row in group["rows"]]
+    benchmark.publish(NAMES[BASE], notes=[
         f"{row['label']}, {PROFILED_STEPS} steps:\n\n```\n{row['profile']}\n```" for row in rows if "profile" in row
     ])  # fmt: skip
     return 0

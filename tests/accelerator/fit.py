@@ -17,7 +17,7 @@ from typing import Any
 import lightning as L
 import torch
 import torchmetrics.metric
-from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -111,31 +111,9 @@ class OnDevice(SingleDeviceStrategy):
     def teardown(self) -> None: ...
 
 
-class _Accelerator(Accelerator):
-    def setup_device(self, device: torch.device) -> None: ...
-    def teardown(self) -> None: ...
-    def get_device_stats(self, device: Any) -> dict[str, Any]:
-        return {}
-
-    @staticmethod
-    def parse_devices(devices: Any) -> Any:
-        return devices
-
-    @staticmethod
-    def get_parallel_devices(devices: Any) -> list[torch.device]:
-        return [torch.device(NAME, 0)]
-
-    @staticmethod
-    def auto_device_count() -> int:
-        return 1
-
-    @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def name() -> str:
-        return NAME
+class _Accelerator(CPUAccelerator):
+    def setup_device(self, device: torch.device) -> None:
+        """It is no CPU."""
 
 
 def make_fake() -> None:

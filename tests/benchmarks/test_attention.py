@@ -29,7 +29,7 @@ def test_it_measures_and_writes_each_entrant(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(1))
     record = run(tmp_path)
     assert len(resets) == 1, "a compilation is kept for the next shape"
-    assert [group["shape"]["documents"] for group in record["groups"]] == [False, True]
+    assert [group["rows"][0]["shape"]["documents"] for group in record["groups"]] == [False, True]
     dense, packed = (rows(record, number) for number in range(2))
     assert dense.keys() == {f"{mechanism}, {kernel}" for mechanism, kernel in PRESETS["cpu"]["entrants"]}
     pairs = 32 * 33 // 2 * 128 * 16  # 128 sequences of 32, 16 heads of width 8

@@ -12,7 +12,7 @@ import yaml
 
 from anlit.analysis.compare import compare
 from anlit.analysis.wall_clock import FILE, read_step_times
-from anlit.benchmarks import runs
+from anlit.benchmarks import harness, runs
 from anlit.cli import main
 from anlit.configuration import IMPORTED
 from anlit.errors import UserError
@@ -74,10 +74,10 @@ def test_rounds_go_on_until_the_ratios_are_precise(
             turns[step] = itertools.count()
         return 1.0 + (noise * (next(turns[step]) % 3) if list(turns).index(step) == 1 else 0.0)
 
-    monkeypatch.setattr(runs, "seconds_of_calls", pretended)
+    monkeypatch.setattr(harness, "seconds_of_calls", pretended)
     monkeypatch.setattr(runs, "MOST", 40)
-    found = runs.measure([load_run(folder) for folder in folders], None, torch.device("cpu"))
-    assert [len(arm["seconds_per_token"]) for arm in found["arms"]] == [rounds, rounds]
+    record = runs.measure([load_run(folder) for folder in folders], None, torch.device("cpu"))
+    assert [len(arm["seconds_per_token"]) for arm in record["arms"]] == [rounds, rounds]
 
 
 @pytest.mark.parametrize("named", ["os.system", "subprocess.Popen", "stranger.Layer", "anlit.cli.main"])

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from anlit.benchmarks import step
-from anlit.benchmarks.harness import Record, put_ratios
+from anlit.benchmarks.harness import Benchmark, put_ratios
 from anlit.benchmarks.options import Size
 from anlit.benchmarks.our_step import MODELS, OurStep
 from anlit.benchmarks.peers import PeerStep
@@ -84,15 +84,15 @@ def test_every_model_is_timed_and_written(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_run_that_is_killed_leaves_the_rounds_that_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = Record.keep
+    keep = Benchmark.keep
 
-    def killed(self: Record, **values: Any) -> None:
+    def killed(self: Benchmark, **values: Any) -> None:
         keep(self, **values)
-        rows = [row for group in self.values.get("groups", ()) for row in group["rows"]]
+        rows = [row for group in self.record["groups"] for row in group["rows"]]
         if any(len(row["seconds"]["train"]["values"]) == 2 for row in rows if "seconds" in row):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Record, "keep", killed)
+    monkeypatch.setattr(Benchmark, "keep", killed)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, *OURS, "--models", "GPT", "--rounds", "5")
     record = json.loads((tmp_path / "step-cpu.json").read_text())
@@ -207,7 +207,7 @@ def test_a_wrong_option_is_refused(tmp_path: Path, options: list[str], sentence:
 def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
     given = step.options(["--preset", "cpu", "--models", "GPT,anGPT", "--peers", "none"])
     given.peers, given.compiled = ("litgpt",), ("no", "blocks", "float8")
-    bases = {case.label: case.base for case in group_of(given, TINY, CPU).cases}
+    bases = {case.label: case.base for case in group_of(given, TINY, CPU)[1]}
     times = {
         "GPT+ eager": [1.0, 2.0, 4.0],
         "anGPT eager": [1.02, 2.04, 4.08],

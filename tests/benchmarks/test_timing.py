@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from anlit.analysis.statistics import Interval, median_with_interval, product
 from anlit.benchmarks import harness
-from anlit.benchmarks.harness import Case, Group, Ready, Record, measure, publish
+from anlit.benchmarks.harness import Benchmark, Case, Ready
 from anlit.benchmarks.timing import alternate, paired_ratio, peak_bytes, quartiles
 
 CPU = torch.device("cpu")
@@ -63,13 +64,13 @@ def timed_on(gpu: FakeGPU, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tup
     monkeypatch.setattr(harness, "seconds_of_calls", lambda call, device, repeats=1: call())
     monkeypatch.setattr(harness, "peak_bytes", lambda call, kept, device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    record = Record("step", [], str(folder), CPU)
-    record.device = torch.device("cuda")
+    benchmark = Benchmark("step", [], Namespace(output=str(folder), rounds=9, minutes=1), CPU)
+    benchmark.device = torch.device("cuda")
     cases = [
         Case(name, lambda row, earlier, s=s: Ready({"train": lambda: gpu.call(s)})) for name, s in (("a", 1), ("b", 2))
     ]
-    measure([Group("steps", cases)], record, rounds=9, minutes=1)
-    publish(record, "first")
+    benchmark.measure([("steps", cases)])
+    benchmark.publish("first")
     return json.loads((folder / "step.json").read_text())["groups"][0], (folder / "step.md").read_text()
 
 

@@ -25,12 +25,3 @@ def test_joined_maps_are_the_maps_one_by_one(n_tokens) -> None:
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(fused_linear(x, *maps)[:, 4:9], 2.5 * x @ maps[1].weight.T)
-
-
-def test_a_factor_and_a_scale_multiply_rows() -> None:
-    linear = ScaledLinear(3, 2, factor=2.0)
-    torch.nn.init.ones_(linear.weight)
-    x, scale = torch.ones(1, 3), torch.tensor([1.0, 10.0])
-    torch.testing.assert_close(linear(x, scale), torch.tensor([[6.0, 60.0]]))
-    assert linear.scaled() is not linear.weight
-    assert ScaledLinear(3, 2).scaled(None).shape == (2, 3)

@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from anlit import GPT, NGPT, DynamicNTK, LinearRoPE, Llama3RoPE, NoPE, PRoPE, RoPE, YaRN
-from anlit.errors import UserError
+from anlit import GPT, DynamicNTK, LinearRoPE, Llama3RoPE, NoPE, PRoPE, RoPE, YaRN
 from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
 
 D_HEAD, LENGTH = 16, 40
@@ -143,29 +142,6 @@ def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None
 def test_settings_without_meaning_are_refused(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-@pytest.mark.parametrize(
-    ("positions", "d_head", "message"),
-    [
-        (DynamicNTK(), 4, r"DynamicNTK .*fraction=0\.5 of d_head=4 rotates one pair"),
-        (RoPE(0.5), 6, r"positions\.fraction=0\.5 of d_head=6 rotates 3 dimensions.*even.*fraction or d_head"),
-        *[(PRoPE(), width, rf"PRoPE.*d_model/n_heads.*multiple of 4.*not {width}") for width in (4, 10)],
-    ],
-)
-def test_widths_of_heads_that_cannot_be_turned_are_refused(positions, d_head, message) -> None:
-    with pytest.raises(UserError, match=message):
-        tiny(GPT, d_model=2 * d_head, n_heads=2, positions=positions)
-
-
-def test_ngpt_refuses_an_attention_factor_that_its_norm_would_undo() -> None:
-    yarn = {"factor": 4.0, "training_length": 8, "fraction": 1.0}
-    with pytest.raises(
-        UserError, match=r"attention_factor=1\.13863 has no effect .* nGPT.*: set attention_factor: 1, or"
-    ):
-        tiny(NGPT, positions=YaRN(**yarn))
-    for allowed in ({"positions": YaRN(**yarn, attention_factor=1.0)}, {"positions": YaRN(**yarn), "qk_norm": False}):
-        tiny(NGPT, **allowed)
 
 
 @pytest.mark.parametrize(("positions", "d_head"), [(RoPE(fraction=0.5), 128), (RoPE(fraction=1.0), 64), (PRoPE(), 64)])

@@ -8,27 +8,14 @@ from torch import distributed
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
-from anlit import (
-    GPT,
-    ALiBi,
-    AnGPT,
-    AttentionPattern,
-    DynamicNTK,
-    LogN,
-    NoPE,
-    Plain,
-    PositionsPattern,
-    PRoPE,
-    RoPE,
-    ScaleInvariant,
-    SlidingWindow,
-)
+import anlit
+from anlit import GPT, AnGPT, AttentionPattern, LogN, ScaleInvariant, SlidingWindow
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
 from tests.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
 
-STEPS = 50
+STEPS = 16
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
@@ -77,20 +64,20 @@ def test_one_graph_serves_all_layers_and_batches(architecture, graphs) -> None:
 
 KINDS: dict[str, tuple[int, dict[str, object]]] = {
     "eager": (1, {"backend": "eager"}),
-    "scale-invariant": (1, {"attention": ScaleInvariant(), "positions": PRoPE()}),
-    "c per layer": (1, {"attention": ScaleInvariant(learned="per_layer"), "positions": DynamicNTK()}),
-    "log n": (1, {"attention": LogN(), "positions": NoPE()}),
-    "alibi": (1, {"attention": ALiBi(), "positions": RoPE(1.0)}),
+    "scale-invariant": (1, {"attention": ScaleInvariant(), "positions": anlit.PRoPE()}),
+    "c per layer": (1, {"attention": ScaleInvariant(learned="per_layer"), "positions": anlit.DynamicNTK()}),
+    "log n": (1, {"attention": LogN(), "positions": anlit.NoPE()}),
+    "alibi": (1, {"attention": anlit.ALiBi(), "positions": anlit.RoPE(1.0)}),
     "window": (1, {"attention": SlidingWindow(5)}),
     "not masked": (1, {"document_masking": False}),
     "shared keys": (1, {"attention": LogN(), "n_heads": 4, "n_kv_heads": 2, "d_head": 12}),
     "threads": (1, {"attention": ScaleInvariant(), "backend": "blockwise"}),
     "patterns": (2, {
         "attention": AttentionPattern([SlidingWindow(4, ScaleInvariant()), LogN()]), "n_layers": 4,
-        "positions": PositionsPattern([RoPE(), NoPE()]),
+        "positions": anlit.PositionsPattern([anlit.RoPE(), anlit.NoPE()]),
     }),
-    "many kinds": (12, {
-        "attention": AttentionPattern([SlidingWindow(width, Plain()) for width in range(1, 13)]), "n_layers": 12,
+    "many kinds": (9, {
+        "attention": AttentionPattern([SlidingWindow(width, anlit.Plain()) for width in range(1, 10)]), "n_layers": 9,
     }),
 }  # fmt: skip
 """How many kinds of layers there are, each of which has one graph."""
@@ -98,7 +85,7 @@ KINDS: dict[str, tuple[int, dict[str, object]]] = {
 
 @pytest.mark.parametrize(("n_graphs", "settings"), KINDS.values(), ids=KINDS.keys())
 def test_so_it_does_with_every_kind_of_layer(n_graphs, settings, graphs) -> None:
-    train(compiled(GPT, **settings), range(2 if n_graphs > 9 else 9))
+    train(compiled(GPT, **settings), range(2 if n_graphs > 2 else 9))
     assert len(graphs) == n_graphs
     assert not counters["graph_break"]
 
@@ -117,7 +104,7 @@ def test_compiled_on_our_own_kernels(monkeypatch, graphs) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     attention = ScaleInvariant(learned="per_layer")
-    train(compiled(AnGPT, attention=attention, backend="triton", n_layers=2), range(3))
+    train(compiled(AnGPT, attention=attention, backend="triton", n_layers=2), range(2))
     assert len(graphs) == 1
     assert not counters["graph_break"]
 

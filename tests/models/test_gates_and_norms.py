@@ -7,8 +7,6 @@ from torch import nn
 from anlit import GPT, NGPT, AnGPT, AttentionPattern, LogN, NoPE, PositionsPattern, RoPE, SlidingWindow
 from anlit.attention.qk_clip import QKClip
 from anlit.checkpoints.loading import load_checkpoint
-from anlit.errors import UserError
-from anlit.optim.optimizers import parameter_groups
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, batches, fit, random_tokens, tiny
 
 TOKENS = random_tokens(2, 12)
@@ -35,13 +33,6 @@ def test_gates_start_at_one_and_learn_within_the_bound(architecture, gate) -> No
         norms = torch.cat([torch.linalg.vector_norm(weight, dim=1) for weight in weights])
         assert norms.max() <= 1 + 1e-6
         assert norms.max() > 0.999  # a rate of 0.3 runs into the bound
-
-
-@architectures
-def test_gates_are_matrices_to_the_optimizer(architecture) -> None:
-    model = tiny(architecture, attention_gate="per_head")
-    by_name = {group["name"]: group["params"] for group in parameter_groups(model.model)}
-    assert all(any(weight is entry for entry in by_name["matrices"]) for weight in gates(model))
 
 
 def largest_scores(model: nn.Module) -> torch.Tensor:
@@ -123,20 +114,6 @@ def test_qk_clip_counts_visible_keys_alone() -> None:
     model.eval()
     block.attention(9 * q, k, k, Documents(None, 8, q.device))
     assert block.attention.clip.largest.tolist() == [10.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("architecture", "settings", "message"),
-    [
-        (AnGPT, {"silu_std": 0.0}, "model.silu_std=0.0 must be a positive number"),
-        (AnGPT, {}, "model.qk_clip has nothing to shrink in an AnGPT with QK-norm"),
-        (GPT, {"qk_norm_gain": False}, "model.qk_clip has nothing to shrink where QK-norm has no gain"),
-        (NGPT, {"qk_norm_gain": False}, "model.qk_clip shrinks nGPT's s_qk"),
-    ],
-)
-def test_qk_clip_is_refused_where_it_can_do_nothing(architecture, settings, message) -> None:
-    with pytest.raises(UserError, match=message):
-        tiny(architecture, qk_clip=30.0, **settings)
 
 
 @architectures

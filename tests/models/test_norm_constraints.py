@@ -5,14 +5,13 @@ import torch
 
 from anlit import GPT, NGPT, AnGPT, MuonAdamW
 from anlit.models.language_model import LanguageModel
-from tests.models.tiny import CONSTANT, adamw, fit, tiny
+from tests.models.tiny import CONSTANT, adamw, fit, random_tokens, tiny
 
 STEPS, ACCUMULATE = 20, 2
 OPTIMIZERS = {
     "adamw": adamw(lr=0.05),
     "muon": lambda groups: MuonAdamW(groups, lr=0.1, embedding_lr=0.1, head_lr=0.05, vector_lr=0.01),
 }
-optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 constrained = pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 
 
@@ -33,36 +32,21 @@ def holds(model: LanguageModel) -> bool:
     return bool(norms(model).max() <= 1 + 1e-6)
 
 
-def trained(architecture, optimizer, **heads) -> LanguageModel:
-    return fit(tiny(architecture, optimizer=optimizer, schedule=CONSTANT, **heads), STEPS, accumulate=ACCUMULATE)
+SHARED_KEYS = {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}
 
 
-@optimizers
+@pytest.mark.parametrize(("optimizer", "heads"), [("adamw", {}), ("muon", {}), ("muon", SHARED_KEYS)])
 @constrained
-def test_norms_hold_after_training(architecture, optimizer) -> None:
-    before = tiny(architecture)
+def test_norms_hold_after_training(architecture, optimizer, heads) -> None:
+    before = tiny(architecture, **heads)
     assert holds(before)
     assert (norms(before) - 1).abs().max() < 1e-6
-    model = trained(architecture, optimizer)
+    settings = {"optimizer": OPTIMIZERS[optimizer], "schedule": CONSTANT, **heads}
+    model = fit(tiny(architecture, **settings), STEPS, accumulate=ACCUMULATE)
     assert holds(model)
     assert (model.model.blocks[0].W_q.weight - before.model.blocks[0].W_q.weight).abs().max() > 0.1
     if architecture is AnGPT:
         assert norms(model).min() < 0.99, "a bound is not a fixed norm"
-
-
-@constrained
-def test_norms_hold_where_heads_share_keys_and_do_not_fill_the_width(architecture) -> None:
-    model = trained(architecture, OPTIMIZERS["muon"], n_heads=4, n_kv_heads=2, d_head=12)
-    assert model.model.blocks[0].W_o.weight.shape == (32, 48)
-    assert holds(model)
-
-
-@optimizers
-@constrained
-def test_norms_would_not_hold_by_themselves(architecture, optimizer, monkeypatch) -> None:
-    """Without the hook the same training breaks the condition of the test above."""
-    monkeypatch.setattr(type(tiny(architecture).model), "restore_norms", lambda self: None)
-    assert not holds(trained(architecture, optimizer))
 
 
 @pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
@@ -88,3 +72,21 @@ def test_row_norms_report_every_constrained_vector(architecture) -> None:
     torch.testing.assert_close(reported, norms(model), rtol=1e-6, atol=0)
     model.model.restore_norms()
     assert holds(model)
+
+
+@pytest.mark.parametrize("constraint", ["strict", "bounded"])
+@pytest.mark.parametrize(("architecture", "axis"), [(AnGPT, 1), (NGPT, 0)])
+def test_norms_are_strict_or_bounded_whatever_the_architecture(architecture, axis, constraint) -> None:
+    model = fit(tiny(architecture, norms=constraint, optimizer=adamw(lr=0.05), schedule=CONSTANT), 10)
+    reported = torch.cat([rows.flatten() for rows in model.model.row_norms()])
+    assert reported.max() <= 1 + 1e-6
+    assert (reported.min() > 1 - 1e-5) == (constraint == "strict")
+    of_W_o = model.model.blocks[0].W_o.weight.norm(dim=axis)
+    assert constraint == "bounded" or (of_W_o - 1).abs().max() < 1e-5
+
+
+def test_gates_are_bounded_under_strict_norms() -> None:
+    model = tiny(AnGPT, norms="strict", attention_gate="per_head")
+    model.model.restore_norms()
+    assert torch.isfinite(model(random_tokens(2, 16))).all()
+    assert all(weight.norm() == 0 for name, weight in model.model.matrices() if name == "W_g")

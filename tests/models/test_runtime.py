@@ -1,6 +1,5 @@
 """How a model is run: what `auto` compiles, and that compiled training keeps the constraint."""
 
-import ctypes
 import json
 import platform
 import subprocess
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from anlit.models import runtime
-from anlit.models.runtime import Runtime, keep_freed_memory
+from anlit.models.runtime import Runtime
 from tests.models.tiny import ARCHITECTURES, fit, random_tokens, tiny
 
 
@@ -67,7 +66,7 @@ print(json.dumps({"could": could, "numbers": int((x * 1e-10).count_nonzero())}))
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
+    for _ in range(8):
         torch.ones(2**24)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
@@ -98,11 +97,3 @@ def test_freed_memory_is_kept(new_process) -> None:
 def test_numbers_too_small_to_be_normal_are_0_in_all_threads(new_process) -> None:
     """1e-40 would be a number otherwise."""
     assert new_process[0] in ({"could": True, "numbers": 0}, {"could": False, "numbers": 2**20})
-
-
-def test_where_there_is_no_glibc_nothing_is_set(monkeypatch) -> None:
-    def missing(name: str) -> None:
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert not keep_freed_memory()

@@ -23,7 +23,7 @@ def names_by_group(model: LanguageModel) -> dict[str, set[str]]:
 
 @architectures
 def test_every_parameter_is_in_one_group_by_its_role(architecture) -> None:
-    model = tiny(architecture, attention=LogN())
+    model = tiny(architecture, attention=LogN(), attention_gate="per_head")
     groups = names_by_group(model)
     assert list(groups) == ["matrices", "embedding", "head", "vectors"]
     assert sum(map(len, groups.values())) == len(list(model.parameters()))
@@ -31,7 +31,7 @@ def test_every_parameter_is_in_one_group_by_its_role(architecture) -> None:
     assert groups["embedding"] == {"embedding.weight"}
     assert groups["head"] == {"head.weight"}
     expected = {f"blocks.{i}.W_{name}.weight" for i in range(2) for name in "qkvouzd"}
-    assert groups["matrices"] == expected
+    assert groups["matrices"] == expected | {f"blocks.{i}.output.W_g.weight" for i in range(2)}
     assert "blocks.1.attention.mechanism.strength.value" in groups["vectors"]
 
 

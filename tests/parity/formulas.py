@@ -1,4 +1,7 @@
-"""The logits of each mechanism written out from their formulas, for `naive.py`; nothing is imported from anlit."""
+"""The logits of each mechanism written out from their formulas, for `naive.py`; nothing is imported from anlit.
+
+Each is a function of the score S_ij, the distance t = i − j, the number n of visible keys, the head and the block.
+"""
 
 import math
 
@@ -15,8 +18,7 @@ def plain(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
 def scale_invariant(tau: float) -> Logit:
     def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
         m = -2 * math.log(1 + t / tau)
-        a = math.sqrt(1 - m)
-        return a * score + m
+        return math.sqrt(1 - m) * score + m
 
     return logit
 
@@ -32,11 +34,10 @@ def scale_invariant_general(tau: float) -> Logit:
 
 
 def log_n(b: float = 1.0, c: float = 0.0, s: float | None = None) -> Logit:
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        strength = block.learned("strength", head) if s is None else s
-        return strength * math.log(b * n + c) * score
-
-    return logit
+    """The strength s is learned unless it is given."""
+    return lambda score, t, n, head, block: (
+        (block.learned("strength", head) if s is None else s) * math.log(b * n + c) * score
+    )
 
 
 def sqrt_log_n(a: float = 0.0, b: float = 0.1, c: float = 1.9, r: float | None = None, shared: bool = False) -> Logit:
@@ -57,17 +58,11 @@ def expected_maximum(score: Tensor, t: int, n: int, head: int, block: Block) -> 
 
 
 def beta(d_head: int) -> Logit:
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        return block.learned("strength", head) * math.exp(2 * math.log(n) / (d_head - 1)) * score
-
-    return logit
+    return lambda score, t, n, head, block: block.learned("strength", head) * n ** (2 / (d_head - 1)) * score
 
 
 def log_bias(tau: float, other: Logit = plain) -> Logit:
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        return other(score, t, n, head, block) - math.log((tau + t) / tau)
-
-    return logit
+    return lambda score, t, n, head, block: other(score, t, n, head, block) - math.log((tau + t) / tau)
 
 
 def warm_start(share: float, other: Logit) -> Logit:
@@ -82,10 +77,7 @@ def warm_start(share: float, other: Logit) -> Logit:
 
 
 def alibi(n_heads: int) -> Logit:
-    def logit(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:
-        return score - t / 256 ** ((head + 1) / n_heads)
-
-    return logit
+    return lambda score, t, n, head, block: score - t / 256 ** ((head + 1) / n_heads)
 
 
 def log_n_with_slopes(score: Tensor, t: int, n: int, head: int, block: Block) -> Tensor:

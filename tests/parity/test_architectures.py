@@ -168,13 +168,18 @@ def check(
             compare(computed(single), expected, 5e-6, f"sdpa {way}, float32")
 
 
+masking = pytest.mark.parametrize("masked", [True, False], ids=["documents", "one text"])
+
+
+@masking
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @architectures
-def test_every_mechanism_matches_the_formulas(architecture, mechanism) -> None:
-    check(architecture, mechanism)
+@pytest.mark.covering(2)
+def test_every_mechanism_matches_the_formulas(architecture, mechanism, masked) -> None:
+    check(architecture, mechanism, masked=masked)
 
 
-@pytest.mark.parametrize("masked", [True, False], ids=["documents", "one text"])
+@masking
 @pytest.mark.parametrize("positions", POSITIONS)
 @architectures
 @pytest.mark.covering(2)
@@ -182,21 +187,54 @@ def test_every_position_matches_the_formulas(architecture, positions, masked) ->
     check(architecture, "scale-invariant", positions, masked)
 
 
+@pytest.mark.parametrize("d_head", [4, 8, 12])
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("mechanism", ["plain", "scale-invariant, c per layer", "log n", "sqrt log n, r global", "beta",
+                                       "alibi", "window, log n", "of one's own"])  # fmt: skip
 @architectures
-def test_without_masking_all_keys_count(architecture) -> None:
-    check(architecture, "log n", masked=False)
+@pytest.mark.covering(2)
+def test_every_shape_matches_the_formulas(architecture, mechanism, n_kv_heads, d_head) -> None:
+    """Heads that share keys, and heads of any width: H is 4 and d 32, so H·D is 0.5, 1 and 1.5 times d."""
+    check(architecture, mechanism, n_kv_heads=n_kv_heads, d_head=d_head, n_heads=4)
 
 
-@pytest.mark.parametrize("mechanism", ["plain", "scale-invariant"])
-@architectures
-def test_matches_without_qk_norm(architecture, mechanism) -> None:
-    check(architecture, mechanism, qk_norm=False)
+SHARED = {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}
+NORMS = dict.fromkeys(("v_norm", "attention_norm"), True)
+SETTINGS = [
+    {"qk_norm": False, "mechanism": "scale-invariant"},
+    {"d_ff": 32},
+    {"d_ff": 80},
+    {"attention_gate": "per_head"},
+    {"attention_gate": "per_element", "mechanism": "scale-invariant"},
+    {"attention_gate": "per_head", "mechanism": "window, log n"},
+    *({name: True, "mechanism": "log n"} for name in ("v_norm", "attention_norm", "post_norm")),
+    {"qk_norm_eps": 0.7},
+    {"qk_norm_eps": 0.7, "qk_norm": False},
+    {"qk_norm_gain": False, **SHARED},
+    {"attention_gate": "per_element", **NORMS, **SHARED},
+    {"attention_gate": "per_element", "qk_norm": False, **NORMS, **SHARED},
+    {"attention_gate": "per_element", "qk_norm_eps": 0.7, **NORMS, **SHARED, "n_kv_heads": 1},
+    {"attention_gate": "per_element", "qk_norm_eps": 0.1, "qk_norm_gain": True, "post_norm": True, **NORMS,
+     "mechanism": "pattern", "positions": "pattern"},
+]  # fmt: skip
+OF_ONE = [
+    (GPT, {"qk_norm_gain": False}),
+    (GPT, {"tie_embeddings": True, "mechanism": "log n"}),
+    (NGPT, {"qk_norm_gain": False}),
+    (AnGPT, {"qk_norm_gain": True}),
+    *((AnGPT, {"qk_norm": qk_norm, **changes}) for qk_norm in (True, False) for changes in (
+        {"s_qk": True}, {"silu_std": 1.0}, {"s_qk": True, "silu_std": 0.7, "n_kv_heads": 1},
+    )),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("d_ff", [32, 80])
-@architectures
-def test_matches_with_another_mlp_width(architecture, d_ff) -> None:
-    check(architecture, d_ff=d_ff)
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [*((architecture, changes) for changes in SETTINGS for architecture in ORACLE), *OF_ONE],
+    ids=str,
+)
+def test_every_setting_matches_the_formulas(architecture, changes) -> None:
+    check(architecture, **changes)
 
 
 def test_no_shipped_mechanism_is_forgotten() -> None:
