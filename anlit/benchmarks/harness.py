@@ -62,6 +62,7 @@ class Ready:
         """A turn of all calls, each repeated as often as it takes for the turn's length."""
         repeats = {}
         for kind, call in self.calls.items():
+            call()  # compiles what this kind of call needs
             repeats[kind] = max(1, math.ceil(self.turn_seconds / max(seconds_of_calls(call, device), 1e-6)))
         return lambda: {kind: seconds_of_calls(call, device, repeats[kind]) for kind, call in self.calls.items()}
 
