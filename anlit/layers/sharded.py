@@ -28,8 +28,8 @@ def local_part(weight: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
     """
     if not isinstance(weight, DTensor):
         return weight, None
-    found = [axis for axis, placement in enumerate(weight.placements) if placement.is_shard(dim)]
-    return weight.to_local(), weight.device_mesh.get_group(found[0]) if found else None
+    axes = [axis for axis, placement in enumerate(weight.placements) if placement.is_shard(dim)]
+    return weight.to_local(), weight.device_mesh.get_group(axes[0]) if axes else None
 
 
 @torch.no_grad()

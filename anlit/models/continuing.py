@@ -67,19 +67,19 @@ def changes(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iter
             yield Change(prefix + key, a, b)
 
 
-def check_changes(found: list[Change], ckpt_path: Any, accept: bool) -> str | None:
+def check_changes(changed: list[Change], ckpt_path: Any, accept: bool) -> str | None:
     """The line to log about changed settings, None if nothing has changed.
 
     Raises:
         UserError: A setting has changed that a continued run may not change, and `accept` is False.
     """
-    refused = [change for change in found if not change.name.startswith(TAKEN)]
+    refused = [change for change in changed if not change.name.startswith(TAKEN)]
     if refused and not accept:
         raise UserError(
             f"ckpt_path={ckpt_path} was trained with other settings ({_listed(refused)}): set them back as "
             "in the run's config.yaml, or give --accept_changes true to go on with the new ones"
         )
-    return f"Continued with changed settings, the new ones are used: {_listed(found)}" if found else None
+    return f"Continued with changed settings, the new ones are used: {_listed(changed)}" if changed else None
 
 
 def refuse_other_shapes(saved: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], source: str) -> None:
@@ -126,8 +126,8 @@ def take_group_settings(
     scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 
-def _listed(found: list[Change]) -> str:
-    return ", ".join(map(str, found))
+def _listed(changed: list[Change]) -> str:
+    return ", ".join(map(str, changed))
 
 
 def _plain(value: Any) -> Any:

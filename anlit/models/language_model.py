@@ -269,14 +269,14 @@ class LanguageModel(L.LightningModule):
         """Compare the settings with the checkpoint's. A strategy that loads the weights itself leaves them out."""
         then = {"model": checkpoint.get("hyper_parameters", {}), **checkpoint["anlit"].get("run", {})}
         now = {"model": to_plain_values(dict(self.hparams)), **run_settings(self.trainer)}
-        found = list(changes(then, now))
-        line = check_changes(found, self.trainer.ckpt_path, self.accept_changes)
+        changed = list(changes(then, now))
+        line = check_changes(changed, self.trainer.ckpt_path, self.accept_changes)
         if "state_dict" in checkpoint:
             refuse_other_shapes(checkpoint["state_dict"], self.state_dict(), f"ckpt_path={self.trainer.ckpt_path}")
         if line and not self.is_continued:
             rank_zero_only(_log.info)(line)
         self.is_continued = True
-        if any(change.name == "model.optimizer" for change in found):
+        if any(change.name == "model.optimizer" for change in changed):
             self.begins_new_optimizer, checkpoint["optimizer_states"] = True, []
 
 

@@ -22,8 +22,8 @@ def both_ways(monkeypatch, module, compute, *inputs: Tensor) -> None:
         kind = type(y.grad_fn).__name__
         results.append((y.detach(), [x.grad for x in own], kind))
     assert results[0][2] != results[1][2], "the same way was taken twice"
-    for one, other in zip([results[0][0], *results[0][1]], [results[1][0], *results[1][1]], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    for mine, theirs in zip([results[0][0], *results[0][1]], [results[1][0], *results[1][1]], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
 def normal(*shape: int) -> Tensor:

@@ -47,8 +47,8 @@ def test_it_is_the_loss_of_the_logits(z_loss, upstream, compiled, monkeypatch) -
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(objective, expected, rtol=1e-12, atol=0)
     assert not loss.requires_grad
-    for one, other in zip(ours, (x.grad, weight.grad), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    for mine, theirs in zip(ours, (x.grad, weight.grad), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-14)
     assert ours[0][0, 2:4].abs().max() == 0, "what is not counted gets no gradient"
 
 

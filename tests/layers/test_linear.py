@@ -22,6 +22,6 @@ def test_joined_maps_are_the_maps_one_by_one(n_tokens) -> None:
     ):
         assert y.shape == (n_tokens, 11)
         results.append([y, *torch.autograd.grad(y.sin().sum(), parameters)])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(fused_linear(x, *maps)[:, 4:9], 2.5 * x @ maps[1].weight.T)

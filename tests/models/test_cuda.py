@@ -100,11 +100,11 @@ def test_float8_products_are_the_emulated_ones(recipe) -> None:
         pytest.skip("this GPU has no such products")
     torch.manual_seed(0)
     x, weight = torch.randn(4, 64, 128, dtype=torch.bfloat16), torch.randn(256, 128, dtype=torch.bfloat16)
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         own = [tensor.to(device).requires_grad_() for tensor in (x, weight)]
         y = Float8Product(recipe, emulated=device == "cpu")(*own)
         y.square().sum().backward()
-        found.append([y, *(tensor.grad for tensor in own)])
-    for emulated, real in zip(*found, strict=True):
+        results.append([y, *(tensor.grad for tensor in own)])
+    for emulated, real in zip(*results, strict=True):
         torch.testing.assert_close(real.cpu(), emulated, rtol=2e-2, atol=2e-2 * float(emulated.abs().max()))

@@ -53,11 +53,11 @@ def test_initial_values_and_scales_of_the_scaling_vectors() -> None:
     }
     for architecture, values in expected.items():
         model = tiny(architecture, d_model=64, n_layers=5).model
-        found = {n.rsplit(".", 1)[-1]: m for n, m in model.named_modules() if isinstance(m, ScalingVector)}
-        assert found.keys() == values.keys()
+        vectors = {n.rsplit(".", 1)[-1]: m for n, m in model.named_modules() if isinstance(m, ScalingVector)}
+        assert vectors.keys() == values.keys()
         for name, (init, scale) in values.items():
-            torch.testing.assert_close(found[name]().detach(), torch.full_like(found[name].stored, init))
-            torch.testing.assert_close(found[name].stored.detach(), torch.full_like(found[name].stored, scale))
+            torch.testing.assert_close(vectors[name]().detach(), torch.full_like(vectors[name].stored, init))
+            torch.testing.assert_close(vectors[name].stored.detach(), torch.full_like(vectors[name].stored, scale))
 
 
 @pytest.mark.parametrize(("d_model", "rate"), [(64, 1 / 64), (32, 0.016)])

@@ -17,13 +17,13 @@ constrained = pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 
 def norms(model: LanguageModel) -> torch.Tensor:
     """Of every constrained vector, worked out from the names: (vectors,), float64."""
-    found = []
+    vectors = []
     for name, parameter in model.model.named_parameters():
         if name.endswith("weight"):
             columns = isinstance(model, NGPT) and name.endswith(("W_o.weight", "W_d.weight"))
-            found.append(parameter.detach().double().norm(dim=0 if columns else 1))
-    assert len(found) == 2 + 7 * len(model.model.blocks)
-    return torch.cat(found)
+            vectors.append(parameter.detach().double().norm(dim=0 if columns else 1))
+    assert len(vectors) == 2 + 7 * len(model.model.blocks)
+    return torch.cat(vectors)
 
 
 def holds(model: LanguageModel) -> bool:

@@ -14,9 +14,9 @@ from tests.models.tiny import ARCHITECTURES, fit, random_tokens, tiny
 
 
 def test_auto_compiles_where_triton_makes_kernels(monkeypatch) -> None:
-    for found in (True, False):
-        monkeypatch.setattr(runtime, "HAS_TRITON", found)
-        assert Runtime().compiles_on("cuda") is found
+    for has_triton in (True, False):
+        monkeypatch.setattr(runtime, "HAS_TRITON", has_triton)
+        assert Runtime().compiles_on("cuda") is has_triton
         assert not Runtime().compiles_on("cpu")
     assert Runtime(compile=True).compiles_on("cpu")
     assert not Runtime(compile=False).compiles_on("cuda")

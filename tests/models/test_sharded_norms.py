@@ -64,8 +64,8 @@ def test_compiled_it_is_as_few_calls_however_many_weights_there_are(architecture
     for decoder in (whole, parts):
         decoder.restore_norms()
     assert len(calls) == expected
-    for (name, part), one in zip(parts.named_parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(part.full_tensor(), one, rtol=1e-6, atol=1e-7, msg=name)
+    for (name, part), weight in zip(parts.named_parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(part.full_tensor(), weight, rtol=1e-6, atol=1e-7, msg=name)
 
 
 def compile_with(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,8 +67,8 @@ def compare_with_one_process(rank: int, folder: str) -> None:
         torch.testing.assert_close(part.full_tensor(), expected, rtol=1e-6, atol=1e-7, msg=name)
     for part, expected in zip(parts.parameters(), whole.parameters(), strict=True):
         for name, value in optimizers[0].state[expected].items():
-            found = optimizers[1].state[part][name]
-            torch.testing.assert_close(found.full_tensor() if isinstance(found, DTensor) else found, value, msg=name)
+            kept = optimizers[1].state[part][name]
+            torch.testing.assert_close(kept.full_tensor() if isinstance(kept, DTensor) else kept, value, msg=name)
     exchange_one_matrix(rank)
     distributed.destroy_process_group()
 
@@ -79,8 +79,8 @@ def exchange_one_matrix(rank: int) -> None:
     exchange = Exchange([(3, 3)], distributed.group.WORLD)
     own = [part.clone() for part in matrix.chunk(PROCESSES)]
     whole = exchange.whole([own[rank]])
-    assert [one.tolist() for one in whole] == [matrix.tolist()][rank:]
-    (rows,) = exchange.rows([one.float() for one in whole], [own[rank]])
+    assert [part.tolist() for part in whole] == [matrix.tolist()][rank:]
+    (rows,) = exchange.rows([part.float() for part in whole], [own[rank]])
     assert torch.equal(rows, own[rank])
 
 

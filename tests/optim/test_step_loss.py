@@ -31,10 +31,10 @@ class Logged(L.Callback):
 
 def blocks() -> list[torch.Tensor]:
     """Sequences of many documents, in which few targets count, among such of one."""
-    found = random_tokens(SEQUENCES * STEPS, SIZE["context_length"] + 1, seed=3)
-    found[found == 0] = 1
-    found[::3, 1::2] = 0
-    return list(found)
+    tokens = random_tokens(SEQUENCES * STEPS, SIZE["context_length"] + 1, seed=3)
+    tokens[tokens == 0] = 1
+    tokens[::3, 1::2] = 0
+    return list(tokens)
 
 
 def train(architecture: Any, batch_size: int, score_first_token: bool, **trainer: Any) -> tuple[dict, Logged]:
