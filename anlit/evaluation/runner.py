@@ -136,12 +136,11 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
     Runs that differ only in their seed are one arm, also if each was fine-tuned from other weights. best.ckpt and
     last.ckpt of a run are different arms. A file outside a run folder is an arm of its own. Labels are unique.
     """
-    runs = [load_run(checkpoint.run) if checkpoint.run is not None else None for checkpoint in checkpoints]
-    groups = group_runs([run for run in runs if run is not None])
+    groups = group_runs([load_run(run) for run in {each.run: None for each in checkpoints} if run is not None])
     labels = {run.folder.resolve(): group.label for group in groups for run in group.runs}
     arms: dict[tuple[str, str], list[int]] = {}  # label and file name → indices
-    for index, (checkpoint, run) in enumerate(zip(checkpoints, runs, strict=True)):
-        label = labels.get(run.folder.resolve()) if run is not None else None
+    for index, checkpoint in enumerate(checkpoints):
+        label = labels.get(checkpoint.run.resolve()) if checkpoint.run is not None else None
         # Without a run's configuration it is not known what the file has in common with others.
         key = (label, checkpoint.file.name) if label else (checkpoint.label, str(checkpoint.file))
         arms.setdefault(key, []).append(index)
@@ -172,7 +171,7 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command:
             cannot be written; or the JSON file is no record of this evaluation.
     """
     folder, name = output_folder(output), evaluation.name
-    if len(paths) == 1 and paths[0].endswith(".json"):
+    if is_shown_again := len(paths) == 1 and paths[0].endswith(".json"):
         record = read_json(paths[0], {}, f"give the {name}.json of an evaluation")
     else:
         # Before measuring, because the environment has the load of the machine.
@@ -182,7 +181,9 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command:
             write_json(folder / f"{name}.json", record)
     try:
         report, sources = evaluation.report(record), _provenance(record)
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+        if not is_shown_again:
+            raise
         raise UserError(f"{paths[0]} is no record of this evaluation ({error!r}): give its {name}.json") from error
     screen = console()
     for part in (report.table, *report.notes):

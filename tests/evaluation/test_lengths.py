@@ -267,7 +267,7 @@ def test_default_lengths_are_1_4_and_16_times_the_training_length(run: Path, dat
     assert plan == {"lengths": [16, 64, 256], "tokens": VAL_TOKENS // 256 * 256}
 
 
-@pytest.mark.parametrize("content", ["[", "[]", "{}", '{"command": 1}'])
+@pytest.mark.parametrize("content", ["[", "[]", "{}", '{"command": 1}', '{"settings": 1}'])
 def test_what_is_no_record_is_one_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(UserError, match=r"other\.json .*: give (the|its) lengths\.json"):
