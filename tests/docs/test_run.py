@@ -19,12 +19,12 @@ PAGES = [ROOT / "README.md", ROOT / "docs" / "train.md", ROOT / "docs" / "attent
 ]]  # fmt: skip
 NOT_RUN = {
     "import": "needs a Qwen3 from the hub",
-    "imported/qwen3": "needs a Qwen3 from the hub; tests/integration/test_imported_runs.py runs it",
+    "imported/qwen3": "needs a Qwen3 from the hub; tests/integration/test_begun_from_weights.py runs it",
     "imported/qwen3/tokenizer.json": "needs a Qwen3 from the hub",
     "needle": "takes minutes; tests/evaluation/test_needle.py runs it",
     "runs/mine": "1,000 steps",
     "logger/wandb.yaml": "needs wandb; tests/integration/test_wandb.py runs it",
-    "runs/angpt-needle": "300 steps; tests/integration/test_fine_tuning.py runs it",
+    "runs/angpt-needle": "300 steps; tests/integration/test_begun_from_weights.py runs it",
     "--slurm=--gpus-per-node=1 --ntasks-per-node=1": "needs Slurm",
     "study/convergence.yaml": "54 runs",
     "study/ablation.yaml": "60 runs",

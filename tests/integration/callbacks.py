@@ -1,6 +1,8 @@
-"""Callbacks that make something go wrong at a known batch, where a test must not depend on timing."""
+"""Callbacks that make something go wrong at a known moment, where a test must not depend on timing."""
 
+import itertools
 import os
+import pkgutil
 import resource
 import signal
 from typing import Any
@@ -40,18 +42,29 @@ class SignalAt(AtBatch):
         os.kill(os.getpid(), self.number)
 
 
-class FullDisk(AtBatch):
-    """Files of this process cannot grow beyond `limit` bytes from then on, as on a full disk.
+class KilledIn(L.Callback):
+    """SIGKILL when this process calls `name` of a module or class, `owner`, for the `call`-th time."""
 
-    A tiny run's part of a checkpoint exceeds the limit; its record and metrics do not.
+    def __init__(self, owner: str, name: str, call: int) -> None:
+        held = pkgutil.resolve_name(owner)
+        original, number = getattr(held, name), itertools.count(1)
+
+        def deadly(*arguments: Any, **settings: Any) -> Any:
+            if next(number) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*arguments, **settings)
+
+        setattr(held, name, deadly)
+
+
+class FullDisk(AtBatch):
+    """Files of this process cannot grow beyond 40 kB from then on, as on a full disk.
+
+    A tiny run's part of a checkpoint exceeds that; its record and metrics do not.
     """
 
-    def __init__(self, batch: int, limit: int = 40_000, rank: int | None = None) -> None:
-        super().__init__(batch, rank)
-        self.limit = limit
-
     def act(self) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
 
 
 class Refuses(L.Callback):
@@ -70,3 +83,10 @@ class Refuses(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         if trainer.global_rank == self.rank:
             raise UserError("this rank alone refuses")
+
+
+class Numbers(L.Callback):
+    """Prints the number of the micro-batch in the epoch at its begin."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        print("micro-batch", trainer.global_step, batch_idx)

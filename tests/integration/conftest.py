@@ -1,25 +1,31 @@
-"""A small corpus prepared once, and `anlit fit` in a child process that can be killed."""
+"""A small corpus prepared once, finished runs that several tests read, and runs that are stopped and continued."""
 
 import csv
-import itertools
+import json
 import multiprocessing
-import os
 import shutil
 import signal
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from anlit import TextFiles
 from anlit.checkpoints.checkpoint_io import read_checkpoint
-from anlit.cli import main
+from anlit.checkpoints.location import SHARDED
+from tests.integration.ranks import logged, run_ranks, start_ranks
 
 VOCABULARY = 320
 STEPS = 40  # of a run that is not told otherwise
+CURVES = ("train/loss", "train/grad_norm", "train/learning_rate", "val/loss")
+KILLED = -signal.SIGKILL
+Train = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
@@ -47,41 +53,73 @@ def fit_arguments(shards: Path, run_dir: Path, *extra: str, model: str = "AnGPT"
 
 
 @pytest.fixture(scope="session")
-def finished(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """`trained(*settings, model=, n_ranks=, data=, code=)` → the folder of a run that is made once: change copies."""
+    made: dict[tuple, Path] = {}
+
+    def train(*extra: str, model: str = "AnGPT", n_ranks: int = 1, data: Path = shards, code: int = 0) -> Path:
+        key = (extra, model, n_ranks, data)
+        if key not in made:
+            run_dir = tmp_path_factory.mktemp("runs") / "run"
+            assert run_ranks(fit_arguments(data, run_dir, *extra, model=model), n_ranks) == [code] * n_ranks
+            made[key] = run_dir
+        return made[key]
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def finished(trained: Train) -> Path:
     """An anGPT after 20 steps, validated after 17 and at the end. Tests change copies of it."""
-    run_dir = tmp_path_factory.mktemp("runs") / "run"
-    assert run(fit_arguments(shards, run_dir, "--trainer.max_steps=20")) == 0
-    return run_dir
+    return trained("--trainer.max_steps=20")
 
 
 def start(arguments: list[str]) -> multiprocessing.Process:
     """`anlit` in a forked child, which inherits what is already imported."""
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(arguments,))
-    process.start()
+    (process,) = start_ranks(arguments, 1)
     return process
-
-
-def _run(arguments: list[str]) -> None:
-    raise SystemExit(main(arguments))
 
 
 def run(arguments: list[str]) -> int | None:
     """`anlit` in a child process; its exit code."""
-    process = start(arguments)
-    process.join(240)
-    return process.exitcode
+    (code,) = run_ranks(arguments, 1)
+    return code
 
 
-def die_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
-    """Let a process kill itself when it calls `owner.name` for the `call`-th time."""
-    original, number = getattr(owner, name), itertools.count(1)
+def signal_at(name: str, batch: int, rank: int | None = None) -> list[str]:
+    """Flags that send a signal to a run, or to one rank of it, when micro-batch `batch` (from 0) begins."""
+    flags = ["--trainer.callbacks+=tests.integration.callbacks.SignalAt", f"--trainer.callbacks.batch={batch}"]
+    return [*flags, f"--trainer.callbacks.name={name}", *([] if rank is None else [f"--trainer.callbacks.rank={rank}"])]
 
-    def deadly(*arguments: Any, **settings: Any) -> Any:
-        if next(number) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments, **settings)
 
-    monkeypatch.setattr(owner, name, deadly)
+def stop_and_continue(
+    arguments: list[str], cut: Path, whole: Path, stop: list[str], code: int = KILLED, n_ranks: int = 1
+) -> dict[str, Any]:
+    """Stop the run of `arguments` by the flags `stop`, continue it, and find in its folder all that `whole` has.
+
+    Its weights, optimizer and schedule are the same to the bit, and each row of its curves is there once. Returns the
+    checkpoint that was left.
+    """
+    codes = run_ranks([*arguments, *stop], n_ranks)
+    assert codes == [code] * n_ranks or (code == KILLED and codes[0] == code and codes[-1] != 0)
+    status = "running" if code == KILLED else "interrupted"
+    assert json.loads((cut / "run.json").read_text())["status"] == status
+    left = last_checkpoint(cut)
+    if status == "interrupted":
+        validated = [row for row in logged(whole, "val/loss") if row[0] < left["global_step"]]
+        assert logged(cut, "val/loss") == validated, "a validation that is due comes before the stop"
+    assert run_ranks([*arguments, "--ckpt_path=last"], n_ranks) == [0] * n_ranks
+    assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
+    events = EventAccumulator(str(cut)).Reload()
+    for name in CURVES:
+        assert logged(whole, name) == logged(cut, name)
+        if rows := logged(cut, name):
+            assert [event.step for event in events.Scalars(name)] == [step for step, _ in rows]
+    checkpoints = cut / "checkpoints"
+    named = {path.resolve() for path in checkpoints.glob("*.ckpt")}
+    assert {path.name for path in checkpoints.iterdir()} <= {"last.ckpt", "best.ckpt", SHARDED}
+    assert {path.resolve() for path in (checkpoints / SHARDED).glob("*")} <= named, "what was half-written is gone"
+    return left
 
 
 def steps_logged(run_dir: Path) -> int:
@@ -93,37 +131,22 @@ def steps_logged(run_dir: Path) -> int:
     return max((int(row["step"]) for row in csv.DictReader(whole.splitlines()) if row.get("step")), default=-1)
 
 
-def logged(run_dir: Path, name: str) -> list[tuple[int, str]]:
-    """The steps and values of one metric in metrics.csv, in the order of the file."""
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        return [(int(row["step"]), row[name]) for row in csv.DictReader(file) if row.get(name)]
-
-
 def last_checkpoint(run_dir: Path) -> dict:
     return read_checkpoint(run_dir / "checkpoints" / "last.ckpt")
 
 
 def assert_same_training_state(one: dict, two: dict) -> None:
     """Weights, optimizer, schedule and step are identical to the bit."""
-    assert one["global_step"] == two["global_step"]
-    for key in ("state_dict", "optimizer_states", "lr_schedulers"):
+    for key in ("global_step", "state_dict", "optimizer_states", "lr_schedulers"):
         assert_identical(one[key], two[key], key)
 
 
 def assert_identical(one: object, two: object, where: str) -> None:
-    assert type(one) is type(two), where
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, two), where
-    elif isinstance(one, dict):
-        assert one.keys() == two.keys(), where
-        for key in one:
-            assert_identical(one[key], two[key], f"{where}.{key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(two), where
-        for index, (a, b) in enumerate(zip(one, two, strict=True)):
-            assert_identical(a, b, f"{where}[{index}]")
-    else:
-        assert one == two, where
+    (leaves, form), (others, other_form) = (tree_flatten_with_path(tree) for tree in (one, two))
+    assert form == other_form, where
+    for (path, a), (_, b) in zip(leaves, others, strict=True):
+        assert type(a) is type(b), keystr(path)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, f"{where}{keystr(path)}"
 
 
 @pytest.fixture(autouse=True)

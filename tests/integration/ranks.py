@@ -1,5 +1,6 @@
-"""`anlit fit` on several ranks of this machine, forked from the test's process, which has everything imported."""
+"""`anlit` in processes forked from the test's, which has everything imported; and what a run's metrics.csv says."""
 
+import csv
 import multiprocessing
 import os
 import sys
@@ -7,23 +8,19 @@ from pathlib import Path
 
 from anlit.cli import main
 from tests.data.devices import free_port
-from tests.integration.conftest import logged
 
 DDP = ["--trainer.strategy=ddp"]
 FSDP = ["--trainer.strategy=anlit.FullySharded", "--trainer.strategy.process_group_backend=gloo"]
+BACKGROUND = [*FSDP, "--trainer.strategy.async_checkpoints=true"]
 
 
 def start_ranks(arguments: list[str], n_ranks: int, log: Path | None = None) -> list[multiprocessing.Process]:
     """One process per rank, as torchrun starts them; their standard error goes to log.0, log.1 … if it is given."""
-    port = free_port()
-    processes = []
-    for rank in range(n_ranks):
-        context = multiprocessing.get_context("fork")
-        process = context.Process(
-            target=_rank, args=([*arguments, f"--trainer.devices={n_ranks}"], rank, n_ranks, port, log)
-        )
+    context, port = multiprocessing.get_context("fork"), free_port()
+    given = [*arguments, f"--trainer.devices={n_ranks}"] if n_ranks > 1 else arguments
+    processes = [context.Process(target=_rank, args=(given, rank, n_ranks, port, log)) for rank in range(n_ranks)]
+    for process in processes:
         process.start()
-        processes.append(process)
     return processes
 
 
@@ -33,6 +30,17 @@ def run_ranks(arguments: list[str], n_ranks: int) -> list[int | None]:
     for process in processes:
         process.join(1200)
     return [process.exitcode for process in processes]
+
+
+def ends_of_ranks(arguments: list[str], n_ranks: int, log: Path) -> tuple[list[int | None], list[str]]:
+    """Their exit codes and what they write to standard error; a rank that waits for the others for ever is killed."""
+    processes = start_ranks(arguments, n_ranks, log)
+    for process in processes:
+        process.join(120)  # a collective's time-out is ten minutes or more
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes, [Path(f"{log}.{rank}").read_text() for rank in range(n_ranks)]
 
 
 def _rank(arguments: list[str], rank: int, n_ranks: int, port: int, log: Path | None) -> None:
@@ -46,6 +54,12 @@ def _rank(arguments: list[str], rank: int, n_ranks: int, port: int, log: Path | 
         os.dup2(os.open(f"{log}.{rank}", os.O_WRONLY | os.O_CREAT), 2)
         sys.stderr = os.fdopen(2, "w", buffering=1)  # pytest's own went elsewhere
     raise SystemExit(main(arguments))
+
+
+def logged(run_dir: Path, name: str) -> list[tuple[int, str]]:
+    """The steps and values of one metric in metrics.csv, in the order of the file."""
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        return [(int(row["step"]), row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
 def column(run_dir: Path, name: str) -> list[float]:

@@ -1,5 +1,6 @@
 """A checkpoint whose callbacks' states name paths: they are not read, so nothing there is removed or uploaded."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ from anlit import GPT
 from tests.integration.conftest import fit_arguments, run
 from tests.models.tiny import adamw, batches, tiny
 
+PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")
 
-def poisoned(source: Path, target: Path, victim: str) -> Path:
-    """A copy of a checkpoint in which every path of every ModelCheckpoint's state is `victim`."""
+
+def change_states(source: Path, target: Path, **state: Any) -> Path:
+    """A copy of a checkpoint in which every ModelCheckpoint's state has these values."""
     content = torch.load(source, weights_only=True)
-    states = [state for state in content["callbacks"].values() if "best_model_path" in state]
+    states = [held for held in content["callbacks"].values() if "best_model_path" in held]
     assert states
-    for state in states:
-        state |= dict.fromkeys(("best_model_path", "kth_best_model_path", "last_model_path"), victim)
-        state |= {"best_k_models": {victim: torch.tensor(9e9)}, "kth_value": torch.tensor(9e9)}
+    for held in states:
+        held |= state
     torch.save(content, target)
     return target
 
@@ -32,6 +34,11 @@ def victim(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+def poisoned(source: Path, target: Path, path: str) -> Path:
+    worst = torch.tensor(9e9)
+    return change_states(source, target, **dict.fromkeys(PATHS, path), best_k_models={path: worst}, kth_value=worst)
+
+
 def own_trainer(folder: Path, max_steps: int) -> L.Trainer:
     kept = ModelCheckpoint(folder, "{step}", monitor="train/loss", save_top_k=1, every_n_train_steps=1)
     last = ModelCheckpoint(folder, "last", every_n_train_steps=1, enable_version_counter=False)
@@ -41,16 +48,14 @@ def own_trainer(folder: Path, max_steps: int) -> L.Trainer:
 
 @pytest.mark.parametrize("scheme", ["", "local://"])
 def test_a_trainer_of_ones_own_removes_nothing_that_a_checkpoint_names(tmp_path: Path, victim: Path, scheme) -> None:
-    folder = tmp_path / "checkpoints"
-    model = tiny(GPT, optimizer=adamw(lr=0.01))
-    own_trainer(folder, 2).fit(model, batches(64, model.context_length))
+    folder, first, second = tmp_path / "checkpoints", tiny(GPT, optimizer=adamw(lr=0.01)), own_trainer(tmp_path, 4)
+    data = batches(64, first.context_length)
+    own_trainer(folder, 2).fit(first, data)
     foreign = poisoned(folder / "last.ckpt", folder / "foreign.ckpt", f"{scheme}{victim}")
-    trainer = own_trainer(folder, 4)
-    trainer.fit(tiny(GPT, optimizer=adamw(lr=0.01)), batches(64, model.context_length), ckpt_path=foreign)
-    assert trainer.global_step == 4
+    second.fit(tiny(GPT, optimizer=adamw(lr=0.01)), data, ckpt_path=foreign)
+    assert second.global_step == 4
     assert (victim / "thesis.txt").read_text() == "years of work"
-    named = {path for callback in trainer.checkpoint_callbacks for path in [callback.best_model_path]}
-    assert str(victim) not in "".join(named)
+    assert not any(str(victim) in callback.best_model_path for callback in second.checkpoint_callbacks)
 
 
 def test_fit_removes_nothing_that_a_checkpoint_names(
@@ -62,17 +67,13 @@ def test_fit_removes_nothing_that_a_checkpoint_names(
     assert (victim / "thesis.txt").read_text() == "years of work"
 
 
-def test_a_continued_run_keeps_its_best_checkpoint_where_later_ones_are_worse(shards: Path, tmp_path: Path) -> None:
+def test_a_continued_run_keeps_its_best_checkpoint_where_later_ones_are_worse(
+    shards: Path, finished: Path, tmp_path: Path
+) -> None:
     """The score comes from the checkpoint, the path from the run's own folder."""
-    folder = tmp_path / "run"
-    assert run(fit_arguments(shards, folder, "--trainer.max_steps=20")) == 0
-    best = folder / "checkpoints" / "best.ckpt"
-    content = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-    for state in content["callbacks"].values():
-        if "best_model_score" in state:
-            state["best_model_score"] = torch.tensor(0.0)  # no later loss is below it
-    torch.save(content, folder / "checkpoints" / "last.ckpt")
-    (folder / "checkpoints" / "last.ckpt.sha256").unlink(missing_ok=True)
+    folder = shutil.copytree(finished, tmp_path / "run")
+    last, best = (folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
+    change_states(last, last, best_model_score=torch.tensor(0.0))  # no later loss is below it
     before = best.read_bytes()
     assert run(fit_arguments(shards, folder, "--ckpt_path=last")) == 0
     assert best.read_bytes() == before

@@ -1,5 +1,6 @@
-"""What the commands write to a user's terminal, as processes of their own."""
+"""What the commands write to a user's terminal, in a process of their own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,29 +8,31 @@ from pathlib import Path
 
 from tests.integration.conftest import fit_arguments
 
-EVERY = {**os.environ, "PYTHONWARNINGS": "default"}
-"""Deprecations too, which Python hides by default."""
-
-
-def anlit(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "anlit", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=EVERY, check=False)
+PROGRAM = """
+import json, sys
+from anlit.cli import main
+for command in json.loads(sys.argv[1]):
+    print(">", command[0], file=sys.stderr, flush=True)
+    assert main(command) == 0
+"""
 
 
 def test_no_warning_of_a_library_reaches_the_terminal(shards: Path, tmp_path: Path) -> None:
     """A new run begun with `--ckpt_path last`, as the demo does, and continued; then what is done with it."""
     run_dir = tmp_path / "runs" / "run"
     begun = fit_arguments(shards, run_dir, "--trainer.max_steps=4", "--ckpt_path=last", model="GPT")
-    config = f"--config={run_dir}/config.yaml"
-    after = [
-        ["validate", config],
+    commands = [
+        begun,
+        [*begun, "--trainer.max_steps=6"],
+        ["validate", f"--config={run_dir}/config.yaml"],
         ["compare", str(run_dir), "--output", str(tmp_path / "compared")],
         ["export", str(run_dir), "--output", str(tmp_path / "exported")],
     ]
-    for arguments in (begun, [*begun, "--trainer.max_steps=6"], *after):
-        result = anlit(*arguments)
-        assert result.returncode == 0, result.stderr
-        noise = [line for line in result.stderr.splitlines() if "Continued with changed settings" not in line]
-        assert noise == [], arguments[0]
-        if arguments[0] == "validate":
-            assert result.stdout.startswith(f"validate: {run_dir}/checkpoints/best.ckpt"), "not the last one"
+    # deprecations too, which Python hides by default
+    everything = {**os.environ, "PYTHONWARNINGS": "default"}
+    program = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
+    done = subprocess.run(program, capture_output=True, text=True, env=everything, check=False)
+    assert done.returncode == 0, done.stderr
+    noise = [line for line in done.stderr.splitlines() if "Continued with changed settings" not in line]
+    assert noise == [f"> {command[0]}" for command in commands]
+    assert f"validate: {run_dir}/checkpoints/best.ckpt" in done.stdout, "not the last one"

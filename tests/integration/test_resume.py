@@ -1,124 +1,219 @@
-"""A run that is stopped at any step and continued ends as if nothing had happened."""
+"""A run that is stopped at any moment and continued ends as if nothing had happened."""
 
-import json
-import os
+import io
+import math
 import random
-import signal
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
+from anlit.checkpoints import checkpoint_io, sharded
+from anlit.checkpoints.location import SHARDED
 from tests.integration.conftest import (
-    STEPS,
+    KILLED,
+    Train,
     assert_same_training_state,
     fit_arguments,
     last_checkpoint,
-    logged,
     run,
-    start,
+    signal_at,
     steps_logged,
+    stop_and_continue,
 )
+from tests.integration.ranks import BACKGROUND, DDP, FSDP, logged, run_ranks, start_ranks
+
+slow = pytest.mark.slow
+INTERRUPTED, PREEMPTED = 1, 75
+BASE = ("--trainer.max_steps=25", "--trainer.val_check_interval=10")
+NO_CHECKPOINTS = "--checkpoint_every_n_steps=1000"
+ACCUMULATED = (
+    "--data.batch_size=1", "--trainer.accumulate_grad_batches=3", "--trainer.val_check_interval=5", NO_CHECKPOINTS,
+    "--trainer.max_steps=12", "--model.dropout=0.1", "--data.context_schedule={0: 16, 10: 32}",
+    "--model.schedule.warmup=0.3",
+)  # fmt: skip
+EPOCHS = (
+    "--data.batch_size=1", "--trainer.accumulate_grad_batches=2", "--trainer.limit_train_batches=8", NO_CHECKPOINTS,
+    "--trainer.val_check_interval=3", "--trainer.max_steps=12",
+)  # fmt: skip
+GUARDED = (
+    *BASE, "--trainer.callbacks+=LossGuard", "--trainer.callbacks.on_spike=skip", "--trainer.callbacks.window=16",
+    "--trainer.callbacks+=tests.training.poison.Poison", "--trainer.callbacks.batches=[12,20]",
+)  # fmt: skip
+DROPOUT = ("--trainer.limit_val_batches=0", "--model.dropout=0.1")
+RANKS = ("--trainer.max_steps=6", "--checkpoint_every_n_steps=3", *DROPOUT)
 
 
-def stop_at(arguments: list[str], run_dir: Path, step: int, number: signal.Signals) -> int | None:
-    """Send a signal once step number `step` is logged; the exit code of the run."""
-    process = start(arguments)
-    deadline = time.monotonic() + 240
-    while steps_logged(run_dir) < step and process.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert process.is_alive(), "the run ended before it could be stopped"
-    os.kill(process.pid, number)
-    process.join(240)
-    return process.exitcode
+def killed_in(owner: str, name: str, call: int) -> list[str]:
+    flags = {"owner": f"anlit.{owner}", "name": name, "call": call}
+    given = [f"--trainer.callbacks.{key}={value}" for key, value in flags.items()]
+    return ["--trainer.callbacks+=tests.integration.callbacks.KilledIn", *given]
 
 
-def interrupted_equals_undisturbed(shards: Path, tmp_path: Path, number: signal.Signals, steps: list[int], *extra: str,
-                                   model: str = "AnGPT", whole: Path | None = None) -> None:  # fmt: skip
-    """`whole` is the folder of the undisturbed run, None to make one."""
-    cut = tmp_path / "cut"
-    if whole is None:
-        whole = tmp_path / "whole"
-        assert run(fit_arguments(shards, whole, *extra, model=model)) == 0
-    for step in steps:
-        code = stop_at(fit_arguments(shards, cut, *extra, "--ckpt_path=last", model=model), cut, step, number)
-        assert code == (1 if number == signal.SIGINT else -number)
-    assert run(fit_arguments(shards, cut, *extra, "--ckpt_path=last", model=model)) == 0
-    assert last_checkpoint(whole)["global_step"] == STEPS
+class Case(NamedTuple):
+    """A run's settings, how it is stopped, its exit code, and the step of the checkpoint that is left."""
+
+    settings: tuple[str, ...]
+    stop: list[str]
+    code: int
+    left: int
+    model: str = "AnGPT"
+    n_ranks: int = 1
+
+
+WORKERS = "--data.num_workers=2"
+WRITE = "checkpoints.checkpoint_io.AtomicCheckpointIO"
+CASES = {
+    "killed between two checkpoints": Case(BASE, signal_at("SIGKILL", 19), KILLED, 16),
+    "preempted where a validation is due": Case(BASE, signal_at("SIGTERM", 9), PREEMPTED, 10),
+    "interrupted, with workers": Case((*BASE, WORKERS), signal_at("SIGINT", 11), INTERRUPTED, 12),
+    "a checkpoint is there and its row is not": Case(BASE, killed_in("training.loggers.CSVLogger", "log_metrics", 18),
+                                                    KILLED, 16),
+    "a validation is there and no checkpoint": Case(BASE, killed_in(WRITE, "save_checkpoint", 2), KILLED, 8),
+    "killed at the last step": Case(BASE, signal_at("SIGKILL", 24), KILLED, 24),
+    "dropout, accumulation, a context schedule, warm-up": Case(ACCUMULATED, signal_at("SIGKILL", 25), KILLED, 5, "GPT"),
+    "after skipped steps": Case(GUARDED, signal_at("SIGINT", 16), INTERRUPTED, 17),
+    "two ranks, of which one is told": Case((*RANKS, *FSDP), signal_at("SIGUSR1", 2, 1), PREEMPTED, 4, n_ranks=2),
+    "a part is written and no rest": Case((*RANKS, *FSDP), killed_in("checkpoints.sharded", "give_name", 2),
+                                         KILLED, 3, n_ranks=2),
+}  # fmt: skip
+SLOW_CASES = {
+    "killed, with workers": Case((*BASE, WORKERS), signal_at("SIGKILL", 19), KILLED, 16),
+    "interrupted at the last step": Case(BASE, signal_at("SIGINT", 24), INTERRUPTED, 25),
+    "preempted by Slurm": Case((*BASE, NO_CHECKPOINTS), signal_at("SIGUSR1", 12), PREEMPTED, 13, "NGPT"),
+    "rows are there and no checkpoint": Case(BASE, killed_in(WRITE, "save_checkpoint", 4), KILLED, 10),
+    "killed at the end of an epoch": Case(EPOCHS, signal_at("SIGKILL", 6), KILLED, 3),
+    "ddp": Case((*RANKS, *DDP), signal_at("SIGTERM", 2, 1), PREEMPTED, 4, n_ranks=2),
+    "ddp, rank 0": Case((*RANKS, *DDP), signal_at("SIGUSR1", 2, 0), PREEMPTED, 4, "GPT", n_ranks=2),
+    "fsdp, rank 0": Case((*RANKS, *FSDP), signal_at("SIGTERM", 2, 0), PREEMPTED, 4, n_ranks=2),
+    "fsdp in one file": Case((*RANKS, *FSDP, "--trainer.strategy.sharded_checkpoints=false"),
+                             signal_at("SIGTERM", 2, 0), PREEMPTED, 4, n_ranks=2),
+    "in the background": Case((*RANKS, *BACKGROUND), signal_at("SIGTERM", 2, 1), PREEMPTED, 4, n_ranks=2),
+    "before the rest is written": Case((*RANKS, *FSDP), killed_in("checkpoints.sharded", "write_durably", 2),
+                                       KILLED, 3, n_ranks=2),
+    "before the name changes": Case((*RANKS, *FSDP), killed_in("checkpoints.sharded", "_publish", 2), KILLED, 3,
+                                    n_ranks=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=slow) for name in SLOW_CASES)])
+def test_stopped_and_continued_is_identical(shards: Path, tmp_path: Path, trained: Train, name: str) -> None:
+    case = (CASES | SLOW_CASES)[name]
+    settings = [setting for setting in case.settings if setting != WORKERS]  # they change nothing
+    whole = trained(*settings, model=case.model, n_ranks=case.n_ranks)
+    arguments = fit_arguments(shards, tmp_path / "cut", *case.settings, model=case.model)
+    left = stop_and_continue(arguments, tmp_path / "cut", whole, case.stop, case.code, case.n_ranks)
+    assert left["global_step"] == case.left
+    if case.settings == GUARDED:
+        guards = [last_checkpoint(run_dir)["callbacks"]["LossGuard"] for run_dir in (whole, tmp_path / "cut")]
+        assert guards[0] == guards[1]
+        assert guards[0]["skipped"] == 2
+        assert all(map(math.isfinite, guards[0]["losses"]))
+
+
+def test_killed_inside_the_first_checkpoint_it_begins_anew_and_says_so(
+    shards: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What was half-written is no checkpoint to go on from."""
+    arguments = fit_arguments(shards, tmp_path / "run", "--trainer.max_steps=3", "--ckpt_path=last")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    stop = killed_in("checkpoints.checkpoint_io", "give_name", 1)
+    assert run([*arguments, "--trainer.limit_val_batches=0", *stop]) == KILLED
+    assert [file.name for file in checkpoints.iterdir()] == [".partial-last.ckpt"]
+    assert run(arguments) == 0
+    said = capfd.readouterr().out
+    assert said.count("was stopped before its first checkpoint was complete: it starts again at step 0") == 1
+    assert last_checkpoint(tmp_path / "run")["global_step"] == 3
+    assert {file.name for file in checkpoints.iterdir()} == {"last.ckpt", "best.ckpt"}
+
+
+def slowly(content: Any, path: Path) -> None:
+    """`write_durably` in two halves with a pause between, to be killed there."""
+    whole = io.BytesIO()
+    torch.save(content, whole)
+    half = len(whole.getvalue()) // 2
+    with path.open("wb") as file:
+        file.write(whole.getvalue()[:half])
+        file.flush()
+        time.sleep(0.05)
+        file.write(whole.getvalue()[half:])
+
+
+def being_written(checkpoints: Path, since: float) -> bool:
+    """Whether a checkpoint that was begun after `since` is not complete."""
+    whole = (checkpoints / "last.ckpt").resolve()
+    for path in (checkpoints / ".partial-last.ckpt", *(checkpoints / SHARDED).glob("*")):
+        try:
+            if path.stat().st_mtime > since and path.resolve() != whole:
+                return True
+        except FileNotFoundError:
+            continue
+    return False
+
+
+@slow
+@pytest.mark.parametrize(
+    ("n_ranks", "strategy", "times"), [(1, [], 20), (2, FSDP, 6), (2, BACKGROUND, 6)], ids=["one", "fsdp", "background"]
+)
+def test_killed_at_random_moments_and_continued_is_identical(
+    shards: Path, tmp_path: Path, trained: Train, monkeypatch: pytest.MonkeyPatch, n_ranks: int, strategy: list[str],
+    times: int,
+) -> None:  # fmt: skip
+    """Every second of them while a checkpoint is being written, which a moment on a busy machine seldom is."""
+    settings = ("--trainer.max_steps=60", "--checkpoint_every_n_steps=1", *DROPOUT, *strategy)
+    whole, cut, half_written = trained(*settings, n_ranks=n_ranks), tmp_path / "cut", 0
+    arguments = fit_arguments(shards, cut, *settings, "--ckpt_path=last")
+    chance = random.Random(5)
+    for owner in (checkpoint_io, sharded):
+        monkeypatch.setattr(owner, "write_durably", slowly)
+    for number, step in enumerate(sorted(chance.sample(range(2, 50), times))):
+        processes, begun = start_ranks(arguments, n_ranks), time.time()
+
+        def wait_until(condition: Callable[[], bool], processes: list = processes) -> None:
+            while not condition() and all(process.is_alive() for process in processes):
+                time.sleep(0.001)
+
+        wait_until(lambda step=step: steps_logged(cut) >= step)
+        time.sleep(chance.uniform(0, 0.1))
+        if number % 2:
+            wait_until(lambda begun=begun: being_written(cut / "checkpoints", begun))
+        for process in processes:  # all before the first is waited for: a rank that sees another gone ends by itself
+            process.kill()
+        for process in processes:
+            process.join()
+        assert {process.exitcode for process in processes} == {KILLED}
+        half_written += being_written(cut / "checkpoints", begun)
+        assert last_checkpoint(cut)["global_step"] >= (step if n_ranks == 1 else 1)
+    assert half_written > 0
+    assert run_ranks(arguments, n_ranks) == [0] * n_ranks
     assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
-    assert validation_losses(whole) == validation_losses(cut)
+    assert len([*(cut / "checkpoints" / SHARDED).glob("*")]) == n_ranks - 1
 
 
-def validation_losses(run_dir: Path) -> dict[int, str]:
-    """The later row where a resumed run repeated a step."""
-    return dict(logged(run_dir, "val/loss"))
+@slow
+def test_another_seed_is_another_run(trained: Train) -> None:
+    one, two = (last_checkpoint(trained(*BASE, *seed))["state_dict"] for seed in ([], ["--seed_everything=8"]))
+    assert not any(torch.equal(one[name], two[name]) for name in one if name.endswith("weight"))
 
 
-@pytest.fixture(scope="module")
-def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing stops."""
-    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert run(fit_arguments(shards, run_dir)) == 0
-    return run_dir
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.covering(1)
-def test_stopped_and_continued_is_identical(
-    shards: Path, tmp_path: Path, undisturbed: Path, number: signal.Signals, workers: int
+@pytest.mark.parametrize(("earlier", "later"), [(3, 2), (2, 4), pytest.param(1, 2, marks=slow)])
+def test_continued_with_another_accumulation_every_step_is_whole(
+    shards: Path, tmp_path: Path, trained: Train, capfd: pytest.CaptureFixture[str], earlier: int, later: int
 ) -> None:
-    workers_of_loader = f"--data.num_workers={workers}"
-    interrupted_equals_undisturbed(shards, tmp_path, number, [23], workers_of_loader, whole=undisturbed)
-
-
-def test_dropout_accumulation_and_a_context_schedule_resume_exactly(shards: Path, tmp_path: Path) -> None:
-    extra = ("--model.dropout=0.1", "--trainer.accumulate_grad_batches=2", "--data.batch_size=2",
-             "--data.context_schedule={0: 16, 23: 32}")  # fmt: skip
-    interrupted_equals_undisturbed(shards, tmp_path, signal.SIGKILL, [20], *extra, model="GPT")
-
-
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, 1), (signal.SIGTERM, 75), pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow)],
-)
-def test_a_signal_loses_no_step_and_says_so(shards: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
-    arguments = fit_arguments(shards, tmp_path / "run", "--checkpoint_every_n_steps=1000")
-    assert stop_at(arguments, tmp_path / "run", 12, number) == status
-    assert last_checkpoint(tmp_path / "run")["global_step"] >= 13
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["GPT", "NGPT", "AnGPT"])
-def test_killed_at_random_moments(shards: Path, tmp_path: Path, model: str) -> None:
-    moments = sorted(random.Random(model).sample(range(1, STEPS - 3), 6))
-    interrupted_equals_undisturbed(shards, tmp_path, signal.SIGKILL, moments, "--data.num_workers=1", model=model)
-
-
-@pytest.mark.slow
-def test_same_seed_same_run_and_other_seed_other_run(shards: Path, tmp_path: Path, undisturbed: Path) -> None:
-    """Fast tests compare every continued run with an undisturbed one of the same seed."""
-    for name, seed in (("same", 1), ("other", 8)):
-        assert run(fit_arguments(shards, tmp_path / name, f"--seed_everything={seed}")) == 0
-    assert_same_training_state(last_checkpoint(undisturbed), last_checkpoint(tmp_path / "same"))
-    with pytest.raises(AssertionError):
-        assert_same_training_state(last_checkpoint(undisturbed), last_checkpoint(tmp_path / "other"))
-
-
-@pytest.mark.parametrize(
-    ("batch", "validated"),
-    [(16, True), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((20, True), (9, False)))],
-)
-def test_a_stop_is_after_the_validation_that_is_due(
-    shards: Path, tmp_path: Path, undisturbed: Path, batch: int, validated: bool
-) -> None:
-    """Validation is due after batch 16; a stop there must not lose it."""
-    cut = tmp_path / "cut"
-    callback = ("--trainer.callbacks+=tests.integration.callbacks.SignalAt", f"--trainer.callbacks.batch={batch}")
-    assert run(fit_arguments(shards, cut, *callback)) == 1
-    assert last_checkpoint(cut)["global_step"] == batch + 1
-    assert bool(validation_losses(cut)) is validated
-    assert run(fit_arguments(shards, cut, "--ckpt_path=last")) == 0
-    assert_same_training_state(last_checkpoint(undisturbed), last_checkpoint(cut))
-    assert validation_losses(undisturbed) == validation_losses(cut)
+    """Its micro-batches are numbered as in an undisturbed run: random numbers of a step depend on that."""
+    own = [setting for setting in EPOCHS if "accumulate" not in setting and "limit" not in setting]
+    accumulated = "--trainer.accumulate_grad_batches="
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained(*own, f"{accumulated}{earlier}", "--trainer.max_steps=5"), run_dir)
+    settings = [*own, f"{accumulated}{later}", "--ckpt_path=last", "--trainer.max_steps=7"]
+    capfd.readouterr()
+    numbers = "--trainer.callbacks+=tests.integration.callbacks.Numbers"
+    assert run(fit_arguments(shards, run_dir, *settings, numbers)) == 0
+    lines = [line.split()[1:] for line in capfd.readouterr().out.splitlines() if line.startswith("micro-batch")]
+    assert lines == [[str(step), str(later * step + number)] for step in (5, 6) for number in range(later)]
+    assert last_checkpoint(run_dir)["TokenShards"]["drawn"] == 5 * earlier + 2 * later
+    assert [step for step, _ in logged(run_dir, "train/loss")] == [*range(7)]

@@ -13,59 +13,56 @@ import pytest
 import yaml
 
 from anlit.analysis.study.launch import LOCK
+from tests.integration.conftest import VOCABULARY
 
-from .conftest import VOCABULARY
-
-pytestmark = pytest.mark.slow
 MODEL = {"vocab_size": VOCABULARY, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 32}
-QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 5}
+TRAINER = {
+    "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 5, "accelerator": "cpu",
+    "max_steps": 40, "val_check_interval": 10, "limit_val_batches": 2,
+}  # fmt: skip
 
 
-@pytest.fixture
-def study(tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A study of two arms, two rates each, two seeds, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("GPT", "AnGPT"):
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"model": {"class_path": f"anlit.{name}"}}))
+def write_study(folder: Path, shards: Path) -> None:
+    """Two arms, two rates each, two seeds."""
     data = {"class_path": "anlit.TokenShards", "init_args": {"path": str(shards), "batch_size": 4}}
-    trainer = QUIET | {"accelerator": "cpu", "max_steps": 40, "val_check_interval": 10, "limit_val_batches": 2}
-    common = {"model": {"init_args": MODEL}, "data": data, "trainer": trainer, "checkpoint_every_n_steps": 5}
-    (tmp_path / "common.yaml").write_text(yaml.safe_dump(common))
+    common = {"model": {"init_args": MODEL}, "data": data, "trainer": TRAINER, "checkpoint_every_n_steps": 5}
     tune = {"model.init_args.schedule.warmup": [0.0, 0.2]}
     arms = {name: {"configs": [f"{name}.yaml"], "tune": tune} for name in ("GPT", "AnGPT")}
-    content = {"baseline": "GPT", "arms": arms, "shared": {"configs": ["common.yaml"]}, "seeds": [1, 2]}
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(content))
-    return tmp_path
+    study = {"baseline": "GPT", "arms": arms, "shared": {"configs": ["common.yaml"]}, "seeds": [1, 2]}
+    models = {name: {"model": {"class_path": f"anlit.{name}"}} for name in arms}
+    for name, content in {"common": common, "study": study, **models}.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
 
 
 def start(folder: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "anlit", "study", "--config", "study.yaml", "--output", "out", "--jobs", "2"]
-    return subprocess.Popen([*command, "--threads", "1"], cwd=folder, start_new_session=True)
+    options = ["--config", "study.yaml", "--output", "out", "--jobs", "2", "--threads", "1"]
+    return subprocess.Popen([sys.executable, "-m", "anlit", "study", *options], cwd=folder, start_new_session=True)
 
 
-def findings(folder: Path) -> list:
+def results(folder: Path) -> list:
     """What the report says that the clock does not decide."""
-    found = json.loads((folder / "report.json").read_text())
-    return [found["selected"], found["tuning"], found["points"]]
+    report = json.loads((folder / "report.json").read_text())
+    return [report[name] for name in ("selected", "tuning", "points")]
 
 
-def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(study: Path) -> None:
-    assert start(study).wait(900) == 0
-    undisturbed = (study / "out").rename(study / "before")
-    process = start(study)
-    deadline = time.monotonic() + 300
-    while not list((study / "out").glob("*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
+@pytest.mark.slow
+def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(tmp_path: Path, shards: Path) -> None:
+    write_study(tmp_path, shards)
+    out, last = tmp_path / "out", "*/checkpoints/last.ckpt"
+    assert start(tmp_path).wait(900) == 0
+    undisturbed = results(out.rename(tmp_path / "before"))
+    process, deadline = start(tmp_path), time.monotonic() + 300
+    while not list(out.glob(last)) and time.monotonic() < deadline:
         time.sleep(0.2)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for lock in (study / "out").glob(f"*/{LOCK}"):  # a killed run may still end what it had asked of the disk
+    for lock in out.glob(f"*/{LOCK}"):  # a killed run may still end what it had asked of the disk
         with lock.open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-    cut = {path.parents[1].name for path in (study / "out").glob("*/checkpoints/last.ckpt")}
-    assert cut
-    assert start(study).wait(900) == 0
-    records = (study / "out").glob("*/run.json")
-    told = {record.parent.name: len(json.loads(record.read_text())["launches"]) - 1 for record in records}
-    assert {name for name, times in told.items() if times} <= cut
-    assert findings(study / "out") == findings(undisturbed)
-    assert len(findings(undisturbed)[2][0]["losses"]) == 2
+    begun = {path.parents[1].name for path in out.glob(last)}
+    assert begun
+    assert start(tmp_path).wait(900) == 0
+    launches = {path.parent.name: len(json.loads(path.read_text())["launches"]) for path in out.glob("*/run.json")}
+    assert {name for name, times in launches.items() if times > 1} <= begun
+    assert results(out) == undisturbed
+    assert len(undisturbed[2][0]["losses"]) == 2

@@ -1,0 +1,122 @@
+"""Runs that begin from a trained or an imported model: with another attention, on another task, and resumed exactly."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from anlit import load_checkpoint
+from anlit.cli import main
+from tests.inference.huggingface_folders import read
+from tests.inference.published import published
+from tests.integration.conftest import (
+    VOCABULARY,
+    Train,
+    fit_arguments,
+    last_checkpoint,
+    run,
+    signal_at,
+    stop_and_continue,
+)
+from tests.models.tiny import random_tokens
+
+SHORT = ("--trainer.max_steps=3", "--model.context_length=150")
+FIRST_STEP = ("--trainer.max_steps=1", "--model.optimizer.lr=0")
+
+
+def logits(path: Path | str) -> torch.Tensor:
+    with torch.no_grad():
+        return load_checkpoint(str(path), "cpu").model(random_tokens(1, 24))
+
+
+def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
+    shards: Path, tmp_path: Path, trained: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = trained(*SHORT, model="GPT")
+    warm = (
+        "--model.attention=WarmStart", "--model.attention.mechanism=ScaleInvariant",
+        "--model.attention.mechanism.tau=4", "--model.attention.steps=6", "--trainer.max_steps=8", *SHORT[1:],
+        f"--initial_weights={plain / 'checkpoints' / 'last.ckpt'}",
+    )  # fmt: skip
+    whole, cut = trained(*warm, model="GPT"), tmp_path / "cut"
+    arguments = fit_arguments(shards, cut, *warm, model="GPT")
+    left = stop_and_continue(arguments, cut, whole, signal_at("SIGINT", 3), 1)
+    share = "model.blocks.1.attention.mechanism.share"
+    assert left["state_dict"][share] == pytest.approx(4 / 6)
+    assert last_checkpoint(whole)["state_dict"][share] == 1
+
+    lengths = ["lengths", str(plain), str(whole), "--lengths=32,64", "--tokens=512", "--device=cpu"]
+    assert main([*lengths, f"--output={tmp_path / 'lengths'}"]) == 0
+    assert "scale-invariant" in capsys.readouterr().out
+    assert main(["export", str(whole), f"--output={tmp_path / 'exported'}"]) == 0
+    torch.testing.assert_close(logits(tmp_path / "exported"), logits(whole), rtol=0, atol=1e-5)
+
+
+def test_fine_tuning_on_needles_starts_from_the_weights_and_resumes_exactly(
+    tmp_path: Path, trained: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As configs/experiment/needle.yaml has it."""
+    plain = trained(*SHORT, model="GPT")
+    last = plain / "checkpoints" / "last.ckpt"
+
+    def tuning(run_dir: Path, *extra: str) -> list[str]:
+        files = (f"--config={plain}/config.yaml", "--config=experiment/needle.yaml")
+        steps = ("--trainer.max_steps=6", "--trainer.val_check_interval=3", "--data.val_samples=4")
+        return ["fit", *files, f"--run_dir={run_dir}", *steps, f"--initial_weights={last}", *extra]
+
+    whole, cut, still = tmp_path / "whole", tmp_path / "cut", tmp_path / "still"
+    assert run(tuning(whole)) == 0
+    config = yaml.safe_load((whole / "config.yaml").read_text())
+    assert config["data"]["class_path"] == "anlit.NeedleInHaystack"
+    assert config["initial_weights"] == str(last)
+    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 2e-5
+    assert config["model"]["init_args"]["context_length"] == 150
+    assert json.loads((whole / "run.json").read_text())["data"]["task"] == "NeedleInHaystack"
+    assert last_checkpoint(whole)["optimizer_states"][0]["state"][0]["step"] == 6
+    assert run(tuning(still, *FIRST_STEP)) == 0
+    before, after = last_checkpoint(plain)["state_dict"], last_checkpoint(still)["state_dict"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    # Where the run goes on with ckpt_path last, the weights are not read again.
+    stop_and_continue(tuning(cut), cut, whole, [*signal_at("SIGINT", 2)], 1)
+    assert run(tuning(cut, "--ckpt_path=last", "--initial_weights=gone.ckpt", "--trainer.max_steps=7")) == 0
+    assert main(tuning(tmp_path / "run", f"--ckpt_path={last}")) == 2
+    assert "both name weights" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_imported_model_trains_on_resumes_exactly_and_goes_back(shards: Path, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    published("Llama-3.2-1B", theirs, vocab_size=VOCABULARY)
+    assert main(["import", str(theirs), "--output", str(ours)]) == 0
+
+    def going_on(run_dir: Path, *extra: str) -> list[str]:
+        usual = fit_arguments(shards, run_dir)[2:]  # without the model, which model.yaml has
+        small = [option for option in usual if not option.startswith("--model.") or "context_length" in option]
+        return [
+            "fit",
+            f"--config={ours}/model.yaml",
+            f"--initial_weights={ours}",
+            *small,
+            "--trainer.max_steps=24",
+            *extra,
+        ]
+
+    whole, cut, still = tmp_path / "whole", tmp_path / "cut", tmp_path / "still"
+    assert run(going_on(still, *FIRST_STEP)) == 0
+    before, after = load_checkpoint(str(ours), "cpu").model.state_dict(), last_checkpoint(still)["state_dict"]
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert run(going_on(whole)) == 0
+    stop_and_continue(going_on(cut), cut, whole, signal_at("SIGKILL", 13))
+    head = last_checkpoint(cut)["state_dict"]["model.head.weight"]
+    assert not torch.equal(head, before["model.head.weight"])
+    assert main(["export", str(cut), "--format", "huggingface", "--output", str(tmp_path / "out")]) == 0
+    back = read(tmp_path / "out", trust=False)
+    assert type(back).__name__ == "LlamaForCausalLM"
+    assert back.lm_head.weight is back.model.embed_tokens.weight
+    torch.testing.assert_close(back(random_tokens(1, 24)).logits, logits(cut), rtol=1e-5, atol=2e-5)
+    # A mechanism without weights of its own starts from all the imported ones.
+    assert run(going_on(tmp_path / "other", "--model.attention=ScaleInvariant", "--trainer.max_steps=2")) == 0
+    assert "ScaleInvariant" in (tmp_path / "other" / "config.yaml").read_text()

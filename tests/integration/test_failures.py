@@ -1,0 +1,197 @@
+"""A run that goes wrong ends on every rank, in one sentence, and leaves a good checkpoint."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from anlit import GPT
+from anlit.checkpoints.checkpoint_io import read_checkpoint
+from anlit.checkpoints.location import SHARDED
+from anlit.cli import main
+from anlit.errors import UserError
+from anlit.training.callbacks import FiniteCheckpoints
+from tests.data.preparing import members, wait_for
+from tests.integration.conftest import KILLED, fit_arguments, last_checkpoint, signal_at
+from tests.integration.ranks import BACKGROUND, DDP, FSDP, column, ends_of_ranks, run_ranks
+from tests.models.tiny import fit, tiny
+
+slow = pytest.mark.slow
+STRATEGIES = pytest.mark.parametrize(
+    "strategy", [pytest.param(DDP, id="ddp", marks=slow), pytest.param(FSDP, id="fsdp")]
+)
+
+
+def callback(name: str, **settings: object) -> list[str]:
+    return [f"--trainer.callbacks+=tests.{name}", *(f"--trainer.callbacks.{k}={v}" for k, v in settings.items())]
+
+
+def errors(said: str) -> list[str]:
+    assert "Traceback" not in said
+    return [line for line in said.splitlines() if line.startswith("anlit: error: ")]
+
+
+GRADIENT = "the gradient became NaN or infinite at step {}: lower the learning rate"
+WEIGHTS = "weights or optimizer state became NaN or infinite by step {} (1 tensors)"
+
+
+@pytest.mark.parametrize(
+    ("step", "settings", "says"),
+    [
+        (9, [], GRADIENT),
+        (11, ["--trainer.callbacks.value=.inf", "--trainer.gradient_clip_algorithm=value"], GRADIENT),
+        (9, ["--trainer.callbacks.spoils_weight=true"], WEIGHTS),
+        pytest.param(11, ["--trainer.callbacks.spoils_weight=true"], WEIGHTS, marks=slow),
+        pytest.param(9, ["--trainer.gradient_clip_algorithm=norm"], GRADIENT, marks=slow),
+    ],
+)
+def test_no_checkpoint_has_numbers_that_are_not_finite(
+    shards: Path, tmp_path: Path, step: int, settings: list[str], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Step 9 (from 0) is before a checkpoint, step 11 the last of the run. Spoilt weights show in no loss by then."""
+    run_dir = tmp_path / "run"
+    steps = ("--trainer.val_check_interval=5", "--trainer.max_steps=12", "--checkpoint_every_n_steps=100")
+    spoilt = callback("training.poison.PoisonGradient", step=step)
+    assert main(fit_arguments(shards, run_dir, *spoilt, *settings, *steps)) == 2
+    (error,) = errors(capfd.readouterr().err)
+    assert says.format(step + 1) in error
+    assert error.endswith(f"the last good checkpoint is {run_dir}/checkpoints/last.ckpt")
+    for name in ("last", "best"):
+        content = read_checkpoint(run_dir / "checkpoints" / f"{name}.ckpt")
+        assert content["global_step"] == (5 if step == 9 else 10)
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in content["state_dict"].values())
+    assert json.loads((run_dir / "run.json").read_text())["status"] == "failed"
+
+
+def test_training_does_not_start_from_bad_weights() -> None:
+    model = tiny(GPT)
+    with torch.no_grad():
+        model.model.head.weight[0, 0] = float("nan")
+    with pytest.raises(UserError, match="that training starts from are NaN or infinite"):
+        fit(model, 1, callbacks=[FiniteCheckpoints()])
+
+
+REFUSES = "integration.callbacks.Refuses"
+
+
+@STRATEGIES
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (callback(REFUSES, made=True, rank=0), "this rank alone refuses"),
+        (callback(REFUSES, made=True, rank=1), "this rank alone refuses"),
+        (callback(REFUSES, made=False, rank=0), "this rank alone refuses"),
+        (callback(REFUSES, made=False, rank=1), "this rank alone refuses"),
+    ],
+)
+def test_where_one_rank_refuses_all_end_with_one_message(
+    shards: Path, tmp_path: Path, settings: list[str], says: str, strategy: list[str]
+) -> None:
+    arguments = fit_arguments(shards, tmp_path / "run", *strategy, *settings)
+    codes, said = ends_of_ranks(arguments, 2, tmp_path / "log")
+    assert codes == [2, 2]
+    assert [line for text in said for line in text.splitlines() if "error" in line.lower()] == [f"anlit: error: {says}"]
+
+
+@STRATEGIES
+def test_a_loss_of_nan_on_one_rank_ends_all(shards: Path, tmp_path: Path, strategy: list[str]) -> None:
+    bad = callback("training.poison.Poison", batches="[3]", rank=1)
+    arguments = fit_arguments(shards, tmp_path / "run", *bad, "--trainer.max_steps=6", *strategy)
+    codes, _ = ends_of_ranks(arguments, 2, tmp_path / "log")
+    assert codes == [2, 2]
+
+
+@slow
+@STRATEGIES
+def test_all_ranks_skip_what_one_of_them_saw(shards: Path, tmp_path: Path, strategy: list[str]) -> None:
+    guard = ["--trainer.callbacks+=LossGuard", "--trainer.callbacks.on_spike=skip", "--trainer.callbacks.window=16"]
+    bad = callback("training.poison.Poison", batches="[3]", rank=1)
+    short = ["--trainer.max_steps=6", "--trainer.limit_val_batches=0"]
+    assert run_ranks(fit_arguments(shards, tmp_path, *guard, *bad, *short, *strategy), 2) == [0, 0]
+    assert column(tmp_path, "guard/skipped") == [0, 0, 0, 1, 1, 1]
+
+
+def test_replicas_must_divide_the_ranks(shards: Path, tmp_path: Path) -> None:
+    arguments = fit_arguments(shards, tmp_path / "run", *FSDP, "--trainer.strategy.replicas=3")
+    assert run_ranks(arguments, 2) == [2, 2]
+
+
+@STRATEGIES
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=slow)])
+def test_a_killed_rank_ends_the_other(shards: Path, tmp_path: Path, strategy: list[str], killed: int) -> None:
+    arguments = fit_arguments(shards, tmp_path / "run", *strategy, *signal_at("SIGKILL", 11, killed))
+    codes, said = ends_of_ranks(arguments, 2, tmp_path / "log")
+    assert codes[killed] == KILLED
+    assert codes[1 - killed] not in (None, 0, 75)
+    assert any(words in said[1 - killed] for words in ("onnection closed by peer", "onnection reset by peer"))
+
+
+def full_disk(shards: Path, run_dir: Path, *extra: str) -> list[str]:
+    """Checkpoints are due after steps 8, 16 and 24; from step 10 on the disk is full."""
+    steps = ("--trainer.max_steps=24", "--trainer.val_check_interval=1000")
+    return fit_arguments(shards, run_dir, *steps, *callback("integration.callbacks.FullDisk", batch=10), *extra)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rank"),
+    [
+        pytest.param([], None, id="one"),
+        pytest.param(FSDP, 1, id="fsdp-1"),
+        pytest.param(FSDP, 0, id="fsdp-0", marks=slow),
+        pytest.param(BACKGROUND, 1, id="background-1", marks=slow),
+        pytest.param(BACKGROUND, 0, id="background-0", marks=slow),
+        pytest.param(DDP, 0, id="ddp-0", marks=slow),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    shards: Path, tmp_path: Path, strategy: list[str], rank: int | None
+) -> None:
+    run_dir = tmp_path / "run"
+    there = [] if rank is None else [f"--trainer.callbacks.rank={rank}"]
+    codes, said = ends_of_ranks(full_disk(shards, run_dir, *strategy, *there), 2 if strategy else 1, tmp_path / "log")
+    assert codes[0] == 1
+    assert codes[-1] in ((1, 2) if strategy == DDP else (1,))
+    for text in said[:1] if strategy == DDP else said:
+        (error,) = errors(text)
+        for part in ("last.ckpt could not be written", "File too large", "is complete, continue with --ckpt_path last"):
+            assert part in error
+    record = json.loads((run_dir / "run.json").read_text())
+    assert record["status"] == "failed"
+    assert "File too large" in record["error"]
+    assert last_checkpoint(run_dir)["global_step"] == 8
+    names = {path.name for path in (run_dir / "checkpoints").iterdir()}
+    assert names == {"last.ckpt", *([SHARDED] if strategy and strategy != DDP else [])}
+    assert len([*(run_dir / "checkpoints" / SHARDED).glob("*")]) == len(names) - 1
+
+
+@slow
+@STRATEGIES
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL", "a full disk"])
+def test_one_command_leaves_no_rank_behind(shards: Path, tmp_path: Path, strategy: list[str], end: str) -> None:
+    """`anlit` as a user starts it: one command, whose other rank Lightning launches, in a session of its own."""
+    run_dir = tmp_path / "run"
+    arguments = {
+        "SIGTERM": fit_arguments(shards, run_dir, *strategy, *signal_at("SIGTERM", 11, 0)),
+        "SIGKILL": fit_arguments(shards, run_dir, *strategy, *signal_at("SIGKILL", 11, 1)),
+        "a full disk": full_disk(shards, run_dir, *strategy, "--trainer.callbacks.rank=0"),
+    }[end]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "anlit", *arguments, "--trainer.devices=2"],
+        cwd=Path(__file__).parents[2], start_new_session=True, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    _, said = process.communicate(timeout=600)
+    if end == "SIGTERM":
+        assert process.returncode == 75, said
+        assert last_checkpoint(run_dir)["global_step"] == 13
+    elif end == "SIGKILL":
+        assert process.returncode in (1, -signal.SIGKILL), said
+        assert any(words in said for words in ("closed by peer", "reset by peer", "Child process"))
+    else:
+        assert process.returncode == 1, said
+        assert "Traceback" not in said
+        assert json.loads((run_dir / "run.json").read_text())["status"] == "failed"
+    wait_for(lambda: members(process.pid) == [], 60)

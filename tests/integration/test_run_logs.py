@@ -1,0 +1,110 @@
+"""What a run logs: the end of training is validated, once; settings; lines of progress; when ranks meet for it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch import distributed
+
+from anlit.cli import main
+from tests.integration import ranks
+from tests.integration.conftest import Train, fit_arguments, logged, run
+
+SHORT = ("--trainer.max_steps=25", "--trainer.val_check_interval=10")
+
+
+def validated(run_dir: Path) -> list[int]:
+    """The steps of metrics.csv that have a validation loss; TensorBoard has the same."""
+    steps = [step for step, _ in logged(run_dir, "val/loss")]
+    assert [event.step for event in EventAccumulator(str(run_dir)).Reload().Scalars("val/loss")] == steps
+    return steps
+
+
+@pytest.mark.parametrize(("first", "steps"), [(25, [9, 19, 24]), (13, [9, 12, 19, 24])])
+def test_the_last_step_is_validated(shards: Path, tmp_path: Path, trained: Train, first: int, steps: list[int]) -> None:
+    """Once, if a finished run is continued. A longer run goes on from an end between two intervals."""
+    run_dir = shutil.copytree(trained(*SHORT, f"--trainer.max_steps={first}"), tmp_path / "run")
+    assert validated(run_dir) == [step for step in steps if step < first]
+    assert run(fit_arguments(shards, run_dir, *SHORT, "--ckpt_path=last")) == 0
+    assert validated(run_dir) == steps
+    assert [step for step, _ in logged(run_dir, "train/loss")] == [*range(25)]
+
+
+def test_settings_are_in_hparams_yaml_and_in_tensorboard(trained: Train) -> None:
+    """The tab takes val/loss, its only metric, from the curve."""
+    run_dir = trained(*SHORT)
+    told = yaml.safe_load((run_dir / "hparams.yaml").read_text())
+    assert (told["model"]["architecture"], told["model"]["context_length"], told["seed_everything"]) == ("AnGPT", 32, 1)
+    contents = EventAccumulator(str(run_dir)).Reload().summary_metadata
+    session, experiment = (
+        HParamsPluginData.FromString(contents[f"_hparams_/{name}"].plugin_data.content)
+        for name in ("session_start_info", "experiment")
+    )
+    shown = session.session_start_info.hparams
+    assert shown["model.optimizer.class_path"].string_value == "anlit.AdamW"
+    assert shown["trainer.precision"].string_value == "32-true"
+    numbers = {"model.d_model": 32, "data.batch_size": 4, "trainer.max_steps": 25, "seed_everything": 1}
+    assert {name: shown[name].number_value for name in numbers} == numbers
+    assert [metric.name.tag for metric in experiment.experiment.metric_infos] == ["val/loss"]
+
+
+def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("--trainer.enable_progress_bar=true", "--trainer.val_check_interval=2", "--ckpt_path=last")
+    for n_steps, head, shown in (
+        (4, ("AnGPT, ", f"in {tmp_path / 'run'}"), ["step 2/4", "step 4/4"]),
+        (6, ("continuing at step 4",), ["step 6/6"]),
+    ):
+        assert main(fit_arguments(shards, tmp_path / "run", *settings, f"--trainer.max_steps={n_steps}")) == 0
+        first, *lines = capsys.readouterr().out.splitlines()
+        assert all(part in first for part in head)
+        assert [line.split("  ")[0] for line in lines if line.startswith("step")] == shown
+        assert all("val " in line and "loss " in line for line in lines if line.startswith("step"))
+        assert not [line for line in lines if "Epoch" in line or "TPU" in line or "Tip" in line]
+
+
+LOGGED_EVERY, LAST_STEP = 5, 12
+
+
+class Meetings(L.Callback):
+    """Notes by optimizer step which collective calls Python makes and waits for, and leaves them beside the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.step, self.seen = folder, 0, list[tuple[int, str]]()
+        for name in ("barrier", "broadcast", "all_reduce", "all_gather"):
+            setattr(distributed, name, self._noted(name, getattr(distributed, name)))
+
+    def _noted(self, name: str, call: Any) -> Any:
+        def noted(*arguments: Any, **settings: Any) -> Any:
+            if not settings.get("async_op"):
+                self.seen.append((self.step, name))
+            return call(*arguments, **settings)
+
+        return noted
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        self.step = trainer.global_step + 1
+
+    def on_train_end(self, trainer: L.Trainer, *_: Any) -> None:
+        (self.folder / f"{trainer.global_rank}.json").write_text(json.dumps([self.step, self.seen]))
+
+
+@pytest.mark.parametrize("strategy", [ranks.DDP, ranks.FSDP], ids=["ddp", "fsdp"])
+def test_ranks_wait_for_each_other_only_where_they_log(shards: Path, tmp_path: Path, strategy: list[str]) -> None:
+    """Other meetings than those for gradients would wait for the device."""
+    noted = ["--trainer.callbacks+=tests.integration.test_run_logs.Meetings", f"--trainer.callbacks.folder={tmp_path}"]
+    steps = [f"--trainer.max_steps={LAST_STEP}", f"--trainer.log_every_n_steps={LOGGED_EVERY}"]
+    shown = ["--trainer.enable_progress_bar=true", "--checkpoint_every_n_steps=1000"]
+    assert ranks.run_ranks(fit_arguments(shards, tmp_path / "run", *strategy, *steps, *shown, *noted), 2) == [0, 0]
+    for rank in range(2):
+        last, seen = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert last == LAST_STEP
+        assert [name for step, name in seen if step == LOGGED_EVERY], "the loss is that of all ranks there"
+        assert not [(step, name) for step, name in seen if 0 < step < LAST_STEP and step % LOGGED_EVERY]
