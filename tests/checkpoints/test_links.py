@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from anlit.checkpoints import writing
+from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from anlit.checkpoints.location import CHECKPOINTS, SHARDED
 from anlit.checkpoints.writing import remove_unnamed
 from anlit.cli import main
@@ -61,3 +63,21 @@ def test_a_leftover_that_is_a_link_is_left(tmp_path: Path, outside: Path) -> Non
         remove_unnamed(tmp_path / checkpoints)
     assert [path.name for path in folder.iterdir()] == ["last-0"]
     assert content(outside) == before
+
+
+def test_a_folder_that_has_a_name_is_no_leftover(tmp_path: Path) -> None:
+    """Not even where another name stood for it first; nor is a folder that belongs to another run."""
+    ours, others = tmp_path / "run" / SHARDED / "last-1", tmp_path / "other" / SHARDED / "last-2"
+    best, last = (tmp_path / "run" / name for name in ("best.ckpt", "last.ckpt"))
+    for folder, link in ((ours, best), (others, last)):
+        folder.mkdir(parents=True)
+        link.symlink_to(folder)
+    storage = AtomicCheckpointIO()
+    storage.save_checkpoint({"step": 1}, last)
+    writing.remove_unnamed(tmp_path / "run")
+    assert read_checkpoint(last) == {"step": 1}
+    assert others.is_dir()
+    storage.remove_checkpoint(best)
+    assert ours.is_dir(), "this process did not write it"
+    writing.remove_checkpoint(best)
+    assert not ours.exists()
