@@ -23,6 +23,7 @@ from tests.integration.conftest import (
 from tests.models.tiny import random_tokens
 
 SHORT = ("--trainer.max_steps=3", "--model.context_length=150")
+HEADS = ("--model.n_heads=4", "--model.n_kv_heads=2", "--model.d_head=12")
 FIRST_STEP = ("--trainer.max_steps=1", "--model.optimizer.lr=0")
 
 
@@ -31,27 +32,38 @@ def logits(path: Path | str) -> torch.Tensor:
         return load_checkpoint(str(path), "cpu").model(random_tokens(1, 24))
 
 
+@pytest.mark.parametrize("model", ["AnGPT", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT", "NGPT"))])
 def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
-    shards: Path, tmp_path: Path, trained: Train, capsys: pytest.CaptureFixture[str]
+    shards: Path, tmp_path: Path, trained: Train, capsys: pytest.CaptureFixture[str], model: str
 ) -> None:
-    plain = trained(*SHORT, model="GPT")
+    """Of a model with shared keys and heads of another width; then what is done with a trained model."""
+    plain = trained(*SHORT, *HEADS, model=model)
     warm = (
-        "--model.attention=WarmStart", "--model.attention.mechanism=ScaleInvariant",
-        "--model.attention.mechanism.tau=4", "--model.attention.steps=6", "--trainer.max_steps=8", *SHORT[1:],
+        *SHORT, *HEADS, "--model.attention=WarmStart", "--model.attention.mechanism=ScaleInvariant",
+        "--model.attention.mechanism.tau=4", "--model.attention.steps=6", "--trainer.max_steps=8",
         f"--initial_weights={plain / 'checkpoints' / 'last.ckpt'}",
     )  # fmt: skip
-    whole, cut = trained(*warm, model="GPT"), tmp_path / "cut"
-    arguments = fit_arguments(shards, cut, *warm, model="GPT")
+    whole, cut = trained(*warm, model=model), tmp_path / "cut"
+    arguments = fit_arguments(shards, cut, *warm, model=model)
     left = stop_and_continue(arguments, cut, whole, signal_at("SIGINT", 3), 1)
     share = "model.blocks.1.attention.mechanism.share"
     assert left["state_dict"][share] == pytest.approx(4 / 6)
     assert last_checkpoint(whole)["state_dict"][share] == 1
+    shapes = [last_checkpoint(whole)["state_dict"][f"model.blocks.0.W_{name}.weight"].shape for name in "qk"]
+    assert shapes == [(48, 32), (24, 32)]
 
-    lengths = ["lengths", str(plain), str(whole), "--lengths=32,64", "--tokens=512", "--device=cpu"]
-    assert main([*lengths, f"--output={tmp_path / 'lengths'}"]) == 0
+    lengths, out = ["lengths", str(plain), str(whole), "--lengths=32,64", "--tokens=512"], tmp_path / "lengths"
+    assert main([*lengths, "--device=cpu", f"--output={out}"]) == 0
     assert "scale-invariant" in capsys.readouterr().out
-    assert main(["export", str(whole), f"--output={tmp_path / 'exported'}"]) == 0
-    torch.testing.assert_close(logits(tmp_path / "exported"), logits(whole), rtol=0, atol=1e-5)
+    arms = json.loads((out / "lengths.json").read_text())["arms"]
+    assert all(2 < loss["mean"] < 7 for arm in arms for loss in arm["loss"])
+    assert main(["generate", str(whole), "import json", "--max_tokens=20", "--temperature=0", "--json"]) == 0
+    (record,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert len(record["log_likelihood"]) == len(record["tokens"]) <= 20
+    for fold in [[], ["--fold"]] if model != "GPT" else [[]]:
+        exported = tmp_path / f"exported{''.join(fold)}"
+        assert main(["export", str(whole), f"--output={exported}", *fold]) == 0
+        torch.testing.assert_close(logits(exported), logits(whole), rtol=0, atol=1e-4 if fold else 1e-5)
 
 
 def test_fine_tuning_on_needles_starts_from_the_weights_and_resumes_exactly(
