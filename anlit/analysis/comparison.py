@@ -149,8 +149,8 @@ def compare_groups(
     timed, left_out = usable(steps or read_step_times(output), groups)
     results = results_against(groups, baseline, timed)
     compared = [(result.group, result.speedup) for result in results]
-    told = (*notes, *notes_on(compared, every, runs), *(left_out if len(groups) > 1 else []))
-    return Comparison(output, command, tuple(results), tuple(runs), told, timed, name)
+    notes = (*notes, *notes_on(compared, every, runs), *(left_out if len(groups) > 1 else []))
+    return Comparison(output, command, tuple(results), tuple(runs), notes, timed, name)
 
 
 def results_against(groups: Sequence[Group], baseline: Group, steps: StepTimes | None = None) -> list[Result]:

@@ -91,14 +91,14 @@ def show(comparison: Comparison) -> None:
 def _finding(result: Result) -> str:
     """The difference of a configuration's loss, its speed-up, and how certain they are."""
     n = len(result.group.counted)
-    told = f"**{literal(result.label)}** ends at {mean_sd(result.final_loss, 4)} nats per token (n = {n})"
+    words = f"**{literal(result.label)}** ends at {mean_sd(result.final_loss, 4)} nats per token (n = {n})"
     if result.loss is not None:
         verdict = "lower" if result.loss.difference < 0 else "higher"
         sure = "significant" if result.p_holm is not None and result.p_holm < LEAST_P else "not significant"
-        told += f", {abs(result.loss.difference):.4f} {verdict} than the baseline ({sure}, {_p(result.p_holm)})"
-    told += f"; speed-up {result.speedup.words} in tokens"
+        words += f", {abs(result.loss.difference):.4f} {verdict} than the baseline ({sure}, {_p(result.p_holm)})"
     faster = wall_clock(result.time, result.speedup)
-    return told + (f", {_interval(faster)} in wall-clock" if faster else "")
+    words += f"; speed-up {result.speedup.words} in tokens"
+    return words + (f", {_interval(faster)} in wall-clock" if faster else "")
 
 
 def _cells(result: Result) -> dict[str, str]:

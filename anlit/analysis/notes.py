@@ -100,12 +100,12 @@ def _states(groups: Sequence[Group], runs: Sequence[Run]) -> list[str]:
     notes = []
     for group in groups:
         states = Counter(run.state for run in group.runs if run not in group.counted)
-        told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        others = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         if not group.counted:
-            notes.append(f"{group.label}: not counted, because none of its runs can be compared ({told}).")
-        elif told:
+            notes.append(f"{group.label}: not counted, because none of its runs can be compared ({others}).")
+        elif others:
             share = f"{len(group.counted)} of {len(group.runs)} runs"
-            notes.append(f"{group.label}: {share} are counted; left out: {told}.")
+            notes.append(f"{group.label}: {share} are counted; left out: {others}.")
         if group.counted and group.unfinished:
             notes.append(f"{group.label}: UNFINISHED, its final loss is the last one so far.")
     return notes + [f"{run.folder}: not counted, because it has no config.yaml." for run in runs if not run.config]

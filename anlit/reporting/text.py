@@ -48,7 +48,7 @@ class VisibleRecord(logging.LogRecord):
 
 def literal(text: str) -> str:
     """Markdown that shows `text` as it is: no link, picture, HTML or emphasis, all in one line."""
-    return MARKUP.sub(lambda found: "\\" + found[0], without_control_codes(" ".join(text.splitlines())))
+    return MARKUP.sub(lambda mark: "\\" + mark[0], without_control_codes(" ".join(text.splitlines())))
 
 
 def code(text: str) -> str:

@@ -206,8 +206,8 @@ def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
         names = short_names(differing([settings[i] for i in bearers]))
         for i in bearers if len(bearers) > 1 else ():
             values = {name: settings[i].get(key) for key, name in names.items()}
-            told = [show(value) if _is_class(value) else f"{name}={show(value)}" for name, value in values.items()]
-            labels[i] = ", ".join([label, *told[:MOST_SETTINGS]]) + (", …" if len(told) > MOST_SETTINGS else "")
+            words = [show(value) if _is_class(value) else f"{name}={show(value)}" for name, value in values.items()]
+            labels[i] = ", ".join([label, *words[:MOST_SETTINGS]]) + (", …" if len(words) > MOST_SETTINGS else "")
     seen: Counter[str] = Counter()
     for i, label in enumerate(labels):
         seen[label] += 1

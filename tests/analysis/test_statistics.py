@@ -1,4 +1,7 @@
-"""Statistics against textbook formulas written out here, and speed-ups of curves worked out by hand."""
+"""Statistics against textbook formulas written out here, and speed-ups of curves worked out by hand.
+
+Paired tests and the mean of several seeds are tested in study/test_report.py.
+"""
 
 import math
 
@@ -12,18 +15,6 @@ from anlit.runs.folders import Curve
 from anlit.runs.groups import mean_curve
 
 from .conftest import FALLING
-
-
-def test_the_same_seeds_are_compared_in_pairs() -> None:
-    test = difference({1: 3.0, 2: 3.2, 3: 3.1}, {1: 3.2, 3: 3.35, 2: 3.3})
-    apart = np.array([-0.2, -0.1, -0.25])
-    error = apart.std(ddof=1) / math.sqrt(3)
-    assert test is not None
-    assert (test.method, test.n) == ("paired t-test", (3, 3))
-    assert test.difference == pytest.approx(apart.mean())
-    assert test.p == pytest.approx(2 * stats.t.sf(abs(apart.mean() / error), 2))
-    half = stats.t.ppf(0.975, 2) * error
-    assert (test.low, test.high) == pytest.approx((apart.mean() - half, apart.mean() + half))
 
 
 def test_other_seeds_are_compared_by_welch() -> None:
@@ -97,17 +88,6 @@ def test_one_curve(points: list, speedup: float | None, bound: bool) -> None:
 def test_a_baseline_that_rises_at_the_end_is_charged_its_first_crossing() -> None:
     overfit = curve([(100, 5.0), (200, 3.0), (300, 2.0), (400, 2.5)])
     assert speed_up([(1, overfit)], [(1, curve([(100, 3.0), (150, 2.5)]))]).mean == pytest.approx(250 / 150)
-
-
-def test_pairs_give_a_geometric_mean_with_an_interval_of_the_logarithm() -> None:
-    seeds = [(seed, curve([(100, 4.0), (end, 3.0)])) for seed, end in enumerate((200, 250, 400))]
-    result = speed_up([(seed, BASELINE) for seed, _ in seeds], seeds)
-    assert result.values == pytest.approx((2.0, 1.6, 1.0))
-    assert result.mean == pytest.approx((2.0 * 1.6 * 1.0) ** (1 / 3))
-    expected = stats.ttest_1samp(np.log([2.0, 1.6, 1.0]), 0)
-    low, high = map(math.exp, expected.confidence_interval())
-    assert (result.test.low, result.test.high, result.test.p) == pytest.approx((low, high, expected.pvalue))
-    assert result.words == f"{result.mean:.2f} ({low:.2f} … {high:.2f})"
 
 
 def test_one_seed_that_misses_takes_the_mean_away() -> None:

@@ -7,6 +7,7 @@ curves (tuning, scaling, dynamics) stays as it was recorded.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from anlit.runs.folders import Curve, Run
 from anlit.runs.groups import Group, learned_settings
 
 SCHEMA = {"comparisons": [dict], "measured": dict, "shared": {"config": dict, "record": dict}}
+STATES = {"finished": "finished", "failed": "failed", "interrupted": "under way or interrupted", "pending": "pending"}
 DIGITS = 6
 """Significant digits of a recorded number."""
 
@@ -113,25 +115,16 @@ def raw(results: StudyResults) -> dict[str, Any]:
 
 def _progress(results: StudyResults) -> str:
     """How many runs there are in each state, on how many seeds, and what is not measured yet."""
-    names = {
-        "finished": "finished",
-        "failed": "failed",
-        "interrupted": "under way or interrupted",
-        "pending": "pending",
-    }
-    counts = {words: sum(state.status == name for _, state, _ in results.runs) for name, words in names.items()}
-    told = f"{len(results.runs)} runs: " + ", ".join(f"{count} {words}" for words, count in counts.items() if count)
-    seeds = len(results.study.seeds)
-    told += (
-        f". Each arm is measured on {seeds} seed{'s' * (seeds > 1)}."
-        if seeds
-        else ". Tuning only, nothing is measured."
-    )
+    seeds, states = len(results.study.seeds), Counter[str](state.status for _, state, _ in results.runs)
+    counts = ", ".join(f"{states[name]} {words}" for name, words in STATES.items() if states[name])
+    measured = f"Each arm is measured on {seeds} seed{'s' * (seeds > 1)}."
+    sentences = [f"{len(results.runs)} runs: {counts}.", measured if seeds else "Tuning only, nothing is measured."]
     if left := [arm.title for arm in results.study.arms if arm.name not in results.selected]:
-        told += f" Not measured, because their tuning has not ended or failed everywhere: {'; '.join(left)}."
+        sentences.append(f"Not measured, because their tuning has not ended or failed everywhere: {'; '.join(left)}.")
     ends = [float(run.curve.seconds[-1]) for *_, run in results.runs if run is not None and len(run.curve)]
-    hours = sum(seconds for seconds in ends if not math.isnan(seconds)) / 3600
-    return told + (f" {hours:.2f} hours of training in all." if hours else "")
+    if hours := sum(seconds for seconds in ends if not math.isnan(seconds)) / 3600:
+        sentences.append(f"{hours:.2f} hours of training in all.")
+    return " ".join(sentences)
 
 
 def recompute(folder: Path) -> list[Comparison]:

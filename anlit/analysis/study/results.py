@@ -65,10 +65,10 @@ def _final_loss(folder: Path) -> float:
 
 def select(study: Study, output: Path) -> dict[str, Setting]:
     """Arm's name → the setting to measure. Arms whose tuning has not ended, or failed everywhere, are left out."""
-    return _selected(study, tune(study, output))
+    return _best(study, tune(study, output))
 
 
-def _selected(study: Study, tunings: list[Tuning]) -> dict[str, Setting]:
+def _best(study: Study, tunings: list[Tuning]) -> dict[str, Setting]:
     untuned = {arm.name: arm.points[0] for arm in study.arms if not arm.is_tuned}
     return untuned | {tuning.arm.name: tuning.best.setting for tuning in tunings
                       if tuning.has_ended and tuning.best.loss < math.inf}  # fmt: skip
@@ -188,7 +188,7 @@ class StudyResults:
 def results_of(study: Study, output: Path, command: str) -> StudyResults:
     """Reads every run folder that the study has so far."""
     tunings = tune(study, output)
-    selected = _selected(study, tunings)
+    selected = _best(study, tunings)
     runs = []
     for name, run in {run.name: run for run in [*study.tuning_runs(), *study.measured_runs(selected)]}.items():
         state = state_of(output / name)
