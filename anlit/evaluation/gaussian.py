@@ -124,9 +124,10 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
     generator = torch.Generator().manual_seed(seed)
     samples: dict[str, list[Tensor]] = {}
     at_once = max(1, SCORES // n)
+    scale, m = (each.flip(-1)[:, None] for each in distance_functions(mechanism, n, torch.float32))
     for first in range(0, draws, at_once):
         scores = torch.randn(min(at_once, draws - first), 1, 1, n, generator=generator)
-        logits = logits_of(mechanism, scores)
+        logits = torch.addcmul(m, scores, scale)  # keys in the order of the text: the last is at distance 0
         values = statistics(logits, torch.zeros(1, 1, dtype=torch.long), spans)
         for span in spans:
             values[f"total_{span}"] = log_total(within(logits, span)).double().exp()
@@ -139,34 +140,20 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
     return summaries | {f"expected_total_{span}": {"mean": expected_total(mechanism, n, span)} for span in spans}
 
 
-def logits_of(mechanism: Mechanism, scores: Tensor) -> Tensor:
-    """L of the last query, with the keys in the order of the text; −∞ outside the window.
-
-    Args:
-        mechanism: Made by `for_layer`.
-        scores: S, (B, H or 1, 1, n).
-
-    Returns:
-        (B, H or 1, 1, n).
-    """
-    scale, m = distance_functions(mechanism, scores.shape[-1], scores)
-    return torch.addcmul(m.flip(-1)[:, None], scores, scale.flip(-1)[:, None])
-
-
-def distance_functions(mechanism: Mechanism, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """a(t)·g(n) and m(t) at t = 0 … n − 1, each (H or 1, n), in the precision of `like`; m is −∞ outside the window."""
+def distance_functions(mechanism: Mechanism, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """a(t)·g(n) and m(t) at the distances t = 0 … n − 1, each (H or 1, n); m is −∞ outside the window."""
     n_visible = n if mechanism.window is None else min(n, mechanism.window)
+    like = torch.ones((1, n), dtype=dtype)
     a, m = distance_tables(mechanism, n, like)
     g = mechanism.gain(like.new_full((1, 1, 1), float(n_visible)))
-    scale = (like.new_ones(n) if a is None else a) * (like.new_ones(1, 1) if g is None else g[0])
-    bias = like.new_zeros(1, n) if m is None else m.reshape(-1, n)
-    hidden = torch.arange(n, device=like.device) >= n_visible
-    return scale, bias.masked_fill(hidden, -math.inf)
+    scale = like * (1 if a is None else a) * (1 if g is None else g[0])
+    bias = torch.zeros_like(like) if m is None else m.reshape(-1, n)
+    return scale, bias.masked_fill(torch.arange(n) >= n_visible, -math.inf)
 
 
 def expected_total(mechanism: Mechanism, n: int, span: Range) -> float:
     """E Σ e^L over the distances in `span`, for a query with n keys: Σ e^{m + (a g)²/2}; NaN if it sees none."""
-    functions = distance_functions(mechanism, n, torch.empty(0, dtype=torch.float64))
+    functions = distance_functions(mechanism, n, torch.float64)
     scale, m = (part[0, span.first : span.end] for part in functions)
     return log_total(m + scale.square() / 2).exp().item()
 

@@ -13,7 +13,7 @@ from anlit.attention.mechanism import Mechanism
 from anlit.attention.statistics import Range
 from anlit.commands.evaluations import main
 from anlit.errors import UserError
-from anlit.evaluation.gaussian import at_length, expected_total, logits_of, named
+from anlit.evaluation.gaussian import at_length, distance_functions, expected_total, named
 
 
 def layer(mechanism: Mechanism) -> Mechanism:
@@ -48,12 +48,14 @@ def test_expected_weight_of_other_mechanisms() -> None:
     assert math.isnan(expected_total(window, 1000, Range(500, 1000)))
 
 
-def test_the_last_key_is_at_distance_0() -> None:
-    zero = torch.zeros(2, 1, 1, 4)
-    torch.testing.assert_close(logits_of(layer(ALiBi()), zero)[1, 0, 0], -torch.tensor([3.0, 2, 1, 0]) / 256)
-    difference = logits_of(layer(ScaleInvariant()), zero + 1) - logits_of(layer(ScaleInvariant()), zero)
-    assert difference[0, 0, 0].tolist() == pytest.approx([math.sqrt(2 * math.log1p(t / 10) + 1) for t in (3, 2, 1, 0)])
-    assert logits_of(layer(SlidingWindow(2)), zero)[0, 0, 0].tolist() == [-math.inf, -math.inf, 0, 0]
+def test_logits_of_a_mechanism_are_its_functions_of_the_distance() -> None:
+    def functions(mechanism: Mechanism) -> tuple[torch.Tensor, torch.Tensor]:
+        return distance_functions(layer(mechanism), 4, torch.float32)
+
+    torch.testing.assert_close(functions(ALiBi())[1][0], -torch.arange(4.0) / 256)
+    scale = functions(ScaleInvariant())[0].flatten().tolist()
+    assert scale == pytest.approx([math.sqrt(2 * math.log1p(t / 10) + 1) for t in range(4)])
+    assert functions(SlidingWindow(2))[1].tolist() == [[0, 0, -math.inf, -math.inf]]
 
 
 @pytest.mark.parametrize("mechanism", [Plain(), ScaleInvariant(), SlidingWindow(60)], ids=["plain", "s-i", "window"])

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from anlit import GPT, NGPT, AnGPT, DynamicNTK, LinearRoPE, NoPE, PositionsPattern, PRoPE, RoPE, YaRN
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
-from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_bpe
+from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer
 from anlit.errors import UserError
 from anlit.inference.export import write_huggingface
 from anlit.inference.huggingface.custom_code import CODE
@@ -168,15 +168,3 @@ def test_what_the_code_has_no_form_for_is_refused(settings, what, tmp_path: Path
     with pytest.raises(UserError, match=f"--format huggingface cannot hold {what}"):
         write_huggingface(checkpoint(loud(GPT, **settings), tmp_path), tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [(train_bpe(["abc abd"], 260).to_str(), "was trained with another tokenizer"), ("{}", "is not a tokenizer.json")],
-    ids=["other", "damaged"],
-)
-def test_a_tokenizer_of_another_model_is_refused(content: str, complaint: str, tmp_path: Path, capsys) -> None:
-    run, file = make_run(tmp_path / "run", prepare(tmp_path / "data"), GPT), tmp_path / "tokenizer.json"
-    file.write_text(content)
-    assert main(["export", str(run), "--tokenizer", str(file), "--output", str(tmp_path / "out")]) == 2
-    assert complaint in capsys.readouterr().err

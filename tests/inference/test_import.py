@@ -66,9 +66,8 @@ def test_a_family_comes_in_and_goes_back(case, tmp_path: Path) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_has_a_case(family) -> None:
-    assert any(record["model_type"] == family for record in CASES.values())
+def test_every_family_has_a_case() -> None:
+    assert {record["model_type"] for record in CASES.values()} == FAMILIES.keys()
 
 
 @pytest.mark.usefixtures("own_code_cache")
@@ -106,31 +105,22 @@ def test_what_was_exported_comes_back(settings, tmp_path: Path) -> None:
     assert torch.equal(back.model(TOKENS), model(TOKENS))
 
 
-def test_a_prompt_begins_as_the_tokenizer_says(tmp_path: Path, capsys) -> None:
-    """A Llama has never read a text without its `<s>`."""
+def test_an_imported_model_keeps_its_tokenizer_and_trains_on(tmp_path: Path, capsys) -> None:
+    """A Llama has never read a text without its `<s>`, so a prompt begins with it."""
     published("Llama-2-7b", tmp_path / "theirs", vocab_size=300)
     tokenizer = train_bpe(["abc"], 260)
     tokenizer.add_special_tokens(["<s>", "</s>"])
     begin, end = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
     tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", begin), ("</s>", end)])
     (tmp_path / "theirs" / "tokenizer.json").write_text(tokenizer.to_str())
-    ours = import_model(tmp_path / "theirs", tmp_path / "ours")
+    ours = import_model(tmp_path / "theirs", tmp_path / "ours", "--context_length", "16")
     capsys.readouterr()
     assert main(["generate", str(ours), "abcba", "--max_tokens=1", "--json"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
-    prompt = [begin, *tokenizer.encode("abcba", add_special_tokens=False).ids]
-    assert json.loads(line)["prompt_tokens"] == prompt
-
-
-def test_an_imported_model_trains_on_and_keeps_its_tokenizer(tmp_path: Path) -> None:
-    published("Qwen3-0.6B", tmp_path / "qwen3", vocab_size=300)
-    tokenizer = train_bpe(["abc"], 260)
-    (tmp_path / "qwen3" / "tokenizer.json").write_text(tokenizer.to_str())
-    arguments = ["--output", str(tmp_path / "gpt"), "--context_length", "16"]
-    assert main(["import", str(tmp_path / "qwen3"), *arguments]) == 0
-    loaded = load_checkpoint(str(tmp_path / "gpt"), "cpu")
+    loaded = load_checkpoint(str(ours), "cpu")
     text = text_of(loaded)
-    assert text.encode("abcba") == tokenizer.encode("abcba").ids
+    assert text.encode("abcba") == tokenizer.encode("abcba", add_special_tokens=False).ids
+    assert json.loads(line)["prompt_tokens"] == [begin, *text.encode("abcba")]
     assert text.ending == Ending(7, "end")
     assert loaded.training_length == 16
     fit(loaded.model.requires_grad_(True), max_steps=1)
