@@ -176,6 +176,7 @@ def save(figure: Figure, path: Path) -> None:
             text.set_parse_math(False)  # type: ignore[attr-defined]
     try:
         figure.savefig(path, dpi=DPI)
+        figure.set_layout_engine("none")  # PDF and SVG keep this layout, which takes as long as the drawing
         with Image.open(path) as image:  # a third of the bytes
             reduced = image.convert("RGB").quantize(dither=Image.Dither.NONE)
         reduced.save(path, optimize=True)
