@@ -19,16 +19,11 @@ from anlit.evaluation.data import data_of
 from anlit.evaluation.diagnose import Diagnose, cell, last_bin, reliable, rows, sequences
 from anlit.evaluation.settings import DiagnoseSettings, parse_lengths
 from tests.data.prepared import END
-from tests.evaluation.saved import VAL_TOKENS, make_run, prepare, random_text
+from tests.evaluation.saved import VAL_TOKENS, make_run, random_text
 
 HEADS = 2
 STRENGTH = 0.8
 LOG_N = LogN(STRENGTH, learned="never")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data") / "shards")
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +139,6 @@ def test_the_command_writes_numbers_report_and_figures(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "needs a run folder or a .ckpt file, or --gaussian"),
-        (["nowhere"], "nowhere does not exist"),
         (["nowhere", "--lengths", "0"], "--lengths '0' is no list of positive whole numbers"),
         (["nowhere", "--tokens", "0"], "--tokens is 0: set it to 1 or more"),
         (["{run}", "--lengths", "2000"], "val has no 2,000 tokens in a row: leave 2000 out of --lengths"),
