@@ -9,7 +9,7 @@ import torch
 
 from anlit.attention.backends import eager
 from anlit.benchmarks import attention
-from anlit.benchmarks.attention import PRESETS, Shape
+from anlit.benchmarks.attention import PRESETS
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
 
@@ -86,14 +86,3 @@ def test_the_time_limit_names_what_it_left_out(tmp_path: Path) -> None:
 def test_a_wrong_option_is_refused(tmp_path: Path, options: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         run(tmp_path, *options)
-
-
-def test_documents_are_of_mixed_length_and_alike_for_all() -> None:
-    shape = Shape(64, 4096, True, 2, 4)
-    packed, again = (shape.packing(torch.device("cpu")) for _ in range(2))
-    lengths = packed.cu_seqlens.diff()
-    assert torch.equal(packed.ids, again.ids)
-    assert lengths.sum() == 4 * 4096
-    assert 2 * lengths.min() < lengths.float().mean() < lengths.max() / 2
-    packing = packed.packing(4)
-    assert (len(packing.cu_seqlens) - 1, len(packing.longest)) == (len(lengths), lengths.max())
