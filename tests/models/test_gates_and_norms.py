@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from anlit import GPT, NGPT, AnGPT, AttentionPattern, LogN, NoPE, PositionsPattern, RoPE, SlidingWindow
+from anlit.attention.documents import Documents
 from anlit.attention.qk_clip import QKClip
 from anlit.checkpoints.loading import load_checkpoint
 from tests.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, batches, fit, random_tokens, tiny
@@ -36,18 +37,12 @@ def test_gates_start_at_one_and_learn_within_the_bound(architecture, gate) -> No
 
 
 def largest_scores(model: nn.Module) -> torch.Tensor:
-    """Each layer's and head's largest score on the first training batch, (L, H), as the clip would see it."""
+    """Each layer's and head's largest score on the first training batch, (L, H), as the clip sees it."""
     batch = next(iter(batches(4, SIZE["context_length"])))
-    watchers = [QKClip(1.0, block.n_heads) for block in model.model.blocks]
-    kept = [block.attention.clip for block in model.model.blocks]
-    for block, watcher in zip(model.model.blocks, watchers, strict=True):
-        block.attention.clip = watcher
     model.train()
     with torch.no_grad():
         model(batch.tokens, batch.document_ids)
-    for block, clip in zip(model.model.blocks, kept, strict=True):
-        block.attention.clip = clip
-    return torch.stack([watcher.largest for watcher in watchers])
+    return torch.stack([block.attention.clip.largest for block in model.model.blocks])
 
 
 CLIPPABLE = [(GPT, False, None), (GPT, True, None), (NGPT, True, None), (NGPT, False, None), (AnGPT, False, None),
@@ -58,10 +53,10 @@ CLIPPABLE = [(GPT, False, None), (GPT, True, None), (NGPT, True, None), (NGPT, F
 @pytest.mark.parametrize(("architecture", "qk_norm", "qk_gain"), CLIPPABLE)
 def test_qk_clip_brings_the_largest_score_to_its_threshold(architecture, qk_norm, qk_gain, heads) -> None:
     """A step of rate 0 changes nothing but what the clip changes: no head whose scores are small, with shared keys."""
-    settings = {"qk_norm": qk_norm, "optimizer": adamw(lr=0.0), "schedule": CONSTANT, **heads}
-    unclipped = largest_scores(tiny(architecture, **settings, qk_norm_gain=qk_gain))
+    settings = {"qk_norm": qk_norm, "qk_norm_gain": qk_gain, "optimizer": adamw(lr=0.0), "schedule": CONSTANT, **heads}
+    unclipped = largest_scores(tiny(architecture, **settings, qk_clip=1e9))
     threshold = float(unclipped[0].median())  # over half of the heads of the first layer
-    model = tiny(architecture, **settings, qk_norm_gain=qk_gain, qk_clip=threshold)
+    model = tiny(architecture, **settings, qk_clip=threshold)
     fit(model, max_steps=1)
     clipped = largest_scores(model)[0]
     shared = any("norm_q.gain" in name for name, _ in model.model.named_parameters())
@@ -104,8 +99,6 @@ def test_qk_clip_counts_visible_keys_alone() -> None:
     k = torch.zeros(1, 2, 8, 16)
     q[0, 0, 6, 0], k[0, 0, 2, 0] = 40.0, 40.0  # four tokens apart: outside the window
     q[0, 1, 3, 0], k[0, 1, 5, 0] = 40.0, 40.0  # ahead
-    from anlit.attention.documents import Documents
-
     block.attention(q, k, k, Documents(None, 8, q.device))
     assert block.attention.clip.largest.tolist() == [0.0, 0.0]
     q[0, 0, 4, 0] = 1.0  # two apart
