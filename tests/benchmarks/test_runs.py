@@ -18,6 +18,7 @@ from anlit.configuration import IMPORTED
 from anlit.errors import UserError
 from anlit.runs.folders import load_run
 from anlit.runs.groups import group_runs
+from tests.analysis.conftest import write_run
 
 SHAPE = {"vocab_size": 64, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 16}
 LOSSES = {"GPT": (5.0, 4.0, 3.0), "NGPT": (4.5, 3.0, 2.5), "AnGPT": (4.0, 2.8, 2.4)}
@@ -31,11 +32,7 @@ def make(folder: Path, model: str, lr: float = 0.01, **record: object) -> str:
         "data": {"class_path": "anlit.TokenShards", "init_args": {"path": "x", "batch_size": 4}},
         "trainer": {"precision": None},
     }
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "run.json").write_text(json.dumps({"status": "finished", **record}))
-    rows = [f"{n},{loss},{100 * n},{n}" for n, loss in enumerate(LOSSES[model], 1)]
-    (folder / "metrics.csv").write_text("\n".join(["step,val/loss,val/tokens,val/seconds", *rows, ""]))
+    write_run(folder, config, record, [(100.0 * n, loss) for n, loss in enumerate(LOSSES[model], 1)], lambda n: n)
     return str(folder)
 
 
