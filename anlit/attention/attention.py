@@ -1,12 +1,12 @@
 """Attention as the models call it: a mechanism, and the back end that computes it."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from anlit.attention import cache
-from anlit.attention.backends import BACKENDS, attend_by, check, choose
+from anlit.attention.backends import BACKENDS, check, choose, prepare
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
@@ -58,8 +58,8 @@ class Attention(nn.Module):
             if documents.n_before:
                 return cache.attend(q, k, v, self.mechanism, documents)
         dropout = self.dropout if self.training else 0.0
-        backend = BACKENDS[self.backend_for(q, documents.are_masked)]
-        return attend_by(backend, q, k, v, self.mechanism, documents, dropout)
+        backend: Any = BACKENDS[self.backend_for(q, documents.are_masked)]
+        return backend.attend(q, k, v, self.mechanism, documents, dropout)  # type: ignore[no-any-return]
 
     def use_selections(self, selections: Selections | None) -> None:
         """Let `auto` run on what was selected for this mechanism on this device, wherever that can compute it."""
@@ -75,7 +75,7 @@ class Attention(nn.Module):
         Raises:
             UserError: The back end that the settings name cannot compute this on the device or in the precision of `q`.
         """
-        case = _case(q, q.dtype, q.shape[-2], is_packed)
+        case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2], is_packed)
         if case not in self._backends:
             self._backends[case] = self._find_backend(q, is_packed)
         return self._backends[case]
@@ -101,15 +101,8 @@ class Attention(nn.Module):
         """
         if isinstance(documents, cache.Continuation) and documents.n_before:
             return
-        dtype = computing_dtype(h)
-        if (name := self._backends.get(_case(h, dtype, h.shape[1], documents.are_masked))) is None:
-            shape = (1, self.mechanism.n_heads, h.shape[1], self.mechanism.d_head)
-            q = torch.empty(shape, dtype=dtype, device=h.device, requires_grad=h.requires_grad)
-            with torch.set_grad_enabled(h.requires_grad):
-                name = self.backend_for(q, documents.are_masked)
-        prepare = getattr(BACKENDS[name], "prepare", None)
-        if prepare is not None:
-            prepare(self.mechanism, documents, h.shape[0])
+        q = example_query(self.mechanism, h.shape[1], computing_dtype(h), h.device, h.requires_grad)
+        prepare(BACKENDS[self.backend_for(q, documents.are_masked)], self.mechanism, documents, h.shape[0])
 
     @torch.no_grad()
     def _observe_scores(self, clip: QKClip, q: Tensor, k: Tensor, documents: Documents) -> None:
@@ -133,6 +126,9 @@ def computing_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def _case(x: Tensor, dtype: torch.dtype, length: int, is_packed: bool) -> tuple[str, torch.dtype, bool, int, bool]:
-    """What the back end is looked up by, apart from the mechanism."""
-    return x.device.type, dtype, x.requires_grad, length, is_packed
+def example_query(
+    mechanism: Mechanism, length: int, dtype: torch.dtype, device: torch.device, requires_grad: bool
+) -> Tensor:
+    """Queries (1, H, T, D) of one number's memory, by which back ends tell whether they can compute the mechanism."""
+    shape = (1, mechanism.n_heads, length, mechanism.d_head)
+    return torch.empty_strided(shape, (0, 0, 0, 0), dtype=dtype, device=device, requires_grad=requires_grad)

@@ -12,22 +12,21 @@ Shape letters: B rows, H heads of queries, G heads of keys, Q new tokens, K keys
 a row, from 0.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from anlit.attention.backends import sdpa
-from anlit.attention.backends.eager import QUERIES_PER_BLOCK, distance_tables, with_gain
+from anlit.attention.backends import eager, sdpa
+from anlit.attention.backends.eager import distance_tables, distances, masked_bias, with_gain
 from anlit.attention.documents import Documents
-from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
-
-SMALLEST_BUFFER = 64
 
 
 class KeyValueCache:
     """The keys and values of all attention layers of one decoder.
 
-    A layer with a window keeps at most twice its width. Other layers keep everything, in buffers that double.
+    A layer with a window keeps at most twice its width. Other layers have room for everything from the beginning.
 
     Args:
         max_length: The final length of the rows in tokens. Positions that depend on the length of the sequence
@@ -64,7 +63,7 @@ class KeyValueCache:
         self.n_read += n_tokens
         return documents
 
-    def extend(self, layer: nn.Module, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: nn.Module, k: Tensor, v: Tensor, window: int | None) -> list[Tensor]:
         """Add the new keys and values of a layer. Returns all that its new queries may see, in order.
 
         Args:
@@ -73,7 +72,7 @@ class KeyValueCache:
             window: The layer's window in keys, or None.
 
         Returns:
-            Keys and values (B, G, K, D), the new ones last. The first call returns its arguments.
+            Keys and values (B, G, K, D), the new ones last.
         """
         return self._layers.setdefault(layer, LayerCache(window, self.max_length)).append(k, v)
 
@@ -118,106 +117,60 @@ class Continuation(Documents):
     def rotary_positions(self) -> Tensor:
         return torch.arange(self.length, device=self.device)[None] if self.positions is None else self.positions
 
-    def sees(self, first: int, distances: Tensor, window: int | None) -> Tensor:
-        """Whether new tokens see keys: (B or 1, 1, rows, K) booleans.
-
-        Args:
-            first: The index of the first row among the new tokens.
-            distances: (rows, K), slots from each query back to each key; negative if the key is ahead.
-            window: How many of the latest keys a query may see; None for all.
-        """
-        near = distances >= 0 if window is None else (distances >= 0) & (distances < window)
-        if self.begins is None:
-            return near[None, None]
-        assert self.positions is not None
-        positions = self.positions[:, first : first + len(distances), None]
-        return (near & (distances <= positions))[:, None]
-
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation) -> Tensor:
-    """softmax(a·g·S + m) v of new queries over cached keys, 512 queries at a time.
+    """softmax(a·g·S + m) v of new queries over cached keys.
 
     A fused kernel computes one query, if the mechanism has no a(t) and the kernel needs no copy of the keys.
 
     Args:
         q: (B, H, Q, D).
-        k, v: (B, G, K, D); the last Q belong to the new tokens.
+        k, v: (B, G, K, D); the last Q belong to the new tokens. There is no key from before the window of the first.
         mechanism: The functions a, g, m, and the window.
         documents: The documents of the new tokens.
 
     Returns:
         (B, H, Q, D).
     """
-    length, n_keys = q.shape[-2], k.shape[-2]
-    a, m = distance_tables(mechanism, n_keys, q)
-    if length == 1 and a is None:
-        mask = _mask_of_one(documents, n_keys, m, q.dtype)
+    if q.shape[-2] == 1 and not mechanism.scales_with_distance:
+        n_keys = k.shape[-2]
+        _, m = distance_tables(mechanism, n_keys, q)
+        mask = None
+        if m is not None or documents.are_masked:
+            mask = masked_bias(m, distances(1, n_keys, q.device), documents, None, 0, q.dtype)
         if k.shape[1] == q.shape[1] or sdpa.reads_groups(q, mask):
             return sdpa.fused(with_gain(q, mechanism, documents), k, v, mask)
-    q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)
-    keys = torch.arange(n_keys, device=q.device)
-    parts = []
-    for first in range(0, length, QUERIES_PER_BLOCK):
-        rows = q[..., first : first + QUERIES_PER_BLOCK, :]
-        begin = n_keys - length + first
-        distances = keys[begin : begin + rows.shape[-2], None] - keys
-        scores = grouped_product(rows, k.mT).to(torch.promote_types(q.dtype, torch.float32))
-        if a is not None:
-            scores = scores * a[..., distances.clamp_min(0)]
-        if m is not None:
-            scores = scores + m[..., distances.clamp_min(0)]
-        scores = scores.masked_fill(~documents.sees(first, distances, mechanism.window), float("-inf"))
-        parts.append(grouped_product(scores.softmax(-1).to(v.dtype), v))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
-
-
-def _mask_of_one(documents: Continuation, n_keys: int, m: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The additive mask of one query, (B or 1, H or 1, 1, K); None if it sees all keys.
-
-    The cache returns no key from before the window.
-    """
-    if m is None and documents.begins is None:
-        return None
-    distances = torch.arange(n_keys - 1, -1, -1, device=documents.device)[None]
-    visible = documents.sees(0, distances, None)
-    return torch.where(visible, 0.0 if m is None else m[..., distances], float("-inf")).to(dtype)
+    return eager.attend(q, k, v, mechanism, documents, 0.0)
 
 
 class LayerCache:
     """The keys and values of one layer: two buffers (B, G, capacity, D), filled up to `size`."""
 
-    def __init__(self, window: int | None, longest: int) -> None:
-        self.window, self.longest = window, longest
+    def __init__(self, window: int | None, max_length: int) -> None:
+        self.window = window
+        self.capacity = max_length if window is None else min(max_length, 2 * window)
         self.buffers: tuple[Tensor, ...] = ()
         self.size = 0
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        n_new = k.shape[-2]
-        if not self.buffers:  # the first tokens: no key beyond the window will be needed again
-            kept = n_new if self.window is None else min(n_new, self.window - 1)
-            self._write(k[..., n_new - kept :, :], v[..., n_new - kept :, :])
-            return k, v
+    def append(self, *new: Tensor) -> list[Tensor]:
+        """Add keys and values, (B, G, Q, D) each. Returns those that the new queries may see, the new ones last."""
+        if not self.buffers:
+            self.buffers = tuple(x.new_empty(*x.shape[:2], self.capacity, x.shape[3]) for x in new)
+        n_new = new[0].shape[-2]
         n_older = self.size if self.window is None else min(self.size, self.window - 1)
-        self._write(k, v)
-        begin = self.size - n_new - n_older
-        keys, values = (buffer[..., begin : self.size, :] for buffer in self.buffers)
-        return keys, values
+        older = [buffer[..., self.size - n_older : self.size, :] for buffer in self.buffers]
+        if self.size + n_new <= self.capacity:
+            begin, self.size = self.size - n_older, self.size + n_new
+            self._write(new)
+            return [buffer[..., begin : self.size, :] for buffer in self.buffers]
+        assert self.window is not None
+        whole = [torch.cat(parts, -2) for parts in zip(older, new, strict=True)]
+        self.size = min(self.window - 1, n_older + n_new)  # what later queries may see moves to the front
+        self._write(whole)
+        return whole
 
-    def _write(self, *new: Tensor) -> None:
-        n_new = new[0].shape[-2]
-        if not self.buffers or self.size + n_new > self.buffers[0].shape[-2]:
-            self._move(new[0], new[1])
-        for buffer, part in zip(self.buffers, new, strict=True):
-            buffer[..., self.size : self.size + n_new, :] = part
-        self.size += n_new
-
-    def _move(self, *new: Tensor) -> None:
-        """Copy to new buffers with room for `new`, without keys that have left the window."""
-        n_new = new[0].shape[-2]
-        kept = self.size if self.window is None else min(self.size, self.window - 1)
-        room = 2 * (kept + n_new if self.window is None else self.window)
-        room = max(kept + n_new, min(max(room, SMALLEST_BUFFER), self.longest))
-        buffers = tuple(part.new_empty(*part.shape[:2], room, part.shape[3]) for part in new)
-        for buffer, old in zip(buffers, self.buffers, strict=bool(self.buffers)):
-            buffer[..., :kept, :] = old[..., self.size - kept : self.size, :]
-        self.buffers, self.size = buffers, kept
+    def _write(self, parts: Sequence[Tensor]) -> None:
+        """Let the buffers end with `parts`, or with the end of `parts` if they are longer."""
+        for buffer, part in zip(self.buffers, parts, strict=True):
+            kept = part[..., max(0, part.shape[-2] - self.size) :, :]
+            buffer[..., self.size - kept.shape[-2] : self.size, :] = kept

@@ -44,9 +44,9 @@ class Documents:
         self._cu_seqlens, self._longest = cu_seqlens, longest
         self._masks: dict[int | None, Tensor] = {}
         self._packing: Packing | None = None
+        self._bounds: tuple[Tensor, Tensor] | None = None  # no cached_property, which torch cannot trace
         self.derived: dict[Hashable, Any] = {}
         """What back ends derive from the documents for all layers, each under its own key."""
-        self._bounds: tuple[Tensor, Tensor] | None = None
         self.positions = self._positions()
         """Each token's position in its document, (B, T) integers from 0; None if all tokens are one document."""
 
@@ -81,10 +81,9 @@ class Documents:
         """
         if self.positions is not None and self._bounds is None:
             index = torch.arange(self.length, device=self.device)
-            starts = index - self.positions
             next_starts = torch.where(self.positions == 0, index, self.length).roll(-1, 1)
             next_starts[:, -1] = self.length
-            self._bounds = starts.int(), next_starts.flip(1).cummin(1).values.flip(1).int()
+            self._bounds = (index - self.positions).int(), next_starts.flip(1).cummin(1).values.flip(1).int()
         return self._bounds
 
     @cached_property
@@ -120,14 +119,20 @@ class Documents:
             (B or 1, 1, end_query − first_query, end_query − first_key) booleans.
         """
         queries = torch.arange(first_query, end_query, device=self.device)[:, None]
-        keys = torch.arange(first_key, end_query, device=self.device)
-        near = keys <= queries
-        if window is not None:
-            near = near & (keys > queries - window)
-        if self.ids is None:
+        return self.sees(first_query, queries - torch.arange(first_key, end_query, device=self.device), window)
+
+    def sees(self, first: int, distances: Tensor, window: int | None) -> Tensor:
+        """Whether queries see keys: (B or 1, 1, rows, K) booleans.
+
+        Args:
+            first: The index of the first row among the tokens.
+            distances: (rows, K), tokens from each query back to each key; negative if the key is ahead.
+            window: How many of the latest keys a query may see; None for all.
+        """
+        near = distances >= 0 if window is None else (distances >= 0) & (distances < window)
+        if self.positions is None:
             return near[None, None]
-        ids = self.ids
-        return near & (ids[:, None, first_query:end_query, None] == ids[:, None, None, first_key:end_query])
+        return near & (distances <= self.positions[:, None, first : first + len(distances), None])
 
     def mask(self, window: int | None = None) -> Tensor:
         """`visible` for all queries at once, (B or 1, 1, T, T); computed once per batch and shared by the layers.

@@ -4,11 +4,10 @@
 """
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, get_origin
 
 import torch
-from torch import Tensor
 
 from anlit.attention.coefficient import Coefficient, Reference
 from anlit.attention.documents import Documents
@@ -84,20 +83,6 @@ class Selection:
         """Whether every candidate was tried, so that a checkpoint may keep it."""
         return bool(self.seconds) and not self.failed
 
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> "Selection":
-        """Raises KeyError, TypeError or ValueError where something is missing, unknown or of another type."""
-        selection = cls(AttentionSpec(**plain["spec"]), *(plain[key] for key in _TYPES))
-        spec = selection.spec
-        sizes = (spec.rows, spec.heads, spec.key_heads, spec.length, spec.width)
-        if not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise ValueError(f"{sizes} are no sizes")
-        names = ((spec.mechanism, str), (spec.dtype, str))
-        fields = ((getattr(selection, key), kind) for key, kind in _TYPES.items())
-        if not all(isinstance(value, kind) for value, kind in (*names, *fields)):
-            raise TypeError(f"{plain} is no selection")
-        return selection
-
     def __str__(self) -> str:
         others = sorted((seconds, name) for name, seconds in self.seconds.items() if name != self.backend)
         times = "; ".join(f"{name} {1e3 * seconds:.3g} ms" for seconds, name in others)
@@ -106,9 +91,6 @@ class Selection:
         parts += [f"'{name}' is wrong ({reason})" for name, reason in self.wrong.items()]
         parts += [f"'{name}' is tried again at the next start ({reason})" for name, reason in self.failed.items()]
         return "; ".join(parts)
-
-
-_TYPES = {"backend": str, "seconds": dict, "wrong": dict, "failed": dict}
 
 
 @dataclass(frozen=True)
@@ -126,7 +108,7 @@ class Selections:
 
         def difference(selection: Selection) -> tuple[bool, bool, float]:
             spec = selection.spec
-            return spec.dtype != dtype, spec.is_packed != is_packed, abs(math.log(spec.length / length))
+            return spec.dtype != dtype, spec.is_packed != is_packed, abs(math.log2(spec.length / length))
 
         return sorted((each for each in self.made if each.spec.mechanism == mechanism), key=difference)
 
@@ -146,9 +128,21 @@ class Selections:
     def from_plain(cls, plain: Any) -> "Selections | None":
         """None if `plain` is no table of selections, or one of another version."""
         try:
-            return cls(str(plain["device"]), tuple(Selection.from_plain(each) for each in plain["made"]))
-        except (KeyError, TypeError, AttributeError, ValueError):
+            made = [Selection(**{**each, "spec": _checked(AttentionSpec(**each["spec"]))}) for each in plain["made"]]
+            return cls(str(plain["device"]), tuple(map(_checked, made)))
+        except (KeyError, TypeError, ValueError):
             return None
+
+
+def _checked(made: Any) -> Any:
+    """`made`, a dataclass; raises TypeError if a field has another type than it declares, ValueError for a 0."""
+    for each in fields(made):
+        value, kind = getattr(made, each.name), dict if get_origin(each.type) is dict else each.type
+        if not isinstance(value, kind):  # type: ignore[arg-type]
+            raise TypeError(f"{each.name} is {value!r}")
+        if type(value) is int and value < 1:
+            raise ValueError(f"{each.name} is {value}")
+    return made
 
 
 def form_of(mechanism: Mechanism) -> str:
@@ -173,12 +167,6 @@ def mean_document(documents: Documents, rows: int) -> int | None:
         return None
     mean = rows * documents.length / max(1, len(documents.cu_seqlens) - 1)
     return int(min(documents.length, 2 ** round(math.log2(max(1.0, mean)))))
-
-
-def example_query(spec: AttentionSpec, device: torch.device) -> Tensor:
-    """An empty q in training, (1, H, T, D), for the reasons that back ends may have against it."""
-    shape = (1, spec.heads, spec.length, spec.width)
-    return torch.empty(shape, dtype=spec.torch_dtype, device=device, requires_grad=True)
 
 
 def device_label(device: torch.device) -> str:

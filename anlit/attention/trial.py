@@ -6,7 +6,7 @@ They run in a thread that is left alone when the time is over, so a kernel or a 
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anlit.attention.backends import attend_by, eager
+from anlit.attention.backends import eager, prepare
 from anlit.attention.coefficient import Reference
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
@@ -30,12 +30,10 @@ TIME_LIMIT_S = 120.0
 """Seconds for all trials of a run."""
 HANGING_S = 10.0
 """Seconds after that in which a GPU must be free of what the trials left on it."""
-ROUNDS = 4
-"""How often the back ends take turns. The first turn of each does not count."""
+ROUNDS, CALLS = 4, 4
+"""How often the back ends take turns, and calls in a turn, which queue up on a GPU as in a run. The shortest counts."""
 MARGIN = 1.05
 """A back end is taken before one that follows it in the order if it needs at most this many times its seconds."""
-AT_LEAST_SECONDS, MOST_REPEATS = 0.005, 8
-"""On a GPU a turn repeats the call until it has about this long, so that calls queue up as in a run."""
 BLOCK, MOST_BLOCKS = 128, 16
 """Queries in a block that is checked, and how many blocks are, evenly spaced over the first row."""
 
@@ -60,44 +58,14 @@ class Trial:
     Args:
         spec: The kind of attention.
         mechanism: The mechanism of one of its layers.
-        n_layers: How many layers share what a back end derives from the documents.
         candidates: The back ends by name, in the order of preference.
         default: What is taken if none can be timed.
     """
 
     spec: AttentionSpec
     mechanism: Mechanism
-    n_layers: int
     candidates: dict[str, ModuleType]
     default: str
-
-
-class Outcome:
-    """What a trial has shown so far. A candidate is in `failed` until it is timed or shown to be wrong."""
-
-    def __init__(self, trial: Trial) -> None:
-        self.trial, self.working = trial, ""
-        self.seconds: dict[str, float] = {}
-        self.wrong: dict[str, str] = {}
-        self.failed = dict.fromkeys(trial.candidates, "no time was left to try it")
-
-    @contextmanager
-    def trying(self, name: str) -> Any:
-        """Whatever a kernel or a compiler raises, the run goes on without it."""
-        self.working = name
-        try:
-            yield
-        except Exception as error:
-            lines = str(error).splitlines() or [type(error).__name__]
-            self.failed[name] = f"it fails: {lines[0][:200]}"
-        self.working = ""
-
-    def selection(self) -> Selection:
-        """The first candidate, in the order of preference, that is about as fast as the fastest."""
-        seconds, limit = dict(self.seconds), MARGIN * min(self.seconds.values(), default=0.0)
-        fast = [name for name in self.trial.candidates if name in seconds and seconds[name] <= limit]
-        backend = fast[0] if fast else self.trial.default
-        return Selection(self.trial.spec, backend, seconds, dict(self.wrong), dict(self.failed))
 
 
 def run_trials(trials: Sequence[Trial], device: torch.device, limit_s: float | None = None) -> list[Selection]:
@@ -111,31 +79,42 @@ def run_trials(trials: Sequence[Trial], device: torch.device, limit_s: float | N
     Raises:
         UserError: A candidate left the GPU unusable.
     """
-    limit_s = TIME_LIMIT_S if limit_s is None else limit_s
-    outcomes, is_over = [Outcome(trial) for trial in trials], Event()
+    limit_s, is_over = TIME_LIMIT_S if limit_s is None else limit_s, Event()
+    untried = "no time was left to try it"
+    results = [
+        Selection(trial.spec, trial.default, failed=dict.fromkeys(trial.candidates, untried)) for trial in trials
+    ]
 
     def work() -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        for outcome in outcomes:
-            _try(outcome, device, is_over)
+        for trial, result in zip(trials, results, strict=True):
+            _try(trial, result, device, f"it did not end within {limit_s:g} s", is_over)
 
     worker = Thread(target=work, name="anlit-attention-trials", daemon=True)  # has no grad or autocast mode of ours
     try:
         worker.start()
         worker.join(limit_s)
     except RuntimeError as error:  # no thread can be started
-        for outcome in outcomes:
-            outcome.failed = dict.fromkeys(outcome.failed, str(error))
+        for result in results:
+            result.failed.update(dict.fromkeys(result.failed, str(error)))
     is_over.set()
-    for outcome in outcomes:
-        if outcome.working:
-            outcome.failed[outcome.working] = f"it did not end within {limit_s:g} s"
-    selections = [outcome.selection() for outcome in outcomes]
+    selections = [_selected(trial, result) for trial, result in zip(trials, results, strict=True)]
     if device.type == "cuda":
         check_gpu(selections, device)
         torch.cuda.empty_cache()
     return selections
+
+
+def _selected(trial: Trial, result: Selection) -> Selection:
+    """The first candidate, in the order of preference, that is about as fast as the fastest.
+
+    It is a copy, because a thread that hangs may go on.
+    """
+    seconds = dict(result.seconds)
+    limit = MARGIN * min(seconds.values(), default=0.0)
+    fast = [name for name in trial.candidates if seconds.get(name, math.inf) <= limit]
+    return Selection(trial.spec, (*fast, trial.default)[0], seconds, dict(result.wrong), dict(result.failed))
 
 
 def check_gpu(selections: Sequence[Selection], device: torch.device) -> None:
@@ -157,64 +136,48 @@ def check_gpu(selections: Sequence[Selection], device: torch.device) -> None:
     )
 
 
-def _try(outcome: Outcome, device: torch.device, is_over: Event) -> None:
-    """Check all candidates, then time in turns those that are right, so that other load hits all of them."""
-    trial, turns = outcome.trial, {}
+def _try(trial: Trial, result: Selection, device: torch.device, unfinished: str, is_over: Event) -> None:
+    """Check all candidates, then time in turns those that are right, so that other load hits all of them.
+
+    A candidate is in `result.failed` until it is timed or shown to be wrong.
+    """
+    spec, calls, shortest = trial.spec, dict[str, Callable[[], object]](), dict[str, float]()
+
+    @contextmanager
+    def trying(name: str) -> Iterator[None]:
+        """Whatever a kernel or a compiler raises, the run goes on without it."""
+        result.failed[name] = unfinished
+        try:
+            yield
+            result.failed[name] = "no time was left to time it"
+        except Exception as error:
+            lines = str(error).splitlines() or [type(error).__name__]
+            result.failed[name] = f"it fails: {lines[0][:200]}"
+            calls.pop(name, None)
+
     given: Inputs | None = None
     for name, backend in trial.candidates.items():
         if is_over.is_set():
             return
-        with outcome.trying(name):
+        reason = None
+        with trying(name):
             given = given or inputs_of(trial, device)
-            turn = _Turn(trial, backend, given)
-            if reason := wrong(relative_errors(given, turn.attend), trial.spec.torch_dtype):
-                outcome.wrong[name] = reason
-                del outcome.failed[name]
-            else:
-                turns[name] = turn
-    for number in range(ROUNDS):
-        names = list(turns)
-        first = number % max(1, len(names))
-        for name in (*names[first:], *names[:first]):
+            attend = torch.compile(backend.attend, dynamic=False, fullgraph=True) if spec.compiled else backend.attend
+            prepare(backend, given.mechanism, given.documents, spec.rows)
+            reason = wrong(relative_errors(given, attend), spec.torch_dtype)
+            calls[name] = partial(given.both, attend)
+        if reason is not None:
+            result.wrong[name] = reason
+            del result.failed[name], calls[name]
+    for _ in range(ROUNDS):
+        for name, call in list(calls.items()):
             if is_over.is_set():
                 return
-            outcome.failed[name] = "no time was left to time it"
-            with outcome.trying(name):
-                turns[name].take()
-                outcome.failed[name] = ""
-            if outcome.failed[name]:
-                del turns[name]
-    for name, turn in turns.items():
-        outcome.seconds[name] = turn.seconds
-        del outcome.failed[name]
-
-
-class _Turn:
-    """One candidate on inputs as the run has them."""
-
-    def __init__(self, trial: Trial, backend: ModuleType, given: "Inputs") -> None:
-        self.trial, self.backend, self.inputs = trial, backend, copy.copy(given)
-        self.repeats, self.preparing, self.computing = 1, math.inf, math.inf
-        attend: Attend = partial(attend_by, backend)
-        self.attend = torch.compile(attend, dynamic=False, fullgraph=True) if trial.spec.compiled else attend
-        prepare(backend, given.mechanism, given.documents, trial.spec.rows)
-
-    def take(self) -> None:
-        """Derive what the layers share from new documents, and pass through a layer forward and backward."""
-        spec, device = self.trial.spec, self.inputs.documents.device
-        self.inputs.documents = random_documents(spec.rows, spec.length, spec.document, device)
-        shared = (self.backend, self.inputs.mechanism, self.inputs.documents, spec.rows)
-        self.preparing = min(self.preparing, seconds_of_calls(lambda: prepare(*shared), device))
-        self.computing = min(
-            self.computing, seconds_of_calls(lambda: self.inputs.both(self.attend), device, self.repeats)
-        )
-        if device.type == "cuda":
-            self.repeats = min(MOST_REPEATS, max(1, math.ceil(AT_LEAST_SECONDS / max(self.computing, 1e-9))))
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a layer by the shortest turns: what else the machine does only adds to them."""
-        return self.preparing / self.trial.n_layers + self.computing
+            with trying(name):
+                shortest[name] = min(seconds_of_calls(call, device, CALLS), shortest.get(name, math.inf))
+    for name in calls:
+        result.seconds[name] = shortest[name]
+        del result.failed[name]
 
 
 class Inputs:
@@ -233,15 +196,9 @@ class Inputs:
     """
 
     def __init__(
-        self,
-        mechanism: Mechanism,
-        documents: Documents,
-        rows: int,
-        heads: int,
-        key_heads: int,
-        width: int,
+        self, mechanism: Mechanism, documents: Documents, rows: int, heads: int, key_heads: int, width: int,
         dtype: torch.dtype,
-    ) -> None:
+    ) -> None:  # fmt: skip
         device = documents.device
         generator = torch.Generator(device).manual_seed(0)
 
@@ -343,13 +300,6 @@ def seconds_of_calls(call: Callable[[], object], device: torch.device, repeats: 
     return (clock() - begin) / repeats
 
 
-def prepare(backend: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Let a back end derive from the documents what all layers share, if it does."""
-    derive = getattr(backend, "prepare", None)
-    if derive is not None:
-        derive(mechanism, documents, n_rows)
-
-
 def random_documents(rows: int, length: int, mean: float | None, device: torch.device) -> Documents:
     """Documents of mixed length, some of a few tokens, always the same ones.
 
@@ -361,8 +311,7 @@ def random_documents(rows: int, length: int, mean: float | None, device: torch.d
     """
     if mean is None:
         return Documents(None, length, device)
-    generator = torch.Generator().manual_seed(1)
-    starts = torch.rand(rows, length, generator=generator) < 1 / mean
+    starts = torch.rand(rows, length, generator=torch.Generator().manual_seed(1)) < 1 / mean
     ids = starts.long().cumsum(1)
     on_host = Documents(ids, length, torch.device("cpu"))
     longest = int(on_host.cu_seqlens.diff().max())
@@ -370,21 +319,18 @@ def random_documents(rows: int, length: int, mean: float | None, device: torch.d
 
 
 def own_copy(mechanism: Mechanism) -> Mechanism:
-    """A copy on the CPU with initial values and without hooks; it shares no coefficient and is never sharded."""
-    kept: dict[int, Any] = {}
+    """A copy on the CPU with initial values; it shares no coefficient and is never sharded."""
+    own: dict[int, Any] = {}
     for module in mechanism.modules():
-        kept |= {id(hooks): type(hooks)() for name, hooks in vars(module).items() if name.endswith("_hooks")}
         for parameter in (module.coefficient if isinstance(module, Reference) else module).parameters():
-            kept[id(parameter)] = nn.Parameter(torch.zeros(parameter.shape))
-    copied = copy.deepcopy(mechanism, kept)
+            own[id(parameter)] = nn.Parameter(torch.zeros(parameter.shape))
+    copied = copy.deepcopy(mechanism, own)
     for module in list(copied.modules()):
         for name, part in module.named_children():
             if isinstance(part, Reference):
                 setattr(module, name, part.coefficient)
     for module in copied.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if reset is not None:
-            reset()
+        getattr(module, "reset_parameters", lambda: None)()
     for part in warm_starts(copied):
         part.share.fill_(0.5)  # at 0 every mechanism is plain attention
     return copied.requires_grad_()

@@ -10,9 +10,9 @@ from functools import partial
 
 import torch
 
-from anlit.attention.backends import BACKENDS
+from anlit.attention.backends import BACKENDS, prepare
 from anlit.attention.documents import Documents
-from anlit.attention.trial import Inputs, prepare, random_documents, relative_errors, wrong
+from anlit.attention.trial import Inputs, random_documents, relative_errors, wrong
 from anlit.benchmarks.harness import Benchmark, Case, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import DTYPES, MECHANISMS, device_of, names, numbers, parse, parser_of
 from anlit.benchmarks.timing import matrix_peak

@@ -1,14 +1,13 @@
 """When `backend: auto` selects in a run: at the first batch, on the first rank, for all layers and lengths."""
 
 import logging
-from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anlit.attention import trial
-from anlit.attention.attention import computing_dtype
+from anlit.attention.attention import computing_dtype, example_query
 from anlit.attention.backends import BACKENDS, candidates, default_backend
 from anlit.attention.documents import Documents
 from anlit.attention.selection import (
@@ -16,7 +15,6 @@ from anlit.attention.selection import (
     Selection,
     Selections,
     device_label,
-    example_query,
     form_of,
     mean_document,
     name_of,
@@ -102,19 +100,18 @@ def trials_of(module: Any, h: Tensor, documents: Documents) -> list[Trial]:
     tokens = (getattr(data, "batch_size", None) or h.shape[0]) * h.shape[1]
     lengths = sorted(set(schedule.values())) or [h.shape[1]]
     is_short = 0 < trainer.max_steps * trainer.accumulate_grad_batches < FEWEST_BATCHES
-    blocks = {form_of(block.attention.mechanism): block for block in blocks_on_auto(module.model)}
-    numbers = Counter(form_of(block.attention.mechanism) for block in blocks_on_auto(module.model))
     mean = mean_document(documents, h.shape[0])
     trials = []
-    for form, block in blocks.items():
+    for form, block in {form_of(block.attention.mechanism): block for block in blocks_on_auto(module.model)}.items():
         mechanism, dropout = block.attention.mechanism, block.attention.dropout
         for length in lengths:
             document = None if mean is None else min(mean, length)
             sizes = (max(1, tokens // length), mechanism.n_heads, block.n_kv_heads, length, mechanism.d_head)
             compiled = h.device.type != "cpu" and module.runtime.compiles_on(h.device.type)
-            spec = AttentionSpec(form, *sizes, name_of(computing_dtype(h)), document, compiled)
-            q = example_query(spec, h.device)
+            dtype = computing_dtype(h)
+            spec = AttentionSpec(form, *sizes, name_of(dtype), document, compiled)
+            q = example_query(mechanism, length, dtype, h.device, requires_grad=True)
             tried = {} if dropout or is_short else candidates(mechanism, q, spec.is_packed)
             default = default_backend(mechanism, h.device.type, q, dropout)
-            trials.append(Trial(spec, mechanism, numbers[form], {} if [*tried] == [default] else tried, default))
+            trials.append(Trial(spec, mechanism, {} if [*tried] == [default] else tried, default))
     return trials

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anlit import SlidingWindow
+from anlit import ALiBi, SlidingWindow
 from anlit.attention.backends import eager
 from anlit.attention.coefficient import Coefficient, shared_coefficients
 from anlit.attention.documents import Documents
@@ -32,7 +32,17 @@ class Straight(Mechanism):
         return -self.slope() * 2.0 ** -torch.arange(1, self.n_heads + 1, device=t.device)[:, None] * t
 
 
-MECHANISMS: dict[str, Mechanism] = {**SHIPPED, "of one's own": LogNWithSlopes(), "straight": Straight()}
+MECHANISMS: dict[str, Mechanism] = {
+    **SHIPPED,
+    "of one's own": LogNWithSlopes(),
+    "straight": Straight(),
+    "window of one": SlidingWindow(1),
+    "window, alibi": SlidingWindow(6, ALiBi()),
+}
+FLASH = ("plain", "log n", "window", "window of one", "window, log n", "alibi", "window, alibi")
+"""Mechanisms that flash attention can compute."""
+ONE_COEFFICIENT = [name for name in MECHANISMS if name != "of one's own"]
+"""The mechanisms whose a(t) and m(t) learn one coefficient at most, as our Triton kernels need it."""
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 LEARNED_BOUNDS = {torch.float32: 3e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """A learned coefficient's gradient sums over all pairs, and most of it cancels: with √(2 log n), r learned globally or
@@ -112,29 +122,21 @@ def repeated(attend: Any) -> Any:
     return run
 
 
+def windowed(mechanism: Mechanism, kind: str) -> Mechanism:
+    """The mechanism, for inputs of kind `window` inside a window of 11 keys unless it has one."""
+    has_one = mechanism.for_layer(1, 1, 0).window is not None
+    return SlidingWindow(11, mechanism) if kind == "window" and not has_one else mechanism
+
+
 def check(
     backend: ModuleType, name: str, kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu"
-) -> None:
-    """`check_mechanism` of the one with this name."""
-    check_mechanism(backend, MECHANISMS[name], kind, shape, dtype, device)
-
-
-def check_mechanism(
-    backend: ModuleType,
-    template: Mechanism,
-    kind: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: str = "cpu",
 ) -> None:
     """`backend` against the readable one in float64, both with the numbers as `dtype` rounds them.
 
     A perfect kernel, see `perfect.py`, has at most about half of the bounds in bfloat16.
     """
-    if kind == "window" and template.for_layer(1, 1, 0).window is None:
-        template = SlidingWindow(11, template)
     B, H, T, D = shape
-    mechanism, reference = (template.for_layer(H, D, 0) for _ in range(2))
+    mechanism, reference = (windowed(MECHANISMS[name], kind).for_layer(H, D, 0) for _ in range(2))
     tensors = inputs(*shape, dtype=dtype)
     expected = gradients(eager.attend, reference.double(), [x.double() for x in tensors], packed(B, T, kind))
     on_device = [x.to(device) for x in tensors]

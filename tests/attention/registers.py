@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from anlit.attention.backends.triton.blocks import Blocks, blocks_for
-from anlit.attention.backends.triton.lines import TOLERANCES
+from anlit.attention.backends.triton.tables import TOLERANCES
 from anlit.reporting.text import echo
 
 N_HEADS = 12

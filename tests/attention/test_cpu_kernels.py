@@ -1,26 +1,60 @@
-"""The back ends that run on a CPU against the readable one in float64, on memory full of NaN."""
+"""The back ends that run on a CPU against the formula written out in float64, on memory full of NaN.
+
+The formula as an independent version has it is in tests/parity.
+"""
 
 import pytest
 import torch
 
+from anlit import Plain, ScaleInvariant
 from anlit.attention.backends import blockwise, eager, sdpa
-from tests.attention.kernels import MECHANISMS, WIDTHS, check, dtypes, kinds
+from tests.attention.kernels import (
+    MECHANISMS,
+    WIDTHS,
+    assert_same,
+    check,
+    dtypes,
+    gradients,
+    inputs,
+    kinds,
+    packed,
+    packings,
+    repeated,
+    windowed,
+)
 
 pytestmark = pytest.mark.usefixtures("poison")
 BACKENDS = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
-ABLE = [(b, name) for b in BACKENDS for name in MECHANISMS if BACKENDS[b].unsupported_reason(MECHANISMS[name]) is None]
-
-
-def some_length(*names: str) -> int:
-    """Of one to three blocks of 64, none of them full at the end."""
-    number = sum(map(ord, "".join(names)))
-    return 64 * (number % 3) + 1 + number % 63
+WAYS = {
+    "eager": (eager, eager, "QUERIES_PER_BLOCK", 16),
+    "sdpa, each document": (sdpa, sdpa, "SHORTEST_MEAN", 1),
+    "sdpa, masked": (sdpa, sdpa, "SHORTEST_MEAN", 1000),
+    "blockwise, recomputed": (blockwise, blockwise, "KEPT_WEIGHTS", 0),
+    "blockwise, kept": (blockwise, blockwise, "KEPT_WEIGHTS", 2**30),
+}
+"""The back end, and what decides its way through it: the module and name of a setting, and its value."""
+CASES = [
+    (way, name) for way in WAYS for name in MECHANISMS if WAYS[way][0].unsupported_reason(MECHANISMS[name]) is None
+]
+H, D = 4, 8
 
 
 @kinds
-@pytest.mark.parametrize(("backend", "name"), ABLE)
-def test_every_mechanism_is_the_reference(backend, name, kind) -> None:
-    check(BACKENDS[backend], name, kind, (2, 2, some_length(backend, name, kind), 16), torch.float32)
+@pytest.mark.parametrize("n_kv_heads", [1, 2, H])
+@pytest.mark.parametrize(("way", "name"), CASES)
+@pytest.mark.covering(2)
+def test_every_mechanism_is_the_formula(way, name, n_kv_heads, kind, monkeypatch) -> None:
+    """Output and gradients, at two whole blocks of queries and a rest; shared keys are as keys copied for each head."""
+    backend, module, setting, value = WAYS[way]
+    mechanism = windowed(MECHANISMS[name], kind).for_layer(H, D, 0).double()
+    tensors = inputs(2, H, 39, D, dtype=torch.float64, n_heads_kv=n_kv_heads)
+    expected = gradients(repeated(eager.attend), mechanism, tensors, packed(2, 39, kind))
+    monkeypatch.setattr(eager, "QUERIES_PER_BLOCK", 16)
+    monkeypatch.setattr(blockwise, "QUERIES", 16)
+    monkeypatch.setattr(module, setting, value)
+    result = gradients(backend.attend, mechanism, tensors, packed(2, 39, kind))
+    assert result["k"].shape == (2, n_kv_heads, 39, D)
+    assert_same(result, expected)
 
 
 @kinds
@@ -29,4 +63,96 @@ def test_every_mechanism_is_the_reference(backend, name, kind) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_width_and_dtype_is_the_reference(backend, width, dtype, kind) -> None:
     name = "log bias" if backend == "sdpa" else "scale-invariant"
-    check(BACKENDS[backend], name, kind, (1, 2, some_length(backend, str(width), kind), width), dtype)
+    length = 64 * (width % 3) + 1 + (width + len(kind)) % 63
+    check(BACKENDS[backend], name, kind, (1, 2, length, width), dtype)
+
+
+@packings
+@pytest.mark.parametrize("room", [0, 2**30])
+@pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 300])
+def test_any_length_of_blockwise(length, kind, room, monkeypatch) -> None:
+    monkeypatch.setattr(blockwise, "KEPT_WEIGHTS", room)
+    check(blockwise, "scale-invariant", kind if length > 2 else "dense", (2, 3, length, D), torch.float32)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_logits_are_those_that_attention_takes_the_softmax_of(name) -> None:
+    q, k, v, _ = inputs(2, 3, 13, D, dtype=torch.float64)
+    documents, mechanism = packed(2, 13, "documents"), MECHANISMS[name].for_layer(3, D, 0).double()
+    logits = eager.logits(q, k, mechanism, documents, 3, 11)
+    assert logits.shape == (2, 3, 8, 11)
+    expected = eager.attend(q, k, v, mechanism, documents, 0.0)[..., 3:11, :]
+    torch.testing.assert_close(logits.softmax(-1) @ v[..., :11, :], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("length", "n_blocks"), [(512, 0), (513, 2), (1030, 3)])
+def test_long_sequences_take_blocks(length, n_blocks, monkeypatch) -> None:
+    calls = []
+    real = eager.checkpoint
+    monkeypatch.setattr(eager, "checkpoint", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
+    q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, length, D, dtype=torch.float32))
+    eager.attend(q, k, v, ScaleInvariant(), packed(1, length, "dense"), 0.0)
+    assert len(calls) == n_blocks
+
+
+def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
+    """As on Hopper, where cuDNN's is asked for first; on a CPU it is passed over."""
+    q, k, v, _ = inputs(1, 3, 13, D, dtype=torch.float32)
+    expected = sdpa.fused(q, k, v, is_causal=True)
+    monkeypatch.setattr(sdpa, "prefers_cudnn", lambda q, mask: True)
+    compiled = torch.compile(sdpa.fused, fullgraph=True, dynamic=False, backend="eager")
+    for fused in (sdpa.fused, compiled):
+        assert torch.equal(fused(q, k, v, is_causal=True), expected)
+
+
+@pytest.mark.parametrize("backend", [eager, sdpa], ids=["eager", "sdpa"])
+def test_dropout_drops_weights_and_keeps_the_mean(backend) -> None:
+    q, k, v, _ = inputs(2, 3, 6, D, dtype=torch.float32)
+    torch.manual_seed(0)
+    given = q, k, torch.ones_like(v), Plain(), packed(2, 6, "dense"), 0.5
+    outputs = torch.stack([backend.attend(*given) for _ in range(400)])
+    assert outputs.std(0).max() > 0.3
+    assert outputs.mean() == pytest.approx(1, abs=0.03)
+
+
+def test_blockwise_does_not_compute_what_documents_and_windows_hide(monkeypatch) -> None:
+    monkeypatch.setattr(blockwise, "QUERIES", 64)
+    starts = torch.tensor([[0] * 100 + [100] * 156, [0] * 256], dtype=torch.int32)
+    blocks = blockwise.blocks(2, 256, starts, None)
+    assert [(b.row, b.first) for b in blocks] == [(row, first) for row in range(2) for first in (0, 64, 128, 192)]
+    assert [b.begin for b in blocks] == [0, 0, 100, 100, 0, 0, 0, 0]
+    assert [b.begin for b in blockwise.blocks(2, 256, None, 30)] == [0, 35, 99, 163]
+
+
+@pytest.mark.parametrize(("keeps", "n_numbers"), [(False, 0), (True, 2 * 3 * 33 * 33)])
+def test_blockwise_keeps_nothing_without_gradients(keeps, n_numbers) -> None:
+    q, k, v, _ = inputs(2, 3, 33, D, dtype=torch.float32)
+    out, kept = blockwise.blockwise_attention(q, k, v, None, None, None, None, keeps)
+    assert kept.numel() == n_numbers
+    torch.testing.assert_close(out, eager.attend(q, k, v, Plain(), packed(2, 33, "dense"), 0.0))
+
+
+@packings
+@pytest.mark.parametrize("room", [0, 2**30])
+@pytest.mark.parametrize("n_kv_heads", [1, 3])
+def test_blockwise_is_an_operator_of_torch(n_kv_heads, room, kind, monkeypatch) -> None:
+    """Its fake kernels, its schema and its autograd formula are what torch.compile relies on."""
+    monkeypatch.setattr(blockwise, "KEPT_WEIGHTS", room)
+    q, k, v, _ = inputs(2, 3, 70, D, dtype=torch.float64, n_heads_kv=n_kv_heads)
+    a, m = torch.rand(2, 3, 70, dtype=torch.float64)
+    bounds = packed(2, 70, kind).bounds
+    starts = None if bounds is None else bounds[0]
+    arguments = (*(x.requires_grad_() for x in (q, k, v, a, m)), starts, 40, True)
+    torch.library.opcheck(torch.ops.anlit.blockwise_attention.default, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_blockwise_computes_half_precision_in_float32_under_autocast(dtype) -> None:
+    q, k, v = (x.to(dtype).requires_grad_() for x in inputs(2, 3, 100, D, dtype=torch.float64)[:3])
+    mechanism = ScaleInvariant().for_layer(3, D, 0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = blockwise.attend(q, k, v, mechanism, packed(2, 100, "documents"), 0.0)
+        out.float().square().sum().backward()
+    assert out.dtype == q.grad.dtype == dtype
+    wide = eager.attend(*(x.detach().double() for x in (q, k, v)), mechanism, packed(2, 100, "documents"), 0.0)
+    torch.testing.assert_close(out.double(), wide, rtol=1e-2, atol=1e-3)  # the output's own rounding

@@ -1,8 +1,8 @@
-"""Flash attention with a slow kernel on the CPU in place of the libraries' own, and on a GPU with the real ones."""
+"""What flash attention's libraries are asked for, with a slow kernel on the CPU in place of theirs."""
 
 import sys
-import types
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,23 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from anlit import GPT, ALiBi, LogN, Plain, SlidingWindow
+from anlit import GPT
 from anlit.attention.backends import eager, flash
 from anlit.attention.documents import Documents
 from anlit.data.batch import batch_from_blocks
-from tests.attention import perfect
-from tests.attention.kernels import assert_compiled_once, assert_same, check_mechanism, gradients, inputs, packed
+from tests.attention.kernels import FLASH, MECHANISMS, assert_compiled_once, assert_same, gradients, inputs, packed
 from tests.models.tiny import random_tokens, tiny
 
-MECHANISMS = {
-    "plain": Plain(),
-    "log n": LogN(),
-    "window": SlidingWindow(4),
-    "window of one": SlidingWindow(1),
-    "window, log n": SlidingWindow(5, LogN()),
-    "alibi": ALiBi(),
-    "window, alibi": SlidingWindow(6, ALiBi()),
-}
 LENGTH = 13
 
 
@@ -69,35 +59,26 @@ varlen._varlen_attn.register_kernel("cpu", _varlen_forward)
 varlen._varlen_attn_backward.register_kernel("cpu", _varlen_backward)
 
 
-@pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """flash_attn 2, of which ALiBi takes one function."""
-
-    def flash_attn_varlen_func(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-        max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-        deterministic: bool = False,
-    ) -> Tensor:  # fmt: skip
-        assert causal
-        assert alibi_slopes.dtype == torch.float32
-        return by_document(q, k, v, cu_seqlens_q, max_seqlen_q, window_size, alibi_slopes)
-
-    module = types.SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
-    monkeypatch.setitem(sys.modules, "flash_attn", module)  # type: ignore[arg-type]
+def flash_attn_varlen_func(
+    q, k, v, cu_q, cu_k, max_q, max_k, *, causal, window_size, alibi_slopes, deterministic
+) -> Tensor:
+    """That of flash-attn 2, which ALiBi takes."""
+    assert causal
+    assert alibi_slopes.dtype == torch.float32
+    return by_document(q, k, v, cu_q, max_q, window_size, alibi_slopes)
 
 
-@pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("n_kv_heads", [1, 2])
 @pytest.mark.parametrize("kind", ["dense", "documents"])
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_the_libraries_are_asked_for_what_eager_computes(name, kind, n_kv_heads) -> None:
+@pytest.mark.parametrize("name", FLASH)
+def test_the_libraries_are_asked_for_what_eager_computes(name, kind, n_kv_heads, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func))  # type: ignore[arg-type]
     mechanism = MECHANISMS[name].for_layer(2, 16, 0).double()
     tensors = inputs(3, 2, LENGTH, 16, dtype=torch.float64, n_heads_kv=n_kv_heads)
-    found, expected = (
+    result, expected = (
         gradients(backend.attend, mechanism, tensors, packed(3, LENGTH, kind)) for backend in (flash, eager)
     )
-    assert_same(found, expected, 1e-5 if "alibi" in name else 1e-9)  # slopes are float32
+    assert_same(result, expected, 1e-5 if "alibi" in name else 1e-9)  # slopes are float32
 
 
 def test_changing_documents_do_not_compile_anything_again(monkeypatch) -> None:
@@ -109,48 +90,10 @@ def test_a_batch_tells_where_documents_begin_without_asking_the_device(monkeypat
     monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None, dropout=0.0: None)
     monkeypatch.setattr(torch.Tensor, "nonzero", None)
     batch = batch_from_blocks(random_tokens(2, 17, vocab_size=4), end_of_document=0)
-    tiny(GPT, backend="flash").logits_of(batch)
-    without = tiny(GPT, backend="flash", document_masking=False)
-    assert without.logits_of(batch).isfinite().all()
-    packing = Documents(batch.document_ids, 16, torch.device("cpu"), batch.cu_seqlens, batch.longest).packing(2)
-    assert (packing.cu_seqlens is batch.cu_seqlens, len(packing.longest)) == (True, batch.longest)
-    packing = Documents(None, 16, torch.device("cpu"), batch.cu_seqlens, batch.longest).packing(2)
-    assert (packing.cu_seqlens.tolist(), len(packing.longest)) == ([0, 16, 32], 16)
-
-
-kinds = pytest.mark.parametrize("kind", ["dense", "documents"])
-names = pytest.mark.parametrize("name", MECHANISMS)
-dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-
-
-def check_on_cuda(name: str, kind: str, width: int, dtype: torch.dtype) -> None:
-    reason = flash.unsupported_reason(MECHANISMS[name], torch.empty(1, 2, 1, width, dtype=dtype, device="cuda"))
-    if reason is not None:
-        pytest.skip(reason)
-    check_mechanism(flash, MECHANISMS[name], kind, shape(name, kind, width), dtype, "cuda")
-
-
-def shape(name: str, kind: str, width: int) -> tuple[int, ...]:
-    return 2, 2, 150 + sum(map(ord, name + kind)) % 100, width
-
-
-@pytest.mark.gpu
-@dtypes
-@kinds
-@names
-def test_every_mechanism_on_the_gpu(name, kind, dtype) -> None:
-    check_on_cuda(name, kind, 64, dtype)
-
-
-@pytest.mark.gpu
-@dtypes
-@kinds
-@pytest.mark.parametrize("width", [32, 80, 96, 128, 256])
-def test_every_width_on_the_gpu(width, kind, dtype) -> None:
-    check_on_cuda("log n", kind, width, dtype)
-
-
-@kinds
-@names
-def test_a_perfect_kernel_passes_the_tests_on_the_gpu(name, kind) -> None:
-    check_mechanism(perfect, MECHANISMS[name], kind, shape(name, kind, 64), torch.bfloat16)
+    for masking in (True, False):
+        logits = tiny(GPT, backend="flash", document_masking=masking).logits_of(batch)
+        assert logits.isfinite().all()
+    starts, longest = batch.cu_seqlens, batch.longest
+    for ids, expected in ((batch.document_ids, (starts.tolist(), longest)), (None, ([0, 16, 32], 16))):
+        packing = Documents(ids, 16, torch.device("cpu"), starts, longest).packing(2)
+        assert (packing.cu_seqlens.tolist(), len(packing.longest)) == expected

@@ -1,25 +1,22 @@
-"""FlexAttention: uncompiled on CPU, where it has the forward pass alone; compiled on a GPU."""
+"""FlexAttention, uncompiled on the CPU, where it has the forward pass alone; test_gpu.py has the rest."""
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
 from anlit import AnGPT, ScaleInvariant
 from anlit.attention.backends import eager, flex
 from anlit.attention.documents import Documents
 from anlit.data.batch import batch_from_blocks
-from tests.attention import perfect
-from tests.attention.kernels import MECHANISMS, assert_compiled_once, check
+from tests.attention.kernels import MECHANISMS, assert_compiled_once, inputs, repeated
 from tests.models.tiny import random_tokens, tiny
 
-HEADS = 2
+HEADS = 4
 
 
 @pytest.fixture(autouse=True)
-def _uncompiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr(flex, "_compiled", lambda: flex._run)
+def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "_compiled", lambda: flex._run)
 
 
 def documents(kind: str, length: int) -> Documents:
@@ -30,23 +27,22 @@ def documents(kind: str, length: int) -> Documents:
     return Documents(starts.long().cumsum(1), length, torch.device("cpu"))
 
 
-def inputs(length: int) -> Tensor:
-    return torch.randn(4, 2, HEADS, length, 16, generator=torch.Generator().manual_seed(0))
-
-
 kinds = pytest.mark.parametrize("kind", ["dense", "short documents", "long documents"])
 
 
 @kinds
+@pytest.mark.parametrize("n_kv_heads", [HEADS, 2])
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.covering(1)
-def test_the_forward_pass_is_eager(name, kind) -> None:
+def test_the_forward_pass_is_eager(name, n_kv_heads, kind) -> None:
+    """Shared keys too: the score of head h has the table of head h."""
     mechanism = MECHANISMS[name].for_layer(HEADS, 16, 0)
-    q, k, v, _ = inputs(150)
+    q, k, v, _ = inputs(2, HEADS, 150, 16, dtype=torch.float32, n_heads_kv=n_kv_heads)
     with torch.no_grad():
-        found = flex.attend(q, k, v, mechanism, documents(kind, 150), 0.0)
-        expected = eager.attend(q.double(), k.double(), v.double(), mechanism.double(), documents(kind, 150), 0.0)
-    assert ((found - expected).norm() / expected.norm()).item() < 1e-5
+        result = flex.attend(q, k, v, mechanism, documents(kind, 150), 0.0)
+        wide = (q.double(), k.double(), v.double(), mechanism.double())
+        expected = repeated(eager.attend)(*wide, documents(kind, 150), 0.0)
+    assert ((result - expected).norm() / expected.norm()).item() < 1e-5
 
 
 @kinds
@@ -93,34 +89,3 @@ def test_changing_documents_do_not_compile_anything_again() -> None:
         assert_compiled_once(
             tiny(AnGPT, **settings, backend="flex"), tiny(AnGPT, **settings, backend="eager"), rtol=1e-4
         )
-
-
-ON_CUDA = [
-    ("plain", "dense", 64, torch.bfloat16),
-    ("scale-invariant, c per layer", "dense", 128, torch.bfloat16),
-    ("scale-invariant, c per layer", "documents", 64, torch.bfloat16),
-    ("of one's own", "documents", 64, torch.bfloat16),
-    ("window, scale-invariant", "documents", 80, torch.bfloat16),
-    ("log bias", "dense", 32, torch.float16),
-    ("scale-invariant", "documents", 256, torch.float16),
-]
-"""Few, for each takes a compilation."""
-on_cuda = pytest.mark.parametrize(("name", "kind", "width", "dtype"), ON_CUDA)
-
-
-@pytest.mark.gpu
-@on_cuda
-def test_on_cuda_it_is_eager_in_float64(name, kind, width, dtype) -> None:
-    check(flex, name, kind, (2, HEADS, 333, width), dtype, "cuda")
-
-
-@on_cuda
-def test_a_perfect_kernel_passes_the_tests_on_the_gpu(name, kind, width, dtype) -> None:
-    check(perfect, name, kind, (2, HEADS, 333, width), dtype)
-
-
-def test_a_kernel_that_is_a_little_wrong_does_not(monkeypatch) -> None:
-    attend = perfect.attend
-    monkeypatch.setattr(perfect, "attend", lambda q, *others: attend(1.05 * q, *others))
-    with pytest.raises(AssertionError, match="output: relative error"):
-        check(perfect, "scale-invariant", "dense", (2, HEADS, 333, 64), torch.bfloat16)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from anlit import AnGPT, AttentionPattern, Plain, SlidingWindow
-from anlit.attention.observation import BinnedMeans, attention_layers, bin_edges, observed
+from anlit import AnGPT, AttentionPattern, LogN, Plain, SlidingWindow
+from anlit.attention.attention import Attention
+from anlit.attention.groups import repeat_kv
+from anlit.attention.observation import BinnedMeans, attention_layers, bin_edges, observe, observed
 from anlit.attention.statistics import (
     Range,
     entropy,
@@ -19,6 +21,7 @@ from anlit.attention.statistics import (
     weight_within,
     within,
 )
+from tests.attention.kernels import inputs, packed
 from tests.models.tiny import random_tokens, tiny
 
 HEADS, WIDTH = 2, 8
@@ -153,3 +156,14 @@ def test_a_compiled_model_is_observed_and_stays_compiled() -> None:
         assert torch.equal(model(tokens), before)
     assert len(compiled) == count > 0
     assert layer.counts().sum() == 2 * 16
+
+
+def test_statistics_of_shared_keys_are_those_of_copies() -> None:
+    mechanism = LogN().for_layer(4, WIDTH, 0)
+    q, k, v, _ = inputs(2, 4, 33, WIDTH, dtype=torch.float32, n_heads_kv=2)
+    means = []
+    for keys, values in ((k, v), (repeat_kv(k, 4), repeat_kv(v, 4))):
+        record = BinnedMeans(bin_edges(33))
+        observe(record, Attention(mechanism, "eager"), q, keys, values, packed(2, 33, "documents"), [Range(1, 10)])
+        means.append(record.means())
+    torch.testing.assert_close(*means, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Our own kernels against the readable back end in float64: on CPU by Triton's interpreter, on a GPU with `-m gpu`."""
+"""Our own kernels by Triton's interpreter against the readable back end in float64."""
 
 import math
 
@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from anlit import ALiBi, LogN, Plain, ScaleInvariant, SlidingWindow
+from anlit import ALiBi, Plain, ScaleInvariant, SlidingWindow
 from anlit.attention.backends import eager
 from anlit.attention.backends import triton as backend
-from anlit.attention.backends.triton import lines
+from anlit.attention.backends.triton import tables
 from anlit.attention.backends.triton.blocks import PADDING
 from anlit.attention.backends.triton.operator import triton_attention
 from anlit.attention.documents import Documents
-from anlit.errors import UserError
 from tests.attention.kernels import (
     MECHANISMS,
+    ONE_COEFFICIENT,
     WIDTHS,
     assert_close,
     check,
@@ -28,22 +28,19 @@ from tests.attention.kernels import (
 )
 
 pytest.importorskip("triton")
-ABLE = [name for name in MECHANISMS if name != "of one's own"]
-"""The mechanisms whose a(t) and m(t) learn one coefficient at most."""
 pytestmark = pytest.mark.usefixtures("poison")
 
 
 @pytest.fixture(autouse=True)
-def interpreter(request, monkeypatch) -> None:
+def interpreter(monkeypatch) -> None:
     """Kernels are for the interpreter or for the GPU from their import on: one of them per process."""
-    if request.node.get_closest_marker("gpu") is None:
-        if torch.cuda.is_available():
-            pytest.skip("tests marked gpu do this on the GPU")
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if torch.cuda.is_available():
+        pytest.skip("test_gpu.py does this on the GPU")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @kinds
-@pytest.mark.parametrize("name", ABLE)
+@pytest.mark.parametrize("name", ONE_COEFFICIENT)
 @pytest.mark.covering(1)
 def test_every_mechanism_is_the_reference(name, kind) -> None:
     blocks = 3 if kind == "window" else 2  # of 16, the last not full; with three, a window leaves a whole one out
@@ -67,38 +64,16 @@ def test_rows_of_a_batch_have_documents_of_their_own() -> None:
     check(backend, "scale-invariant, c per layer", "documents", (2, 2, 25, 16), torch.float32)
 
 
-@pytest.mark.gpu
-@dtypes
-@kinds
-@pytest.mark.parametrize("name", ABLE)
-def test_every_mechanism_on_the_gpu(name, kind, dtype) -> None:
-    check(backend, name, kind, (2, 3, 150 + sum(map(ord, name + kind)) % 400, 64), dtype, "cuda")
-
-
-@pytest.mark.gpu
-@dtypes
-@kinds
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_width_on_the_gpu(width, kind, dtype) -> None:
-    check(backend, "scale-invariant, c per layer", kind, (2, 2, 777, width), dtype, "cuda")
-
-
-@pytest.mark.gpu
-def test_the_gpu_gives_the_same_bits_twice() -> None:
-    tensors = [x.cuda() for x in inputs(2, 3, 1000, 64, dtype=torch.bfloat16)]
-    mechanism = MECHANISMS["scale-invariant, c per layer"].for_layer(3, 64, 0).cuda()
-    one, two = (gradients(backend.attend, mechanism, tensors, packed(2, 1000, "documents", "cuda")) for _ in range(2))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
 @pytest.mark.parametrize("name", ["straight", "alibi"])
 def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
     """With tables that are straight, and limits with which tiles of 16 × 16 are far after one block, in float32."""
     for setting, value in {"FIRST": 16, "SHORTEST": 0, "LARGEST_RISE": 1e3}.items():
-        monkeypatch.setattr(lines, setting, value)
-    monkeypatch.setitem(lines.TOLERANCES, torch.float32, 1e-3)
+        monkeypatch.setattr(tables, setting, value)
+    monkeypatch.setitem(tables.TOLERANCES, torch.float32, 1e-3)
     taken = []
-    monkeypatch.setattr(backend, "linear_tables", lambda *given: taken.append(lines.linear_tables(*given)) or taken[-1])
+    monkeypatch.setattr(
+        backend, "linear_tables", lambda *given: taken.append(tables.linear_tables(*given)) or taken[-1]
+    )
     check(backend, name, "dense", (1, 2, 53, 16), torch.float32)
     [(_, far_start)] = taken
     assert far_start.tolist() == [16, 16]
@@ -110,11 +85,11 @@ def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) 
     """Against a(t) and m(t) in float64, at every pair of every far tile, for |S| up to 8."""
     length, width = 16384, 64
     mechanism = ScaleInvariant(tau, c).for_layer(1, width, 0)
-    tables = backend.tables_of(mechanism, torch.empty(1, 1, length, width, dtype=dtype)).tables
-    found, far_start = lines.linear_tables(tables, width, dtype)
-    steps = torch.arange(1 - lines.FIRST, lines.FIRST, dtype=torch.float64)
-    centres = torch.arange(int(far_start), length, lines.STEP)
-    gain_slope, gain, bias_slope, bias = found[0, centres // lines.STEP].double().T[..., None]
+    by_distance = tables.tables_of(mechanism, torch.empty(1, 1, length, width, dtype=dtype)).tables
+    found, far_start = tables.linear_tables(by_distance, width, dtype)
+    steps = torch.arange(1 - tables.FIRST, tables.FIRST, dtype=torch.float64)
+    centres = torch.arange(int(far_start), length, tables.STEP)
+    gain_slope, gain, bias_slope, bias = found[0, centres // tables.STEP].double().T[..., None]
     t = centres[:, None] + steps
     exact = torch.stack((mechanism.distance_gain(t), mechanism.distance_bias(t))) / math.log(2)
     gains, biases = (gain_slope * steps + gain) * width**0.5, bias_slope * steps + bias
@@ -189,20 +164,3 @@ def test_flops_are_those_of_visible_pairs(window) -> None:
     with FlopCounterMode(display=False) as counter:
         gradients(backend.attend, mechanism, [q, k, v, probe], packed(B, T, "dense"))
     assert counter.get_total_flops() == 3 * 2 * 2 * D * pairs * B * H
-
-
-def test_reasons(monkeypatch) -> None:
-    q = torch.zeros(1, 1, 4, 8)
-    assert backend.unsupported_reason(ScaleInvariant()) is None
-    assert backend.unsupported_reason(ScaleInvariant(), q) is None
-    own = MECHANISMS["of one's own"].for_layer(2, 8, 0)
-    assert "is learned, and not by one Coefficient alone" in backend.unsupported_reason(own)
-    assert backend.unsupported_reason(MECHANISMS["straight"].for_layer(2, 8, 0)) is None
-    assert "at most 256 wide, not 264" in backend.unsupported_reason(Plain(), torch.zeros(1, 1, 4, 264))
-    assert "not float64" in backend.unsupported_reason(Plain(), q.double())
-    with pytest.raises(UserError, match=r"dropout is 0.1; choose backend auto"):
-        backend.attend(q, q, q, LogN(), packed(1, 4, "dense"), 0.1)
-    monkeypatch.delenv("TRITON_INTERPRET")
-    assert "on a GPU, not on cpu" in backend.unsupported_reason(Plain(), q)
-    monkeypatch.setattr(backend, "IS_INSTALLED", False)
-    assert "triton is not installed" in backend.unsupported_reason(Plain())

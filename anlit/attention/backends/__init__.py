@@ -6,9 +6,8 @@ A back end is a module, one file or a folder, with
         why it cannot compute `mechanism`, None if it can. `q` is an example of queries, (B, H, T, D): its device,
         precision, head width and need of a gradient matter too. Without `q`, only reasons that hold on every device.
     attend(q, k, v, mechanism, documents, dropout) -> Tensor
-        q and the result are (B, H, T, D); q and k have unit root mean square; q·k is scaled by 1/√D. k and v are
-        (B, G, T, D) if the module says `SUPPORTS_GQA = True`: query head h uses key head h // (H/G). Other modules get
-        them repeated, (B, H, T, D).
+        q and the result are (B, H, T, D), k and v (B, G, T, D): query head h uses key head h // (H/G). q and k have
+        unit root mean square; q·k is scaled by 1/√D.
     prepare(mechanism, documents, n_rows)                                        (optional)
         derives what all layers share from the documents of `n_rows` sequences, and stores it in `documents`. It is
         called before the first layer, outside of compiled code.
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from anlit.attention.backends import blockwise, eager, flash, flex, sdpa, triton
 from anlit.attention.documents import Documents
-from anlit.attention.groups import repeat_kv
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
 
@@ -56,13 +54,11 @@ LONGEST_EAGER = 2048
 _log = logging.getLogger("anlit.attention")
 
 
-def attend_by(
-    backend: ModuleType, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
-) -> Tensor:
-    """A back end on q, (B, H, T, D), and k and v, (B, G, T, D), which are repeated for it if it needs that."""
-    if not getattr(backend, "SUPPORTS_GQA", False):
-        k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
-    return backend.attend(q, k, v, mechanism, documents, dropout)  # type: ignore[no-any-return]
+def prepare(backend: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Let a back end derive from the documents what all layers share, if it does."""
+    derive = getattr(backend, "prepare", None)
+    if derive is not None:
+        derive(mechanism, documents, n_rows)
 
 
 def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from anlit.attention.backends.eager import distance_tables, with_gain
+from anlit.attention.backends.eager import distance_tables, flops_of_products, with_gain
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 
-SUPPORTS_GQA = True
 QUERIES = 128
 """Queries in a block: enough for a matrix product, few enough that little above the diagonal is wasted."""
 KEPT_WEIGHTS = 2**22
@@ -301,18 +300,11 @@ def _backward(ctx, upstream: Tensor, _: Tensor | None):
 blockwise_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _flops(q_shape, window: int | None, products: int) -> int:
-    """FLOPs of `products` matrix products over the visible pairs, for sequences of one document, as for Triton."""
-    B, H, T, D = q_shape
-    seen = T if window is None else min(window, T)
-    return 2 * products * D * B * H * (T * seen - math.comb(seen, 2))
-
-
 @register_flop_formula(torch.ops.anlit.blockwise_attention)
-def _forward_flops(q_shape, k_shape, v_shape, a_shape, m_shape, starts_shape, window, *_, **__) -> int:
-    return _flops(q_shape, window, 2)
+def _forward_flops(q_shape, *others, **__) -> int:
+    return flops_of_products(q_shape, others[5], 2)
 
 
 @register_flop_formula(torch.ops.anlit.blockwise_attention_backward)
-def _backward_flops(d_out_shape, q_shape, k_shape, v_shape, a, m, starts, window, *_, **__) -> int:
-    return _flops(q_shape, window, 4)
+def _backward_flops(d_out_shape, q_shape, *others, **__) -> int:
+    return flops_of_products(q_shape, others[5], 4)

@@ -1,5 +1,6 @@
 """The readable back end: the general form written out. Exact, differentiable, any mechanism, any device."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,7 +12,6 @@ from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 
-SUPPORTS_GQA = True
 QUERIES_PER_BLOCK = 512
 """Queries whose logits over all keys are held at a time."""
 
@@ -25,14 +25,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D); q and k of unit root mean square.
 
     Queries are taken in blocks of 512. If there are several, the backward pass recomputes each block's logits, so
-    memory grows with 512·T and not with T². Keys before a block's window are not read.
+    memory grows with 512·T and not with T². Keys before a block's window are not read. If there are more keys than
+    queries, as with a cache, the queries belong to the last keys.
     """
-    a, m = distance_tables(mechanism, q.shape[-2], q)
+    n_before = k.shape[-2] - q.shape[-2]
+    a, m = distance_tables(mechanism, k.shape[-2], q)
     q = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)
 
     def block(first: int, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None) -> Tensor:
-        end, begin = first + q.shape[-2], first_key(first, mechanism.window)
-        logits = _logits(q, k, a, m, documents, mechanism.window, first, begin)
+        begin, end = first_key(n_before + first, mechanism.window), n_before + first + q.shape[-2]
+        logits = _logits(q, k[..., begin:end, :], a, m, documents, mechanism.window, first)
         weights = logits.softmax(-1).to(v.dtype)
         weights = torch.nn.functional.dropout(weights, dropout) if dropout else weights
         return grouped_product(weights, v[..., begin:end, :])
@@ -70,7 +72,7 @@ def logits(q: Tensor, k: Tensor, mechanism: Mechanism, documents: Documents, fir
     """
     a, m = distance_tables(mechanism, end, q)
     rows = with_gain(q * q.shape[-1] ** -0.5, mechanism, documents)[..., first:end, :]
-    return _logits(rows, k, a, m, documents, mechanism.window, first, 0)
+    return _logits(rows, k[..., :end, :], a, m, documents, mechanism.window, first)
 
 
 def distance_tables(mechanism: Mechanism, length: int, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -99,44 +101,41 @@ def with_gain(q: Tensor, mechanism: Mechanism, documents: Documents) -> Tensor:
 
 
 def _logits(
-    q: Tensor,
-    k: Tensor,
-    a: Tensor | None,
-    m: Tensor | None,
-    documents: Documents,
-    window: int | None,
-    first: int,
-    begin: int,
+    q: Tensor, k: Tensor, a: Tensor | None, m: Tensor | None, documents: Documents, window: int | None, first: int
 ) -> Tensor:
-    """L of queries q, the first of which has index `first`, over the keys from `begin` to the last query's own."""
-    end = first + q.shape[-2]
-    index = distances(first, end, begin, q.device)
-    scores = grouped_product(q, k[..., begin:end, :].mT).to(torch.promote_types(q.dtype, torch.float32))
-    bias = masked_bias(m, index, documents, window, first, begin, scores.dtype)
-    return scores + bias if a is None else torch.addcmul(bias, scores, a[..., index])
+    """L of queries q, the first of which has index `first`, over keys that end with the last query's own."""
+    t = distances(q.shape[-2], k.shape[-2], q.device)
+    scores = grouped_product(q, k.mT).to(torch.promote_types(q.dtype, torch.float32))
+    bias = masked_bias(m, t, documents, window, first, scores.dtype)
+    return scores + bias if a is None else torch.addcmul(bias, scores, a[..., t.clamp_min(0)])
 
 
-def distances(first: int, end: int, begin: int, device: torch.device) -> Tensor:
-    """i − j for queries [first, end) and keys [begin, end), 0 where the key is ahead, int64."""
-    queries = torch.arange(first, end, device=device)
-    return (queries[:, None] - torch.arange(begin, end, device=device)).clamp_min(0)
+def distances(n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+    """i − j for keys of which the last ones are the queries' own: (queries, keys) int64, negative if a key is ahead."""
+    keys = torch.arange(n_keys, device=device)
+    return keys[n_keys - n_queries :, None] - keys
 
 
 def masked_bias(
-    m: Tensor | None,
-    index: Tensor,
-    documents: Documents,
-    window: int | None,
-    first: int,
-    begin: int,
-    dtype: torch.dtype,
+    m: Tensor | None, t: Tensor, documents: Documents, window: int | None, first: int, dtype: torch.dtype
 ) -> Tensor:
-    """m of queries from `first` over keys from `begin`, −∞ where a key is not visible: (B or 1, H or 1, queries, keys).
+    """m at the distances t, (queries, keys), of queries from number `first` on, −∞ where a key is not visible.
 
-    `index` are their `distances`, (queries, keys).
+    Returns:
+        (B or 1, H or 1, queries, keys).
     """
-    end = first + len(index)
-    is_all = first == begin == 0 and end == documents.length
-    visible = documents.mask(window) if is_all else documents.visible(first, end, window, begin)
-    values = torch.zeros((), device=index.device) if m is None else m[..., index]
+    is_all = t.shape == (documents.length, documents.length)
+    visible = documents.mask(window) if is_all else documents.sees(first, t, window)
+    values = torch.zeros((), device=t.device) if m is None else m[..., t.clamp_min(0)]
     return torch.where(visible, values.to(dtype), float("-inf"))
+
+
+def flops_of_products(q_shape: torch.Size, window: int | None, products: int) -> int:
+    """Multiplications and additions of `products` matrix products over the visible pairs of sequences of one document.
+
+    As in `anlit.models.flops`, recomputation in the backward pass is not counted. Packed documents need less, but
+    shapes do not tell their lengths.
+    """
+    B, H, T, D = q_shape
+    seen = T if window is None else min(window, T)
+    return 2 * products * D * B * H * (T * seen - math.comb(seen, 2))

@@ -15,11 +15,13 @@ from torch.nn.attention import varlen
 
 from anlit.attention.backends.eager import with_gain
 from anlit.attention.documents import Documents
+from anlit.attention.groups import repeat_kv
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.alibi import ALiBi
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
 
-SUPPORTS_GQA = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+READS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+"""Whether PyTorch's kernel takes keys that heads share; that of torch 2.11 does not."""
 WIDEST_HEAD = 256
 OLDEST = (8, 0)
 """The first compute capability that has bfloat16 in its matrix units."""
@@ -67,9 +69,12 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
     """softmax(g·S + m) v for q (B, H, T, D), k and v (B, G, T, D)."""
     assert not dropout
-    rows, is_grouped = q.shape[0], k.shape[1] != q.shape[1]
-    window = (-1 if mechanism.window is None else mechanism.window - 1, 0)
+    rows = q.shape[0]
     m = mechanism.distance_bias(torch.ones(1, device=q.device))
+    if m is None and not READS_GROUPS:
+        k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
+    is_grouped = k.shape[1] != q.shape[1]
+    window = (-1 if mechanism.window is None else mechanism.window - 1, 0)
     q = with_gain(q, mechanism, documents)
     packing = documents.packing(rows)
     longest = packing.longest.shape[0]

@@ -23,7 +23,6 @@ from anlit.attention.backends.sdpa import gpu_generation
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 
-SUPPORTS_GQA = True
 BLOCK = 128
 NARROWEST_HEAD = 16
 RECOMPILE_LIMIT = 64

@@ -4,11 +4,10 @@ The logits are a(i−j)·g(n_i)·S_ij + m(i−j). g multiplies q beforehand. The
 keys, and nearly nothing for far ones. Blocks of keys outside the queries' documents or windows are skipped. If a(t) or
 m(t) depends on a learned coefficient, the kernel for dq computes its gradient too.
 
-    tables.py            a(t) and m(t), and their derivative    lines.py            the same for far tiles
-    operator.py          the operators for torch                launch.py           grids, strides, pointers
-    blocks.py            block sizes by device                  tiles.py            what the kernels share
-    forward.py           out and lse
-    backward_queries.py  dq, the coefficient's gradient         backward_keys.py    dk and dv
+    tables.py    a(t) and m(t), their derivative, lines for far tiles
+    operator.py  the operators for torch, which launch the kernels; blocks.py has the block sizes by device
+    tiles.py     what the kernels share: forward.py (out and lse), backward_queries.py (dq, the coefficient's gradient),
+                 backward_keys.py (dk and dv)
 """
 
 import importlib.util
@@ -17,14 +16,12 @@ import os
 import torch
 from torch import Tensor
 
-from anlit.attention.backends.triton.lines import linear_tables
+from anlit.attention.backends.eager import with_gain
 from anlit.attention.backends.triton.operator import triton_attention
-from anlit.attention.backends.triton.tables import tables_of, unsupported_coefficients
+from anlit.attention.backends.triton.tables import linear_tables, tables_of, unsupported_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
-from anlit.errors import UserError
 
-SUPPORTS_GQA = True
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
 """Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
 WIDEST = 256
@@ -45,17 +42,13 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: f
         return f"its heads are at most {WIDEST} wide, not {q.shape[-1]}"
     if q.dtype not in DTYPES:
         return f"it computes in bfloat16, float16 or float32, not {str(q.dtype).removeprefix('torch.')}"
-    return _unsupported_device(q.device)
-
-
-def _unsupported_device(device: torch.device) -> str | None:
-    if device.type == "cuda":
-        if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST:
+    if q.device.type == "cuda":
+        if torch.version.hip is None and torch.cuda.get_device_capability(q.device) < OLDEST:
             return f"it needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or newer"
         return None
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+    if q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return None
-    return f"it runs on a GPU, not on {device.type} (on cpu, for tests, with TRITON_INTERPRET=1)"
+    return f"it runs on a GPU, not on {q.device.type} (on cpu, for tests, with TRITON_INTERPRET=1)"
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
@@ -64,23 +57,10 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(a·g·S + m) v: q (B, H, T, D) and k of unit root mean square, k and v (B, H_kv, T, D) → (B, H, T, D).
-
-    Under autocast q, k and v are converted to its dtype, as for matrix products.
-
-    Raises:
-        UserError: This back end does not support the dropout, dtype, head width or device.
-    """
+    """softmax(a·g·S + m) v: q (B, H, T, D) and k of unit root mean square, k and v (B, H_kv, T, D) → (B, H, T, D)."""
+    assert not dropout
     length = q.shape[-2]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    gain = mechanism.gain(documents.n_visible(wide, mechanism.window)[:, None])
-    if gain is not None:
-        q = q * gain[..., None].to(q.dtype)
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    if (reason := unsupported_reason(mechanism, q, dropout)) is not None:
-        raise UserError(f"backend='triton' cannot compute this attention: {reason}; choose backend auto")
+    q = with_gain(q, mechanism, documents)
     tables, coefficient, tangents = tables_of(mechanism, q)
     lines, far_start = linear_tables(tables, q.shape[-1], q.dtype)
     bounds = documents.bounds or (None, None)

@@ -3,62 +3,17 @@
 import triton
 import triton.language as tl
 
+from anlit.attention.backends.triton import tiles
 from anlit.attention.backends.triton.backward_queries import LN_2
-from anlit.attention.backends.triton.tiles import (
-    far_logits_of,
-    first_seen,
-    line_at,
-    line_offset,
-    load_rows,
-    load_tile,
-    logits_of,
-    product,
-    store_rows,
-    visible,
-)
 
 
 @triton.jit
 def backward_keys(
-    q,
-    k,
-    v,
-    tables,
-    lines,
-    far_start,
-    starts,
-    ends,
-    lse,
-    d_out,
-    delta,
-    dk,
-    dv,
-    scale,
-    length,
-    window,
-    q_b,
-    q_h,
-    q_t,
-    k_b,
-    k_h,
-    k_t,
-    v_b,
-    v_h,
-    v_t,
-    d_out_b,
-    d_out_h,
-    d_out_t,
-    tables_h,
-    lines_h,
-    n_heads: tl.constexpr,
-    group: tl.constexpr,
-    width: tl.constexpr,
-    width_padded: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-    pairs: tl.constexpr,
-    precision: tl.constexpr,
-):
+    q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, dk, dv, scale, length, window,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_out_b, d_out_h, d_out_t, tables_h, lines_h,
+    n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr,
+    block_n: tl.constexpr, pairs: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
     """dk and dv (B, T, H, D) of one block of keys, from one query head; those of a group are summed afterwards.
 
     It reads the queries from the block's first key to the end of its last key's document or window.
@@ -96,8 +51,8 @@ def backward_keys(
         far_begin = tl.cdiv(first + tl.load(far_start + h * (lines_h > 0)), block_m) * block_m
         far_begin = tl.minimum(tl.maximum(far_begin, full_begin), full_end)
 
-    k_tile = load_rows(k, first, k_t, length, width, width_padded, block_n, True)
-    v_tile = load_rows(v, first, v_t, length, width, width_padded, block_n, True)
+    k_tile = tiles.load_rows(k, first, k_t, length, width, width_padded, block_n)
+    v_tile = tiles.load_rows(v, first, v_t, length, width, width_padded, block_n)
     dk_tile = tl.zeros([block_n, width_padded], tl.float32)
     dv_tile = tl.zeros([block_n, width_padded], tl.float32)
     dk_tile, dv_tile = _over_queries(
@@ -121,8 +76,8 @@ def backward_keys(
 
     dk_tile *= LN_2 if pairs else LN_2 * scale
     offset = (b * length * n_heads + h) * width
-    store_rows(dk + offset, dk_tile, first, n_heads * width, length, width, width_padded, block_n)
-    store_rows(dv + offset, dv_tile, first, n_heads * width, length, width, width_padded, block_n)
+    tiles.store_rows(dk + offset, dk_tile, first, n_heads * width, length, width, width_padded, block_n)
+    tiles.store_rows(dv + offset, dv_tile, first, n_heads * width, length, width, width_padded, block_n)
 
 
 @triton.jit
@@ -138,33 +93,11 @@ def _end_of_queries(key, ends, window, length):
 
 @triton.jit
 def _over_queries(
-    dk_tile,
-    dv_tile,
-    k_tile,
-    v_tile,
-    q,
-    d_out,
-    lse,
-    delta,
-    tables,
-    first,
-    starts,
-    window,
-    begin,
-    end,
-    scale,
-    length,
-    q_t,
-    d_out_t,
-    width: tl.constexpr,
-    width_padded: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-    pairs: tl.constexpr,
-    precision: tl.constexpr,
-    masked: tl.constexpr,
-    is_far: tl.constexpr,
-):
+    dk_tile, dv_tile, k_tile, v_tile, q, d_out, lse, delta, tables, first, starts, window, begin, end, scale, length,
+    q_t, d_out_t,
+    width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr,
+    precision: tl.constexpr, masked: tl.constexpr, is_far: tl.constexpr,
+):  # fmt: skip
     """Add queries begin … end − 1 to dk and dv of the block's keys; tiles are (keys, queries).
 
     `tables` are the lines if the queries are far.
@@ -178,39 +111,39 @@ def _over_queries(
         q += tl.cast(begin, tl.int64) * q_t
         d_out += tl.cast(begin, tl.int64) * d_out_t
         if is_far:
-            tables += line_offset(begin - first, pairs)
+            tables += tiles.line_offset(begin - first, pairs)
         for row in tl.range(begin, end, block_m):
             rows = row + offsets_m
             inside = rows < length
-            q_tile = load_tile(q, q_t, length - row, width, width_padded, block_m, True)
-            d_out_tile = load_tile(d_out, d_out_t, length - row, width, width_padded, block_m, True)
+            q_tile = tiles.load_tile(q, q_t, length - row, width, width_padded, block_m, True)
+            d_out_tile = tiles.load_tile(d_out, d_out_t, length - row, width, width_padded, block_m, True)
             lse_rows = tl.load(lse + rows, mask=inside, other=float("inf"))  # no weight for rows past the end
             delta_rows = tl.load(delta + rows, mask=inside, other=0.0)
             seen = None
             if masked:
-                firsts = first_seen(rows, starts, window, length)
-                seen = visible(rows[None, :], keys[:, None], None if firsts is None else firsts[None, :])
-            scores = product(k_tile, tl.trans(q_tile), None, precision)
+                firsts = tiles.first_seen(rows, starts, window, length)
+                seen = tiles.visible(rows[None, :], keys[:, None], None if firsts is None else firsts[None, :])
+            scores = tiles.product(k_tile, tl.trans(q_tile), None, precision)
             if is_far:
-                gain_slope, bias_slope, gains, biases = line_at(tables, steps, scale, pairs)
-                logits, gain = far_logits_of(
+                gain_slope, bias_slope, gains, biases = tiles.line_at(tables, steps, scale, pairs)
+                logits, gain = tiles.far_logits_of(
                     scores, gain_slope, bias_slope, gains[None, :] if pairs else gains, (biases - lse_rows)[None, :],
                     columns.to(tl.float32)[:, None], pairs,
                 )  # fmt: skip
                 weights = tl.exp2(logits)
-                tables += line_offset(block_m, pairs)
+                tables += tiles.line_offset(block_m, pairs)
             else:
-                logits, gain = logits_of(
+                logits, gain = tiles.logits_of(
                     scores, tables, row - first - (block_n - 1), offsets, rows[None, :], keys[:, None], seen, scale,
                     pairs, masked,
                 )  # fmt: skip
                 weights = tl.exp2(logits - lse_rows[None, :])
-            dv_tile = product(weights.to(d_out_tile.dtype), d_out_tile, dv_tile, precision)
-            d_weights = product(v_tile, tl.trans(d_out_tile), None, precision)
+            dv_tile = tiles.product(weights.to(d_out_tile.dtype), d_out_tile, dv_tile, precision)
+            d_weights = tiles.product(v_tile, tl.trans(d_out_tile), None, precision)
             d_scores = weights * (d_weights - delta_rows[None, :])
             if pairs:
                 d_scores *= gain
-            dk_tile = product(d_scores.to(q_tile.dtype), q_tile, dk_tile, precision)
+            dk_tile = tiles.product(d_scores.to(q_tile.dtype), q_tile, dk_tile, precision)
             q += block_m * q_t
             d_out += block_m * d_out_t
     return dk_tile, dv_tile

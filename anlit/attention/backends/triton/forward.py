@@ -3,55 +3,16 @@
 import triton
 import triton.language as tl
 
-from anlit.attention.backends.triton.tiles import (
-    end_of_far_keys,
-    far_logits_of,
-    first_seen,
-    line_at,
-    line_offset,
-    load_rows,
-    load_tile,
-    logits_of,
-    product,
-    store_rows,
-    visible,
-)
+from anlit.attention.backends.triton import tiles
 
 
 @triton.jit
 def forward(
-    q,
-    k,
-    v,
-    tables,
-    lines,
-    far_start,
-    starts,
-    out,
-    lse,
-    scale,
-    length,
-    window,
-    q_b,
-    q_h,
-    q_t,
-    k_b,
-    k_h,
-    k_t,
-    v_b,
-    v_h,
-    v_t,
-    tables_h,
-    lines_h,
-    n_heads: tl.constexpr,
-    group: tl.constexpr,
-    width: tl.constexpr,
-    width_padded: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-    pairs: tl.constexpr,
-    precision: tl.constexpr,
-):
+    q, k, v, tables, lines, far_start, starts, out, lse, scale, length, window,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, tables_h, lines_h,
+    n_heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr,
+    block_n: tl.constexpr, pairs: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
     """out (B, T, H, D) and lse (B, H, T), in base 2, for the queries of one block and head.
 
     It reads the keys from the first that the block's first query sees to its last query. Blocks of keys that every
@@ -69,22 +30,15 @@ def forward(
         starts += b * length
 
     rows = first + tl.arange(0, block_m)
-    firsts = first_seen(rows, starts, window, length)
-    end = tl.minimum(first + block_m, length)
-    full_end = (first + 1) // block_n * block_n
-    if firsts is not None:
-        begin = first_seen(first, starts, window, length) // block_n * block_n
-        full_begin = tl.cdiv(first_seen(end - 1, starts, window, length), block_n) * block_n
-        full_begin = tl.minimum(full_begin, full_end)
-    else:
-        begin = 0
-        full_begin = 0
-    far_end = full_begin
+    firsts = tiles.first_seen(rows, starts, window, length)
     if lines is not None:
         lines += h * lines_h
-        far_end = end_of_far_keys(first, far_start + h * (lines_h > 0), full_begin, full_end, block_n)
+        far_start += h * (lines_h > 0)
+    begin, full_begin, far_end, full_end, end = tiles.ranges_of_keys(
+        first, firsts, starts, window, lines, far_start, length, block_m, block_n
+    )
 
-    q_tile = load_rows(q + b * q_b + h * q_h, first, q_t, length, width, width_padded, block_m, True)
+    q_tile = tiles.load_rows(q + b * q_b + h * q_h, first, q_t, length, width, width_padded, block_m)
     average = tl.zeros([block_m, width_padded], tl.float32)
     row_sum = tl.zeros([block_m], tl.float32)
     row_max = tl.full([block_m], float("-inf"), tl.float32)
@@ -108,37 +62,17 @@ def forward(
     )  # fmt: skip
 
     out += (b * length * n_heads + h) * width
-    store_rows(out, average / row_sum[:, None], first, n_heads * width, length, width, width_padded, block_m)
+    tiles.store_rows(out, average / row_sum[:, None], first, n_heads * width, length, width, width_padded, block_m)
     lse += (b * n_heads + h) * length
     tl.store(lse + rows, row_max + tl.log2(row_sum), mask=rows < length)
 
 
 @triton.jit
 def _over_keys(
-    average,
-    row_sum,
-    row_max,
-    q_tile,
-    k,
-    v,
-    tables,
-    first,
-    firsts,
-    begin,
-    end,
-    scale,
-    length,
-    k_t,
-    v_t,
-    width: tl.constexpr,
-    width_padded: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-    pairs: tl.constexpr,
-    precision: tl.constexpr,
-    masked: tl.constexpr,
-    is_far: tl.constexpr,
-):
+    average, row_sum, row_max, q_tile, k, v, tables, first, firsts, begin, end, scale, length, k_t, v_t,
+    width: tl.constexpr, width_padded: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, pairs: tl.constexpr,
+    precision: tl.constexpr, masked: tl.constexpr, is_far: tl.constexpr,
+):  # fmt: skip
     """Add keys begin … end − 1 to the running softmax. `tables` are the lines if the keys are far.
 
     `row_max` is the largest logit, or for far keys nearly: the largest score at the gain of the tile's first key. Any
@@ -153,25 +87,25 @@ def _over_keys(
         k += tl.cast(begin, tl.int64) * k_t
         v += tl.cast(begin, tl.int64) * v_t
         if is_far:
-            tables += line_offset(first - begin, pairs)
+            tables += tiles.line_offset(first - begin, pairs)
         for key in tl.range(begin, end, block_n):
             keys = key + columns
-            k_tile = load_tile(k, k_t, length - key, width, width_padded, block_n, masked)
-            scores = product(q_tile, tl.trans(k_tile), None, precision)
+            k_tile = tiles.load_tile(k, k_t, length - key, width, width_padded, block_n, masked)
+            scores = tiles.product(q_tile, tl.trans(k_tile), None, precision)
             seen = None
             if masked:
-                seen = visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
+                seen = tiles.visible(rows[:, None], keys[None, :], None if firsts is None else firsts[:, None])
             if is_far:
-                gain_slope, bias_slope, gains, biases = line_at(tables, steps, scale, pairs)
+                gain_slope, bias_slope, gains, biases = tiles.line_at(tables, steps, scale, pairs)
                 higher = tl.maximum(row_max, tl.max(scores, 1) * gains + biases)
-                logits, _ = far_logits_of(
+                logits, _ = tiles.far_logits_of(
                     scores, gain_slope, bias_slope, gains[:, None] if pairs else gains, (biases - higher)[:, None],
                     columns.to(tl.float32)[None, :], pairs,
                 )  # fmt: skip
                 weights = tl.exp2(logits)
                 shrink = tl.exp2(row_max - higher)
             else:
-                logits, _ = logits_of(
+                logits, _ = tiles.logits_of(
                     scores, tables, first - key - (block_n - 1), offsets, rows[:, None], keys[None, :], seen, scale,
                     pairs, masked,
                 )  # fmt: skip
@@ -182,11 +116,11 @@ def _over_keys(
                 weights = tl.exp2(logits - base[:, None])
                 shrink = tl.exp2(row_max - base)
             row_sum = row_sum * shrink + tl.sum(weights, 1)
-            v_tile = load_tile(v, v_t, length - key, width, width_padded, block_n, masked)
-            average = product(weights.to(v_tile.dtype), v_tile, average * shrink[:, None], precision)
+            v_tile = tiles.load_tile(v, v_t, length - key, width, width_padded, block_n, masked)
+            average = tiles.product(weights.to(v_tile.dtype), v_tile, average * shrink[:, None], precision)
             row_max = higher
             k += block_n * k_t
             v += block_n * v_t
             if is_far:
-                tables -= line_offset(block_n, pairs)
+                tables -= tiles.line_offset(block_n, pairs)
     return average, row_sum, row_max

@@ -7,7 +7,7 @@ q of shape (B, H, T, D), k and v (B, H_kv, T, D) with H_kv a divisor of H. Query
 starts_i ≤ j ≤ i with j > i − window, with weights ∝ 2^{gain·(q_i·k_j) + bias}. `tables`, (H or 1, T + PADDING, 2)
 float32, holds (gain, bias) by distance i−j. With last size 1 it holds the biases only, and None is for no biases: the
 gain is then log2(e)/√D. Kernels may read entries past distance T − 1 but do not use them. `lines` and `far_start` are
-what `lines.py` makes of the tables, or None. `starts` and `ends`, (B, T) int32, are the bounds of each token's
+what `linear_tables` makes of the tables, or None. `starts` and `ends`, (B, T) int32, are the bounds of each token's
 document. out is stored (B, T, H, D), viewed (B, H, T, D); lse (B, H, T) float32 is in base 2.
 
 `coefficient`, (H or 1,) or None, is a learned number on which the tables depend, and `tangents`, of shape (H or 1,
@@ -16,59 +16,75 @@ coefficient is there for its gradient alone, as the tables themselves get none.
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from anlit.attention.backends.triton.blocks import PADDING
-from anlit.attention.backends.triton.launch import launch_backward, launch_forward
+from anlit.attention.backends.eager import flops_of_products
+from anlit.attention.backends.triton.blocks import PADDING, Blocks, KernelBlocks, blocks_for
+
+NARROWEST = 16
+"""The smallest width of a matrix product of tiles. Narrower heads are padded with zeros."""
 
 
 @torch.library.custom_op("anlit::triton_attention", mutates_args=())
 def triton_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    coefficient: Tensor | None,
-    tables: Tensor | None,
-    tangents: Tensor | None,
-    lines: Tensor | None,
-    far_start: Tensor | None,
-    starts: Tensor | None,
-    ends: Tensor | None,
-    window: int | None,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, coefficient: Tensor | None, tables: Tensor | None, tangents: Tensor | None,
+    lines: Tensor | None, far_start: Tensor | None, starts: Tensor | None, ends: Tensor | None, window: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The forward kernel; see the top of this file."""
-    _check(q, k, v, tables, starts, ends)
-    _check_coefficient(q, coefficient, tangents)
+    from anlit.attention.backends.triton.forward import forward
+
+    _check(q, k, v, tables, tangents, starts)
     out, lse = _outputs(q)
-    launch_forward(q, k, v, tables, lines, far_start, starts, window, out, lse)
+    q, k, v = (_with_contiguous_rows(x) for x in (q, k, v))
+    B, H, T, _ = q.shape
+    blocks = _blocks(q).forward
+    with _on(q.device):
+        forward[(math.ceil(T / blocks.block_m), B * H)](
+            q, k, v, tables, lines, far_start, starts, out, lse, _scale(q), T, window, *_strides(q, k, v),
+            _head_stride(tables), _head_stride(lines), **_constants(q, k, tables, blocks),
+        )  # fmt: skip
     return out, lse
 
 
 @torch.library.custom_op("anlit::triton_attention_backward", mutates_args=())
 def triton_attention_backward(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    coefficient: Tensor | None,
-    tables: Tensor | None,
-    tangents: Tensor | None,
-    lines: Tensor | None,
-    far_start: Tensor | None,
-    starts: Tensor | None,
-    ends: Tensor | None,
-    window: int | None,
-    out: Tensor,
-    lse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, coefficient: Tensor | None, tables: Tensor | None,
+    tangents: Tensor | None, lines: Tensor | None, far_start: Tensor | None, starts: Tensor | None, ends: Tensor | None,
+    window: int | None, out: Tensor, lse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and the coefficient; that of the coefficient is empty if it is None."""
+    from anlit.attention.backends.triton.backward_keys import backward_keys
+    from anlit.attention.backends.triton.backward_queries import backward_queries
+
     dq, dk, dv, d_coefficient = _gradients(q, k, coefficient)
-    written = None if coefficient is None else d_coefficient
-    bounds, results = (starts, ends, window, out, lse), (dq, dk, dv, written)
-    launch_backward(q, k, v, tables, lines, far_start, tangents, *bounds, d_out, *results)
+    q, k, v, d_out = (_with_contiguous_rows(x) for x in (q, k, v, d_out))
+    B, H, T, _ = q.shape
+    blocks = _blocks(q)
+    delta = torch.empty_like(lse)
+    n_blocks = math.ceil(T / blocks.backward_queries.block_m)
+    parts = None if coefficient is None else lse.new_empty(B, H, n_blocks)
+    strides = (*_strides(q, k, v, d_out), _head_stride(tables), _head_stride(lines))
+    with _on(q.device):
+        backward_queries[(n_blocks, B * H)](
+            q, k, v, tables, lines, far_start, tangents, starts, out, lse, d_out, delta, dq, parts, _scale(q), T,
+            window, *strides, _head_stride(tangents), **_constants(q, k, tables, blocks.backward_queries),
+            tangent_pairs=tangents is not None and tangents.shape[-1] == 2,
+        )  # fmt: skip
+        by_head = [dk, dv] if k.shape[1] == H else [lse.new_empty(B, T, H, x.shape[-1]) for x in (k, v)]
+        backward_keys[(math.ceil(T / blocks.backward_keys.block_n), B * H)](
+            q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, *by_head, _scale(q), T, window,
+            *strides, **_constants(q, k, tables, blocks.backward_keys),
+        )  # fmt: skip
+    if k.shape[1] != H:  # in float32 and always in the same order
+        for total, parts_of_heads in zip((dk, dv), by_head, strict=True):
+            total.copy_(parts_of_heads.unflatten(2, (k.shape[1], -1)).sum(3).transpose(1, 2))
+    if parts is not None:
+        d_coefficient.copy_(parts.sum((0, 2)) if len(d_coefficient) > 1 else parts.sum()[None])
     return dq, dk, dv, d_coefficient
 
 
@@ -99,36 +115,73 @@ def _empty_heads(like: Tensor) -> Tensor:
 
 
 def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tables: Tensor | None,
-    starts: Tensor | None,
-    ends: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, tables: Tensor | None, tangents: Tensor | None, starts: Tensor | None
 ) -> None:
+    """Kernels follow pointers: what does not fit would be read from other memory."""
     B, H, T, D = q.shape
     assert k.shape == v.shape == (B, k.shape[1], T, D), f"k {tuple(k.shape)}, v {tuple(v.shape)}, q {tuple(q.shape)}"
     assert H % k.shape[1] == 0, f"{k.shape[1]} heads of keys do not divide {H} heads of queries"
     assert q.dtype == k.dtype == v.dtype, f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
-    if tables is not None:
-        assert tuple(tables.shape) in [(h, T + PADDING, n) for h in (1, H) for n in (1, 2)], tables.shape
-        assert tables.dtype == torch.float32
-        assert tables.is_contiguous()
-    assert (starts is None) == (ends is None)
-    for bound in (starts, ends):
-        if bound is not None:
-            assert bound.shape == (B, T), bound.shape
-            assert bound.dtype == torch.int32
-            assert bound.is_contiguous()
+    for table in (tables, tangents):
+        if table is not None:
+            assert tuple(table.shape) in [(h, T + PADDING, n) for h in (1, H) for n in (1, 2)], table.shape
+            assert (table.dtype, table.is_contiguous()) == (torch.float32, True)
+    if starts is not None:
+        assert (starts.shape, starts.dtype, starts.is_contiguous()) == ((B, T), torch.int32, True)
 
 
-def _check_coefficient(q: Tensor, coefficient: Tensor | None, tangents: Tensor | None) -> None:
-    assert (coefficient is None) == (tangents is None)
-    if coefficient is not None and tangents is not None:
-        _, H, T, _ = q.shape
-        assert coefficient.shape in [(1,), (H,)], coefficient.shape
-        assert tuple(tangents.shape) in [(h, T + PADDING, n) for h in (1, H) for n in (1, 2)], tangents.shape
-        assert tangents.is_contiguous()
+def _with_contiguous_rows(x: Tensor) -> Tensor:
+    """`x` with contiguous rows. The kernels follow the other strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [x.stride(dim) for x in tensors for dim in range(3)]
+
+
+def _head_stride(tables: Tensor | None) -> int:
+    """The stride from one head's tables or lines to the next: 0 if all heads share them."""
+    return 0 if tables is None or tables.shape[0] == 1 else tables.stride(0)
+
+
+def _padded(q: Tensor) -> int:
+    return max(NARROWEST, 1 << (q.shape[-1] - 1).bit_length())
+
+
+def _blocks(q: Tensor) -> KernelBlocks:
+    """The blocks for heads as those of `q`, on its device."""
+    capability = None
+    if q.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(q.device)
+        capability = 10 * major + minor
+    return blocks_for(_padded(q), q.dtype, capability)
+
+
+def _scale(q: Tensor) -> float:
+    """The factor of q·k without a table of gains, log2(e)/√D."""
+    return math.log2(math.e) * q.shape[-1] ** -0.5
+
+
+def _constants(q: Tensor, k: Tensor, tables: Tensor | None, blocks: Blocks) -> dict[str, Any]:
+    """What a kernel is compiled for."""
+    exact = torch.get_float32_matmul_precision() == "highest" or q.dtype != torch.float32
+    return {
+        "n_heads": q.shape[1],
+        "group": q.shape[1] // k.shape[1],
+        "width": q.shape[-1],
+        "width_padded": _padded(q),
+        "pairs": tables is not None and tables.shape[-1] == 2,
+        "precision": "ieee" if exact else "tf32",
+        "block_m": blocks.block_m,
+        "block_n": blocks.block_n,
+        "num_warps": blocks.warps,
+        "num_stages": blocks.stages,
+    }
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Make `device` current: kernels are launched on the current device, whatever the tensors' device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -148,22 +201,11 @@ def _backward(ctx, d_out: Tensor, _: Tensor | None):
 triton_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _flops(q_shape, window: int | None, products: int) -> int:
-    """Multiplications and additions of `products` matrix products over the visible pairs of sequences of one document.
-
-    As in `anlit.models.flops`, recomputation in the backward pass is not counted. Packed documents need less, but
-    shapes do not tell their lengths.
-    """
-    B, H, T, D = q_shape
-    seen = T if window is None else min(window, T)
-    return 2 * products * D * B * H * (T * seen - math.comb(seen, 2))
-
-
 @register_flop_formula(torch.ops.anlit.triton_attention)
 def _forward_flops(q_shape, *others, **__) -> int:
-    return _flops(q_shape, others[9], 2)
+    return flops_of_products(q_shape, others[9], 2)
 
 
 @register_flop_formula(torch.ops.anlit.triton_attention_backward)
 def _backward_flops(d_out_shape, q_shape, *others, **__) -> int:
-    return _flops(q_shape, others[9], 4)
+    return flops_of_products(q_shape, others[9], 4)

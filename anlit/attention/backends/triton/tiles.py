@@ -10,10 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from anlit.attention.backends.triton import lines
+from anlit.attention.backends.triton.tables import STEP
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-LINE_STEP = tl.constexpr(lines.STEP)
+LINE_STEP = tl.constexpr(STEP)
 PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 """Whether kernels may contain PTX, the assembly of NVIDIA's GPUs."""
 
@@ -42,31 +42,17 @@ def visible(rows, keys, firsts):
 
 
 @triton.jit
-def load_rows(
-    tensor,
-    first,
-    stride,
-    length,
-    width: tl.constexpr,
-    width_padded: tl.constexpr,
-    block: tl.constexpr,
-    bounded: tl.constexpr,
-):
-    """Rows first … first + block − 1 of (T, D) as (block, width_padded): 0 past the width and, if bounded, past T."""
+def load_rows(tensor, first, stride, length, width: tl.constexpr, width_padded: tl.constexpr, block: tl.constexpr):
+    """Rows first … first + block − 1 of (T, D) as (block, width_padded): 0 past the width and past T."""
     rows = tensor + tl.cast(first, tl.int64) * stride
-    return load_tile(rows, stride, length - first, width, width_padded, block, bounded)
+    return load_tile(rows, stride, length - first, width, width_padded, block, True)
 
 
 @triton.jit
 def load_tile(
-    tensor,
-    stride,
-    length,
-    width: tl.constexpr,
-    width_padded: tl.constexpr,
-    block: tl.constexpr,
-    bounded: tl.constexpr,
-):
+    tensor, stride, length,
+    width: tl.constexpr, width_padded: tl.constexpr, block: tl.constexpr, bounded: tl.constexpr,
+):  # fmt: skip
     """The first rows of (length, D) as (block, width_padded): 0 past the width and, if bounded, past the length."""
     rows = tl.arange(0, block)
     columns = tl.arange(0, width_padded)
@@ -84,15 +70,9 @@ def load_tile(
 
 @triton.jit
 def store_rows(
-    tensor,
-    tile,
-    first,
-    stride,
-    length,
-    width: tl.constexpr,
-    width_padded: tl.constexpr,
-    block: tl.constexpr,
-):
+    tensor, tile, first, stride, length,
+    width: tl.constexpr, width_padded: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     """The inverse of `load_rows`, bounded, in the dtype of `tensor`."""
     rows = tl.arange(0, block)
     columns = tl.arange(0, width_padded)
@@ -125,10 +105,27 @@ def logits_of(scores, tables, least, offsets, rows, keys, seen, scale, pairs: tl
 
 
 @triton.jit
-def end_of_far_keys(first, far_start, begin, end, block: tl.constexpr):
-    """Where, from begin to end, the blocks of keys end whose tiles with the queries from `first` on are far."""
-    far_end = tl.maximum(first - tl.load(far_start) + block, 0) // block * block
-    return tl.minimum(tl.maximum(far_end, begin), end)
+def ranges_of_keys(
+    first, firsts, starts, window, lines, far_start, length, block_m: tl.constexpr, block_n: tl.constexpr
+):
+    """The keys that the queries from `first` on see: begin, full_begin, far_end, full_end, end.
+
+    Blocks from begin to full_begin and from full_end to end need a mask. Tiles from full_begin to far_end are far.
+    """
+    end = tl.minimum(first + block_m, length)
+    full_end = (first + 1) // block_n * block_n
+    if firsts is not None:
+        begin = first_seen(first, starts, window, length) // block_n * block_n
+        full_begin = tl.cdiv(first_seen(end - 1, starts, window, length), block_n) * block_n
+        full_begin = tl.minimum(full_begin, full_end)
+    else:
+        begin = 0
+        full_begin = 0
+    far_end = full_begin
+    if lines is not None:
+        far_end = tl.maximum(first - tl.load(far_start) + block_n, 0) // block_n * block_n
+        far_end = tl.minimum(tl.maximum(far_end, full_begin), full_end)
+    return begin, full_begin, far_end, full_end, end
 
 
 @triton.jit
@@ -141,7 +138,7 @@ def line_offset(distance, pairs: tl.constexpr):
 def line_at(lines, steps, scale, pairs: tl.constexpr):
     """The slopes over distance of gain and bias in a far tile, and both at each of its queries and its first key.
 
-    `steps` counts the queries from the tile's first, as floats. See `lines.py`.
+    `steps` counts the queries from the tile's first, as floats. See `tables.py`.
     """
     gain_slope, gain, bias_slope, bias = _load_line(lines, pairs)
     gains = gain_slope * steps + gain if pairs else scale

@@ -1,0 +1,69 @@
+"""Kernels that need a GPU against the formula in float64. Here a perfect kernel passes the same tests, on the CPU.
+
+Triton's interpreter computes our own kernels on a CPU too (test_triton.py); flash and flex have their own files.
+"""
+
+import pytest
+import torch
+
+from anlit.attention.backends import BACKENDS, eager
+from tests.attention import perfect
+from tests.attention.kernels import FLASH, MECHANISMS, ONE_COEFFICIENT, WIDTHS, check, gradients, inputs, packed
+
+HALF = (torch.bfloat16, torch.float16)
+PACKINGS, KINDS = ("dense", "documents"), ("dense", "documents", "window")
+FLEX = [  # few, for each takes a compilation
+    ("flex", "plain", "dense", 64, torch.bfloat16),
+    ("flex", "scale-invariant, c per layer", "dense", 128, torch.bfloat16),
+    ("flex", "scale-invariant, c per layer", "documents", 64, torch.bfloat16),
+    ("flex", "of one's own", "documents", 64, torch.bfloat16),
+    ("flex", "window, scale-invariant", "documents", 80, torch.bfloat16),
+    ("flex", "log bias", "dense", 32, torch.float16),
+    ("flex", "scale-invariant", "documents", 256, torch.float16),
+]
+TRITON = ["plain", "log n", *(name for name in ONE_COEFFICIENT if MECHANISMS[name].depends_on_distance)]
+"""To the kernel all g(n) are alike: it gets the product of g(n) and q."""
+CASES = [
+    *FLEX,
+    *[("flash", name, kind, 64, dtype) for name in FLASH for kind in PACKINGS for dtype in HALF],
+    *[("flash", "log n", kind, width, dtype) for width in WIDTHS for kind in PACKINGS for dtype in HALF],
+    *[("triton", name, kind, 64, t) for name in TRITON for kind in KINDS for t in (*HALF, torch.float32)],
+    *[("triton", "scale-invariant, c per layer", kind, width, dtype)
+      for width in WIDTHS for kind in KINDS for dtype in (*HALF, torch.float32)],
+]  # fmt: skip
+
+
+def shape(name: str, kind: str, width: int) -> tuple[int, int, int, int]:
+    return 2, 2, 150 + sum(map(ord, name + kind)) % 100, width
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("backend", "name", "kind", "width", "dtype"), CASES)
+def test_it_is_the_formula(backend, name, kind, width, dtype) -> None:
+    q = torch.empty(1, 2, 1, width, dtype=dtype, device="cuda")
+    if reason := BACKENDS[backend].unsupported_reason(MECHANISMS[name], q):
+        pytest.skip(reason)
+    check(BACKENDS[backend], name, kind, shape(name, kind, width), dtype, "cuda")
+
+
+@pytest.mark.gpu
+def test_triton_gives_the_same_bits_twice() -> None:
+    tensors = [x.cuda() for x in inputs(2, 3, 1000, 64, dtype=torch.bfloat16)]
+    mechanism = MECHANISMS["scale-invariant, c per layer"].for_layer(3, 64, 0).cuda()
+    documents = packed(2, 1000, "documents", "cuda")
+    first, second = (gradients(BACKENDS["triton"].attend, mechanism, tensors, documents) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "width", "dtype"), dict.fromkeys(case[1:] for case in CASES if case[0] == "flex" or case[3] == 64)
+)
+@pytest.mark.covering(1)
+def test_a_perfect_kernel_passes(name, kind, width, dtype) -> None:
+    check(perfect, name, kind, shape(name, kind, width), dtype)
+
+
+def test_a_kernel_that_is_a_little_wrong_does_not(monkeypatch) -> None:
+    monkeypatch.setattr(perfect, "attend", lambda q, *others: eager.attend(1.05 * q, *others))
+    with pytest.raises(AssertionError, match="output: relative error"):
+        check(perfect, "scale-invariant", "dense", (2, 2, 333, 64), torch.bfloat16)
