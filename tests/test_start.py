@@ -1,7 +1,14 @@
-"""What a command imports before it can answer: packages that take seconds are for what uses them."""
+"""What `import anlit` offers, how tools spell their options, and what a command imports before it can answer."""
 
+import re
 import subprocess
 import sys
+
+import pytest
+
+import anlit
+from anlit.cli import COMMANDS, LIGHTNING, main
+from anlit.commands.benchmark import BENCHMARKS
 
 HEAVY = (
     "scipy.signal",
@@ -67,3 +74,22 @@ def test_torchmetrics_is_whole_for_whoever_asks() -> None:
         "assert again is MeanMetric and issubclass(torchmetrics.MeanSquaredError, Metric), torchmetrics.__version__\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_dir_shows_the_classes() -> None:
+    assert {"AnGPT", "GPT", "NGPT", "RoPE", "TextFiles", "load_checkpoint", "__version__"} <= set(dir(anlit))
+
+
+TOOLS = [[name] for name in COMMANDS if name not in (*LIGHTNING, "benchmark")]
+TOOLS += [["benchmark", name] for name in BENCHMARKS]
+
+
+@pytest.mark.parametrize("command", TOOLS, ids=" ".join)
+def test_options_are_spelled_with_underscores(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--help"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", said))
+    assert "--help" in options
+    assert [option for option in options if "-" in option[2:]] == []

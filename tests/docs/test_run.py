@@ -1,6 +1,8 @@
-"""The documentation's commands that take seconds do what they say, in a fresh folder, in the order of the pages."""
+"""The documentation's commands that take seconds do what they say, in a fresh folder, in the order of the pages; the
+script of docs/python.md runs too."""
 
 import os
+import runpy
 import shlex
 import shutil
 import sysconfig
@@ -121,3 +123,19 @@ def test_table_of_what_takes_exported_folders_is_right(
     run([*start, "--initial_weights", EXPORTED, "--run_dir", "runs/again"])
     capsys.readouterr()
     assert main([*start, "--initial_weights", FOLDED, "--run_dir", "runs/folded"]) == 2
+
+
+def test_the_script_for_python_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for package in ("json", "email"):
+        for source in (Path(sysconfig.get_path("stdlib")) / package).glob("*.py"):
+            shutil.copy(source, tmp_path / "texts" / f"{package}-{source.stem}.txt")
+    ((name, content),) = files(ROOT / "docs" / "python.md")
+    (tmp_path / name).write_text(content)
+    runpy.run_path(name, run_name="__main__")
+    assert "loss " in capsys.readouterr().out.splitlines()[-1]
+    assert main(["generate", "runs/python-api/best.ckpt", "def", "--max_tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("def")

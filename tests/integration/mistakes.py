@@ -1,14 +1,61 @@
 """Deliberate mistakes on the command line, each with what the one sentence has to say; the exit code is always 2."""
 
 FIT = "fit --config tiny.yaml"
+CONTINUED = "fit --config run/config.yaml --run_dir new --ckpt_path run/checkpoints/last.ckpt"
+SCALE_INVARIANT = f"{FIT} --model.attention=ScaleInvariant"
 
-MISTAKES: list[tuple[str, str]] = [
+FAST = [
+    ("fit", r"needs --data \(SlimPajama, .*\) and --model \(GPT, NGPT or AnGPT\): give it in a --config FILE or"),
+    (f"{FIT} --model.optimizer.lr high", r"model\.optimizer\.lr=high is of the wrong type: give a number$"),
+    (f"{FIT} --seed_everything -1", r"seed_everything=-1 is out of range: give 0 to 4294967295"),
+    (f"{FIT} --trainer.devices x", r"trainer\.devices is no number of processes: give --trainer\.devices 1"),
+    (f"{FIT} --data.path beyond", r"beyond/train is damaged \(it has token 4,9.*vocabulary has 320\)"),
+    ("size --config tiny.yaml --mfu 0", r"--mfu 0 must be a share of the peak"),
+    ("study --config seeded.yaml --dry_run", r"sets seed_everything, which its seeds set too: leave it out"),
+    ("study --config study.yaml --jobs 0", r"--jobs 0 must be at least 1"),
+    ("prepare PythonSources --tokenizer gpt2", r"--tokenizer gpt2 means nothing for PythonSources, which takes --incl"),
+    ("score run texts/0.txt --output texts", r"--output texts is a folder: give the name of a file"),
+    ("diagnose --gaussian --output new --lengths 2", r"--lengths 2 .* add one of 10 or more"),
+    (
+        f"{FIT} --model.attention=Foo",
+        r"model\.attention names Foo, which is not a class for it: choose ALiBi.*ScaleInv",
+    ),
+    (f"{SCALE_INVARIANT} --model.attention.taux=3", r"attention\.taux is not a setting of .*ant: did you mean tau\?"),
+    (f"{FIT} --data.context_schedule={{a:b}}", r"data\.context_schedule=\{a:b\} is of the wrong type: give a mapping"),
+    (
+        f"{FIT} --model.optimizer=AdamW",
+        r"model\.optimizer names AdamW, which is not a class for it: choose anlit\.AdamW",
+    ),
+    (f"{FIT} --model.optimizer=os.system", r"model\.optimizer names os\.system, which is not a class for it: choose"),
+    (f"{FIT} --model.runtime.foo=3", r"model\.runtime\.foo is not a setting of anlit\.GPT: did you mean runtime\?"),
+    (f"{FIT} --data=Mixture", r"anlit fit needs --data\.paths: give it in a --config FILE or as an option"),
+    (
+        "score run text --output f --batch-size 2",
+        r"--batch-size is not an option of anlit score: did you mean --batch_",
+    ),
+    ("score run text --output f --batch 2", r"--batch is not an option of anlit score: did you mean --batch_size\?"),
+    ("score run text --output f --length ten", r"--length ten is of the wrong type: give an integer$"),
+    ("score run", r"anlit score needs FILE and --output: anlit score --help lists the options"),
+    ("prepare FineWeb --on_bad ignore", r"--on_bad ignore is not known: choose one of stop, skip"),
+    ("export run there --output d", r"anlit export does not know what to do with there: anlit export --help lists"),
+    ("generate run --top_p", r"--top_p expected one argument: anlit generate --help lists the options"),
+    ("size --gpus many", r"--gpus many is of the wrong type: give an integer$"),
+    ("benchmark nonesuch", r"NAME nonesuch is not known: choose one of attention, step, loss"),
+    ("study --config high.yaml", r"arm 'fast', high\.yaml: model\.optimizer\.lr=high is of the wrong type: give a num"),
+    (
+        "study --config study.yaml --slurm --gpus-per-node=1 --jobs many",
+        r"--jobs many is of the wrong type: give an int",
+    ),
+]
+"""Those that every change is tested with: what is typed after `anlit`, in the folder of test_mistakes.py, and a regular
+expression."""
+
+SLOW = [
     # the command itself
     ("trian --config tiny.yaml", r"unknown command 'trian': choose one of prepare, fit"),
     ("generate run hello --max_token 5", r"did you mean --max_tokens\?"),
     ("generate run hello --import nowhere", r"--import nowhere fails .* set PYTHONPATH"),
     # configurations of fit
-    ("fit", r"needs --data \(SlimPajama, .*\) and --model \(GPT, NGPT or AnGPT\): give it in a --config FILE or"),
     ("fit --config nowhere.yaml", r"nowhere\.yaml does not exist, here or among the files that anlit ships"),
     ("fit --config cut.yaml", r"cut\.yaml cannot be read \(while parsing a flow node .*\): correct it there"),
     ("fit --config run", r"run is a folder: give a YAML file"),
@@ -20,13 +67,10 @@ MISTAKES: list[tuple[str, str]] = [
     (f"{FIT} --model Gtp", r"model names Gtp, which is not a class for it: choose GPT, NGPT or AnGPT"),
     (f"{FIT} --model.attention.tau 3", r"attention\.tau is not a setting of anlit\.Plain: the class has none"),
     (f"{FIT} --model.optimizer.lr -1", r"model\.optimizer\.lr=-1\.0 is out of range: give 0 or more"),
-    (f"{FIT} --model.optimizer.lr high", r"model\.optimizer\.lr=high is of the wrong type: give a number$"),
     (f"{FIT} --model.vocab_size 77", r"set --model\.vocab_size 320, or leave it out"),
-    (f"{FIT} --seed_everything -1", r"seed_everything=-1 is out of range: give 0 to 4294967295"),
     (f"{FIT} --seed_everything 99999999999", r"seed_everything=99999999999 .* give 0 to 4294967295"),
     (f"{FIT} --config trainer/1gpu.yaml", r"needs a GPU, and none was found: set --trainer\.accelerator cpu"),
     (f"{FIT} --trainer.devices 0", r"trainer\.devices=0 is out of range: give 1 or more, or -1"),
-    (f"{FIT} --trainer.devices x", r"trainer\.devices is no number of processes: give --trainer\.devices 1"),
     (f"{FIT} --trainer.max_steps -5", r"trainer\.max_steps=-5 is out of range: give 0 or more, or -1"),
     (f"{FIT} --trainer.max_steps 1.5", r"trainer\.max_steps=1\.5 is of the wrong type: give an integer"),
     (f"{FIT} --trainer.max_time -5", r"trainer\.max_time is no duration: give DD:HH:MM:SS"),
@@ -35,42 +79,57 @@ MISTAKES: list[tuple[str, str]] = [
     (f"{FIT} --trainer.precision 17", r"trainer\.precision=17 .* 'bf16-mixed'"),
     (f"{FIT} --data.path nowhere", r"no folder nowhere with token shards: set --data\.path"),
     (f"{FIT} --data.path swapped", r"tokenizer\.json is not the tokenizer that made the tokens .* put that one back"),
-    (f"{FIT} --data.path beyond", r"beyond/train is damaged \(it has token 4,9.*vocabulary has 320\)"),
     (f"{FIT} --data.batch_size 0", r"--data\.batch_size is 0: set it to 1 or more"),
     (f"{FIT} --data.batch_size 100000", r"set a smaller --data\.batch_size"),
     (f"{FIT} --data.num_workers -1", r"--data\.num_workers is -1: set it to 0 or more"),
     (f"{FIT} --data.val_context_length -5", r"--data\.val_context_length is -5: set it to 1 or more"),
     (f"{FIT} --ckpt_path empty", r"ckpt_path=empty is no checkpoint: give a file such as RUN"),
     (f"{FIT} --ckpt_path cut.ckpt", r"ckpt_path=cut\.ckpt is damaged .* start again in another --run_dir"),
+    (f"{FIT} --ckpt_path run/checkpoints/last.ckpt", r"holds a AnGPT, but the configuration's model is GPT"),
+    (f"{CONTINUED} --data.path other", r"was trained with another tokenizer"),
     (f"{FIT} --initial_weights folded", r"holds a folded model, which cannot be trained: give the run's checkpoint"),
     (f"{FIT} --run_dir run", r"already holds a run: continue it with --ckpt_path last"),
     (f"{FIT} --run_dir empty.txt", r"run_dir=empty\.txt cannot be written .* choose a folder"),
+    (f"{SCALE_INVARIANT} --model.attention.tau=-1", r"ScaleInvariant's tau must be positive, not -1\.0"),
+    (f"{SCALE_INVARIANT} --model.backend=sdpa", r"backend='sdpa'.*eager"),
+    (f"{FIT} --model.positions=RoPE --model.positions.fraction=0.1", r"positions\.fraction=0\.1.*even"),
+    (f"{FIT} --model.optimizer.init_args.lrr=3", r"model\.optimizer\.lrr is not a setting .* did you mean lr\?"),
+    (f"{FIT} --model.d_head=1.5", r"model\.d_head=1\.5 is of the wrong type: give an integer"),
+    (f"{FIT} --model.context_length=10000000", r"10000000.*--model\.context_length"),
+    (
+        f"{FIT} --trainer.max_stepz=3",
+        r"--trainer\.max_stepz is not an option of anlit fit: did you mean --trainer\.max_st",
+    ),
+    (
+        f"{FIT} --ckpt_path=nope.ckpt",
+        r"ckpt_path=nope\.ckpt does not exist: give a file such as RUN/checkpoints/last\.c",
+    ),
     # evaluation of a run
     ("validate --config tiny.yaml", r"finds no best\.ckpt or last\.ckpt in checkpoints or new/checkpoints: give --con"),
     ("validate --config run/config.yaml --ckpt_path exported", r"is an exported model.* use anlit lengths"),
     ("test --config run/config.yaml", r"has no test split: use `anlit validate`"),
+    (
+        "test --config tiny.yaml --ckpt_path=last",
+        r"finds no last\.ckpt .*give --config RUN/config\.yaml of a trained run",
+    ),
     # size
     ("size", r"needs a model: give the options of anlit fit"),
     ("size --config tiny.yaml --gpus 0", r"--gpus 0 must be at least 1"),
     ("size --config tiny.yaml --tokens -5", r"--tokens -5 must be at least 1"),
     ("size --config tiny.yaml --model.n_layers 0", r"model\.n_layers=0 is out of range"),
     ("size --config tiny.yaml --json /proc/size.json", r"--json /proc/size\.json cannot be written .* another file"),
-    ("size --config tiny.yaml --mfu 0", r"--mfu 0 must be a share of the peak"),
     # studies
     ("study --config tiny.yaml --dry_run", r"has the unknown key 'data': the known ones are after, arms"),
-    ("study --config seeded.yaml --dry_run", r"sets seed_everything, which its seeds set too: leave it out"),
     ("study --config one-seed.yaml --dry_run", r"seeds of one-seed\.yaml is 3, which is no list: write `seeds: \["),
     ("study --config tuned-seed.yaml --dry_run", r"measures on the seed 0, on which it also tunes: give `seeds` and"),
     ("study --config wrong-seed.yaml --dry_run", r"arm 'gpt', wrong-seed\.yaml: seed_everything=one is of the wrong "),
     ("study --config misspelt.yaml --dry_run", r"arm 'gpt', misspelt\.yaml: trainer\.max_stepz is not an option of"),
     ("study --config sections.yaml --dry_run", r"the section 'nonesuch': choose one of convergence, tuning"),
     ("study --config after.yaml --dry_run", r"lengths: anlit lengthz .* no command of anlit's: give one such as"),
-    ("study --config study.yaml --jobs 0", r"--jobs 0 must be at least 1"),
     ("study --config study.yaml --output /proc/study", r"--output /proc/study cannot be made .* writable folder"),
     ("study --config study.yaml --output nowhere --report_only", r"finds no folder nowhere: give --output"),
     # preparing data
     ("prepare Nonesuch", r"no corpus Nonesuch: choose one of SlimPajama"),
-    ("prepare PythonSources --tokenizer gpt2", r"--tokenizer gpt2 means nothing for PythonSources, which takes --incl"),
     ("prepare TextFiles --source texts --part 10B", r"--part 10B means nothing for TextFiles, which takes"),
     ("prepare TextFiles --source nowhere --output new", r"No file matches \*\*/\*\.txt in .*nowhere: set --source"),
     ('prepare TextFiles --source texts --pattern ""', r'give one like "\*\*/\*\.txt" with --pattern'),
@@ -84,7 +143,6 @@ MISTAKES: list[tuple[str, str]] = [
     ("generate run hello --device cuda", r"--device cuda cannot be used here: choose auto, cpu"),
     ("generate run --prompts bad.jsonl", r'bad\.jsonl, line 1 is no prompt: write {"prompt"'),
     ("score run texts --output s.parquet", r"texts is a folder: give a file of text"),
-    ("score run texts/0.txt --output texts", r"--output texts is a folder: give the name of a file"),
     ("score run texts/0.txt --output s.parquet --stride 100", r"--stride 100 must be between 1 and the window's 16"),
     ("score run bad.jsonl --output s.parquet", r"bad\.jsonl, line 1: the line is not JSON .* leave it out"),
     ("export run --output run", r"--output run is not an empty folder: choose a new name"),
@@ -95,15 +153,5 @@ MISTAKES: list[tuple[str, str]] = [
     ("lengths run --output new --data other", r"trained with another tokenizer .* set --data to shards of that"),
     ("needle run --output new --seed -1", r"--seed is -1: set it to 0 or more"),
     ("diagnose --output new", r"needs a run folder or a \.ckpt file, or --gaussian"),
-    ("diagnose --gaussian --output new --lengths 2", r"--lengths 2 .* add one of 10 or more"),
     ("benchmark attention --lengths x", r"--lengths x is of the wrong type: give integers such as 1,2"),
 ]
-"""What is typed after `anlit`, in the folder of tests/integration/test_mistakes.py; a regular expression."""
-
-FAST = {
-    "fit", f"{FIT} --seed_everything -1", f"{FIT} --trainer.devices x", f"{FIT} --data.path beyond",
-    f"{FIT} --model.optimizer.lr high", "study --config seeded.yaml --dry_run", "study --config study.yaml --jobs 0",
-    "size --config tiny.yaml --mfu 0", "prepare PythonSources --tokenizer gpt2", "score run texts/0.txt --output texts",
-    "diagnose --gaussian --output new --lengths 2",
-}  # fmt: skip
-"""Those that every change is tested with; all were tracebacks, or accepted."""

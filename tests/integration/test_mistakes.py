@@ -22,7 +22,7 @@ from anlit.reporting.table import markdown_table
 from anlit.reporting.text import code
 from tests.checkpoints.foreign import trained
 from tests.data.prepared import VOCABULARY, random_tokens, write_prepared
-from tests.integration.mistakes import FAST, MISTAKES
+from tests.integration.mistakes import FAST, SLOW
 
 PAGE = """# Mistakes and their answers
 
@@ -55,8 +55,10 @@ STUDIES: dict[str, dict[str, Any]] = {
     "wrong-seed": {"seeds": ["one"]},
     "misspelt": {"shared": {"settings": {"trainer.max_stepz": 3}}},
     "sections": {"sections": ["nonesuch"]},
+    "high": {"arms": {**STUDY["arms"], "fast": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, "high"]}}},
+             "baseline": "gpt"},
     "after": {"after": {"lengths": "anlit lengthz {runs}"}},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +89,14 @@ def rows() -> Iterator[list[list[str]]]:
     """Those of the mistakes that were made; written at the end if all of them were."""
     found: list[list[str]] = []
     yield found
-    if (file := os.environ.get("MISTAKES_TABLE")) and len(found) == len(MISTAKES):
+    if (file := os.environ.get("MISTAKES_TABLE")) and len(found) == len(FAST) + len(SLOW):
         table = markdown_table(["typed", "exit code", "sentence"], found, range(3))
         Path(file).write_text(f"{PAGE}\n{table}\n")
 
 
 @pytest.mark.parametrize(
     ("typed", "says"),
-    [pytest.param(*row, marks=[] if row[0] in FAST else pytest.mark.slow, id=row[0]) for row in MISTAKES],
+    [pytest.param(*row, id=row[0], marks=[] if row in FAST else pytest.mark.slow) for row in (*FAST, *SLOW)],
 )
 def test_mistake(
     typed: str,
@@ -111,13 +113,21 @@ def test_mistake(
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("anlit: error: ")]
     shutil.rmtree(folder / "new", ignore_errors=True)
     assert len(said) == 1
+    assert len(said[0]) < 700
     assert re.search(says, said[0])
     assert sorted(folder.rglob("*")) == before
     sentence = re.sub(r"(?<![:/\w])/\S*/(?=[\w.-]+)", "", said[0].removeprefix("anlit: error: "))
     rows.append([code(f"anlit {typed}"), "2", code(sentence)])
 
 
+def test_a_right_study_passes_and_slurms_options_may_stand_apart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`anlit study` reads the configuration of every run before the first one starts."""
+    monkeypatch.chdir(folder)
+    assert main(["study", "--config", "study.yaml", "--dry_run", "--slurm", "--gpus-per-node=1 --ntasks=1"]) == 0
+    assert "tuning: 2 runs" in capsys.readouterr().out
+
+
 def test_every_command_has_a_mistake() -> None:
-    typed = [shlex.split(line) for line, _ in MISTAKES]
-    assert {words[0] for words in typed} >= set(COMMANDS)
-    assert {" ".join(words) for words in typed} >= {shlex.join(shlex.split(line)) for line in FAST}
+    assert {typed.split()[0] for typed, _ in (*FAST, *SLOW)} >= set(COMMANDS)
