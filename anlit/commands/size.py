@@ -2,16 +2,13 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anlit.errors import UserError
 from anlit.reporting.files import write_json
 from anlit.reporting.table import console
 from anlit.sentences import ToolParser, at_least
-from anlit.sizing.gpus import DENSE_BF16
-
-if TYPE_CHECKING:
-    from anlit.sizing.estimate import Plan
+from anlit.sizing.plan import DENSE_BF16, Plan
 
 PRECISIONS: dict[str, Any] = {"bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed", "bf16-true": "bf16-true"}
 """Lightning's names → those of a plan; all others are 32-true."""
@@ -61,14 +58,12 @@ def parser() -> ToolParser:
     return parser
 
 
-def plan_of(options: argparse.Namespace, settings: Any) -> "Plan":
+def plan_of(options: argparse.Namespace, settings: Any) -> Plan:
     """The plan from the command's options, and from the configuration for what they leave out.
 
     Raises:
         UserError: Strategy and number of GPUs contradict each other.
     """
-    from anlit.sizing.estimate import Plan
-
     trainer, model = settings.trainer, settings.model.init_args
     data = settings.data.init_args if "init_args" in settings.data else settings.data
     devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1

@@ -1,53 +1,20 @@
 """Computes bytes per GPU, tokens per second and days from a model and a plan of the run."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from anlit.models.flops import flops_per_token
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
-from anlit.sizing.gpus import DENSE_BF16, GPU_BYTES
+from anlit.sizing.plan import DENSE_BF16, GPU_BYTES, Plan
 from anlit.sizing.trace import step_memory
-
-Strategy = Literal["1gpu", "ddp", "fsdp"]
-Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
 
 FRAGMENTATION = 0.05
 """Allowance for memory that the allocator reserves but does not use; small, because all blocks have equal shapes."""
 CONTEXT_BYTES = 1.5e9
 """Our allowance for other memory on the GPU: CUDA context, cuBLAS workspaces, NCCL's buffers."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A plan for training a model.
-
-    Args:
-        gpus: Number of GPUs on all nodes.
-        strategy: One process, DDP, or parameters, gradients and optimizer state sharded over all GPUs.
-        gather: The dtype in which fsdp gathers parameters; the strategy's `gather_dtype`.
-        checkpoint_every: Activation checkpointing of every n-th block; None for none.
-        batch_size: Sequences in a micro-batch on one GPU.
-        length: T, tokens in a sequence.
-        accumulate: Micro-batches in an optimizer step.
-        gpu: A key of `DENSE_BF16`.
-        mfu: Expected share of the peak FLOP/s in useful work.
-        tokens: Training tokens of the whole run.
-    """
-
-    gpus: int = 1
-    strategy: Strategy = "1gpu"
-    precision: Precision = "bf16-mixed"
-    gather: Literal["float32", "bfloat16"] = "float32"
-    checkpoint_every: int | None = None
-    batch_size: int = 8
-    length: int = 2048
-    accumulate: int = 1
-    gpu: str = "H100"
-    mfu: float = 0.4
-    tokens: float | None = None
 
 
 @dataclass(frozen=True)
@@ -109,20 +76,7 @@ def estimate(model: LanguageModel, plan: Plan) -> Estimate:
 
 def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
     """Bytes on one GPU at the peak of a step."""
-    sharded = plan.strategy == "fsdp" and plan.gpus > 1
-    gathers_bf16 = sharded and plan.gather == "bfloat16"
-    dtype = torch.bfloat16 if plan.precision == "bf16-true" or gathers_bf16 else torch.float32
-    kept_bytes = 2 if plan.precision == "bf16-true" else 4
-    peak = step_memory(
-        model,
-        plan.batch_size,
-        plan.length,
-        autocast=plan.precision == "bf16-mixed",
-        dtype=dtype,
-        weight=kept_bytes / dtype.itemsize / (plan.gpus if sharded else 1),
-        checkpoint_every=plan.checkpoint_every,
-        accumulates=plan.accumulate > 1,
-    )
+    peak = step_memory(model, plan)
     memory: dict[str, float] = {
         "parameters": peak["parameters"],
         "gradients": peak["gradients"],
@@ -133,13 +87,13 @@ def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
     }
     if plan.strategy == "ddp":
         # DDP's buckets are never freed. Gradients are views into them (gradient_as_bucket_view, as in ddp.yaml).
-        memory["gradients"] = kept_bytes * model.model.n_parameters()
-    if sharded:
-        memory["FSDP's gathered weights and gradients"] = gathered_bytes(model, dtype.itemsize)
+        memory["gradients"] = plan.kept_bytes * model.model.n_parameters()
+    if plan.is_sharded:
+        memory["FSDP's gathered weights and gradients"] = gathered_memory(model, plan.gathered_bytes)
     return {name: size for name, size in memory.items() if size}
 
 
-def gathered_bytes(model: LanguageModel, width: int) -> float:
+def gathered_memory(model: LanguageModel, width: int) -> float:
     """Unsharded memory in fully sharded training. Each block is a unit; embedding and head are the outer unit.
 
     The outer unit stays gathered from forward to backward, and its gradient is complete until the end. Two blocks are

@@ -2,7 +2,7 @@
 
 from anlit.reporting.table import SafeConsole, Table
 from anlit.sizing.estimate import FRAGMENTATION, Estimate
-from anlit.sizing.gpus import DENSE_BF16, GPU_BYTES
+from anlit.sizing.plan import DENSE_BF16, GPU_BYTES
 
 GB = 1e9
 

@@ -29,6 +29,7 @@ from anlit.attention.mechanism import Mechanism
 from anlit.layers.cross_entropy import CHUNK_NUMBERS
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
+from anlit.sizing.plan import Plan
 
 Role = Literal["parameters", "gradients", "optimizer", "weight copies", "blocks", "rest"]
 """Weight copies: tensors that are made from parameters alone, such as bf16 casts and W times a scale. Blocks: tensors
@@ -98,53 +99,39 @@ class LiveMemory(TorchDispatchMode):
                 self.bytes[role] += size
 
 
-def step_memory(
-    model: LanguageModel,
-    batch_size: int,
-    length: int,
-    autocast: bool = False,
-    dtype: torch.dtype = torch.float32,
-    weight: float = 1.0,
-    checkpoint_every: int | None = None,
-    accumulates: bool = False,
-) -> Counter[Role]:
-    """Bytes by role at the peak of a training step on one GPU.
+def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
+    """Bytes by role at the peak of a training step on one GPU, gathered parameters left out.
 
     The step is Lightning's: forward (with gradients of earlier micro-batches if it accumulates), backward, clipping,
     optimizer.
 
     Args:
         model: A model on the meta device; a copy of it is traced.
-        batch_size: B, sequences in a micro-batch.
-        length: T.
-        autocast: Whether products run in bfloat16.
-        dtype: The type of the parameters that a block computes with.
-        weight: The weight of each byte of parameters, gradients and optimizer state.
-        checkpoint_every: Recompute every n-th block in the backward pass; None for none.
-        accumulates: Whether there are gradients of earlier micro-batches.
+        plan: How it is trained.
     """
+    weight = plan.kept_bytes / plan.gathered_bytes / (plan.gpus if plan.is_sharded else 1)
     memory = LiveMemory({"parameters": weight, "gradients": weight, "optimizer": weight})
     model = copy.deepcopy(model)
     decoder = model.model
     # Tables of positions from earlier use are not fake.
     with FakeTensorMode(allow_non_fake_inputs=True), _chunks_of_a_gpu(), memory:
-        _fake_parameters(decoder, dtype)
+        _fake_parameters(decoder, torch.bfloat16 if plan.gathered_bytes == 2 else torch.float32)
         parameters = list(decoder.parameters())
         memory.assign(parameters, "parameters")
-        _stand_in_for_kernels(decoder, batch_size)
-        _watch_blocks(decoder, memory, checkpoint_every)
+        _stand_in_for_kernels(decoder, plan.batch_size)
+        _watch_blocks(decoder, memory, plan.checkpoint_every)
         optimizer = model.make_optimizer(parameter_groups(decoder))
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(partial(_record_gradient, memory))
             parameter.grad = torch.empty_like(parameter)
             _record_gradient(memory, parameter)
         _optimize(optimizer, memory)  # creates the optimizer's state
-        tokens = torch.empty(batch_size, length, dtype=torch.int64)
+        tokens = torch.empty(plan.batch_size, plan.length, dtype=torch.int64)
         targets, ids = tokens.clone(), tokens.clone()
-        if not accumulates:
+        if plan.accumulate == 1:
             optimizer.zero_grad()
         memory.peak.clear()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.precision == "bf16-mixed"):
             loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)[1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -9,7 +9,8 @@ from torch.profiler import ProfilerActivity, profile
 import anlit
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
-from anlit.sizing.estimate import Plan, estimate
+from anlit.sizing.estimate import estimate
+from anlit.sizing.plan import Plan
 from anlit.sizing.trace import step_memory
 
 ARCHITECTURES = ("GPT", "NGPT", "AnGPT")
@@ -67,14 +68,17 @@ def peak_on_cpu(model: LanguageModel, batch_size: int, length: int, autocast: bo
 def test_the_estimate_is_within_ten_percent_of_the_real_peak(name: str, shape: dict[str, int]) -> None:
     autocast = (name == "NGPT") == (shape is SMALL)  # every architecture in both precisions, without every pair
     settings = {**shape, "backend": "eager", "document_masking": False}
-    estimated = step_memory(build(name, "meta", **settings), 4, shape["context_length"], autocast).total()
+    plan = Plan(batch_size=4, length=shape["context_length"], precision="bf16-mixed" if autocast else "32-true")
+    estimated = step_memory(build(name, "meta", **settings), plan).total()
     measured = peak_on_cpu(build(name, **settings), 4, shape["context_length"], autocast)
     assert estimated == pytest.approx(measured, rel=0.1)
 
 
 def test_a_fused_kernel_is_estimated_as_what_torch_keeps() -> None:
     settings = {**SMALL, "backend": "sdpa", "document_masking": False}
-    estimated = step_memory(build("AnGPT", "meta", **settings), 4, 128).total()
+    estimated = step_memory(
+        build("AnGPT", "meta", **settings), Plan(batch_size=4, length=128, precision="32-true")
+    ).total()
     assert estimated == pytest.approx(peak_on_cpu(build("AnGPT", **settings), 4, 128, autocast=False), rel=0.1)
 
 
@@ -99,10 +103,8 @@ def test_sharding_divides_what_it_shards() -> None:
 
 
 def test_recomputing_blocks_leaves_their_inputs_and_one_block() -> None:
-    blocks = {
-        n: step_memory(build("GPT", "meta", **SMALL | {"n_layers": n}), 64, 128, checkpoint_every=1)["blocks"]
-        for n in (4, 8)
-    }
+    plan = Plan(batch_size=64, length=128, precision="32-true", checkpoint_every=1)
+    blocks = {n: step_memory(build("GPT", "meta", **SMALL | {"n_layers": n}), plan)["blocks"] for n in (4, 8)}
     assert blocks[8] - blocks[4] == pytest.approx(4 * 64 * 128 * 64 * 4, rel=0.3)  # h (B, T, d) of each, little more
 
 
@@ -117,7 +119,7 @@ def test_days_follow_from_tokens_flops_and_gpus() -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_estimate_is_within_ten_percent_of_a_gpus_peak(name: str) -> None:
     settings = {"vocab_size": 50304, "n_layers": 6, "d_model": 768, "n_heads": 12, "document_masking": False}
-    estimated = step_memory(build(name, "meta", **settings), 4, 1024, autocast=True).total()
+    estimated = step_memory(build(name, "meta", **settings), Plan(batch_size=4, length=1024)).total()
     step, _ = training(build(name, **settings).cuda(), 4, 1024, True, "cuda")
     step()
     torch.cuda.reset_peak_memory_stats()
