@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from anlit.attention.mechanisms.plain import Plain
 from anlit.attention.mechanisms.sliding_window import SlidingWindow
-from anlit.inference.huggingface.families import FAMILIES, MUST_BE, ROPE, SETTINGS, Family, our_names, our_setting
+from anlit.inference.huggingface.families import FAMILIES, MUST_BE, ROPE, Family, our_names, our_setting
 from anlit.layers import positions
 from anlit.layers.norms import RMSNorm
 from anlit.layers.positions import NoPE
@@ -66,25 +66,29 @@ def _rope(decoder: Any) -> Any:
     return next(part for part in _positions(decoder) if type(part) is not NoPE)
 
 
-def configuration(decoder: Decoder, context_length: int, model_type: str) -> dict[str, Any]:
+def sizes(decoder: Any, context_length: int) -> dict[str, Any]:
+    """The sizes of a decoder under transformers' names."""
+    block = decoder.blocks[0]
+    vocab_size, d_model = decoder.embedding.weight.shape
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": d_model,
+        "intermediate_size": block.W_u.out_features,
+        "num_hidden_layers": len(decoder.blocks),
+        "num_attention_heads": block.n_heads,
+        "num_key_value_heads": block.n_kv_heads,
+        "head_dim": block.d_head,
+        "max_position_embeddings": context_length,
+        "tie_word_embeddings": decoder.tie_embeddings,
+    }
+
+
+def configuration(decoder: Any, context_length: int, model_type: str) -> dict[str, Any]:
     """The architecture's config.json, without the ids of special tokens."""
     family, windows, rope = FAMILIES[model_type], _windows(decoder), _rope(decoder)
-    block: Any = decoder.blocks[0]
-    vocab_size, d_model = decoder.embedding.weight.shape
-    ours: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "context_length": context_length,
-        "n_layers": len(decoder.blocks),
-        "n_heads": block.n_heads,
-        "n_kv_heads": block.n_kv_heads,
-        "d_head": block.d_head,
-        "d_model": d_model,
-        "d_ff": block.W_u.out_features,
-        "norm_eps": block.norm_1.eps,
-        "tie_embeddings": decoder.tie_embeddings,
-    }
     record: dict[str, Any] = {"architectures": [family.architecture], "model_type": model_type}
-    record |= {key: ours[name] for key, name in SETTINGS.items()}
+    record |= sizes(decoder, context_length)
+    record["rms_norm_eps"] = decoder.blocks[0].norm_1.eps
     record |= {key: value for key, (value, _) in MUST_BE.items() if value is not None}
     rope_type = ROPE_TYPES[type(rope)]
     keys = {key: getattr(rope, our_setting(key)) for key in ROPE[rope_type][1]}

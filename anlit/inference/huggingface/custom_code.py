@@ -17,6 +17,7 @@ from anlit.attention.mechanisms.sliding_window import SlidingWindow
 from anlit.attention.mechanisms.warm_start import WarmStart
 from anlit.checkpoints.loading import Checkpoint
 from anlit.errors import UserError
+from anlit.inference.huggingface.builtin_models import sizes
 from anlit.layers.norms import RMSNorm, UnitNorm
 from anlit.layers.positions import LinearRoPE, Llama3RoPE, NoPE, Positions, PRoPE, RoPE, YaRN
 from anlit.models.fold import Absorbed, fold
@@ -71,19 +72,10 @@ def _configuration(decoder: Any, context_length: int) -> dict[str, Any]:
     norm = getattr(block, "norm_qk", None) or getattr(block, "norm_q", None)
     post_norm = getattr(block, "post_norm", None) or getattr(block, "post_norm_A", nn.Identity())
     gate = block.output.W_g
-    vocab_size, d_model = decoder.embedding.weight.shape
     rotations = [_rotation(each.positions, block.d_head) for each in blocks]
     distinct = [rotation for number, rotation in enumerate(rotations) if rotation not in rotations[:number]]
     return {
-        "vocab_size": vocab_size,
-        "hidden_size": d_model,
-        "intermediate_size": block.W_u.out_features,
-        "num_hidden_layers": len(blocks),
-        "num_attention_heads": block.n_heads,
-        "num_key_value_heads": block.n_kv_heads,
-        "head_dim": block.d_head,
-        "max_position_embeddings": context_length,
-        "tie_word_embeddings": decoder.tie_embeddings,
+        **sizes(decoder, context_length),
         "mechanisms": [_mechanism(each.attention.mechanism) for each in blocks],
         "rotations": distinct,
         "positions": [distinct.index(rotation) for rotation in rotations],
