@@ -75,15 +75,15 @@ def time_fetches(trainer: L.Trainer, before: Callable[[], None], after: Callable
     several ranks, a broadcast that waits for the device.
     """
     loop: Any = trainer.fit_loop.epoch_loop
-    kind: Any = type(loop)
+    own: Any = type(loop)
 
     def on_before_fetch() -> None:
-        kind._on_before_fetch(loop)
+        own._on_before_fetch(loop)
         before()
 
     def on_after_fetch() -> None:
         after()
-        kind._on_after_fetch(loop)
+        own._on_after_fetch(loop)
 
     loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
 

@@ -48,7 +48,7 @@ class Interruption:
             raise KeyboardInterrupt
         self.signal = self.signal or number
 
-    def agreed(self) -> bool:
+    def all_ranks_stop(self) -> bool:
         """Whether to stop now. Every rank calls this once after each optimizer step and gets the same answer.
 
         With several ranks the answer is for the signals that had come at the previous call.

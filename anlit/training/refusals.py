@@ -29,7 +29,9 @@ class Refusals:
 
     def listen(self) -> None:
         """End this process from now on, with the same exit code, when another rank refuses."""
-        environment = next((kind() for kind in (TorchElasticEnvironment, SLURMEnvironment) if kind.detect()), None)
+        environment = next(
+            (launcher() for launcher in (TorchElasticEnvironment, SLURMEnvironment) if launcher.detect()), None
+        )
         if environment is not None and environment.world_size() > 1:
             self._environment = environment
             self._stopped.clear()

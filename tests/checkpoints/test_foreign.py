@@ -117,8 +117,10 @@ def test_no_command_makes_the_attention_that_a_checkpoint_names(
 def test_no_command_makes_its_optimizer_or_unpickles_an_object(
     name: str, trained_run: Path, tmp_path: Path, marker: Path
 ) -> None:
+    """What evaluates loads the model in one way."""
     path = as_file(trained_run, tmp_path, silent(marker)["optimizer"])
-    main(command(name, path, trained_run, tmp_path / "out"))
+    if name in ("generate", *READS_WEIGHTS):
+        main(command(name, path, trained_run, tmp_path / "out"))
     torch.save({**content_of(trained_run), "extra": RunsCode(marker)}, path)
     assert main(command(name, path, trained_run, tmp_path / "out 2")) == 2
     assert not marker.exists()

@@ -14,9 +14,9 @@ def test_a_rotation_is_the_angle_between_a_row_before_and_after() -> None:
     old = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
     for angle in (1e-7, 0.3, 3.0):
         turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]).double()
-        found = angles(old, 5 * old.double() @ turn.T)
-        assert found[:2].tolist() == pytest.approx([angle, angle], rel=1e-6)
-        assert found[2].isnan()
+        measured = angles(old, 5 * old.double() @ turn.T)
+        assert measured[:2].tolist() == pytest.approx([angle, angle], rel=1e-6)
+        assert measured[2].isnan()
     values = rotations([("W_q", old), ("W_q", old)], [old, torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])])
     assert values == {"rotation/W_q": pytest.approx(math.pi / 2 / 4)}, "rows of zeros do not count"
 
@@ -25,7 +25,7 @@ def test_hidden_states_are_those_between_the_blocks() -> None:
     model = jolt(tiny(GPT)).eval()
     batch = next(iter(batches(4, 16)))
     h = [model.model.embedding(batch.tokens[:2])]
-    handles = [block.register_forward_hook(lambda *found: h.append(found[2])) for block in model.model.blocks]
+    handles = [block.register_forward_hook(lambda *arguments: h.append(arguments[2])) for block in model.model.blocks]
     with torch.no_grad():
         values = hidden_states(model, batch, 2)
         for handle in handles:
@@ -76,7 +76,7 @@ def test_copying_compares_random_tokens_with_their_copy() -> None:
             logits[:, :7] = 0  # nothing is 8 tokens back
             return logits
 
-    found = copying(Copier(), 16, 2, cpu)
-    assert found["copying/second"] < 1e-6
-    assert found["copying/first"] == pytest.approx(math.log(29))
+    losses = copying(Copier(), 16, 2, cpu)
+    assert losses["copying/second"] < 1e-6
+    assert losses["copying/first"] == pytest.approx(math.log(29))
     assert copying(Copier(), 3, 2, cpu) == {}

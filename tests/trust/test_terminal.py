@@ -60,7 +60,6 @@ def commands(run: Path, text: Path, evil: Path) -> dict[str, list[object]]:
         "generate": ["generate", run, "the", "--max_tokens", "3"],
         "export": ["export", run, *out],
         "lengths": ["lengths", run, *out, "--lengths", "16,32"],
-        "diagnose": ["diagnose", run, *out],
         "score": ["score", run, text, "--output", evil / "s.parquet"],
         "validate": ["validate", config, f"--run_dir={run}", "--trainer.accelerator=cpu"],
         "again": ["fit", config, f"--run_dir={run}"],

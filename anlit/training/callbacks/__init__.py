@@ -5,6 +5,6 @@ from lightning import Callback
 
 from anlit.discovery import classes_in
 
-_FOUND = classes_in(__name__, __path__, Callback)
-globals().update(_FOUND)
-__all__ = list(_FOUND)
+_CALLBACKS = classes_in(__name__, __path__, Callback)
+globals().update(_CALLBACKS)
+__all__ = list(_CALLBACKS)

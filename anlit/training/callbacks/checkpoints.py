@@ -69,7 +69,7 @@ class LastCheckpoint(ModelCheckpoint):
     ) -> None:
         if not completes_step(trainer) or validation_follows(trainer):
             return
-        if self.interruption.agreed():
+        if self.interruption.all_ranks_stop():
             save_checkpoint_now(self, trainer)
             self._stop(trainer)
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
@@ -78,7 +78,7 @@ class LastCheckpoint(ModelCheckpoint):
         """Save after a validation, not before it: a resumed run would skip that validation."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             save_checkpoint_now(self, trainer)
-            if self.interruption.agreed():
+            if self.interruption.all_ranks_stop():
                 self._stop(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
