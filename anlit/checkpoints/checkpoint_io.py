@@ -24,7 +24,7 @@ from anlit.checkpoints.writing import PARTIAL, first_cause, give_name, remove_ch
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints to a temporary file and renames it: a kill while writing keeps the old file.
+    """Writes local checkpoints to a temporary file and renames it: a kill while writing keeps the old file.
 
     It removes only what this process wrote: names of files to remove may come from a checkpoint of somebody else.
     """
@@ -34,12 +34,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.written: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write a checkpoint of one file on this machine.
+        """Write a checkpoint of one file; an address is Lightning's to write to.
 
         Raises:
             RunError: It could not be written.
         """
-        refuse_address(path)
+        self.written.add(str(path))
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(PARTIAL + target.name)
@@ -49,7 +52,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
             partial.unlink(missing_ok=True)  # on a full disk run.json needs the space
             raise write_failed(target, first_cause(error)) from error
-        self.written.add(str(path))
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """A checkpoint of one file or of parts, in the form of one file. Only tensors and plain values are read.
@@ -64,7 +66,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise damaged(Path(path), error) from error
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        if str(path) in self.written:
+        if str(path) not in self.written:
+            return
+        if "://" in str(path):
+            super().remove_checkpoint(path)
+        else:
             remove_checkpoint(Path(path))
 
 

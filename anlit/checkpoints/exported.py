@@ -53,7 +53,7 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
 
 
 def write_folder(folder: Path, weights: dict[str, Tensor], record: dict[str, Any], tokenizer: bytes | None) -> None:
-    """Write model.safetensors, tokenizer.json and, last, config.json; each is complete or absent."""
+    """Write model.safetensors, tokenizer.json and, last, config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as partial:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial, metadata={"format": "pt"})

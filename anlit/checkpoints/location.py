@@ -65,9 +65,7 @@ def find_checkpoint(path: str) -> Path:
 
 
 def require_path(path: str) -> None:
-    """Raises:
-    UserError: Nothing is there.
-    """
+    """Raise UserError where nothing is there."""
     if not Path(path).exists():
         raise UserError(f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt")
 

@@ -104,15 +104,12 @@ class FullySharded(MeshStrategy):
         assert self.lightning_module is not None
         decoder: Any = self.lightning_module.model
         if not isinstance(decoder, FSDPModule):  # in a second fit or validate it is sharded already
-            self._shard(decoder)
+            settings: dict[str, Any] = {"mesh": self.device_mesh, "mp_policy": self.policy}
+            for block in decoder.blocks:
+                fully_shard(block, **settings, reshard_after_forward=self.reshard_after_forward)
+            fully_shard(decoder, **settings)
             decoder.draw_missing(self.root_device)
         super().setup(trainer)
-
-    def _shard(self, decoder: Any) -> None:
-        settings: dict[str, Any] = {"mesh": self.device_mesh, "mp_policy": self.policy}
-        for block in decoder.blocks:
-            fully_shard(block, **settings, reshard_after_forward=self.reshard_after_forward)
-        fully_shard(decoder, **settings)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
