@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from anlit.attention import cache
-from anlit.attention.backends import BACKENDS, check, choose, prepare
+from anlit.attention.backends import BACKENDS, choose, prepare
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
@@ -27,13 +27,13 @@ class Attention(nn.Module):
         qk_clip: Record each head's largest score in training, for QK-clip with this threshold; None for no QK-clip.
 
     Raises:
-        ValueError: There is no back end of this name, or it cannot compute the mechanism on any device. The first
+        UserError: There is no back end of this name, or it cannot compute the mechanism on any device. The first
             forward pass checks the device and the precision.
     """
 
     def __init__(self, mechanism: Mechanism, backend: str, dropout: float = 0.0, qk_clip: float | None = None) -> None:
         super().__init__()
-        check(backend, mechanism, dropout)
+        choose(backend, mechanism, dropout=dropout)
         self.mechanism, self.backend = mechanism, backend
         self.dropout = dropout
         self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
@@ -91,13 +91,9 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def prepare(self, documents: Documents, h: Tensor) -> None:
-        """Choose the back end, and let it derive from `documents` what all layers share.
+        """Choose the back end for hidden states h, (B, T, d), and let it derive from `documents` what all layers share.
 
         The decoder calls this before the first block, outside of compiled code.
-
-        Args:
-            documents: The documents of the batch.
-            h: (B, T, d), the hidden states that queries are computed from.
         """
         if isinstance(documents, cache.Continuation) and documents.n_before:
             return

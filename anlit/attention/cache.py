@@ -48,12 +48,9 @@ class KeyValueCache:
         return sum(buffer.nbytes for store in self._layers.values() for buffer in store.buffers)
 
     def read(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> "Continuation":
-        """The documents of the next tokens, for the layers' forward pass. Each layer then calls `extend` once.
+        """The documents of the next Q tokens, for the layers' forward pass. Each layer then calls `extend` once.
 
-        Args:
-            n_tokens: Q.
-            document_ids: (B, Q) integers that continue those of the tokens before; None for one document.
-            device: Where the tokens are.
+        `document_ids`, (B, Q), continue those of the tokens before; None for one document.
         """
         assert self.n_read + n_tokens <= self.max_length, (self.n_read, n_tokens, self.max_length)
         begins = self._begins(n_tokens, document_ids, device)
@@ -64,15 +61,10 @@ class KeyValueCache:
         return documents
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor, window: int | None) -> list[Tensor]:
-        """Add the new keys and values of a layer. Returns all that its new queries may see, in order.
-
-        Args:
-            layer: The attention layer.
-            k, v: (B, G, Q, D).
-            window: The layer's window in keys, or None.
+        """Add the new keys and values of an attention layer, (B, G, Q, D), with this window.
 
         Returns:
-            Keys and values (B, G, K, D), the new ones last.
+            The keys and values that its new queries may see, (B, G, K, D), the new ones last.
         """
         return self._layers.setdefault(layer, LayerCache(window, self.max_length)).append(k, v)
 
@@ -119,18 +111,9 @@ class Continuation(Documents):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Continuation) -> Tensor:
-    """softmax(a·g·S + m) v of new queries over cached keys.
+    """softmax(a·g·S + m) v of new queries q, (B, H, Q, D), over k and v, (B, G, K, D), as `extend` returns them.
 
     A fused kernel computes one query, if the mechanism has no a(t) and the kernel needs no copy of the keys.
-
-    Args:
-        q: (B, H, Q, D).
-        k, v: (B, G, K, D); the last Q belong to the new tokens. There is no key from before the window of the first.
-        mechanism: The functions a, g, m, and the window.
-        documents: The documents of the new tokens.
-
-    Returns:
-        (B, H, Q, D).
     """
     if q.shape[-2] == 1 and not mechanism.scales_with_distance:
         n_keys = k.shape[-2]
@@ -153,7 +136,7 @@ class LayerCache:
         self.size = 0
 
     def append(self, *new: Tensor) -> list[Tensor]:
-        """Add keys and values, (B, G, Q, D) each. Returns those that the new queries may see, the new ones last."""
+        """As `KeyValueCache.extend`."""
         if not self.buffers:
             self.buffers = tuple(x.new_empty(*x.shape[:2], self.capacity, x.shape[3]) for x in new)
         n_new = new[0].shape[-2]

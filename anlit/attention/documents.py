@@ -1,6 +1,5 @@
 """Packed documents: everything that attention derives from the document ids of a batch."""
 
-from collections.abc import Hashable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ class Packing(NamedTuple):
     """Documents for kernels that take `cu_seqlens`. Compiled code fits those of every batch: the sizes are dynamic."""
 
     cu_seqlens: Tensor
-    """(documents + 1,) int32 on the device: where each document begins in the B·T flattened tokens, then B·T."""
+    """As `Documents.cu_seqlens`, on the device."""
     longest: Tensor
     """(n, 0) on the host, where n is an upper bound of a document's tokens: the size stands for the number."""
 
@@ -38,21 +37,17 @@ class Documents:
         cu_seqlens: Tensor | None = None,
         longest: int | None = None,
     ) -> None:
-        self.ids, self.length, self.device = ids, length, device
+        self.ids, self.length, self.device, self.are_masked = ids, length, device, ids is not None
         self.max_length = length
         """The length of the sequence in tokens; with a cache, its final length."""
         self._cu_seqlens, self._longest = cu_seqlens, longest
         self._masks: dict[int | None, Tensor] = {}
         self._packing: Packing | None = None
         self._bounds: tuple[Tensor, Tensor] | None = None  # no cached_property, which torch cannot trace
-        self.derived: dict[Hashable, Any] = {}
-        """What back ends derive from the documents for all layers, each under its own key."""
+        self.flex_masks: dict[int | None, Any] = {}
+        """FlexAttention's masks for all layers, by window."""
         self.positions = self._positions()
         """Each token's position in its document, (B, T) integers from 0; None if all tokens are one document."""
-
-    @property
-    def are_masked(self) -> bool:
-        return self.ids is not None
 
     @property
     def rotary_positions(self) -> Tensor | None:
@@ -122,12 +117,9 @@ class Documents:
         return self.sees(first_query, queries - torch.arange(first_key, end_query, device=self.device), window)
 
     def sees(self, first: int, distances: Tensor, window: int | None) -> Tensor:
-        """Whether queries see keys: (B or 1, 1, rows, K) booleans.
+        """Whether queries, the first of which is token number `first`, see keys: (B or 1, 1, rows, K) booleans.
 
-        Args:
-            first: The index of the first row among the tokens.
-            distances: (rows, K), tokens from each query back to each key; negative if the key is ahead.
-            window: How many of the latest keys a query may see; None for all.
+        `distances`, (rows, K), are those from each query back to each key, negative if the key is ahead.
         """
         near = distances >= 0 if window is None else (distances >= 0) & (distances < window)
         if self.positions is None:

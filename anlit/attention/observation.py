@@ -6,6 +6,7 @@ observed, and memory grows with the length, not with its square. The model does 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,12 +39,7 @@ class BinnedMeans:
         self._counts: dict[str, Tensor] = {}
 
     def add(self, values: dict[str, Tensor], n: Tensor) -> None:
-        """Add the values of each statistic; NaN is left out.
-
-        Args:
-            values: (B, H, Q) by name of the statistic.
-            n: (B, Q) integers, each query's context length.
-        """
+        """Add each statistic's values, (B, H, Q), of queries with context lengths n, (B, Q); NaN is left out."""
         edges = torch.tensor(self.edges, device=n.device)
         bins = (torch.bucketize(n, edges, right=True) - 1).flatten()
         for name, value in values.items():
@@ -68,26 +64,20 @@ class BinnedMeans:
 def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator[list[BinnedMeans]]:
     """Within this context every forward pass of `model` is recorded. Yields the means of each layer, first to last.
 
-    A query's context length n is its position in its document, from 1, also with a window. The statistics are those of
-    `anlit.attention.statistics.statistics`, `squared_average` and `n`. A compiled model runs
-    uncompiled here and stays compiled afterwards.
-
-    Args:
-        model: A model with `Attention` layers.
-        edges: The bins of n, see `BinnedMeans`.
-        spans: The ranges of distances of the statistics.
+    A query's context length n is its position in its document, from 1, also with a window; `edges` are the bins of n,
+    `spans` the ranges of distances. The statistics are those of `anlit.attention.statistics.statistics`,
+    `squared_average` and `n`. A compiled model runs uncompiled here and stays compiled afterwards.
     """
     layers = attention_layers(model)
     means = [BinnedMeans(edges) for _ in layers]
 
-    def hook(layer: Attention, arguments: Any, record: BinnedMeans) -> None:
+    def hook(record: BinnedMeans, layer: Attention, arguments: Any) -> None:
         q, k, v, documents = arguments
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
             observe(record, layer, q, k, v, documents, spans)
 
     handles = [
-        layer.register_forward_pre_hook(lambda layer, arguments, record=record: hook(layer, arguments, record))
-        for layer, record in zip(layers, means, strict=True)
+        layer.register_forward_pre_hook(partial(hook, record)) for layer, record in zip(layers, means, strict=True)
     ]
     try:
         with torch.compiler.set_stance("force_eager"):

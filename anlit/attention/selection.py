@@ -17,29 +17,21 @@ from anlit.reporting.provenance import processor_name
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """One kind of attention in a run.
-
-    Args:
-        mechanism: Its class and window, and which coefficients are learned; see `form_of`.
-        rows: B, sequences in a batch.
-        heads: H, heads of queries.
-        key_heads: G, heads of keys and values.
-        length: T.
-        width: D.
-        dtype: The precision of q, k and v, such as `bfloat16`.
-        document: The mean length of packed documents in tokens, rounded to a power of 2; None if none are masked.
-        compiled: Whether it runs inside of blocks that are compiled.
-    """
+    """One kind of attention in a run: queries (`rows`, `heads`, `length`, `width`), `key_heads` heads of keys."""
 
     mechanism: str
+    """Its class and window, and which coefficients are learned; see `form_of`."""
     rows: int
     heads: int
     key_heads: int
     length: int
     width: int
     dtype: str
+    """The precision of q, k and v, such as `bfloat16`."""
     document: int | None
+    """The mean length of packed documents in tokens, rounded to a power of 2; None if none are masked."""
     compiled: bool
+    """Whether it runs inside of blocks that are compiled."""
 
     @property
     def is_packed(self) -> bool:
@@ -49,11 +41,6 @@ class AttentionSpec:
     def main(self) -> tuple[str, str, int, bool]:
         """What a selection holds for: a later start may have another batch or other documents."""
         return self.mechanism, self.dtype, self.length, self.is_packed
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
 
     def __str__(self) -> str:
         packed = f" in documents of about {self.document}" if self.is_packed else ""

@@ -63,24 +63,8 @@ def entropy(logits: Tensor) -> Tensor:
     return torch.special.entr(_softmax(logits)).sum(-1)
 
 
-def inverse_largest_weight(logits: Tensor, total: Tensor | None = None) -> Tensor:
-    """1/w_max, from 1 to K: about how many keys share the attention."""
-    total = log_total(logits) if total is None else total
-    return (total - logits.to(total.dtype).amax(-1)).exp()
-
-
-def participation(logits: Tensor) -> Tensor:
-    """Σ w², from 1/K to 1: the squared norm of the average of K orthonormal values."""
-    return _softmax(logits).square().sum(-1)
-
-
 def weight_on(logits: Tensor, keys: Tensor) -> Tensor:
-    """The weight of one key per query.
-
-    Args:
-        logits: (B, H, Q, K).
-        keys: (B or 1, Q) int64, the index of the key. The result is NaN if that key is not visible.
-    """
+    """The weight of one key per query, NaN if it is not visible; `keys`, (B or 1, Q) int64, are their indices."""
     index = keys[:, None, :, None].expand(*logits.shape[:-1], 1)
     chosen = logits.to(_wide(logits)).gather(-1, index)[..., 0]
     return (chosen.masked_fill(chosen == -math.inf, math.nan) - log_total(logits)).exp()
@@ -89,9 +73,7 @@ def weight_on(logits: Tensor, keys: Tensor) -> Tensor:
 def squared_average(logits: Tensor, v: Tensor) -> Tensor:
     """‖Σ_j w_j v_j‖² divided by the mean ‖v_j‖² of the visible keys: Σ w² if values are orthogonal and of equal norm.
 
-    Args:
-        logits: (B, H, Q, K).
-        v: (B, H or G, K, D), see `anlit.attention.groups`.
+    v is (B, G, K, D).
     """
     v = v.to(_wide(v))
     visible = (logits > -math.inf).to(v.dtype)
@@ -100,20 +82,19 @@ def squared_average(logits: Tensor, v: Tensor) -> Tensor:
 
 
 def statistics(logits: Tensor, first_keys: Tensor, spans: list[Range], latest: int = LATEST) -> dict[str, Tensor]:
-    """All statistics by name, each (B, H, Q).
+    """All statistics of logits (B, H, Q, K) by name, each (B, H, Q).
 
-    Args:
-        logits: (B, H, Q, K).
-        first_keys: (B or 1, Q) int64, the key at which each query's document begins.
-        spans: The ranges of distances; `weight_1_to_10` and `entropy_1_to_10` are those of [1, 10). Of a range that a
-            query sees in part, the visible part counts.
-        latest: `weight_latest_100` is the weight on the last 100 tokens, the query's own included.
+    `inverse_largest_weight` is 1/w_max, from 1 to K: about how many keys share the attention. `participation` is Σ w²,
+    from 1/K to 1: the squared norm of the average of K orthonormal values.
+    `weight_1_to_10` and `entropy_1_to_10` are those of distances [1, 10); of a range that a query sees in part, the
+    visible part counts. `weight_latest_100` is the weight on the last 100 tokens, the query's own included.
+    `attention_sink` is the weight on `first_keys`, (B or 1, Q) int64, where each query's document begins.
     """
     total = log_total(logits)
     values = {
         "entropy": entropy(logits),
-        "inverse_largest_weight": inverse_largest_weight(logits, total),
-        "participation": participation(logits),
+        "inverse_largest_weight": (total - logits.to(total.dtype).amax(-1)).exp(),
+        "participation": _softmax(logits).square().sum(-1),
         "attention_sink": weight_on(logits, first_keys),
         f"weight_latest_{latest}": weight_within(logits, Range(0, latest), total),
     }

@@ -69,12 +69,9 @@ class Trial:
 
 
 def run_trials(trials: Sequence[Trial], device: torch.device, limit_s: float | None = None) -> list[Selection]:
-    """A selection for each trial. Random state and gradients stay as they are.
+    """A selection for each trial, in `limit_s` seconds at most (`TIME_LIMIT_S` if None) for all of them.
 
-    Args:
-        trials: What is to be tried.
-        device: Where.
-        limit_s: Seconds for all of it, `TIME_LIMIT_S` if None. What is not tried by then has failed.
+    What is not tried by then has failed. Random state and gradients stay as they are.
 
     Raises:
         UserError: A candidate left the GPU unusable.
@@ -142,6 +139,7 @@ def _try(trial: Trial, result: Selection, device: torch.device, unfinished: str,
     A candidate is in `result.failed` until it is timed or shown to be wrong.
     """
     spec, calls, shortest = trial.spec, dict[str, Callable[[], object]](), dict[str, float]()
+    dtype = getattr(torch, spec.dtype)
 
     @contextmanager
     def trying(name: str) -> Iterator[None]:
@@ -161,10 +159,13 @@ def _try(trial: Trial, result: Selection, device: torch.device, unfinished: str,
             return
         reason = None
         with trying(name):
-            given = given or inputs_of(trial, device)
+            if given is None:  # memory for it may be there for a later candidate
+                documents = random_documents(spec.rows, spec.length, spec.document, device)
+                sizes = (spec.rows, spec.heads, spec.key_heads, spec.width)
+                given = Inputs(own_copy(trial.mechanism), documents, *sizes, dtype)
             attend = torch.compile(backend.attend, dynamic=False, fullgraph=True) if spec.compiled else backend.attend
             prepare(backend, given.mechanism, given.documents, spec.rows)
-            reason = wrong(relative_errors(given, attend), spec.torch_dtype)
+            reason = wrong(relative_errors(given, attend), dtype)
             calls[name] = partial(given.both, attend)
         if reason is not None:
             result.wrong[name] = reason
@@ -183,16 +184,8 @@ def _try(trial: Trial, result: Selection, device: torch.device, unfinished: str,
 class Inputs:
     """q, k, v and the gradient of the output, from a generator of their own; q and k have unit root mean square.
 
-    Stored (B, T, H, D), viewed (B, H, T, D).
-
-    Args:
-        mechanism: With coefficients of its own; see `own_copy`.
-        documents: The documents of the batch.
-        rows: B.
-        heads: H.
-        key_heads: G, heads of keys and values.
-        width: D.
-        dtype: Their precision.
+    They are stored (B, T, H or G, D), viewed (B, H or G, T, D), for B `rows`, H `heads`, G `key_heads` and D `width`.
+    The mechanism should have coefficients of its own, see `own_copy`.
     """
 
     def __init__(
@@ -226,14 +219,6 @@ def _gradients(out: Tensor, leaves: Sequence[Tensor], probe: Tensor) -> tuple[Te
     return torch.autograd.grad(out, leaves, probe, allow_unused=True, materialize_grads=True)
 
 
-def inputs_of(trial: Trial, device: torch.device) -> Inputs:
-    """Inputs of the trial's kind of attention, with a mechanism of their own."""
-    spec = trial.spec
-    documents = random_documents(spec.rows, spec.length, spec.document, device)
-    sizes = (spec.rows, spec.heads, spec.key_heads, spec.width)
-    return Inputs(own_copy(trial.mechanism), documents, *sizes, spec.torch_dtype)
-
-
 def relative_errors(given: Inputs, attend: Attend) -> dict[str, float]:
     """Errors of the output, of the gradients of q, k, v, and of what is learned, against the formula in float64.
 
@@ -244,21 +229,18 @@ def relative_errors(given: Inputs, attend: Attend) -> dict[str, float]:
     firsts: Sequence[int] = range(0, length, BLOCK)
     if len(firsts) > MOST_BLOCKS:
         firsts = [firsts[round(n * (len(firsts) - 1) / (MOST_BLOCKS - 1))] for n in range(MOST_BLOCKS)]
-    queries = torch.cat([torch.arange(first, min(first + BLOCK, length)) for first in firsts]).to(given.q.device)
+    queries = torch.tensor([i for first in firsts for i in range(first, min(first + BLOCK, length))]).to(given.q.device)
     probe = torch.zeros_like(given.probe)
     probe[0, :, queries] = given.probe[0, :, queries]
     out, *gradients = given.both(attend, probe)
-    results = [out[:1, :, queries], *gradients]
     expected = _reference(given, probe, firsts)
-    names = ["out", "q", "k", "v", *(f"learned {n}" for n in range(len(results) - 4))]
-    least = SMALLEST * probe.norm(dtype=torch.float64)
-    norms = [reference.norm() for reference in expected]
-    sizes = [torch.where(norm > NOTHING * norms[3], torch.maximum(norm, least), norms[3]) for norm in norms]
+    of_v, least = expected[3].norm(), SMALLEST * probe.norm(dtype=torch.float64)
     values = {}
-    for name, result, reference, size in zip(names, results, expected, sizes, strict=True):
-        rows = len(reference)  # of the other rows the gradients are 0
+    for number, (result, reference) in enumerate(zip([out[:1, :, queries], *gradients], expected, strict=True)):
+        norm, rows = reference.norm(), len(reference)  # of the other rows the gradients are 0
         difference = torch.stack([(result[:rows].double() - reference).norm(), result[rows:].norm(dtype=torch.float64)])
-        error = (difference.norm() / size).item()
+        error = (difference.norm() / (torch.maximum(norm, least) if norm > NOTHING * of_v else of_v)).item()
+        name = ("out", "q", "k", "v")[number] if number < 4 else f"learned {number - 4}"
         values[name] = error if math.isfinite(error) else math.inf
     return values
 
@@ -301,13 +283,9 @@ def seconds_of_calls(call: Callable[[], object], device: torch.device, repeats: 
 
 
 def random_documents(rows: int, length: int, mean: float | None, device: torch.device) -> Documents:
-    """Documents of mixed length, some of a few tokens, always the same ones.
+    """Documents of mixed length, some of a few tokens, always the same ones; one a row if `mean` is None.
 
-    Args:
-        rows: B.
-        length: T.
-        mean: Mean tokens of a document before the row's end cuts it; None for one document a row.
-        device: Where the ids are; what a loader makes on the host is there.
+    `mean` is the mean tokens of a document before the row's end cuts it. What a loader makes on the host is there.
     """
     if mean is None:
         return Documents(None, length, device)

@@ -6,6 +6,7 @@ warps (`blocks.py`).
 """
 
 import argparse
+import importlib
 import itertools
 import re
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from anlit.attention.backends.triton.blocks import Blocks, blocks_for
+from anlit.attention.backends.triton.blocks import blocks_for
 from anlit.attention.backends.triton.tables import TOLERANCES
 from anlit.reporting.text import echo
 
@@ -33,29 +34,17 @@ PRECISIONS = {
 
 
 def compile_kernel(
-    kernel: str,
-    form: str,
-    width: int,
-    capability: int,
-    blocks: Blocks | None = None,
-    group: int = 1,
-    precision: str = "bfloat16",
+    kernel: str, form: str, width: int, capability: int, group: int = 1, precision: str = "bfloat16"
 ) -> Any:
     """The compiled kernel, of `KERNELS`, in one of `FORMS` and `PRECISIONS`; `capability` is 80 or 90."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from anlit.attention.backends.triton import backward_keys, backward_queries, forward
-
-    function = {
-        "forward": forward.forward,
-        "backward_queries": backward_queries.backward_queries,
-        "backward_keys": backward_keys.backward_keys,
-    }[kernel]
+    function = getattr(importlib.import_module(f"anlit.attention.backends.triton.{kernel}"), kernel)
     padded = max(16, 1 << (width - 1).bit_length())
     dtype, pointer, products = PRECISIONS[precision]
-    blocks = blocks or getattr(blocks_for(padded, dtype, capability), kernel)
+    blocks = getattr(blocks_for(padded, dtype, capability), kernel)
     constants: dict[str, Any] = {"n_heads": N_HEADS, "group": group, "width": width, "width_padded": padded}
     constants |= {"block_m": blocks.block_m, "block_n": blocks.block_n, "precision": products}
     has_lines = form != "plain" and dtype in TOLERANCES
@@ -69,11 +58,8 @@ def compile_kernel(
         name: "constexpr" if name in constants else _type_of(name, pointer, group) for name in function.arg_names
     }
     constants = {name: value for name, value in constants.items() if name in signature}
-    aligned: Any = {
-        (index,): [["tt.divisibility", 16]]
-        for index, kind in enumerate(signature.values())
-        if kind.startswith("*") or kind == "i32"
-    }
+    is_aligned = [kind.startswith("*") or kind == "i32" for kind in signature.values()]
+    aligned: Any = {(index,): [["tt.divisibility", 16]] for index, is_one in enumerate(is_aligned) if is_one}
     return triton.compile(
         ASTSource(function, signature, constants, aligned),
         target=GPUTarget("cuda", capability, 32),
@@ -106,12 +92,10 @@ def resources(compiled: Any) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
-        usage = subprocess.run(
-            [str(tools / "cuobjdump"), "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True
-        ).stdout
-        code = subprocess.run(
-            [str(tools / "nvdisasm"), "-c", str(cubin)], capture_output=True, text=True, check=True
-        ).stdout
+        usage, code = (
+            subprocess.run([tools / command, option, cubin], capture_output=True, text=True, check=True).stdout
+            for command, option in (("cuobjdump", "--dump-resource-usage"), ("nvdisasm", "-c"))
+        )
     registers, stack = (int(re.search(rf"{what}:(\d+)", usage).group(1)) for what in ("REG", "STACK"))  # type: ignore[union-attr]
     counted = {kind: len(re.findall(rf"\b{kind}\b", code)) for kind in ("HGMMA", "HMMA", "LDG", "LDL", "STL", "MUFU")}
     loop, near, *_ = [*sorted(loops_with_products(code)), 0, 0]
@@ -125,9 +109,7 @@ def loops_with_products(code: str) -> list[int]:
 
     A loop ends with a branch back to its label. Loops over tiles with a mask are longer than those without.
     """
-    instructions: list[str] = []
-    labels: dict[str, int] = {}
-    found = []
+    instructions, labels, lengths = list[str](), dict[str, int](), list[int]()
     for line in map(str.strip, code.splitlines()):
         if label := re.match(r"(\.L_x_\d+):", line):
             labels[label.group(1)] = len(instructions)
@@ -136,9 +118,9 @@ def loops_with_products(code: str) -> list[int]:
             target = re.search(r"BRA.*?(\.L_x_\d+)", instructions[-1])
             if target and target.group(1) in labels:
                 body = instructions[labels[target.group(1)] :]
-                if sum(re.search(r"\bHG?MMA\b", one) is not None for one in body) > 1:
-                    found.append(len(body))
-    return found
+                if len(re.findall(r"\bHG?MMA\b", "\n".join(body))) > 1:
+                    lengths.append(len(body))
+    return lengths
 
 
 def main() -> None:
@@ -149,12 +131,10 @@ def main() -> None:
     parser.add_argument("--form", nargs="+", default=["dense"], choices=FORMS)
     parser.add_argument("--precision", nargs="+", default=["bfloat16"], choices=PRECISIONS)
     parser.add_argument("--group", type=int, default=1, help="query heads that share a key head")
-    parser.add_argument("--blocks", type=int, nargs=4, help="queries, keys, warps and stages, in place of blocks.py's")
     options = parser.parse_args()
-    blocks = Blocks(*options.blocks) if options.blocks else None
     chosen = (options.precision, options.capability, options.width, options.kernel, options.form)
     for precision, capability, width, kernel, form in itertools.product(*chosen):
-        taken = resources(compile_kernel(kernel, form, width, capability, blocks, options.group, precision))
+        taken = resources(compile_kernel(kernel, form, width, capability, options.group, precision))
         numbers = "  ".join(f"{name} {value}" for name, value in taken.items())
         echo(f"sm_{capability}  {precision:8s}  D {width:3d}  {kernel:16s} {form:8s}  {numbers}")
 

@@ -10,7 +10,6 @@ from anlit.attention.backends import (
     BACKENDS,
     CANDIDATES,
     candidates,
-    check,
     choose,
     default_backend,
     flash,
@@ -165,15 +164,15 @@ def test_reasons_that_lie_with_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_no_device_can_do_is_refused_when_the_model_is_built() -> None:
     for name in ("sdpa", "flash"):
         sentence = rf"backend='{name}' cannot do attention ScaleInvariant.*choose auto or .*eager"
-        with pytest.raises(ValueError, match=sentence):
-            check(name, ScaleInvariant())
+        with pytest.raises(UserError, match=sentence):
+            choose(name, ScaleInvariant())
         with pytest.raises(UserError, match=sentence):
             tiny(GPT, attention=ScaleInvariant(), backend=name)
     for name in ("flash", "flex", "triton", "blockwise"):
         with pytest.raises(UserError, match=r"drop.*; choose auto or sdpa, eager"):
             tiny(GPT, backend=name, dropout=0.1)
-    for refused in (lambda: check("flush", Plain()), lambda: tiny(GPT, backend="flush")):
-        with pytest.raises(ValueError, match=r"backend='flush' is unknown: choose auto, .*sdpa, eager"):
+    for refused in (lambda: choose("flush", Plain()), lambda: tiny(GPT, backend="flush")):
+        with pytest.raises(UserError, match=r"backend='flush' is unknown: choose auto, .*sdpa, eager"):
             refused()
 
 

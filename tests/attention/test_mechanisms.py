@@ -129,15 +129,11 @@ def test_a_reference_follows_the_precision_of_what_it_refers_to() -> None:
 
 
 class Stretched(Mechanism):
-    """a(t) = 1 + t/8, nothing else."""
-
     def distance_gain(self, t: Tensor) -> Tensor:
         return 1 + t / 8
 
 
 class Falling(Mechanism):
-    """m(t) = −t/4, nothing else."""
-
     def distance_bias(self, t: Tensor) -> Tensor:
         return -t / 4
 
@@ -190,33 +186,21 @@ def test_a_new_mechanism_is_one_class(architecture) -> None:
         assert (layer.strength - old).abs().min() > 1e-3
 
 
-def test_parameters_made_in_the_constructor_are_the_layers_own() -> None:
-    class Warm(Mechanism):
-        def __init__(self) -> None:
-            super().__init__()
-            self.warmth = nn.Parameter(torch.ones(1))
-
-        def gain(self, n: Tensor) -> Tensor:
-            return self.warmth * n
-
-    first, second = (block.attention.mechanism for block in tiny(AnGPT, attention=Warm()).model.blocks)
-    assert first.warmth is not second.warmth
-
-
 @pytest.mark.parametrize("name", ["head_weight", "head_gain", "head_scale"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_mechanism_may_call_its_parameter_anything(architecture, name) -> None:
+def test_a_parameter_made_in_the_constructor_is_the_layers_own_whatever_its_name(architecture, name) -> None:
     """Initial values and constraints of the network's matrices and gains are not for a mechanism's own parameters."""
 
     class Named(Mechanism):
-        def for_layer(self, n_heads: int, d_head: int, layer: int) -> Mechanism:
-            mechanism = Named()
-            mechanism.register_parameter(name, nn.Parameter(torch.full((n_heads,), 3.0)))
-            return mechanism
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_parameter(name, nn.Parameter(torch.full((1,), 3.0)))
 
         def gain(self, n: Tensor) -> Tensor:
-            return getattr(self, name)[:, None] * n.log()
+            return getattr(self, name) * n.log()
 
     model = tiny(architecture, attention=Named()).model
     model.restore_norms()
-    assert getattr(model.blocks[1].attention.mechanism, name).tolist() == [3.0] * H
+    first, second = (getattr(block.attention.mechanism, name) for block in model.blocks)
+    assert first is not second
+    assert first.tolist() == second.tolist() == [3.0]

@@ -1,8 +1,6 @@
 """Attention statistics: against loops over pairs in float64, and at attention whose numbers are known."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -140,13 +138,8 @@ def test_a_model_is_observed_and_left_as_it_was() -> None:
 def test_a_compiled_model_is_observed_and_stays_compiled() -> None:
     """Nothing is compiled anew, neither while it is observed nor afterwards."""
     compiled = []
-
-    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
-        compiled.append(graph)
-        return graph.forward
-
     model = tiny(AnGPT, n_layers=1).eval()
-    model.model.blocks[0].compile(backend=backend)
+    model.model.blocks[0].compile(backend=lambda graph, _: compiled.append(graph) or graph.forward)
     tokens = random_tokens(1, 16)
     with torch.no_grad():
         before = model(tokens)

@@ -15,7 +15,6 @@ A back end is a module, one file or a folder, with
 To add one, write a module and enter it in `BACKENDS`, and in `CANDIDATES` for `backend: auto` to try it.
 """
 
-import logging
 from types import ModuleType
 
 from torch import Tensor
@@ -51,8 +50,6 @@ MOST_CANDIDATES = 3
 LONGEST_EAGER = 2048
 """Tokens up to which eager attention is a candidate. Its tracing takes a second for every 1024 tokens."""
 
-_log = logging.getLogger("anlit.attention")
-
 
 def prepare(backend: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
     """Let a back end derive from the documents what all layers share, if it does."""
@@ -61,33 +58,21 @@ def prepare(backend: ModuleType, mechanism: Mechanism, documents: Documents, n_r
         derive(mechanism, documents, n_rows)
 
 
-def check(name: str, mechanism: Mechanism, dropout: float = 0.0) -> None:
-    """Refuse a back end that cannot compute `mechanism` on any device.
+def choose(name: str, mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str:
+    """The back end for queries like `q`: `name`, or for auto the default. Without `q`, for some device and queries.
 
     Raises:
-        ValueError: `name` is unknown, or that back end cannot compute it. The message names those that can.
+        UserError: The back end `name` is unknown, or cannot compute it. The message names those that can.
     """
     if name == "auto":
-        return
+        return default_backend(mechanism, "cpu" if q is None else q.device.type, q, dropout)
     if name not in BACKENDS:
-        raise ValueError(f"backend={name!r} is unknown: choose auto, {', '.join(BACKENDS)}")
-    if (reason := _unsupported_reason(name, mechanism, None, dropout)) is not None:
-        raise ValueError(_refusal(name, mechanism, reason, None, dropout))
-
-
-def choose(name: str, mechanism: Mechanism, q: Tensor, dropout: float = 0.0) -> str:
-    """The back end for queries like `q`: `name`, or for auto the default.
-
-    Raises:
-        UserError: The back end `name` cannot compute it for such queries. The message names those that can.
-    """
-    if name != "auto":
-        if (reason := _unsupported_reason(name, mechanism, q, dropout)) is not None:
-            raise UserError(_refusal(name, mechanism, reason, q, dropout))
-        return name
-    backend = default_backend(mechanism, q.device.type, q, dropout)
-    _log.debug(f"attention {type(mechanism).__name__} runs on the default back end '{backend}' ({q.device}, {q.dtype})")
-    return backend
+        raise UserError(f"backend={name!r} is unknown: choose auto, {', '.join(BACKENDS)}")
+    if (reason := _unsupported_reason(name, mechanism, q, dropout)) is not None:
+        able = [key for key in BACKENDS if _unsupported_reason(key, mechanism, q, dropout) is None]
+        label = type(mechanism).__name__
+        raise UserError(f"backend={name!r} cannot do attention {label}: {reason}; choose auto or {', '.join(able)}")
+    return name
 
 
 def default_backend(mechanism: Mechanism, device_type: str, q: Tensor | None = None, dropout: float = 0.0) -> str:
@@ -118,9 +103,3 @@ def candidates(mechanism: Mechanism, q: Tensor, is_packed: bool) -> dict[str, Mo
 def _unsupported_reason(name: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> str | None:
     reason: str | None = BACKENDS[name].unsupported_reason(mechanism, q, dropout)
     return reason
-
-
-def _refusal(name: str, mechanism: Mechanism, reason: str, q: Tensor | None, dropout: float) -> str:
-    able = [key for key in BACKENDS if _unsupported_reason(key, mechanism, q, dropout) is None]
-    label = type(mechanism).__name__
-    return f"backend={name!r} cannot do attention {label}: {reason}; choose auto or {', '.join(able)}"

@@ -43,13 +43,12 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: f
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
     """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D); computed in float32 at least."""
     a, m = distance_tables(mechanism, q.shape[-2], q)
-    rows = with_gain(q, mechanism, documents)
+    q, dtype = with_gain(q, mechanism, documents), v.dtype
     starts = documents.bounds[0] if documents.bounds is not None else None
-    need_gradients = [x for x in (rows, k, v, a, m) if x is not None and x.requires_grad]
+    need_gradients = [x for x in (q, k, v, a, m) if x is not None and x.requires_grad]
     keeps = torch.is_grad_enabled() and len(need_gradients) > 0  # torch 2.11 cannot compile bool of a list
-    wide = torch.promote_types(q.dtype, torch.float32)
-    out, _ = blockwise_attention(*(x.to(wide) for x in (rows, k, v)), a, m, starts, mechanism.window, keeps)
-    return out.to(v.dtype)
+    q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
+    return blockwise_attention(q, k, v, a, m, starts, mechanism.window, keeps)[0].to(dtype)
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
@@ -76,26 +75,17 @@ class Block(NamedTuple):
 
 
 def blocks(n_rows: int, length: int, starts: Tensor | None, window: int | None) -> list[Block]:
-    """The blocks: of all sequences together or, with documents, of each sequence, which skips keys of its own.
+    """The blocks of B = `n_rows` sequences together or, with documents, of each sequence, which skips keys of its own.
 
-    Args:
-        n_rows: B.
-        length: T.
-        starts: (B, T), where the document of each token begins; None for one document.
-        window: How many of the latest keys a query sees; None for all.
+    `starts` and `window` are as for the operator.
     """
     firsts = range(0, length, QUERIES)
     groups = [(0, n_rows, [0] * len(firsts))]
     if starts is not None:
         groups = [(row, row + 1, begins) for row, begins in enumerate(starts[:, ::QUERIES].tolist())]
+    nearest = length if window is None else window
     return [
-        Block(
-            row,
-            end_row,
-            begin if window is None else max(begin, first - window + 1),
-            first,
-            min(first + QUERIES, length),
-        )
+        Block(row, end_row, max(begin, first - nearest + 1), first, min(first + QUERIES, length))
         for row, end_row, begins in groups
         for first, begin in zip(firsts, begins, strict=True)
     ]
@@ -105,13 +95,8 @@ class Tables:
     """a and m over distance, as matrices for blocks.
 
     The last key of a block is at its last query. So the matrix of every block is the lower right part of one
-    QUERIES × T matrix, whose entry (x, y) is for the distance (T − 1 − y) − (QUERIES − 1 − x).
-
-    Args:
-        a, m: (T,), (H or 1, T), or None if trivial.
-        length: T.
-        window: How many of the latest keys a query sees; None for all. Invisible keys have m = −∞.
-        like: A tensor of the precision and device of the matrices.
+    QUERIES × T matrix, whose entry (x, y) is for the distance (T − 1 − y) − (QUERIES − 1 − x). Invisible keys have
+    m = −∞. Matrices have the precision and device of `like`.
     """
 
     def __init__(self, a: Tensor | None, m: Tensor | None, length: int, window: int | None, like: Tensor) -> None:
@@ -155,15 +140,9 @@ class Tables:
 
 @torch.library.custom_op("anlit::blockwise_attention", mutates_args=())
 def blockwise_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor | None,
-    m: Tensor | None,
-    starts: Tensor | None,
-    window: int | None,
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, starts: Tensor | None, window: int | None,
     keeps: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The average of v and, if `keeps`, what the backward pass needs, see `_kept`. All tensors have one precision."""
     out, kept, offset = _outputs(q), _kept(q, window, keeps), 0
     length, width = q.shape[-2:]
@@ -186,17 +165,9 @@ def blockwise_attention(
 
 @torch.library.custom_op("anlit::blockwise_attention_backward", mutates_args=())
 def blockwise_attention_backward(
-    upstream: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor | None,
-    m: Tensor | None,
-    starts: Tensor | None,
-    window: int | None,
-    kept: Tensor,
-    of_tables: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, starts: Tensor | None,
+    window: int | None, kept: Tensor, of_tables: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, a and m; those of a and m are empty without `of_tables`."""
     length, width = q.shape[-2:]
     dq, offset = torch.empty_like(q, memory_format=torch.contiguous_format), 0

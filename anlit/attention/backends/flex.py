@@ -83,10 +83,9 @@ def _run(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, m: Tensor | None, vi
         return s
 
     changes = score if a is not None or m is not None else None
-    is_grouped = k.shape[1] != q.shape[1]
     options: Any = {"BACKEND": "FLASH"} if runs_on_flash_4(q, a, m) else None
     return flex_attention(  # type: ignore[return-value]
-        q, k, v, score_mod=changes, block_mask=visible, enable_gqa=is_grouped, kernel_options=options
+        q, k, v, score_mod=changes, block_mask=visible, enable_gqa=k.shape[1] != q.shape[1], kernel_options=options
     )
 
 
@@ -116,11 +115,9 @@ def _by_head(table: Tensor | None) -> Tensor | None:
 
 def block_mask(documents: Documents, window: int | None) -> BlockMask:
     """Which blocks of 128 × 128 logits are visible in part, and which completely; computed once per batch."""
-    key = ("flex", window)
-    if key not in documents.derived:
-        documents.derived[key] = _find_blocks(documents, window)
-    mask: BlockMask = documents.derived[key]
-    return mask
+    if window not in documents.flex_masks:
+        documents.flex_masks[window] = _find_blocks(documents, window)
+    return documents.flex_masks[window]
 
 
 def _find_blocks(documents: Documents, window: int | None) -> BlockMask:

@@ -13,7 +13,6 @@ c = 2, τ = 10 and bfloat16, tiles are far from t = 2,592 on, in float16 from 7,
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -54,27 +53,20 @@ def _coefficient_of(mechanism: Mechanism) -> Coefficient | None:
     return None
 
 
-class Tables(NamedTuple):
-    """What the operator reads of a mechanism; None without such tables, and without a learned coefficient for them."""
-
-    tables: Tensor | None
-    """As `interleave` returns them, without a gradient."""
-    coefficient: Tensor | None
-    """(H or 1,), the learned number on which the tables depend."""
-    tangents: Tensor | None
-    """(H or 1, T + PADDING, 2 or 1), the tables' derivative by it; of last size 1 if only m(t) depends on it."""
-
-
-def tables_of(mechanism: Mechanism, like: Tensor) -> Tables:
-    """The tables for queries such as `like`, (B, H, T, D).
+def tables_of(mechanism: Mechanism, like: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """What the operator reads of a mechanism, for queries such as `like`, (B, H, T, D): each None if there is none.
 
     If the mechanism learns one coefficient per head, a head's tables may depend on its own only.
+
+    Returns:
+        The tables, as `interleave` returns them, without a gradient; the learned number on which they depend, (H or
+        1,); and their derivative by it, (H or 1, T + PADDING, 2 or 1), of last size 1 if only m(t) depends on it.
     """
     length, width = like.shape[-2] + PADDING, like.shape[-1]
     a, m = distance_tables(mechanism, length, like)
     tables = interleave(a, m, width)
     if tables is None or not tables.requires_grad:
-        return Tables(tables, None, None)
+        return tables, None, None
     coefficient = _coefficient_of(mechanism)
     assert coefficient is not None
     assert coefficient.value is not None
@@ -86,7 +78,7 @@ def tables_of(mechanism: Mechanism, like: Tensor) -> Tables:
 
     value = coefficient.value.detach()
     tangents = torch.func.jvp(packed, (value,), (torch.ones_like(value),))[1]
-    return Tables(tables.detach(), coefficient.value, tangents.contiguous())
+    return tables.detach(), coefficient.value, tangents.contiguous()
 
 
 def interleave(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
