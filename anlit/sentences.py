@@ -118,7 +118,7 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
         if choice:
             return f"{option} {choice} is not known: choose one of {choices.replace(chr(39), '')}"
         return f"{message.removeprefix('argument ').replace(': ', ' ', 1)}: {see}"
-    value = found[1] if (found := _VALUE.search(message)) else ""
+    value = next(iter(_VALUE.findall(message)), "")
     if match := _NO_CLASS.search(message):
         return no_class(".".join(key), _first(match) or value)
     if kinds := [kind or f"one of {values}" for kind, values in _EXPECTED.findall(message) if kind != "NoneType"]:
