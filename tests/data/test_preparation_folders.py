@@ -75,7 +75,7 @@ def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path) -> N
     interrupted(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer), tasks=3)
     file = max((tmp_path / "text").iterdir(), key=lambda path: path.stat().st_size)
     file.write_bytes(b"x" * file.stat().st_size)
-    with pytest.raises(UserError, match=r"The source files are not those that .*out was begun with: put the old"):
+    with pytest.raises(UserError, match=r"The source files or .* are not those that .*out was begun with: put"):
         make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer))
 
 

@@ -37,12 +37,15 @@ class MixtureOrder:
 
     def draw(self, first_draw: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Source and block of `count` draws from `first_draw` on, each (count,) int64."""
-        places = np.arange(first_draw, first_draw + count)
-        parts, draws = (np.empty(count, dtype=np.int64) for _ in range(2))
-        for period in range(first_draw // PERIOD, -(-(first_draw + count) // PERIOD)):
-            mine = places // PERIOD == period
-            part, earlier = (column[places[mine] % PERIOD] for column in self._layout(period))
-            parts[mine], draws[mine] = part, earlier + period * self.quotas[part]
+        if len(self.parts) == 1:
+            return self.parts[0].draw(first_draw, count)
+        columns, end = [], first_draw + count
+        while first_draw < end:  # through the periods
+            period, begin = divmod(first_draw, PERIOD)
+            part, earlier = (column[begin:][: end - first_draw] for column in self._layout(period))
+            columns.append((part, earlier + period * self.quotas[part]))
+            first_draw += len(part)
+        parts, draws = (np.concatenate(column) for column in zip(*columns, strict=True))
         sources, blocks = np.empty_like(draws), np.empty_like(draws)
         for part in np.unique(parts):
             mine = parts == part

@@ -99,6 +99,8 @@ class TokenStream(BlockStream):
         if self._prefetcher is not None:
             self._prefetcher.at(first)
         sources, blocks = self.order.draw(first, share.batch_size)
+        if len(self.stores) == 1:
+            return Blocks(self.stores[0].read_blocks(blocks, self.length), None)
         tokens = np.empty((share.batch_size, self.length + 1), dtype=self.stores[0].dtype)
         for source in np.unique(sources):
             mine = sources == source

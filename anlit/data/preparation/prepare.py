@@ -171,7 +171,7 @@ def _make(target: Path, recipe: Recipe, options: RunOptions) -> None:
     if content is not None:
         tokenizer = tokenizers.parse_tokenizer(content, str(target / TOKENIZER))
         vocab_size = tokenizers.vocabulary_size(tokenizer)
-        end_of_document = tokenizers.end_of_document_id(tokenizer, recipe.end_of_document)
+        end_of_document = tokenizers.end_of_document_id(tokenizer, recipe.options.end_of_document)
     fetching = recipe if isinstance(recipe.source, HubFiles) else replace(recipe, source=Source())
     job = Job(target, fetching, plan["tokenizer_sha256"], vocab_size, end_of_document, options.skip_bad)
     tasks = tasks_of(listing.files, recipe)
@@ -210,20 +210,15 @@ def _begin(target: Path, recipe: Recipe) -> tuple[dict[str, Any], Listing, bytes
     listing = recipe.source.listing()
     recipe.splits.check(listing.files)
     (target / TASKS).mkdir(exist_ok=True)
-    plan: dict[str, Any] = {"settings": settings, "commit": recipe.source.commit, "files_sha256": listing.sha256()}
-    if then is not None and plan["files_sha256"] != then["files_sha256"]:
-        raise UserError(
-            f"The source files are not those that {target} was begun with: put the old files back, or remove that "
-            "folder and repeat the command."
-        )
     content = _tokenizer(target, recipe, listing, then)
-    plan["tokenizer_sha256"] = None if content is None else hashlib.sha256(content).hexdigest()
-    if then is not None and plan["tokenizer_sha256"] != then["tokenizer_sha256"]:
+    tokenizer_sha256 = None if content is None else hashlib.sha256(content).hexdigest()
+    plan = dict(zip(PLANNED, (settings, recipe.source.commit, listing.sha256(), tokenizer_sha256), strict=True))
+    if then is not None and plan != then:
         raise UserError(
-            f"{target / TOKENIZER} is missing or damaged and cannot be made again as it was: copy the folder "
-            "again, or remove it and repeat the command."
+            f"The source files or the tokenizer are not those that {target} was begun with: put the old files back, or "
+            "remove that folder and repeat the command."
         )
-    if content is not None and not _has_tokenizer(target, plan["tokenizer_sha256"]):
+    if content is not None and not _has_tokenizer(target, tokenizer_sha256):
         with replacing(target / TOKENIZER) as temporary:
             temporary.write_bytes(content)
     write_json(target / TASKS / PLAN, plan)
@@ -264,8 +259,8 @@ def _tokenizer(target: Path, recipe: Recipe, listing: Listing, then: dict[str, A
     if then is not None and _has_tokenizer(target, then["tokenizer_sha256"]):
         return (target / TOKENIZER).read_bytes()
     if recipe.tokenizer == BPE:
-        say(f"Training the tokenizer: {recipe.vocab_size:,} tokens.")
-        trained = tokenizers.train_bpe(_training_texts(target, recipe, listing), recipe.vocab_size)
+        say(f"Training the tokenizer: {recipe.options.vocab_size:,} tokens.")
+        trained = tokenizers.train_bpe(_training_texts(target, recipe, listing), recipe.options.vocab_size)
         return trained.to_str(pretty=True).encode()
     hub = HUB_TOKENIZERS.get(recipe.tokenizer)
     path = fetch_tokenizer(hub) if hub else Path(recipe.tokenizer)

@@ -76,59 +76,6 @@ class Splits:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A corpus and how it becomes tokens. The sizes shape the chunks, so they are never taken from the machine."""
-
-    corpus: str
-    source: Source
-    splits: Splits
-    columns: Columns = field(default_factory=Columns)
-    tokenizer: str = BPE
-    """gpt2, gpt-neox, the path of a tokenizer.json, bpe (trained on the corpus), or none for .bin files."""
-    vocab_size: int = 4096
-    """Of the BPE that is trained on the corpus."""
-    end_of_document: str = tokenizers.END_OF_DOCUMENT
-    tokenized: bool = False
-    """The source files hold tokens already, each document after its end-of-document token (.bin)."""
-    chunk_bytes: int = 64 * MIB
-    task_bytes: int = 64 * MIB
-    """Source bytes that a task has at least; its chunks are its own, so they should not be small."""
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    """More settings that are compared with those of an existing folder."""
-
-    def settings(self) -> dict[str, Any]:
-        """The settings that an existing folder must have been made with."""
-        tokenizer = {"vocab_size": self.vocab_size} if self.tokenizer == BPE else {"tokenizer": self.tokenizer_name()}
-        files = sorted(f"{name}\t{path.stat().st_size}" for name, path in self.source.paths().items())
-        listing = hashlib.sha256("\n".join(files).encode("utf-8", "surrogateescape")).hexdigest()
-        return {
-            "corpus": self.corpus,
-            **self.origin,
-            **self.source.settings(),
-            **tokenizer,
-            "end_of_document": self.end_of_document,
-            "splits": asdict(self.splits),
-            "text_field": self.columns.text,
-            "subset": self.columns.subset,
-            "max_document_bytes": self.columns.max_document_bytes,
-            "chunk_bytes": self.chunk_bytes,
-            "task_bytes": self.task_bytes,
-            **({"listing_sha256": listing} if files else {}),
-        }
-
-    def tokenizer_name(self) -> str:
-        """The tokenizer's name, or of a file its content's hash: the same wherever the file lies.
-
-        Raises:
-            UserError: there is no such file.
-        """
-        if self.tokenizer in (*HUB_TOKENIZERS, BPE, NO_TOKENIZER):
-            return self.tokenizer
-        tokenizers.load_tokenizer(self.tokenizer)
-        return "sha256:" + file_sha256(self.tokenizer)
-
-
-@dataclass(frozen=True)
 class Options:
     """What the user may choose; None is the corpus's own default."""
 
@@ -161,26 +108,87 @@ class Options:
         return checked_fraction(default if self.val_fraction is None else self.val_fraction)
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """A corpus and how it becomes tokens. The sizes shape the chunks, so they are never taken from the machine."""
+
+    corpus: str
+    source: Source
+    splits: Splits
+    options: Options
+    own_tokenizer: str = "gpt2"
+    subset: str | None = None
+    """The field that names a document's subset."""
+    tokenized: bool = False
+    """The source files hold tokens already, each document after its end-of-document token (.bin)."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """More settings that are compared with those of an existing folder."""
+    chunk_bytes: int = 64 * MIB
+    task_bytes: int = 64 * MIB
+    """Source bytes that a task has at least; its chunks are its own, so they should not be small."""
+
+    @property
+    def tokenizer(self) -> str:
+        """gpt2, gpt-neox, the path of a tokenizer.json, bpe (trained on the corpus), or none for .bin files."""
+        return self.options.tokenizer or self.own_tokenizer
+
+    @property
+    def columns(self) -> Columns:
+        """Which fields are read."""
+        return Columns(self.options.text_field, self.subset, self.options.max_document_bytes)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that an existing folder must have been made with."""
+        tokenizer = self.tokenizer_name()
+        files = sorted(f"{name}\t{path.stat().st_size}" for name, path in self.source.paths().items())
+        listing = hashlib.sha256("\n".join(files).encode("utf-8", "surrogateescape")).hexdigest()
+        return {
+            "corpus": self.corpus,
+            **self.origin,
+            **self.source.settings(),
+            **({"vocab_size": self.options.vocab_size} if tokenizer == BPE else {"tokenizer": tokenizer}),
+            "end_of_document": self.options.end_of_document,
+            "splits": asdict(self.splits),
+            "text_field": self.options.text_field,
+            "subset": self.subset,
+            "max_document_bytes": self.options.max_document_bytes,
+            "chunk_bytes": self.chunk_bytes,
+            "task_bytes": self.task_bytes,
+            **({"listing_sha256": listing} if files else {}),
+        }
+
+    def tokenizer_name(self) -> str:
+        """The tokenizer's name, or of a file its content's hash: the same wherever the file lies.
+
+        Raises:
+            UserError: there is no such file.
+        """
+        if self.tokenizer in (*HUB_TOKENIZERS, BPE, NO_TOKENIZER):
+            return self.tokenizer
+        tokenizers.load_tokenizer(self.tokenizer)
+        return "sha256:" + file_sha256(self.tokenizer)
+
+
 def slimpajama(options: Options) -> Recipe:
     """cerebras/SlimPajama-627B, its own three splits, its seven subsets in streams of their own."""
     splits = Splits({"train/": TRAIN, "validation/": VAL, "test/": TEST})
     layouts = [[f"{folder}**/*{ending}" for folder in splits.folders] for ending in (".jsonl.zst", ".jsonl")]
     source = _from_hub(options, "cerebras/SlimPajama-627B", *layouts)
-    return _recipe(options, "SlimPajama", source, splits, "gpt-neox", subset=SLIMPAJAMA_SUBSET)
+    return Recipe("SlimPajama", source, splits, options, "gpt-neox", SLIMPAJAMA_SUBSET)
 
 
 def openwebtext(options: Options) -> Recipe:
     """Skylion007/openwebtext, with about 10,000 texts held out, chosen by their hashes."""
     layouts = [["plain_text/*.parquet"], ["**/*.parquet"], ["**/*.jsonl.zst", "**/*.jsonl"]]
     source = _from_hub(options, "Skylion007/openwebtext", *layouts)
-    return _recipe(options, "OpenWebText", source, Splits(fraction=options.held_out(OPENWEBTEXT_VAL_FRACTION)))
+    return Recipe("OpenWebText", source, Splits(fraction=options.held_out(OPENWEBTEXT_VAL_FRACTION)), options)
 
 
 def fineweb(options: Options) -> Recipe:
     """A sample of HuggingFaceFW/fineweb, with the first tokens of its first file held out."""
     part = _one_of(options.part or "sample-10BT", ("sample-10BT", "sample-100BT", "sample-350BT"))
     source = _from_hub(options, "HuggingFaceFW/fineweb", [f"{part.replace('-', '/')}/*.parquet"], ["*.parquet"])
-    return _recipe(options, "FineWeb", source, Splits(first_tokens=options.val_tokens), origin={"part": part})
+    return Recipe("FineWeb", source, Splits(first_tokens=options.val_tokens), options, origin={"part": part})
 
 
 def fineweb_bin(options: Options) -> Recipe:
@@ -192,7 +200,7 @@ def fineweb_bin(options: Options) -> Recipe:
         )
     splits = Splits({"fineweb_val_": VAL, "fineweb_train_": TRAIN})
     source = _from_hub(options, f"kjj0/fineweb{part}-gpt2", ["*.bin"])
-    return _recipe(options, "FineWebBin", source, splits, origin={"part": part}, tokenized=True)
+    return Recipe("FineWebBin", source, splits, options, tokenized=True, origin={"part": part})
 
 
 def any_of_hub(options: Options) -> Recipe:
@@ -200,28 +208,13 @@ def any_of_hub(options: Options) -> Recipe:
     if options.repo is None or options.files is None:
         raise UserError("Hub needs --repo and --files, such as --repo allenai/c4 --files 'en/*.json.gz'.")
     source, origin = _from_hub(options, options.repo, [options.files]), {"files": options.files}
-    return _recipe(options, f"hub:{options.repo}", source, Splits(fraction=options.held_out()), origin=origin)
+    return Recipe(f"hub:{options.repo}", source, Splits(fraction=options.held_out()), options, origin=origin)
 
 
 def _from_hub(options: Options, repository: str, *layouts: list[str]) -> Source:
     """The files of the first layout on the hub, or those of any layout in a local copy."""
     on_hub = HubFiles(repository, options.revision, layouts[0])
     return on_hub if options.source is None else LocalFiles(options.source, *layouts)
-
-
-def _recipe(
-    options: Options,
-    corpus: str,
-    source: Source,
-    splits: Splits,
-    tokenizer: str = "gpt2",
-    subset: str | None = None,
-    **others: Any,
-) -> Recipe:
-    """The recipe of these options; `tokenizer` is the corpus's own, `others` are more of its fields."""
-    columns = Columns(options.text_field, subset, options.max_document_bytes)
-    tokenizer = options.tokenizer or tokenizer
-    return Recipe(corpus, source, splits, columns, tokenizer, options.vocab_size, options.end_of_document, **others)
 
 
 def text_files(options: Options) -> Recipe:
@@ -244,7 +237,7 @@ def text_files(options: Options) -> Recipe:
         )
         source, splits = DistinctTexts(lambda: list_files(root, pattern), options.held_out(), nothing), Splits()
     origin = {"source": str(root), "pattern": pattern}
-    return _recipe(options, f"text:{root.name}", source, splits, BPE, origin=origin)
+    return Recipe(f"text:{root.name}", source, splits, options, BPE, origin=origin)
 
 
 def python_sources(options: Options) -> Recipe:
@@ -252,7 +245,7 @@ def python_sources(options: Options) -> Recipe:
     origin = {"python": platform.python_version(), "include_site_packages": options.include_site_packages}
     nothing = "This Python has no sources of its library (*.py): use another corpus."
     texts = DistinctTexts(lambda: python_files(options.include_site_packages), options.held_out(), nothing)
-    return Recipe("PythonSources", texts, Splits(), vocab_size=options.vocab_size, origin=origin)
+    return Recipe("PythonSources", texts, Splits(), options, BPE, origin=origin)
 
 
 def python_files(include_site_packages: bool) -> dict[str, Path]:
