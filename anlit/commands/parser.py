@@ -63,6 +63,7 @@ MESSAGES = (
     "TPU available",
     "💡 Tip",
     "`Trainer.fit` stopped",
+    "`Trainer(",  # that validation comes after every batch, where it comes after every optimizer step
     "\nDetected KeyboardInterrupt",  # LastCheckpoint prints what was saved and how to continue
     "Restoring states from the checkpoint",
     "Loaded model weights from the checkpoint",  # the command prints the path before
