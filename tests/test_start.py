@@ -36,9 +36,9 @@ def imported(words: str) -> set[str]:
 
 
 def test_the_parser_imports_no_library_that_it_does_not_use() -> None:
-    found = imported("fit --model AnGPT --data PythonSources --print_config")
-    assert "lightning" in found
-    assert [name for name in HEAVY if name in found] == []
+    modules = imported("fit --model AnGPT --data PythonSources --print_config")
+    assert "lightning" in modules
+    assert [name for name in HEAVY if name in modules] == []
 
 
 WITHOUT_TORCH = """

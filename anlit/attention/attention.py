@@ -12,7 +12,7 @@ from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.qk_clip import QKClip
-from anlit.attention.selection import Selections, form_of, name_of
+from anlit.attention.selection import Selections, mechanism_name, name_of
 
 Backend = Literal["auto", "eager", "sdpa", "blockwise", "flash", "flex", "triton"]
 
@@ -82,7 +82,7 @@ class Attention(nn.Module):
 
     def _find_backend(self, q: Tensor, is_packed: bool) -> str:
         if self.backend == "auto" and self._selections is not None:
-            form, dtype = form_of(self.mechanism), name_of(q.dtype)
+            form, dtype = mechanism_name(self.mechanism), name_of(q.dtype)
             for selection in self._selections.nearest(form, dtype, q.shape[-2], is_packed):
                 backend = BACKENDS.get(selection.backend)  # a checkpoint may name one of another version
                 if backend is not None and backend.unsupported_reason(self.mechanism, q, self.dropout) is None:

@@ -20,7 +20,7 @@ class AttentionSpec:
     """One kind of attention in a run: queries (`rows`, `heads`, `length`, `width`), `key_heads` heads of keys."""
 
     mechanism: str
-    """Its class and window, and which coefficients are learned; see `form_of`."""
+    """Its class and window, and which coefficients are learned; see `mechanism_name`."""
     rows: int
     heads: int
     key_heads: int
@@ -132,7 +132,7 @@ def _checked(made: Any) -> Any:
     return made
 
 
-def form_of(mechanism: Mechanism) -> str:
+def mechanism_name(mechanism: Mechanism) -> str:
     """The class, the window, and what is learned: `SlidingWindow(window 128, ScaleInvariant(strength per_layer))`.
 
     The values of coefficients are left out, because no kernel's speed depends on them.
@@ -140,7 +140,7 @@ def form_of(mechanism: Mechanism) -> str:
     parts = [f"window {mechanism.window}"] if mechanism.window is not None else []
     for name, part in mechanism.named_children():
         if isinstance(part, Mechanism):
-            parts.append(form_of(part))
+            parts.append(mechanism_name(part))
         elif isinstance(coefficient := part.coefficient if isinstance(part, Reference) else part, Coefficient):
             parts += [f"{name} {coefficient.learned}"] if coefficient.learned != "never" else []
     kind = type(mechanism)

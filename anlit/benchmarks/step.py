@@ -105,7 +105,7 @@ def _build(given: argparse.Namespace, size: Size, device: torch.device, row: Row
     row |= facts_of(step)
     row["flops"] = {"train": row["flops_per_token"] * size.tokens}
     row["losses"] = [step.train().item() for _ in range(CHECKED_STEPS)]
-    if reason := reason_against(row, earlier, size):
+    if reason := skip_reason(row, earlier, size):
         raise NotTimedError(reason)
     for _ in range(WARM_UP):
         step.train()
@@ -129,7 +129,7 @@ def _kept(step: OurStep | PeerStep) -> Iterator[Tensor]:
         yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
-def reason_against(row: Row, earlier: list[Row], size: Size) -> str | None:
+def skip_reason(row: Row, earlier: list[Row], size: Size) -> str | None:
     """Why a variant's numbers are wrong; None if they are right.
 
     Its first losses must equal those of the variants of the same architecture before it. A peer must have the FLOPs and

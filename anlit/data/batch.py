@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     longest: int
     """Tokens of the longest document. No tensor, so it stays on the host, where such kernels ask for it."""
 
-    def cut(self, length: int) -> "Batch":
+    def split(self, length: int) -> "Batch":
         """The same tokens as B·T/length sequences of `length`, which has to divide T.
 
         The part of a document after a cut is a document of its own, which does not see the part before it.
@@ -41,8 +41,8 @@ class Batch(NamedTuple):
         assert self.tokens.shape[1] % length == 0, (self.tokens.shape, length)
         tokens, targets, ids = (tensor.reshape(-1, length) for tensor in self[:3])
         ids = ids - ids[:, :1]
-        cut = Batch(tokens, targets, ids, *_packing(ids.numpy()))
-        return cut.pin_memory() if self.tokens.is_pinned() else cut
+        batch = Batch(tokens, targets, ids, *_packing(ids.numpy()))
+        return batch.pin_memory() if self.tokens.is_pinned() else batch
 
     def pin_memory(self) -> "Batch":
         """A copy in page-locked memory, from which the device copies while the host continues."""

@@ -255,7 +255,7 @@ class TokenShards(L.LightningDataModule):
         if not self.context_schedule or self.trainer is None or not self.trainer.training:
             return batch
         begun = [step for step in self.context_schedule if step <= self.trainer.global_step]
-        return batch.cut(self.context_schedule[max(begun)])
+        return batch.split(self.context_schedule[max(begun)])
 
     def stores(self, split: str) -> list[TokenStore]:
         """The token arrays of a split, to be read from."""

@@ -131,17 +131,17 @@ def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> in
     Raises:
         UserError: the vocabulary does not have it, or a text that contains its letters would be cut by it.
     """
-    found = tokenizer.token_to_id(token)
-    if found is None:
+    token_id = tokenizer.token_to_id(token)
+    if token_id is None:
         raise UserError(
             f'The tokenizer has no token "{token}" to end documents with: set --data.end_of_document to the one it has.'
         )
-    if found in tokenizer.encode(token, add_special_tokens=False).ids:
+    if token_id in tokenizer.encode(token, add_special_tokens=False).ids:
         raise UserError(
             f'The tokenizer takes "{token}" inside of a text for the end of a document: set "special": true for '
             "that token in the added_tokens of its tokenizer.json, or choose another --end_of_document."
         )
-    return found
+    return token_id
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

@@ -249,7 +249,7 @@ def _batches(data: TokenShards, length: int, batch_tokens: int) -> Iterator[Batc
     """The pieces, cut into sequences of `length`."""
     rows = max(1, batch_tokens // length)
     for pieces in data.val_dataloader():
-        whole = pieces.cut(length)
+        whole = pieces.split(length)
         by_row = (field.split(rows) for field in (whole.tokens, whole.targets, whole.document_ids, whole.positions))
         for parts in zip(*by_row, strict=True):
             yield whole._replace(**dict(zip(Batch._fields, parts, strict=False)))

@@ -15,8 +15,8 @@ from anlit.attention.selection import (
     Selection,
     Selections,
     device_label,
-    form_of,
     mean_document,
+    mechanism_name,
     name_of,
 )
 from anlit.attention.trial import Trial
@@ -71,8 +71,8 @@ def _select(module: Any, h: Tensor, documents: Documents) -> None:
     kept = {each.spec: known.of(each.spec) for each in trials} if known is not None and known.device == label else {}
     kept = {spec: selection for spec, selection in kept.items() if selection and selection.backend in BACKENDS}
     new = [each for each in trials if each.candidates and each.spec not in kept]
-    told = trainer.strategy.broadcast(len(new))  # the other ranks wait for what follows from here on
-    _log.debug(f"{told} kinds of attention are tried on rank 0, for at most {trial.TIME_LIMIT_S:g} s")
+    n_trials = trainer.strategy.broadcast(len(new))  # the other ranks wait for what follows from here on
+    _log.debug(f"{n_trials} kinds of attention are tried on rank 0, for at most {trial.TIME_LIMIT_S:g} s")
     plain = None
     if trainer.is_global_zero:
         tried = {selection.spec: selection for selection in trial.run_trials(new, h.device)} if new else {}
@@ -102,7 +102,8 @@ def trials_of(module: Any, h: Tensor, documents: Documents) -> list[Trial]:
     is_short = 0 < trainer.max_steps * trainer.accumulate_grad_batches < FEWEST_BATCHES
     mean = mean_document(documents, h.shape[0])
     trials = []
-    for form, block in {form_of(block.attention.mechanism): block for block in blocks_on_auto(module.model)}.items():
+    blocks = {mechanism_name(block.attention.mechanism): block for block in blocks_on_auto(module.model)}
+    for form, block in blocks.items():
         mechanism, dropout = block.attention.mechanism, block.attention.dropout
         for length in lengths:
             document = None if mean is None else min(mean, length)

@@ -40,14 +40,14 @@ class CSVLogger(Logger):
         """Append a row. For names that the header lacks the file is written anew, so that a kill loses nothing."""
         row: dict[str, Any] = {"step": step, **convert_tensors_to_scalars(metrics)}
         if self._columns is None:
-            self.cut(math.inf)
+            self.drop_from(math.inf)
         if new := row.keys() - set(self._columns or []):
             self._columns = sorted({*(self._columns or []), *new})
             self._rewrite(read_rows(self.path) if self.path.is_file() else [])
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self._columns or []).writerow(row)
 
-    def cut(self, step: float) -> list[dict[str, str]]:
+    def drop_from(self, step: float) -> list[dict[str, str]]:
         """Remove the rows of step `step` (from 0) and of later ones; returns the rows that stay."""
         rows = read_rows(self.path) if self.path.is_file() else []
         kept = [row for row in rows if number(row, "step", self.path) < step]

@@ -92,23 +92,23 @@ def gradients(attend, mechanism: Mechanism, tensors: list[Tensor], documents: Do
     return {name: x.double().cpu() for name, x in result.items()}
 
 
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype) -> None:
-    assert found.keys() == expected.keys()
+def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype) -> None:
+    assert actual.keys() == expected.keys()
     for name, reference in expected.items():
         size = reference.norm()
         if size < 1e-9 * expected["v"].norm():  # a query that sees one key gives q and k no gradient
             size = expected["v"].norm()
-        error = (found[name] - reference).norm() / size
+        error = (actual[name] - reference).norm() / size
         bound = (LEARNED_BOUNDS if name == "learned" else BOUNDS)[dtype]
         assert error <= bound, f"{name}: relative error {error:.1e}, more than {bound:.0e}"
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-9) -> None:
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-9) -> None:
     """Every number, in float64."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(
-            found[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+            actual[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 
@@ -140,8 +140,8 @@ def check(
     tensors = inputs(*shape, dtype=dtype)
     expected = gradients(eager.attend, reference.double(), [x.double() for x in tensors], packed(B, T, kind))
     on_device = [x.to(device) for x in tensors]
-    found = gradients(backend.attend, mechanism.float().to(device), on_device, packed(B, T, kind, device))
-    assert_close(found, expected, dtype)
+    actual = gradients(backend.attend, mechanism.float().to(device), on_device, packed(B, T, kind, device))
+    assert_close(actual, expected, dtype)
 
 
 def assert_compiled_once(model: LanguageModel, plain: LanguageModel, rtol: float = 1.3e-6) -> None:

@@ -101,11 +101,11 @@ def test_rows_of_different_lengths_do_not_see_each_others_padding(name: str, mas
     for row, n in enumerate(padding.tolist()):
         padded[row, :n] = 28 - row
         ids[row, :n] = ids[row, n]
-    found = in_pieces(model, padded, ids, KeyValueCache(LENGTH, padding), cuts=(0, 15, 16, 17, 18, 30, LENGTH))
+    actual = in_pieces(model, padded, ids, KeyValueCache(LENGTH, padding), cuts=(0, 15, 16, 17, 18, 30, LENGTH))
     for row, n in enumerate(padding.tolist()):
         with torch.no_grad():
             alone = model(TOKENS[row : row + 1, n:], DOCUMENTS[row : row + 1, n:])
-        torch.testing.assert_close(found[row : row + 1, n:], alone, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(actual[row : row + 1, n:], alone, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from anlit.attention.backends import (
     sdpa,
     triton,
 )
-from anlit.attention.selection import form_of
+from anlit.attention.selection import mechanism_name
 from anlit.errors import UserError
 from tests.attention.examples import SHIPPED
 from tests.attention.kernels import MECHANISMS
@@ -141,8 +141,8 @@ OWN = MECHANISMS["of one's own"].for_layer(2, 8, 0)
     ],
 )
 def test_what_a_back_end_cannot_compute_has_a_reason(backend, mechanism, q, reason) -> None:
-    found = BACKENDS[backend].unsupported_reason(mechanism, q)
-    assert found is None if reason is None else reason in found
+    actual = BACKENDS[backend].unsupported_reason(mechanism, q)
+    assert actual is None if reason is None else reason in actual
 
 
 def test_reasons_that_lie_with_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +206,10 @@ def test_the_choice_follows_device_precision_and_need_of_gradients(monkeypatch: 
 
 def test_the_form_of_a_mechanism_tells_its_window_and_what_is_learned() -> None:
     forms = {
-        form_of(mechanism.for_layer(2, 8, 0))
+        mechanism_name(mechanism.for_layer(2, 8, 0))
         for learned in ("never", "globally", "per_layer", "per_head")
         for mechanism in (ScaleInvariant(learned=learned), SlidingWindow(9, ScaleInvariant(learned=learned)))
     }
     assert len(forms) == 8
-    assert form_of(ScaleInvariant(tau=3.0)) == form_of(ScaleInvariant(tau=4.0)) == "ScaleInvariant"
-    assert form_of(SlidingWindow(9, ALiBi())) == "SlidingWindow(window 9, ALiBi)"
+    assert mechanism_name(ScaleInvariant(tau=3.0)) == mechanism_name(ScaleInvariant(tau=4.0)) == "ScaleInvariant"
+    assert mechanism_name(SlidingWindow(9, ALiBi())) == "SlidingWindow(window 9, ALiBi)"

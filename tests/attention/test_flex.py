@@ -50,37 +50,37 @@ def test_the_forward_pass_is_eager(name, n_kv_heads, kind) -> None:
 @pytest.mark.parametrize("length", [1, 127, 128, 129, 400])
 def test_blocks_are_skipped_if_nothing_in_them_is_seen_and_not_masked_if_all_is(kind, window, length) -> None:
     packed = documents(kind, length)
-    found = flex.block_mask(packed, window)
+    actual = flex.block_mask(packed, window)
     visible = packed.mask(window).expand(2, 1, length, length)
     n_blocks = -(-length // flex.BLOCK)
     for b in range(2):
         for row in range(n_blocks):
             queries = slice(row * flex.BLOCK, (row + 1) * flex.BLOCK)
-            partly, whole = listed(found, min(b, found.shape[0] - 1), row)
+            partly, whole = listed(actual, min(b, actual.shape[0] - 1), row)
             for column in range(n_blocks):
                 block = visible[b, 0, queries, column * flex.BLOCK : (column + 1) * flex.BLOCK]
                 assert (column in whole) == bool(block.all()), (b, row, column)
                 assert (column in partly) == (bool(block.any()) and not block.all()), (b, row, column)
-    shape = (found.shape[0], 1, length, length)
-    assert torch.equal(create_mask(found.mask_mod, *shape, device="cpu"), visible[: found.shape[0]])
+    shape = (actual.shape[0], 1, length, length)
+    assert torch.equal(create_mask(actual.mask_mod, *shape, device="cpu"), visible[: actual.shape[0]])
 
 
-def listed(found, b: int, row: int) -> tuple[list[int], list[int]]:
-    pairs = ((found.kv_num_blocks, found.kv_indices), (found.full_kv_num_blocks, found.full_kv_indices))
+def listed(actual, b: int, row: int) -> tuple[list[int], list[int]]:
+    pairs = ((actual.kv_num_blocks, actual.kv_indices), (actual.full_kv_num_blocks, actual.full_kv_indices))
     partly, whole = (columns[b, 0, row, : n[b, 0, row]].tolist() for n, columns in pairs)
     return partly, whole
 
 
 def test_layers_share_the_blocks_of_a_batch(monkeypatch) -> None:
-    found = []
+    actual = []
     real = flex._find_blocks
-    monkeypatch.setattr(flex, "_find_blocks", lambda *arguments: found.append(1) or real(*arguments))
+    monkeypatch.setattr(flex, "_find_blocks", lambda *arguments: actual.append(1) or real(*arguments))
     model = tiny(AnGPT, attention=ScaleInvariant(), backend="flex", n_layers=3)
     with torch.no_grad():
         for seed in range(2):
             batch = batch_from_blocks(random_tokens(2, 17, seed=seed), end_of_document=0)
             model.logits_of(batch)
-            assert len(found) == seed + 1
+            assert len(actual) == seed + 1
 
 
 def test_changing_documents_do_not_compile_anything_again() -> None:

@@ -39,7 +39,7 @@ def naive(row: list[float], position: int, first_key: int, spans: list[Range], l
     def weight_of(chosen: list[float]) -> float:
         return sum(chosen) if chosen else math.nan
 
-    found = {
+    actual = {
         "entropy": entropy_of(list(weights.values())),
         "inverse_largest_weight": 1 / max(weights.values()),
         "participation": sum(w * w for w in weights.values()),
@@ -48,10 +48,10 @@ def naive(row: list[float], position: int, first_key: int, spans: list[Range], l
     }
     for first, end in spans:
         inside = [w for t, w in weights.items() if first <= t < end]
-        found[f"weight_{first}_to_{end}"] = weight_of(inside)
+        actual[f"weight_{first}_to_{end}"] = weight_of(inside)
         if end - first > 1:
-            found[f"entropy_{first}_to_{end}"] = entropy_of(inside)
-    return found
+            actual[f"entropy_{first}_to_{end}"] = entropy_of(inside)
+    return actual
 
 
 def masked_logits(n_queries: int, n_keys: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -69,14 +69,14 @@ def masked_logits(n_queries: int, n_keys: int, seed: int = 0) -> tuple[Tensor, T
 def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
     n_keys, spans = 13, [Range(0, 1), Range(1, 3), Range(3, 9), Range(9, 27)]
     L, first_keys = masked_logits(n_queries, n_keys)
-    found = statistics(L, first_keys, spans, latest=4)
+    actual = statistics(L, first_keys, spans, latest=4)
     for b in range(2):
         for h in range(HEADS):
             for query in range(n_queries):
                 position = n_keys - n_queries + query
                 row = L[b, h, query, : position + 1].tolist()
                 expected = naive(row, position, int(first_keys[b, query]), spans, 4)
-                assert {name: value[b, h, query].item() for name, value in found.items()} == pytest.approx(
+                assert {name: value[b, h, query].item() for name, value in actual.items()} == pytest.approx(
                     expected, rel=1e-12, nan_ok=True
                 )
 
@@ -84,10 +84,10 @@ def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
 def test_what_was_not_there_is_no_weight_of_zero() -> None:
     """In the window of 5 the range [9, 27) and the document's first token are out of sight; in 3 of 4 queries here."""
     L, first_keys = masked_logits(4, 13)
-    found = statistics(L, first_keys, [Range(9, 27)])
+    actual = statistics(L, first_keys, [Range(9, 27)])
     for name in ("weight_9_to_27", "entropy_9_to_27", "attention_sink"):
-        assert found[name][1].isnan().all()
-    assert found["attention_sink"][0].isfinite().all()
+        assert actual[name][1].isnan().all()
+    assert actual["attention_sink"][0].isfinite().all()
 
 
 def test_a_far_key_of_tiny_weight_is_not_absent() -> None:

@@ -15,7 +15,7 @@ from anlit.attention import trial
 from anlit.attention.attention import Attention
 from anlit.attention.backends import BACKENDS, eager
 from anlit.attention.mechanism import Mechanism
-from anlit.attention.selection import AttentionSpec, Selection, Selections, device_label, form_of
+from anlit.attention.selection import AttentionSpec, Selection, Selections, device_label, mechanism_name
 from anlit.attention.trial import Inputs, Trial, own_copy, random_documents, relative_errors, run_trials, wrong
 from anlit.errors import UserError
 from anlit.models import kernel_selection
@@ -54,7 +54,7 @@ def hangs() -> Iterator[ModuleType]:
 
 
 def a_trial(mechanism: Mechanism = Plain(), candidates: dict[str, ModuleType] | None = None, **changes: Any) -> Trial:
-    spec = replace(SPEC, mechanism=form_of(mechanism), **changes)
+    spec = replace(SPEC, mechanism=mechanism_name(mechanism), **changes)
     layer = mechanism.for_layer(spec.heads, spec.width, 0)
     able = {name: BACKENDS[name] for name in ON_CPU if BACKENDS[name].unsupported_reason(layer) is None}
     return Trial(spec, layer, able if candidates is None else candidates, "eager")
@@ -182,7 +182,7 @@ def test_a_copy_shares_no_coefficient_with_the_model() -> None:
     (coefficient,) = copied.parameters()
     assert coefficient.item() == 1.5
     assert coefficient is not next(template.parameters())
-    assert form_of(copied) == form_of(layer)
+    assert mechanism_name(copied) == mechanism_name(layer)
 
 
 class Rank:
@@ -231,7 +231,7 @@ def test_the_first_batch_selects_for_every_kind_of_layer_and_length(on_a_gpu: li
     state = torch.get_rng_state()
     for _ in range(2):
         model(random_tokens(4, 48))
-    scaled = form_of(ScaleInvariant(learned="globally"))
+    scaled = mechanism_name(ScaleInvariant(learned="globally"))
     specs = [each.spec for each in on_a_gpu]
     assert [(spec.mechanism, spec.rows, spec.length, spec.document, spec.width) for spec in specs] == [
         (form, rows, length, None, 16) for form in ("Plain", scaled) for rows, length in ((32, 12), (8, 48))

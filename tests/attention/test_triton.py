@@ -86,10 +86,10 @@ def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) 
     length, width = 16384, 64
     mechanism = ScaleInvariant(tau, c).for_layer(1, width, 0)
     by_distance = tables.tables_of(mechanism, torch.empty(1, 1, length, width, dtype=dtype))[0]
-    found, far_start = tables.linear_tables(by_distance, width, dtype)
+    actual, far_start = tables.linear_tables(by_distance, width, dtype)
     steps = torch.arange(1 - tables.FIRST, tables.FIRST, dtype=torch.float64)
     centres = torch.arange(int(far_start), length, tables.STEP)
-    gain_slope, gain, bias_slope, bias = found[0, centres // tables.STEP].double().T[..., None]
+    gain_slope, gain, bias_slope, bias = actual[0, centres // tables.STEP].double().T[..., None]
     t = centres[:, None] + steps
     exact = torch.stack((mechanism.distance_gain(t), mechanism.distance_bias(t))) / math.log(2)
     gains, biases = (gain_slope * steps + gain) * width**0.5, bias_slope * steps + bias
@@ -111,8 +111,8 @@ def test_any_strides_will_do() -> None:
     q, k, v, probe = inputs(1, 2, 19, 8, dtype=torch.float32)
     expected = gradients(backend.attend, ScaleInvariant(), [q, k, v, probe], packed(1, 19, "dense"))
     fused = torch.stack((q, k, v), -1).unbind(-1)  # rows are not in one piece
-    found = gradients(backend.attend, ScaleInvariant(), [*fused, probe.contiguous()], packed(1, 19, "dense"))
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    actual = gradients(backend.attend, ScaleInvariant(), [*fused, probe.contiguous()], packed(1, 19, "dense"))
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(("kind", "reach"), [("documents", 32), ("window", 16)])

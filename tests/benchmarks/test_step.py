@@ -15,7 +15,7 @@ from anlit.benchmarks.harness import Benchmark, put_ratios
 from anlit.benchmarks.options import Size
 from anlit.benchmarks.our_step import MODELS, OurStep
 from anlit.benchmarks.peers import PeerStep
-from anlit.benchmarks.step import facts_of, group_of, other_work, reason_against
+from anlit.benchmarks.step import facts_of, group_of, other_work, skip_reason
 from anlit.benchmarks.timing import quartiles
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
@@ -180,7 +180,7 @@ PEER = {"model": "litgpt", "losses": [8.3, 8.2, 8.1]}
 )
 def test_losses_and_work_have_to_agree(changes: dict[str, Any], reason: str | None) -> None:
     row = {"mechanism": "plain", "group": 1, "label": "", "reason": None, **RIGHT}
-    answer = reason_against(row | changes, [row], Size(256, 6, 4, 4096, 256, 8, "float32"))
+    answer = skip_reason(row | changes, [row], Size(256, 6, 4, 4096, 256, 8, "float32"))
     assert answer is None if reason is None else reason in str(answer)
 
 

@@ -54,10 +54,10 @@ def test_the_attention_derives_the_same_boundaries() -> None:
 
 def test_cut_into_shorter_sequences() -> None:
     batch = batch_from_blocks(torch.tensor([[5, 6, 0, 7, 8, 9, 0, 3, 2], [1, 2, 3, 4, 5, 6, 7, 0, 4]]), 0)
-    cut = batch.cut(4)
+    cut = batch.split(4)
     assert cut.tokens.tolist() == [[5, 6, 0, 7], [8, 9, 0, 3], [1, 2, 3, 4], [5, 6, 7, 0]]
     assert cut.targets.tolist() == [[6, 0, 7, 8], [9, 0, 3, 2], [2, 3, 4, 5], [6, 7, 0, 4]]
     assert cut.document_ids.tolist() == [[0, 0, 0, 1], [0, 0, 0, 1], [0] * 4, [0] * 4]
     assert cut.positions.tolist() == [[0, 1, 2, 0], [0, 1, 2, 0], [0, 1, 2, 3], [0, 1, 2, 3]]
     assert cut.cu_seqlens.tolist() == [0, 3, 4, 7, 8, 12, 16]
-    assert all(torch.equal(one, two) for one, two in zip(batch.cut(8)[:5], batch[:5], strict=True))
+    assert all(torch.equal(one, two) for one, two in zip(batch.split(8)[:5], batch[:5], strict=True))

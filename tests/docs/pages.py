@@ -43,5 +43,5 @@ def commands(page: Path) -> Iterator[list[str]]:
 def files(page: Path) -> Iterator[tuple[str, str]]:
     """Name and content of every block whose first line is a comment with a file's name."""
     for _, body in _FENCE.findall(page.read_text(encoding="utf-8")):
-        if found := re.match(r"# ([\w.]+\.(?:yaml|py))\n", body):
-            yield found[1], body
+        if match := re.match(r"# ([\w.]+\.(?:yaml|py))\n", body):
+            yield match[1], body

@@ -45,8 +45,8 @@ def shipped() -> dict[str, dict[str, str]]:
 def test_the_runs_of_a_shipped_study_keep_their_hashes(study: str) -> None:
     name, _, budget = study.partition(" ")
     known = json.loads(RECORD.read_text())[study]
-    found = hashes_of(str(STUDIES / f"{name}.yaml"), budget or None)
-    assert {arm: found.get(arm) for arm in known} == known
+    actual = hashes_of(str(STUDIES / f"{name}.yaml"), budget or None)
+    assert {arm: actual.get(arm) for arm in known} == known
 
 
 if __name__ == "__main__":

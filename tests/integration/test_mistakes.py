@@ -87,10 +87,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rows() -> Iterator[list[list[str]]]:
     """Those of the mistakes that were made; written at the end if all of them were."""
-    found: list[list[str]] = []
-    yield found
-    if (file := os.environ.get("MISTAKES_TABLE")) and len(found) == len(FAST) + len(SLOW):
-        table = markdown_table(["typed", "exit code", "sentence"], found, range(3))
+    rows: list[list[str]] = []
+    yield rows
+    if (file := os.environ.get("MISTAKES_TABLE")) and len(rows) == len(FAST) + len(SLOW):
+        table = markdown_table(["typed", "exit code", "sentence"], rows, range(3))
         Path(file).write_text(f"{PAGE}\n{table}\n")
 
 

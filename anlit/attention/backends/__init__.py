@@ -69,9 +69,11 @@ def choose(name: str, mechanism: Mechanism, q: Tensor | None = None, dropout: fl
     if name not in BACKENDS:
         raise UserError(f"backend={name!r} is unknown: choose auto, {', '.join(BACKENDS)}")
     if (reason := _unsupported_reason(name, mechanism, q, dropout)) is not None:
-        able = [key for key in BACKENDS if _unsupported_reason(key, mechanism, q, dropout) is None]
+        supported = [key for key in BACKENDS if _unsupported_reason(key, mechanism, q, dropout) is None]
         label = type(mechanism).__name__
-        raise UserError(f"backend={name!r} cannot do attention {label}: {reason}; choose auto or {', '.join(able)}")
+        raise UserError(
+            f"backend={name!r} cannot do attention {label}: {reason}; choose auto or {', '.join(supported)}"
+        )
     return name
 
 
@@ -92,12 +94,12 @@ def candidates(mechanism: Mechanism, q: Tensor, is_packed: bool) -> dict[str, Mo
         return {}
     form = "a(t)" if mechanism.scales_with_distance else "m(t)" if mechanism.depends_on_distance else "g(n)"
     names = CANDIDATES["g(n), packed" if form == "g(n)" and is_packed else form]
-    able = [name for name in names if _unsupported_reason(name, mechanism, q, 0.0) is None]
-    if "triton" in able and eager.tables_are_learned(mechanism):
-        able = [name for name in able if name != "flex"]
+    supported = [name for name in names if _unsupported_reason(name, mechanism, q, 0.0) is None]
+    if "triton" in supported and eager.tables_are_learned(mechanism):
+        supported = [name for name in supported if name != "flex"]
     if q.shape[-2] > LONGEST_EAGER:
-        able = [name for name in able if name != "eager"]
-    return {name: BACKENDS[name] for name in able[:MOST_CANDIDATES]}
+        supported = [name for name in supported if name != "eager"]
+    return {name: BACKENDS[name] for name in supported[:MOST_CANDIDATES]}
 
 
 def _unsupported_reason(name: str, mechanism: Mechanism, q: Tensor | None, dropout: float) -> str | None:

@@ -34,7 +34,7 @@ class MetricsOnResume(L.Callback):
         step, (missing, self._saved_row) = trainer.global_step, (self._saved_row, None)
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
-                kept = logger.cut(step)
+                kept = logger.drop_from(step)
                 if any(row["step"] == str(step - 1) and row.get("train/loss") for row in kept):
                     missing = None
             elif isinstance(logger, TensorBoardLogger) and step:
