@@ -49,7 +49,13 @@ def test_every_path_that_is_named_exists(page: Path) -> None:
 def test_readme_fits_on_one_page() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
-    assert len(text.split()) <= 1500
+    assert len(text.split()) <= 800
+
+
+def test_every_picture_of_the_results_is_shown_by_a_page() -> None:
+    """Reports beside them keep their numbers only."""
+    shown = {page.parent / link for page in PAGES for link in _LINK.findall(page.read_text(encoding="utf-8"))}
+    assert set((ROOT / "docs" / "results").rglob("*.png")) <= shown
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
