@@ -34,7 +34,7 @@ class GPTConfig(DecoderConfig):
 
     Args:
         norm_eps: ε of every RMS norm.
-        init_std: Standard deviation of the initial matrices; 0.02·√(1024/d_model) if null.
+        init_std: Standard deviation of the initial matrices; 0.02·√(1024/d_model), at most 0.05, if null.
     """
 
     norm_eps: float = 1e-6
@@ -43,7 +43,7 @@ class GPTConfig(DecoderConfig):
     @property
     def initial_std(self) -> float:
         """`init_std` or its default."""
-        return 0.02 * math.sqrt(1024 / self.d_model) if self.init_std is None else self.init_std
+        return min(0.02 * math.sqrt(1024 / self.d_model), 0.05) if self.init_std is None else self.init_std
 
 
 class GPTBlock(nn.Module):
