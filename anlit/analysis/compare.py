@@ -22,11 +22,11 @@ TimeSteps = Callable[[list[Group], Path], None]
 def compare(
     runs: list[str], output: str, baseline: str | None = None, time_steps: TimeSteps | None = None
 ) -> Comparison:
-    """Compares `runs`, prints the table and writes to `output`.
+    """Compares `runs`, prints the table and writes report.html, report.md, convergence.json and the picture.
 
     Args:
         runs: Run folders, or folders with run folders anywhere below them.
-        output: Folder for report.html, report.md, convergence.json and the picture; made where missing.
+        output: Folder for the results; made where missing.
         baseline: A label, an architecture or a run folder; by default the GPT+ group, and of several
             the one with the lowest mean final validation loss.
         time_steps: Times steps of every configuration in turns, given the groups and the folder. Without it the
@@ -44,7 +44,7 @@ def compare(
             f"None of the {len(loaded)} runs in {', '.join(runs)} has a configuration and a "
             "finite validation loss: wait for the first validation, or give other runs."
         )
-    chosen, notes = find_baseline(groups, baseline)
+    chosen, notes = _find_baseline(groups, baseline)
     refuse_other_tokenizers(groups)
     folder = output_folder(output)
     named = [] if baseline is None else ["--baseline", baseline]
@@ -62,7 +62,7 @@ def compare(
     return comparison
 
 
-def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:
+def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:
     """The group that the others are compared with, and notes on how it was chosen.
 
     Raises:
@@ -70,7 +70,10 @@ def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[st
     """
     labels = "; ".join(repr(group.label) for group in groups)
     if name is not None:
-        named = _named(groups, name)
+        folder, spelled = Path(name).resolve(), name.casefold()
+        named = [group for group in groups if group.label.casefold() == spelled
+                 or any(run.folder.resolve() == folder for run in group.runs)]  # fmt: skip
+        named = named or [group for group in groups if group.architecture.casefold() == spelled]
         if len(named) != 1:
             fault = "names more than one group" if named else "is none of the groups that can be compared"
             raise UserError(f"--baseline {name!r} {fault}: give a run folder or one of the labels {labels}.")
@@ -85,23 +88,14 @@ def find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[st
     return best, [f"Baseline: of {len(standard)} {STANDARD} groups, {best.label!r} has the lowest mean final loss."]
 
 
-def _named(groups: list[Group], name: str) -> list[Group]:
-    """Groups that answer to `name`: by label or folder, else by architecture."""
-    folder, spelled = Path(name).resolve(), name.casefold()
-    named = [group for group in groups if group.label.casefold() == spelled
-             or any(run.folder.resolve() == folder for run in group.runs)]  # fmt: skip
-    return named or [group for group in groups if group.architecture.casefold() == spelled]
-
-
 def _refuse_other_comparison(folder: Path, command: str, runs: set[str]) -> None:
     """Raises:
     UserError: `folder` has the report of another command on other runs.
     """
     path = folder / "convergence.json"
-    if not path.exists():
-        return
-    record = read_json(path, {"runs": [str], "command": str}, "remove it, or give another --output")
-    same = str(record.get("command")).removesuffix(f" {MEASURE}") == command.removesuffix(f" {MEASURE}")
-    if not same and set(record.get("runs") or ()) != runs:
-        raise UserError(f"--output {folder} has the report of another comparison ({record.get('command')}): "
-                        "give another folder, or remove that report")  # fmt: skip
+    if path.exists():
+        record = read_json(path, {"runs": [str], "command": str}, "remove it, or give another --output")
+        same = str(record.get("command")).removesuffix(f" {MEASURE}") == command.removesuffix(f" {MEASURE}")
+        if not same and set(record.get("runs") or ()) != runs:
+            raise UserError(f"--output {folder} has the report of another comparison ({record.get('command')}): "
+                            "give another folder, or remove that report")  # fmt: skip

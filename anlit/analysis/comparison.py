@@ -6,13 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from anlit.analysis.notes import notes_on, refuse_other_tokenizers
-from anlit.analysis.statistics import Interval, SpeedUp, Summary, Test, difference, holm, speed_up
-from anlit.analysis.wall_clock import StepTimes, read_step_times, usable, wall_clock
-from anlit.runs.folders import Curve, Run
+from anlit.analysis.statistics import Interval, SpeedUp, Summary, Test, difference, holm, product, speed_up
+from anlit.analysis.wall_clock import StepTimes, read_step_times, usable
+from anlit.runs.folders import Run
 from anlit.runs.groups import Group
 
 
@@ -22,8 +19,6 @@ class Result:
 
     Args:
         group: Its runs.
-        mean: Its mean validation curve.
-        sd: The loss's standard deviation at each point of the curve.
         speedup: Over the baseline, in tokens.
         time: Per token over the baseline's; None for the baseline and if no steps were timed.
         loss: The test of its final loss minus the baseline's; None for the baseline and without two seeds.
@@ -31,8 +26,6 @@ class Result:
     """
 
     group: Group
-    mean: Curve
-    sd: NDArray[np.float64]
     speedup: SpeedUp
     time: Interval | None = None
     loss: Test | None = None
@@ -45,6 +38,18 @@ class Result:
     @property
     def final_loss(self) -> Summary:
         return Summary(self.group.final_losses())
+
+    @property
+    def wall_clock(self) -> Interval | None:
+        """The speed-up in wall-clock; None if no steps were timed, or if the speed-up in tokens has no mean.
+
+        Its interval combines that of `time` with the one over seeds, if there are several.
+        """
+        if self.time is None or self.speedup.mean is None:
+            return None
+        mean, test, time = self.speedup.mean, self.speedup.test, self.time
+        tokens = Interval(mean, test.low, test.high) if test else Interval(mean, mean, mean)
+        return product(tokens, Interval(1 / time.median, 1 / time.high, 1 / time.low))
 
     @property
     def summaries(self) -> dict[str, Summary]:
@@ -69,7 +74,7 @@ class Result:
                for name, each in self.summaries.items()},
             "speedup_tokens": {"mean": self.speedup.mean, "test": self.speedup.test, **vars(self.speedup)},
             "loss_difference": self.loss, "p_holm": self.p_holm,
-            "time_per_token": self.time, "speedup_wall_clock": wall_clock(self.time, self.speedup),
+            "time_per_token": self.time, "speedup_wall_clock": self.wall_clock,
         }  # fmt: skip
 
 
@@ -100,7 +105,6 @@ class Comparison:
 
     @property
     def others(self) -> tuple[Result, ...]:
-        """All results but the baseline's."""
         return self.results[1:]
 
     @property
@@ -116,7 +120,7 @@ class Comparison:
         return {
             "command": self.command,
             "baseline": self.baseline.label,
-            "target_loss": float(self.baseline.mean.loss[-1]),
+            "target_loss": float(self.baseline.group.mean()[0].loss[-1]),
             "notes": self.notes,
             "groups": [result.raw() for result in self.results],
             "runs": [str(run.folder) for run in self.runs],
@@ -147,27 +151,20 @@ def compare_groups(
     groups = [group for group in every if group.counted]
     refuse_other_tokenizers(groups)
     timed, left_out = usable(steps or read_step_times(output), groups)
-    results = results_against(groups, baseline, timed)
-    compared = [(result.group, result.speedup) for result in results]
-    notes = (*notes, *notes_on(compared, every, runs), *(left_out if len(groups) > 1 else []))
-    return Comparison(output, command, tuple(results), tuple(runs), notes, timed, name)
-
-
-def results_against(groups: Sequence[Group], baseline: Group, steps: StepTimes | None = None) -> list[Result]:
-    """The baseline first, then by final loss."""
-    others = []
     for group in groups:
-        if group is not baseline:
-            speedup = speed_up(baseline.seeded_curves(), group.seeded_curves())
-            test = difference(group.loss_by_seed(), baseline.loss_by_seed())
-            time = steps.ratio(group, baseline) if steps is not None else None
-            others.append(Result(group, *group.mean(), speedup, time, test))
+        group.mean()
+    others = []
+    for group in (group for group in groups if group is not baseline):
+        test = difference(group.loss_by_seed(), baseline.loss_by_seed())
+        time = timed.ratio(group, baseline) if timed else None
+        others.append(Result(group, speed_up(baseline.seeded_curves(), group.seeded_curves()), time, test))
     others.sort(key=lambda result: result.final_loss.mean or math.inf)
     corrected = holm([result.loss.p if result.loss else None for result in others])
-    return [
-        Result(baseline, *baseline.mean(), SpeedUp((1.0,))),
-        *(replace(result, p_holm=p) for result, p in zip(others, corrected, strict=True)),
-    ]
+    results = [Result(baseline, SpeedUp((1.0,))),
+               *(replace(result, p_holm=p) for result, p in zip(others, corrected, strict=True))]  # fmt: skip
+    own = notes_on({result.group: result.speedup for result in results}, every, runs)
+    said = (*notes, *own, *(left_out if others else ()))
+    return Comparison(output, command, tuple(results), tuple(runs), said, timed, name)
 
 
 def record_runs(comparisons: Sequence[Comparison]) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """Writes a comparison as a page, its Markdown twin and JSON, and prints its table."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from anlit.analysis.comparison import Comparison, Result, record_runs
 from anlit.analysis.statistics import Interval, Summary, mean_sd
-from anlit.analysis.wall_clock import wall_clock
 from anlit.reporting.files import write_json
 from anlit.reporting.page import listed, write_page
 from anlit.reporting.table import NONE, Table, markdown_table
@@ -13,12 +12,8 @@ from anlit.reporting.text import code, literal, minus, without_control_codes
 from anlit.runs.folders import Run
 from anlit.runs.groups import records
 
-PRINTED = {
-    "validation loss": "validation\nloss",
-    "speed-up, tokens": "speed-up,\ntokens",
-    "time per token": "time\nper token",
-    "speed-up, wall-clock": "speed-up,\nwall-clock",
-}
+PRINTED = {name: name.replace(", ", ",\n") if "," in name else name.replace(" ", "\n", 1)
+           for name in ("validation loss", "speed-up, tokens", "time per token", "speed-up, wall-clock")}  # fmt: skip
 """The columns that fit into a terminal of 80 characters, with their headings there."""
 DEFINITION = """\
 Validation loss is in nats per token at the end of training. *Speed-up, tokens* is the tokens at which
@@ -40,48 +35,33 @@ def write(comparison: Comparison) -> None:
     """Writes report.html, report.md and convergence.json to the comparison's folder; the picture is there already."""
     counted = [run for result in comparison.results for run in result.group.counted]
     write_json(comparison.output / "convergence.json", comparison.raw() | record_runs([comparison]))
-    write_page(
-        comparison.output,
-        "report",
-        [
-            "# Convergence",
-            f"Baseline: **{literal(comparison.baseline.label)}**",
-            "## Comparison",
-            *section(comparison),
-            "## Notes and warnings",
-            listed(comparison.notes) or "None.",
-            "## Runs",
-            runs_table(comparison.runs, comparison.label_of),
-            "## Where the numbers come from",
-            provenance(counted, [f"compared with: {code(comparison.command)}"]),
-        ],
-    )
+    write_page(comparison.output, "report", [
+        "# Convergence", f"Baseline: **{literal(comparison.baseline.label)}**", "## Comparison", *section(comparison),
+        "## Notes and warnings", listed(comparison.notes) or "None.",
+        *sources(comparison.runs, comparison.label_of, counted, [f"compared with: {code(comparison.command)}"]),
+    ])  # fmt: skip
 
 
 def section(comparison: Comparison, explained: bool = False) -> list[str]:
     """A comparison in Markdown: findings, curves, losses, speed-ups, tests; their definitions unless `explained`."""
-    columns = list(_cells(comparison.baseline))
     rows = [[literal(_name(result, comparison)), *_cells(result).values()] for result in comparison.results]
-    parts = [
+    tested = any(result.loss or result.speedup.test for result in comparison.others)
+    return [
         "\n".join(f"- {_finding(result)}." for result in comparison.others) or "- There is only the baseline.",
         f"![validation loss over tokens and time]({comparison.plot.name})",
-        markdown_table(["configuration", *columns], rows),
-        *([] if explained else [DEFINITION]),
+        markdown_table(["configuration", *_cells(comparison.baseline)], rows),
+        "" if explained else DEFINITION,
+        _tests(comparison) if tested else "",
+        TESTS if tested and not explained else "",
     ]
-    if any(result.loss or result.speedup.test for result in comparison.others):
-        parts += [_tests(comparison), *([] if explained else [TESTS])]
-    return parts
 
 
 def show(comparison: Comparison) -> None:
     """Prints the main columns, the notes and the path of the plot."""
-    rows = []
-    for result in comparison.results:
-        cells = _cells(result)
-        rows.append([_name(result, comparison), *(cells[name].replace(" (", "\n(") for name in PRINTED)])
-    console = terminal()
-    title = f"Convergence against {comparison.baseline.label}"
-    console.print(Table(title, ["configuration", *PRINTED.values()], rows))
+    rows = [[_name(result, comparison), *(_cells(result)[name].replace(" (", "\n(") for name in PRINTED)]
+            for result in comparison.results]  # fmt: skip
+    console, head = terminal(), ["configuration", *PRINTED.values()]
+    console.print(Table(f"Convergence against {comparison.baseline.label}", head, rows))
     for note in comparison.notes:
         console.print(without_control_codes(f"note: {note}"))
     paths = without_control_codes(f"Plot: {comparison.plot}, page: {comparison.output / 'report.html'}")
@@ -96,15 +76,13 @@ def _finding(result: Result) -> str:
         verdict = "lower" if result.loss.difference < 0 else "higher"
         sure = "significant" if result.p_holm is not None and result.p_holm < LEAST_P else "not significant"
         words += f", {abs(result.loss.difference):.4f} {verdict} than the baseline ({sure}, {_p(result.p_holm)})"
-    faster = wall_clock(result.time, result.speedup)
-    words += f"; speed-up {result.speedup.words} in tokens"
-    return words + (f", {_interval(faster)} in wall-clock" if faster else "")
+    wall_clock = f", {_interval(result.wall_clock)} in wall-clock" if result.wall_clock else ""
+    return f"{words}; speed-up {result.speedup.words} in tokens{wall_clock}"
 
 
 def _cells(result: Result) -> dict[str, str]:
     """The values of a configuration, by the columns of the table."""
-    group, speedup, summaries = result.group, result.speedup, result.summaries
-    faster = wall_clock(result.time, speedup)
+    group, speedup, summaries, faster = result.group, result.speedup, result.summaries, result.wall_clock
     return {
         "seeds": str(len(group.counted)),
         "parameters": f"{group.counted[0].parameters:,}" if group.counted[0].parameters else NONE,
@@ -139,35 +117,32 @@ def _tests(comparison: Comparison) -> str:
     return markdown_table([*head, "speed-up, tokens (95 %)"], rows)
 
 
-def runs_table(runs: Sequence[Run], label_of: Callable[[Run], str | None]) -> str:
-    """Every run with its seed, last loss, state, commit and folder; runs that are not counted are marked."""
-    rows = []
+def sources(
+    runs: Sequence[Run], label_of: Callable[[Run], str | None], counted: Sequence[Run], made: list[str]
+) -> list[str]:
+    """The end of a report: a table of `runs`, and what made the numbers of the `counted` ones, after the lines `made`.
+
+    Runs without a label are marked as not counted.
+    """
+    rows, lines = [], [*made]
     for run in runs:
         loss = f"{run.final_loss:.4f}" if len(run.curve) else NONE
         error = str(run.record.get("error") or "").partition("\n")[0]
-        state = f"{run.state}: {error}" if error else run.state
         seed = NONE if run.seed is None else str(run.seed)
-        counted = label_of(run) or f"(not counted) {run.architecture}, {run.attention}"
-        rows.append([*map(literal, (counted, seed, loss, state, run.commit or NONE)), code(str(run.folder))])
+        counts = label_of(run) or f"(not counted) {run.architecture}, {run.attention}"
+        cells = (counts, seed, loss, f"{run.state}: {error}" if error else run.state, run.commit or NONE)
+        rows.append([*map(literal, cells), code(str(run.folder))])
     head = ["configuration", "seed", "validation loss", "status", "commit", "folder"]
-    return markdown_table(head, rows, left=(0, 3, 4, 5))
-
-
-def provenance(counted: Sequence[Run], first: list[str]) -> str:
-    """Commands, commits, hardware, versions and data fingerprints behind the counted runs, as a list."""
-    launches = [launch for run in counted for launch in run.launches]
-    commands = dict.fromkeys(str(launch["command"]) for launch in launches if launch.get("command"))
-    lines = [
-        *first,
-        *(f"trained with: {code(command)}" for command in commands),
-        "commits: " + _distinct(run.commit for run in counted),
-        "hardware: " + _distinct(run.hardware for run in counted),
-    ]
+    commands = [str(launch["command"]) for run in counted for launch in run.launches if launch.get("command")]
+    lines += [f"trained with: {code(command)}" for command in dict.fromkeys(commands)]
+    for name, values in (("commits", [run.commit for run in counted]), ("hardware", [run.hardware for run in counted])):
+        lines.append(f"{name}: " + literal(", ".join(dict.fromkeys(value or "not recorded" for value in values))))
     for name in ("versions", "data"):
         for record in records(counted, name):
             pairs = (f"{key} {value}" for key, value in record.items() if not isinstance(value, dict))
             lines.append(f"{name}: " + literal(", ".join(pairs)))
-    return "\n".join(f"- {line}" for line in lines)
+    table = markdown_table(head, rows, left=(0, 3, 4, 5))
+    return ["## Runs", table, "## Where the numbers come from", "\n".join(f"- {line}" for line in lines)]
 
 
 def _interval(estimate: Interval) -> str:
@@ -179,7 +154,3 @@ def _p(value: float | None) -> str:
     if value is None:
         return NONE
     return "p < 0.0001" if value < 1e-4 else f"p = {value:.4f}" if value < 0.01 else f"p = {value:.2f}"
-
-
-def _distinct(values: Iterable[str | None]) -> str:
-    return literal(", ".join(dict.fromkeys(value or "not recorded" for value in values)))

@@ -4,7 +4,7 @@ A comparison without meaning is refused, see `refuse_other_tokenizers`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from anlit.analysis.statistics import SpeedUp
@@ -28,32 +28,31 @@ def refuse_other_tokenizers(groups: Sequence[Group]) -> None:
     Raises:
         UserError: two runs recorded different tokenizers.
     """
-    runs: dict[str, Run] = {}
-    for run in (run for group in groups for run in group.counted):
-        if run.tokenizer_hash:
-            runs.setdefault(run.tokenizer_hash, run)
-    if len(runs) > 1:
-        (hash_1, run_1), (hash_2, run_2) = list(runs.items())[:2]
+    folders = {run.tokenizer_hash: run.folder for group in groups for run in group.counted if run.tokenizer_hash}
+    if len(folders) > 1:
+        (ours, folder), (theirs, other) = list(folders.items())[:2]
         raise UserError(
-            f"{run_1.folder} and {run_2.folder} were trained with different tokenizers ({hash_1[:12]}, {hash_2[:12]}), "
+            f"{folder} and {other} were trained with different tokenizers ({ours[:12]}, {theirs[:12]}), "
             "whose losses per token cannot be compared: give only runs that share a tokenizer."
         )
 
 
-def notes_on(compared: Sequence[tuple[Group, SpeedUp]], every: Sequence[Group], runs: Sequence[Run]) -> list[str]:
+def notes_on(speedups: dict[Group, SpeedUp], every: Sequence[Group], runs: Sequence[Run]) -> list[str]:
     """All notes.
 
     Args:
-        compared: Each compared group with its speed-up, the baseline first.
+        speedups: That of each compared group, the baseline first.
         every: All groups in the order of their runs, also those without a counted run.
         runs: All runs, also those in no group.
     """
-    baseline, groups = compared[0][0], [group for group in every if group.counted]
-    each = [_within(group) + (_against(group, baseline) if group is not baseline else []) for group in groups]
-    return [
-        *_parted(compared), *_pairing(compared), *_states(every, runs), *(note for notes in each for note in notes),
-        *_across([run for group in groups for run in group.counted]), *unstable_throughput(groups),
-    ]  # fmt: skip
+    (baseline, *others), groups = speedups, [group for group in every if group.counted]
+    notes = [note for group in speedups for note in _parted(group)]
+    notes += [note for group in others for note in _pairing(group, baseline, speedups[group])]
+    notes += [note for group in every for note in _states(group)]
+    notes += [f"{run.folder}: not counted, because it has no config.yaml." for run in runs if not run.config]
+    for group in groups:
+        notes += [*_within(group), *(_against(group, baseline) if group is not baseline else ())]
+    return [*notes, *_across([run for group in groups for run in group.counted]), *unstable_throughput(groups)]
 
 
 def parted(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
@@ -71,99 +70,81 @@ def parted(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
     return (low, high) if high[0] - low[-1] > GAP * within else None
 
 
-def _parted(compared: Sequence[tuple[Group, SpeedUp]]) -> list[str]:
-    notes = []
-    for group, _ in compared:
-        if groups := parted(group.final_losses()):
-            low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in groups)
-            notes.append(f"{group.label}: TWO GROUPS of final losses, {low} and {high}; the mean lies between them "
-                         "and says nothing.")  # fmt: skip
-    return notes
+def _parted(group: Group) -> Iterator[str]:
+    if groups := parted(group.final_losses()):
+        low, high = (", ".join(f"{loss:.4f}" for loss in losses) for losses in groups)
+        yield (f"{group.label}: TWO GROUPS of final losses, {low} and {high}; the mean lies between them and says "
+               "nothing.")  # fmt: skip
 
 
-def _pairing(compared: Sequence[tuple[Group, SpeedUp]]) -> list[str]:
-    """How speed-ups were paired, where the baseline or another group has several seeds."""
-    notes = []
-    for group, speedup in compared[1:]:
-        pairs, runs = len(speedup.values), max(len(group.counted), len(compared[0][0].counted))
-        if not speedup.paired and runs > 1:
-            notes.append(f"{group.label}: no seed in common with the baseline, so its speed-up is over the baseline's "
-                         "mean curve.")  # fmt: skip
-        elif speedup.paired and pairs < runs:
-            notes.append(f"{group.label}: its speed-up is of the {pairs} seeds that it has in common with the "
-                         "baseline.")  # fmt: skip
-    return notes
+def _pairing(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[str]:
+    """How a speed-up was paired, where the baseline or the group has several seeds."""
+    pairs, runs = len(speedup.values), max(len(group.counted), len(baseline.counted))
+    if not speedup.paired and runs > 1:
+        yield f"{group.label}: no seed in common with the baseline, so its speed-up is over the baseline's mean curve."
+    elif speedup.paired and pairs < runs:
+        yield f"{group.label}: its speed-up is of the {pairs} seeds that it has in common with the baseline."
 
 
-def _states(groups: Sequence[Group], runs: Sequence[Run]) -> list[str]:
-    """Groups whose numbers do not come from all their runs, or from unfinished ones."""
-    notes = []
-    for group in groups:
-        states = Counter(run.state for run in group.runs if run not in group.counted)
-        others = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        if not group.counted:
-            notes.append(f"{group.label}: not counted, because none of its runs can be compared ({others}).")
-        elif others:
-            share = f"{len(group.counted)} of {len(group.runs)} runs"
-            notes.append(f"{group.label}: {share} are counted; left out: {others}.")
-        if group.counted and group.unfinished:
-            notes.append(f"{group.label}: UNFINISHED, its final loss is the last one so far.")
-    return notes + [f"{run.folder}: not counted, because it has no config.yaml." for run in runs if not run.config]
+def _states(group: Group) -> Iterator[str]:
+    """Whether the numbers of a group do not come from all its runs, or from unfinished ones."""
+    states = Counter(run.state for run in group.runs if run not in group.counted)
+    others = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    if not group.counted:
+        yield f"{group.label}: not counted, because none of its runs can be compared ({others})."
+    elif others:
+        share = f"{len(group.counted)} of {len(group.runs)} runs"
+        yield f"{group.label}: {share} are counted; left out: {others}."
+    if group.counted and group.unfinished:
+        yield f"{group.label}: UNFINISHED, its final loss is the last one so far."
 
 
-def _within(group: Group) -> list[str]:
+def _within(group: Group) -> Iterator[str]:
     """Differences between the runs of a group."""
-    notes = []
     seeds = Counter(run.seed for run in group.counted)
     if twice := ", ".join(str(seed) for seed, count in seeds.items() if count > 1):
-        notes.append(f"{group.label}: seed {twice} occurs more than once, so its runs are not independent.")
+        yield f"{group.label}: seed {twice} occurs more than once, so its runs are not independent."
     if _apart([run.curve.tokens[-1] for run in group.counted], TOKENS_APART):
-        notes.append(f"{group.label}: its runs ended after different numbers of tokens.")
+        yield f"{group.label}: its runs ended after different numbers of tokens."
     if any(run.status == "unknown" for run in group.counted):
-        notes.append(f"{group.label}: a run has no recorded status; it is taken as finished.")
-    return notes
+        yield f"{group.label}: a run has no recorded status; it is taken as finished."
 
 
-def _against(group: Group, baseline: Group) -> list[str]:
+def _against(group: Group, baseline: Group) -> Iterator[str]:
     """Differences from the baseline in what is learned, for how long and by how large a model."""
-    notes = []
     ours, theirs = _task(group), _task(baseline)
     for key, name in short_names(differing([ours, theirs])).items():
         kind = "validated differently" if "val" in key.rsplit(".", 1)[-1] else "trained differently"
         kind = "other data" if key in ("data.content", "data.tokenizer") else kind
-        notes.append(f"{kind}: {name} is {show(ours.get(key))}, the baseline {show(theirs.get(key))}.")
-    tokens = [float(each.counted[0].curve.tokens[-1]) for each in (group, baseline)]
+        yield f"{group.label}: {kind}: {name} is {show(ours.get(key))}, the baseline {show(theirs.get(key))}."
+    first, other = group.counted[0], baseline.counted[0]
+    tokens = [float(run.curve.tokens[-1]) for run in (first, other)]
     if not group.unfinished and _apart(tokens, TOKENS_APART):
-        notes.append(f"{tokens[0]:,.0f} training tokens, the baseline {tokens[1]:,.0f}; a schedule of another length "
-                     "changes every point of a curve.")  # fmt: skip
-    sizes = [each.counted[0].parameters or 0 for each in (group, baseline)]
-    if all(sizes) and _apart(sizes, PARAMETERS_APART):
-        notes.append(f"{sizes[0]:,} parameters, the baseline {sizes[1]:,}.")
-    return [f"{group.label}: {note}" for note in notes]
+        yield (f"{group.label}: {tokens[0]:,.0f} training tokens, the baseline {tokens[1]:,.0f}; a schedule of another "
+               "length changes every point of a curve.")  # fmt: skip
+    if first.parameters and other.parameters and _apart([first.parameters, other.parameters], PARAMETERS_APART):
+        yield f"{group.label}: {first.parameters:,} parameters, the baseline {other.parameters:,}."
 
 
-def _across(runs: Sequence[Run]) -> list[str]:
+def _across(runs: Sequence[Run]) -> Iterator[str]:
     """Differences between machines, commits and versions, and what was not recorded."""
-    notes = []
     if any(run.tokenizer_hash is None or run.content_hash is None for run in runs):
-        notes.append("A run did not record its data, so the same corpus and tokenizer of all runs are not verified.")
+        yield "A run did not record its data, so the same corpus and tokenizer of all runs are not verified."
     launches = [launch for run in runs for launch in run.launches]
     if len(set(map(hardware_label, launches))) > 1:
         machines = Counter(run.hardware or "not recorded" for run in runs)
         counts = "; ".join(f"{name}: {count} runs" for name, count in machines.items())
-        notes.append(f"Hardware differs, so the seconds of the runs do not compare ({counts}).")
+        yield f"Hardware differs, so the seconds of the runs do not compare ({counts})."
     if len(set(map(commit_label, launches))) > 1:
-        notes.append("The runs were made with different commits of the code.")
+        yield "The runs were made with different commits of the code."
     if any("+dirty" in (run.commit or "") for run in runs):
-        notes.append("A run was made with uncommitted changes, so its commit alone does not reproduce it.")
+        yield "A run was made with uncommitted changes, so its commit alone does not reproduce it."
     if len(records(runs, "versions")) > 1:
-        notes.append("The runs were made with different versions of python or its packages.")
-    return notes
+        yield "The runs were made with different versions of python or its packages."
 
 
-def unstable_throughput(groups: Sequence[Group]) -> list[str]:
+def unstable_throughput(groups: Sequence[Group]) -> Iterator[str]:
     """One sentence for each run whose halves, and each configuration whose seeds, were not equally fast."""
-    notes = []
     for group in groups:
         rates: list[tuple[float, str]] = []
         for run in group.counted:
@@ -172,15 +153,14 @@ def unstable_throughput(groups: Sequence[Group]) -> list[str]:
             middle = (len(curve) - 1) // 2 + 1
             halves = [] if len(curve) < LEAST_HALVED or grows else [_rate(curve, 1, middle), _rate(curve, middle, -1)]
             if all(halves) and _apart(halves, THROUGHPUT_APART):
-                notes.append(f"{name}: unstable throughput, {halves[0]:,.0f} tokens/s in its first half and "
-                             f"{halves[1]:,.0f} in its second; its seconds are not comparable.")  # fmt: skip
+                yield (f"{name}: unstable throughput, {halves[0]:,.0f} tokens/s in its first half and "
+                       f"{halves[1]:,.0f} in its second; its seconds are not comparable.")  # fmt: skip
             if len(curve) > 1 and (rate := _rate(curve, 0, -1)):
                 rates.append((rate, name))
         if rates and _apart([rate for rate, _ in rates], THROUGHPUT_APART):
             (low, slowest), (high, fastest) = min(rates), max(rates)
-            notes.append(f"{group.label}: unstable throughput between seeds, {low:,.0f} tokens/s in {slowest} and "
-                         f"{high:,.0f} in {fastest}.")  # fmt: skip
-    return notes
+            yield (f"{group.label}: unstable throughput between seeds, {low:,.0f} tokens/s in {slowest} and "
+                   f"{high:,.0f} in {fastest}.")  # fmt: skip
 
 
 def _rate(curve: Curve, first: int, last: int) -> float:

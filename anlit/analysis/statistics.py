@@ -2,26 +2,19 @@
 
     speed-up of B over A = tokens at which A first has its own final validation loss / tokens at which B first has it
 
-- A curve first has a loss where it first is at or below it, linear between two validation points. It is not smoothed: a
-  later rise does not undo a crossing.
-- Nothing is extrapolated. A run that never gets there has no speed-up. One that was there at its first validation has
-  at least the speed-up that is given.
-- Runs are paired on the seeds (of initial weights and data order) that both configurations have. Each pair has one
-  value, with the final loss of its own run of A.
-- The speed-up is the geometric mean of the pairs, with the 95 % t-interval of the logarithm. If a pair has no value,
-  there is no mean: a mean over the others would be too good. The report then says "k of n seeds".
-- Without a common seed each run of B is compared with A's mean curve, and the report notes it.
-
-In wall-clock it is the same times the paired ratio of steps, see `anlit.analysis.wall_clock`.
+Curves are linear between two validation points, never smoothed or extrapolated: a later rise does not undo a crossing,
+and a run that never gets there has no speed-up. Runs are paired on the seeds (of initial weights and data order) that
+both have; without a common one each run of B is compared with A's mean curve. The speed-up is the geometric mean of the
+pairs, with the 95 % t-interval of the logarithm. It needs all of them: a mean over those that get there is too good.
 """
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import scipy  # loads scipy.stats, which takes half a second, where it is first used
+import scipy  # loads its parts where they are first used: scipy.stats takes half a second
 from numpy.typing import NDArray
 
 from anlit.reporting.table import NONE
@@ -43,14 +36,13 @@ class Summary:
 
     @property
     def mean(self) -> float | None:
-        known = [value for value in self.values if value is not None]
-        return float(np.mean(known)) if known and len(known) == len(self.values) else None
+        return float(np.mean(np.array(self.values, float))) if self.values and None not in self.values else None
 
     @property
     def sd(self) -> float | None:
         """Sample standard deviation (n − 1) over seeds; None for one seed or without a mean."""
-        known = [value for value in self.values if value is not None]
-        return float(np.std(known, ddof=1)) if self.mean is not None and len(known) > 1 else None
+        known = self.mean is not None and len(self.values) > 1
+        return float(np.std(np.array(self.values, float), ddof=1)) if known else None
 
 
 def mean_sd(summary: Summary, digits: int) -> str:
@@ -74,8 +66,8 @@ class Interval(NamedTuple):
 def median_with_interval(values: Sequence[float]) -> Interval:
     """The median, and an interval between two of the sorted values with at least 95 % confidence.
 
-    The interval assumes no distribution: the number of values below the true median is binomial. With fewer than six
-    values it cannot reach 95 %, and it is from the smallest to the largest value.
+    The number of values below the true median is binomial, whatever their distribution. Fewer than six values cannot
+    reach 95 %: the interval is from the smallest to the largest.
     """
     ordered = np.sort(np.asarray(values, dtype=float))
     n = len(ordered)
@@ -92,24 +84,13 @@ def product(a: Interval, b: Interval) -> Interval:
     return Interval(estimate, estimate * math.exp(-below), estimate * math.exp(above))
 
 
-class PowerLaw(NamedTuple):
-    """y = constant · x^exponent."""
-
-    constant: float
-    exponent: Interval
-
-    def __call__(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(self.constant * np.asarray(x, dtype=float) ** self.exponent.median)
-
-
-def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
-    """Least squares of log y over log x, with the exponent's 95 % interval; None for fewer than three different x."""
+def power_law(x: Sequence[float], y: Sequence[float]) -> tuple[float, Interval] | None:
+    """Constant and exponent of y = c · x^b by least squares of the logarithms; None for fewer than three places x."""
     if len(set(x)) < 3:
         return None
     line = scipy.stats.linregress(np.log(x), np.log(y))
-    half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 2) * line.stderr)
-    slope = float(line.slope)
-    return PowerLaw(float(np.exp(line.intercept)), Interval(slope, slope - half, slope + half))
+    slope, half = float(line.slope), _half_width(float(line.stderr), len(x) - 2)
+    return math.exp(line.intercept), Interval(slope, slope - half, slope + half)
 
 
 @dataclass(frozen=True)
@@ -137,16 +118,9 @@ def difference(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float])
         return _one_sample(a - np.array([theirs[seed] for seed in ours]), "paired t-test")
     if min(len(a), len(b)) < 2 or max(np.ptp(a), np.ptp(b)) < NO_SPREAD * abs(a.mean()):
         return None
-    return _test(scipy.stats.ttest_ind(a, b, equal_var=False), "Welch's t-test", (len(a), len(b)), a.mean() - b.mean())
-
-
-def ratio(values: Sequence[float]) -> Test | None:
-    """Is a ratio, one value per seed, other than 1? A t-test of its logarithm; the mean is the geometric one."""
-    test = _one_sample(np.log(values), "t-test of the logarithm")
-    if test is None:
-        return None
-    mean, low, high = (math.exp(value) for value in (test.difference, test.low, test.high))
-    return replace(test, difference=mean, low=low, high=high)
+    v, w = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    freedom = (v + w) ** 2 / (v**2 / (len(a) - 1) + w**2 / (len(b) - 1))
+    return _t_test("Welch's t-test", (len(a), len(b)), a.mean() - b.mean(), math.sqrt(v + w), freedom)
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -161,14 +135,22 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _one_sample(values: NDArray[np.float64], method: str) -> Test | None:
-    if len(values) < 2 or np.ptp(values) < NO_SPREAD * max(1.0, np.abs(values).max()) or not np.isfinite(values).all():
+    n = len(values)
+    if n < 2 or np.ptp(values) < NO_SPREAD * max(1.0, np.abs(values).max()):
         return None
-    return _test(scipy.stats.ttest_1samp(values, 0.0), method, (len(values), len(values)), values.mean())
+    return _t_test(method, (n, n), values.mean(), values.std(ddof=1) / math.sqrt(n), n - 1)
 
 
-def _test(result: Any, method: str, n: tuple[int, int], mean: float) -> Test:
-    low, high = result.confidence_interval(CONFIDENCE)
-    return Test(method, n, float(mean), float(low), float(high), float(result.pvalue))
+def _t_test(method: str, n: tuple[int, int], mean: float, error: float, freedom: float) -> Test:
+    """Student's test of a mean with a standard error, which is not 0, and degrees of freedom."""
+    half = _half_width(error, freedom)
+    p = 2 * float(scipy.special.stdtr(freedom, -abs(mean) / error))
+    return Test(method, n, float(mean), float(mean - half), float(mean + half), p)
+
+
+def _half_width(error: float, freedom: float) -> float:
+    """Half of Student's 95 % interval."""
+    return float(scipy.special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
 
 
 @dataclass(frozen=True)
@@ -188,13 +170,18 @@ class SpeedUp:
     @property
     def mean(self) -> float | None:
         """The geometric mean; None unless every pair has a value."""
-        known = [math.log(value) for value in self.values if value is not None]
-        return math.exp(sum(known) / len(known)) if known and len(known) == len(self.values) else None
+        logs = [math.log(value) for value in self.values if value is not None]
+        return math.exp(sum(logs) / len(logs)) if logs and None not in self.values else None
 
     @property
     def test(self) -> Test | None:
         """The t-test of the logarithm against 0 with its interval; None without a mean or with fewer than two pairs."""
-        return ratio([value for value in self.values if value is not None]) if self.mean is not None else None
+        if self.mean is None:
+            return None
+        test = _one_sample(np.log(np.array(self.values, dtype=float)), "t-test of the logarithm")
+        if test is None:
+            return None
+        return replace(test, difference=math.exp(test.difference), low=math.exp(test.low), high=math.exp(test.high))
 
     @property
     def words(self) -> str:
@@ -222,9 +209,8 @@ def speed_up(baseline: SeededCurves, others: SeededCurves) -> SpeedUp:
     """The speed-up of the runs `others` over those of `baseline`."""
     partners = dict(baseline)
     pairs = [(partners[seeds], curve) for seeds, curve in others if seeds in partners]
-    paired = bool(pairs)
-    if not pairs:
-        mean = mean_curve([curve for _, curve in baseline])[0]
+    if not (paired := bool(pairs)):
+        mean, _ = mean_curve([curve for _, curve in baseline])
         pairs = [(mean, curve) for _, curve in others]
     values, bound = [], False
     for ours, theirs in pairs:

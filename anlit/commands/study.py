@@ -12,7 +12,7 @@ from typing import Any
 from anlit.analysis.study.estimate import overview
 from anlit.analysis.study.launch import launch, reuse, submit
 from anlit.analysis.study.plan import Study, Trial, read_config, read_study
-from anlit.analysis.study.results import refuse_other_study, require_selection, results_of, select
+from anlit.analysis.study.results import planned, refuse_other_study, results_of, select, tune
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
 from anlit.analysis.wall_clock import read_step_times
 from anlit.benchmarks.time_runs import time_steps
@@ -49,8 +49,9 @@ def main(argv: list[str]) -> int:
             raise UserError(f"--report_only finds no folder {output}: give --output, the folder of the study's runs")
         return _report(study, output, typed)
     output_folder(str(output))
-    if given.retry_failed:
-        _forget_failures(study, output)
+    for trial in planned(study, select(study, tune(study, output))) if given.retry_failed else ():
+        if state_of(output / trial.name).status == "failed":
+            forget_failure(output / trial.name)
     try:
         if given.slurm is None:
             echo(overview(study, jobs))
@@ -79,35 +80,20 @@ def parser() -> ToolParser:
         epilog="Example: anlit study --config study/convergence.yaml --budget cpu --jobs 2",
     )
     add = parser.add_argument
+    folders: dict[str, Any] = {"nargs": "+", "type": Path, "metavar": "DIR"}
     add("--config", metavar="FILE", help="the study, such as study/convergence.yaml")
     add("--budget", metavar="NAME", help="one of the file's budgets: cpu, 1gpu …")
     add("--output", metavar="DIR", help="folder of the run folders and the report (default: runs/<study>-<budget>)")
     add("--dry_run", action="store_true", help="print the runs, their tokens and the estimated hours, start nothing")
     add("--report_only", action="store_true", help="write the report from what has been run, start nothing")
     add("--retry_failed", action="store_true", help="try failed runs again, from their last checkpoint")
-    add(
-        "--reuse",
-        nargs="+",
-        default=[],
-        type=Path,
-        metavar="DIR",
-        help="folders of studies: take finished runs that "
-        "have all settings of one of this study's, instead of training it again",
-    )
-    add(
-        "--recompute",
-        nargs="+",
-        type=Path,
-        metavar="DIR",
-        help="compute the comparisons in these folders' report.json again from their curves; nothing else is needed",
-    )
+    reuse = "folders of studies: take finished runs that have all settings of one of this study's, instead of training "
+    add("--reuse", **folders, default=[], help=reuse + "it again")
+    again = "compute the comparisons in these folders' report.json again from their curves; nothing else is needed"
+    add("--recompute", **folders, help=again)
     add("--jobs", type=at_least(1), default=1, metavar="N", help="runs at the same time; with --slurm, tasks at once")
-    add(
-        "--threads",
-        type=at_least(1),
-        metavar="N",
-        help="CPU threads of each run (default: the cores divided by --jobs)",
-    )
+    threads = "CPU threads of each run (default: the cores divided by --jobs)"
+    add("--threads", type=at_least(1), metavar="N", help=threads)
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help="submit job arrays; in quotes, options of sbatch")
     return parser
 
@@ -146,23 +132,16 @@ def check_study(study: Study) -> None:
 
     hide_library_messages()
     cli: ConfigurationParser | None = None
-    for trial in _different(study):
+    # Each arm at each of its points once, with a seed; and each further seed once.
+    first, *others = [*study.seeds, *study.tuning_seeds]
+    trials = [Trial(arm, point, first) for arm in study.arms for point in arm.points]
+    for trial in [*trials, *(Trial(study.arms[0], study.arms[0].points[0], seed) for seed in others)]:
         arguments = ["fit", *trial.options(Path("runs"))]
         try:
             cli = cli or read_command(ConfigurationParser, arguments)
             cli.model_of(cli.read(arguments))
         except UserError as error:
             raise _refusal(trial, study, str(error)) from error
-
-
-def _different(study: Study) -> Iterator[Trial]:
-    """Each arm at each of its points once, with a seed; and each further seed once."""
-    seeds = [*study.seeds, *study.tuning_seeds]
-    for arm in study.arms:
-        for point in arm.points:
-            yield Trial(arm, point, seeds[0])
-    for seed in seeds[1:]:
-        yield Trial(study.arms[0], study.arms[0].points[0], seed)
 
 
 def _refusal(trial: Trial, study: Study, sentence: str) -> UserError:
@@ -186,8 +165,9 @@ def _keys(content: Any) -> Iterator[str]:
 def _phases(study: Study, output: Path) -> Iterator[list[Trial]]:
     """The runs that tune, then, once these are done, those that measure the best settings."""
     yield study.tuning_runs()
-    selected = select(study, output)
-    require_selection(study, selected)
+    selected = select(study, tune(study, output))
+    if not selected:
+        raise UserError(f"none of the tuning runs of {study.path} succeeded: see fit.log in the run folders")
     yield study.measured_runs(selected)
 
 
@@ -199,9 +179,9 @@ def _submit(trials: list[Trial], output: Path, argv: list[str], given: argparse.
 
 def _time_steps(study: Study, output: Path, typed: str) -> None:
     """Let the arms of a study that compares speeds take steps in turns, where that has not been measured yet."""
-    if not any("convergence" in section for section in study.sections):
+    if "convergence" not in dict(study.sections):
         return
-    results = results_of(study, output, typed)
+    results = results_of(study, output)
     groups = [group for arm in study.arms if (group := results.group(arm)) is not None]
     known = read_step_times(output)
     if len(groups) < 2 or (known is not None and all(group.key in known.seconds for group in groups)):
@@ -218,24 +198,19 @@ def _after(study: Study, output: Path) -> None:
     In them {runs} and {output} stand for the run folders and for the folder `name` of the study. Those whose folder is
     newer than every run are not repeated.
     """
-    folders = [output / run.name for run in study.measured_runs(select(study, output))]
-    done = [folder for folder in folders if state_of(folder).status == "finished"]
-    if not done:
-        return
-    newest = max((folder / "run.json").stat().st_mtime for folder in done)
-    for name, template in (study.content.get("after") or {}).items():
+    trials = study.measured_runs(select(study, tune(study, output)))
+    done = [folder for trial in trials if state_of(folder := output / trial.name).status == "finished"]
+    newest = max(((folder / "run.json").stat().st_mtime for folder in done), default=0.0)
+    for name, template in (study.content.get("after") or {}).items() if done else ():
         stamp = output / name / f"{name}.json"
         if stamp.is_file() and stamp.stat().st_mtime > newest:
             continue
-        words = [part for word in shlex.split(template) for part in _filled(word, done, output / name)]
+        words: list[str] = []
+        for word in shlex.split(template):
+            words += map(str, done) if word == "{runs}" else [word.replace("{output}", str(output / name))]
         echo(f"{name}: {template}")
-        code = subprocess.run([sys.executable, "-m", *words]).returncode
-        if code:
+        if code := subprocess.run([sys.executable, "-m", *words]).returncode:
             echo(f"{name}: FAILED with exit code {code}; the report is without it")
-
-
-def _filled(word: str, runs: list[Path], folder: Path) -> list[str]:
-    return [str(run) for run in runs] if word == "{runs}" else [word.replace("{output}", str(folder))]
 
 
 def _report(study: Study, output: Path, typed: str) -> int:
@@ -245,7 +220,7 @@ def _report(study: Study, output: Path, typed: str) -> int:
     page = write(results)
     show(results)
     echo(f"Report: {page}")
-    return 0 if all(state_of(output / run.name).status == "finished" for run in _known_runs(study, output)) else 1
+    return 0 if all(state.status == "finished" for _, state, _ in results.runs) else 1
 
 
 def _recompute(folders: list[Path]) -> int:
@@ -256,13 +231,3 @@ def _recompute(folders: list[Path]) -> int:
             for result in comparison.others:
                 echo(f"{folder}: {result.label}: speed-up in tokens {result.speedup.words}")
     return 0
-
-
-def _known_runs(study: Study, output: Path) -> list[Trial]:
-    return [*study.tuning_runs(), *study.measured_runs(select(study, output))]
-
-
-def _forget_failures(study: Study, output: Path) -> None:
-    for run in _known_runs(study, output):
-        if state_of(output / run.name).status == "failed":
-            forget_failure(output / run.name)

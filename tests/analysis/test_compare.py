@@ -235,7 +235,7 @@ def slowing(tokens):
 )
 def test_runs_whose_machine_was_not_steady_are_named(make_run, given, noted):
     folders = [make_run(str(number), LONG, **options) for number, options in enumerate(given)]
-    notes = unstable_throughput(group_runs([load_run(folder) for folder in folders]))
+    notes = list(unstable_throughput(group_runs([load_run(folder) for folder in folders])))
     assert len(notes) == (noted is not None)
     assert all(note.startswith(noted) for note in notes)
 

@@ -70,17 +70,13 @@ def series(run: Run) -> Series:
     layers = sorted({name.split("/")[1] for name in (rows[0] if rows else ()) if name.startswith("hidden/")})
     metrics = {}
     for name in PANELS:
-        column = name.replace(LAST, layers[-1]) if layers else name
-        points = []
-        for row in rows:
-            if name == INDUCTION_GAIN and row.get("copying/second"):
-                value = number(row, "copying/first", path) - number(row, "copying/second", path)
-                points.append((number(row, "step", path) + 1, value))
-            elif row.get(column):
-                points.append((number(row, "step", path) + 1, number(row, column, path)))
-        if points:
-            steps, values = np.array(points).T
-            metrics[name] = steps, values
+        columns = [name.replace(LAST, layers[-1]) if layers else name]
+        if name == INDUCTION_GAIN:
+            columns = ["copying/first", "copying/second"]
+        if logged := [row for row in rows if row.get(columns[-1])]:
+            steps = np.array([number(row, "step", path) + 1 for row in logged])
+            values, *minus = (np.array([number(row, column, path) for row in logged]) for column in columns)
+            metrics[name] = steps, values - minus[0] if minus else values
     return metrics
 
 

@@ -1,8 +1,7 @@
 """How many tokens and hours the runs of a study need, estimated from its YAML before anything starts."""
 
-from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from anlit.analysis.study.plan import Study, Trial, merged, read_config
 from anlit.configuration import init_args, mapping
@@ -13,8 +12,7 @@ SECONDS_TO_START = 10.0
 """The time for imports, opening the data and the first step."""
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """The cost of one run. FLOPs are 6 per weight and token, and 12·d per layer and visible key."""
 
     tokens: float

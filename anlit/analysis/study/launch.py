@@ -1,9 +1,8 @@
 """Starts the runs of a study. Finished ones are skipped, interrupted ones continue.
 
 On this machine `launch` trains several at a time. On a cluster `submit` makes them a Slurm job array of
-docker/slurm/train.sbatch, with its signals, requeues and images: a run is a multi-process `srun` in an image, and that
-script starts and continues it. So the array only chooses the options of each task. (submitit starts Python functions
-instead.)
+docker/slurm/train.sbatch, which starts and continues a run with its signals, requeues and images: the array only
+chooses the options of each task. (submitit starts Python functions instead.)
 """
 
 import fcntl
@@ -46,9 +45,13 @@ class _Job(NamedTuple):
     lock: IO[bytes]
     started: float
 
-    def end(self, code: int) -> None:
+    def end(self, code: int) -> str:
+        """Note the exit code and release the lock; returns how the run ended, in words."""
         note_end(self.folder, code)
         self.lock.close()
+        state, minutes = state_of(self.folder), (time.monotonic() - self.started) / 60
+        ending = "done" if state.status == "finished" else f"{state.status.upper()} {state.reason}".strip()
+        return f"{self.folder.name}: {ending} after {minutes:.1f} min"
 
 
 def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int, tell: Tell) -> None:
@@ -64,22 +67,21 @@ def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int, tell: Tel
         while (pending or jobs) and not signals:
             for job in [job for job in jobs if job.process.poll() is not None]:
                 jobs.remove(job)
-                job.end(job.process.returncode)
                 n_done, n_left = n_done + 1, len(jobs) + len(pending)
                 hours = (time.monotonic() - began) / n_done * n_left / 3600
-                tell(_ending(job) + (f"; {n_left} to go, about {hours:.1f} h" if n_left else ""))
+                tell(job.end(job.process.returncode) + (f"; {n_left} to go, about {hours:.1f} h" if n_left else ""))
             for run in list(pending):
                 folder = output / run.name
                 if state_of(folder).has_ended:
                     pending.remove(run)
                 elif len(jobs) < n_jobs and (lock := try_lock(folder)) is not None:
-                    pending.remove(run)
                     state = state_of(folder)
                     if state.has_ended:  # the lock's last holder has just finished it
                         lock.close()
-                    else:
-                        tell(f"{run.name}: {'continued' if state.status == 'interrupted' else 'started'}")
-                        jobs.append(_start(run, folder, lock, threads))
+                        continue
+                    pending.remove(run)
+                    tell(f"{run.name}: {'continued' if state.status == 'interrupted' else 'started'}")
+                    jobs.append(_start(run, folder, lock, threads))
                 elif len(jobs) < n_jobs and run.name not in waited:
                     waited.add(run.name)
                     tell(f"{run.name}: another process trains it, waiting")
@@ -119,12 +121,6 @@ def _start(run: Trial, folder: Path, lock: IO[bytes], threads: int) -> _Job:
     return _Job(folder, process, lock, time.monotonic())
 
 
-def _ending(job: _Job) -> str:
-    state = state_of(job.folder)
-    ending = "done" if state.status == "finished" else f"{state.status.upper()} {state.reason}".strip()
-    return f"{job.folder.name}: {ending} after {(time.monotonic() - job.started) / 60:.1f} min"
-
-
 @contextmanager
 def _signals() -> Iterator[list[int]]:
     """Collects signals. An exception in a handler could leave a lock inside `subprocess` taken."""
@@ -159,20 +155,23 @@ def submit(runs: list[Trial], output: Path, again: list[str], options: list[str]
         return None
     if not TRAIN.is_file():
         raise UserError(f"{TRAIN} is not here: run anlit study --slurm in anlit's checkout")
-    _require_ended({launches[-1]["how"] for run in todo if (launches := read_launches(output / run.name))})
+    started = {launches[-1]["how"] for run in todo if (launches := read_launches(output / run.name))}
+    for array in (how.removeprefix("slurm ") for how in started if how.startswith("slurm ") and shutil.which("squeue")):
+        listed = subprocess.run(["squeue", "--noheader", f"--jobs={array}"], capture_output=True, text=True)
+        if listed.returncode == 0 and listed.stdout.strip():  # two arrays would write into the same run folders
+            raise UserError(f"job array {array} still has runs of this study: wait for it, or end it with scancel "
+                            f"{array}")  # fmt: skip
     folder = output / "slurm"
     folder.mkdir(parents=True, exist_ok=True)
     number = sum(1 for _ in folder.glob("*.txt"))
-    listed, script = folder / f"runs-{number}.txt", folder / f"array-{number}.sbatch"
-    listed.write_text("".join(shlex.join(run.options(output / run.name)) + "\n" for run in todo))
-    script.write_text(SCRIPT.format(options=shlex.quote(str(listed)), train=TRAIN))
+    listing, script = folder / f"runs-{number}.txt", folder / f"array-{number}.sbatch"
+    listing.write_text("".join(shlex.join(run.options(output / run.name)) + "\n" for run in todo))
+    script.write_text(SCRIPT.format(options=shlex.quote(str(listing)), train=TRAIN))
     # Slurm reads the #SBATCH options of the submitted file only; the name of the log is our own.
     directives = [option for option in re.findall(r"^#SBATCH (\S+)$", TRAIN.read_text(), re.MULTILINE)
                   if not option.startswith("--output")]  # fmt: skip
-    limit = f"%{at_once}" if at_once else ""
-    array = _sbatch(
-        *directives, f"--array=0-{len(todo) - 1}{limit}", f"--output={folder}/%A_%a.out", *options, str(script)
-    )
+    tasks = f"0-{len(todo) - 1}" + (f"%{at_once}" if at_once else "")
+    array = _sbatch(*directives, f"--array={tasks}", f"--output={folder}/%A_%a.out", *options, str(script))
     for run in todo:
         note_start(output / run.name, f"slurm {array}")
     _sbatch(
@@ -182,23 +181,14 @@ def submit(runs: list[Trial], output: Path, again: list[str], options: list[str]
     return array
 
 
-def _require_ended(launches: set[str]) -> None:
-    """Two arrays would write into the same run folders."""
-    for job in (how.removeprefix("slurm ") for how in launches if how.startswith("slurm ") and shutil.which("squeue")):
-        listed = subprocess.run(["squeue", "--noheader", f"--jobs={job}"], capture_output=True, text=True)
-        if listed.returncode == 0 and listed.stdout.strip():
-            raise UserError(f"job array {job} still has runs of this study: wait for it, or end it with scancel {job}")
-
-
 def _sbatch(*arguments: str) -> str:
     try:
         done = subprocess.run(["sbatch", "--parsable", *arguments], capture_output=True, text=True)
     except FileNotFoundError as error:
         raise UserError("sbatch is not here: leave --slurm out to run the study on this machine") from error
     if done.returncode:
-        raise UserError(
-            f"sbatch refused the study's runs ({' '.join(done.stderr.split())}): correct the options after --slurm"
-        )
+        said = " ".join(done.stderr.split())
+        raise UserError(f"sbatch refused the study's runs ({said}): correct the options after --slurm")
     return done.stdout.strip().split(";")[0]
 
 

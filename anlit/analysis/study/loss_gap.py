@@ -1,8 +1,7 @@
 """The section `loss_gap`: every arm's loss minus the baseline's, at each point of their common `vary`."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -20,40 +19,27 @@ COLUMNS = 3
 """Panels in a row."""
 
 
-@dataclass(frozen=True, eq=False)
-class GapPoint:
-    """An arm against the baseline at one point of `vary`.
-
-    Args:
-        panel: The panel's value of `each`.
-        title: The arm's title.
-        x: The value of `over`, of the baseline's runs.
-        speedup: The arm's speed-up over the baseline.
-        losses: Final losses on the seeds that both have, the arm's and the baseline's; nats per token.
-    """
+class Gap(NamedTuple):
+    """An arm against the baseline at one point of `vary`, on the seeds that both have."""
 
     panel: str
     title: str
     x: float
     speedup: SpeedUp
-    losses: dict[Any, tuple[float, float]]
+    ours: dict[Any, float]
+    """Final losses by seed, nats per token."""
+    theirs: dict[Any, float]
 
     @property
     def differences(self) -> list[float]:
-        return [ours - theirs for ours, theirs in self.losses.values()]
-
-    @property
-    def mean(self) -> float:
-        """The mean difference."""
-        return sum(self.differences) / len(self.losses)
+        return [self.ours[seed] - self.theirs[seed] for seed in self.ours]
 
     @property
     def words(self) -> str:
         """The mean difference with its interval; without one for a single seed."""
-        ours, theirs = ({seed: pair[i] for seed, pair in self.losses.items()} for i in (0, 1))
-        test = difference(ours, theirs)
+        test = difference(self.ours, self.theirs)
         interval = f" ({test.low:+.4f} … {test.high:+.4f})" if test else ""
-        return minus(f"{self.mean:+.4f}{interval}")
+        return minus(f"{np.mean(self.differences):+.4f}{interval}")
 
 
 def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -64,18 +50,15 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
         UserError: The baseline is no arm, or `each` is no name of `vary`.
     """
     over, each = str(options.get("over", "tokens_per_parameter")), options["each"]
-    points = gap_points(results, options["baseline"], each, over)
+    gaps = _gaps(results, options["baseline"], each, over)
     baseline = results.study.title_of(options["baseline"])
     title = f"## Loss minus {baseline}'s"
-    if not points:
+    if not gaps:
         return [title, "No pair of runs has finished yet."]
     path = results.output / f"loss_gap-{over}.png"
-    draw(points, baseline, over, path)
-    rows = [
-        [point.panel, short_number(point.x), point.title, str(len(point.losses)),
-         mean_sd(Summary([theirs for _, theirs in point.losses.values()]), 4), point.words, point.speedup.words]
-        for point in points
-    ]  # fmt: skip
+    draw(gaps, baseline, each, over, path)
+    rows = [[gap.panel, short_number(gap.x), gap.title, str(len(gap.ours)),
+             mean_sd(Summary([*gap.theirs.values()]), 4), gap.words, gap.speedup.words] for gap in gaps]  # fmt: skip
     columns = ("arm", "seeds", "baseline's loss", "minus the baseline's (95 %)", "speed-up, tokens")
     return [
         title,
@@ -86,7 +69,7 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
     ]
 
 
-def gap_points(results: StudyResults, baseline: str, each: str, over: str) -> list[GapPoint]:
+def _gaps(results: StudyResults, baseline: str, each: str, over: str) -> list[Gap]:
     """Every arm but the baseline at every point of `vary` at which both have a finished run on a common seed."""
     where = f"the section 'loss_gap' of {results.study.path}"
     if baseline not in results.study.content["arms"]:
@@ -100,22 +83,21 @@ def gap_points(results: StudyResults, baseline: str, each: str, over: str) -> li
         against = points.get((baseline, place))
         if base == baseline or against is None or not (point.losses and against.losses):
             continue
-        ours, theirs = results.group(point.arm), results.group(against.arm)
-        if ours is None or theirs is None:
-            continue
-        other = theirs.loss_by_seed()
-        if pairs := {seed: (loss, other[seed]) for seed, loss in ours.loss_by_seed().items() if seed in other}:
-            speedup = speed_up(theirs.seeded_curves(), ours.seeded_curves())
+        arm, other = results.group(point.arm), results.group(against.arm)
+        ours, theirs = arm.loss_by_seed() if arm else {}, other.loss_by_seed() if other else {}
+        if arm and other and (common := [seed for seed in ours if seed in theirs]):
+            speedup = speed_up(other.seeded_curves(), arm.seeded_curves())
             panel, title = str(point.arm.varied.shown[each]), results.study.title_of(base)
-            gaps.append(GapPoint(panel, title, against.number(over), speedup, pairs))
+            gaps.append(Gap(panel, title, against.number(over), speedup, {seed: ours[seed] for seed in common},
+                            {seed: theirs[seed] for seed in common}))  # fmt: skip
     panels = list(dict.fromkeys(gap.panel for gap in gaps))
     return sorted(gaps, key=lambda gap: (panels.index(gap.panel), gap.x))
 
 
-def draw(points: list[GapPoint], baseline: str, over: str, path: Path) -> None:
+def draw(gaps: list[Gap], baseline: str, each: str, over: str, path: Path) -> None:
     """Writes a panel for each value of `each`: a dot for each seed, a line through their means."""
-    panels = list(dict.fromkeys(point.panel for point in points))
-    styles = line_styles(list(dict.fromkeys(point.title for point in points)))
+    panels = list(dict.fromkeys(gap.panel for gap in gaps))
+    styles = line_styles(list(dict.fromkeys(gap.title for gap in gaps)))
     n_rows = -(-len(panels) // COLUMNS)
     with style(8):
         figure, grid = plt.subplots(n_rows, min(COLUMNS, len(panels)), figsize=(COLUMN, 0.9 + 1.6 * n_rows),
@@ -125,17 +107,17 @@ def draw(points: list[GapPoint], baseline: str, over: str, path: Path) -> None:
         for ax, panel in zip(grid.flat, panels, strict=False):
             ax.axhline(0, color=INK, linestyle=BASELINE_LINE, linewidth=0.8)
             for title, (colour, marker, dash) in styles.items():
-                line = [point for point in points if (point.panel, point.title) == (panel, title)]
-                seeds = [(point.x, gap) for point in line for gap in point.differences]
+                line = [gap for gap in gaps if (gap.panel, gap.title) == (panel, title)]
+                seeds = [(gap.x, each_seed) for gap in line for each_seed in gap.differences]
                 ax.plot(*np.array(seeds).reshape(-1, 2).T, marker, color=colour, markersize=3, alpha=0.6, ls="none")
-                ax.plot([point.x for point in line], [point.mean for point in line], linestyle=dash, color=colour,
-                        linewidth=1.2)  # fmt: skip
-            ticks = apart([point.x for point in points if point.panel == panel])
+                ax.plot([gap.x for gap in line], [np.mean(gap.differences) for gap in line], linestyle=dash,
+                        color=colour, linewidth=1.2)  # fmt: skip
+            ticks = apart([gap.x for gap in gaps if gap.panel == panel])
             ax.set_xscale("log")
             ax.set_xticks(ticks, [f"{tick:.2g}" if max(ticks) < 100 else short_number(tick) for tick in ticks])
             ax.minorticks_off()
             ax.tick_params(labelsize=7)
-            ax.set(xlim=(ticks[0] / 1.6, ticks[-1] * 1.6), title=panel)
+            ax.set(xlim=(ticks[0] / 1.6, ticks[-1] * 1.6), title=f"{named(each)} {panel}")
             ax.grid()
         grid[-1, grid.shape[1] // 2].set_xlabel(axis_label(over))
         figure.supylabel(f"loss minus {baseline}'s (nats per token)", fontsize=8)

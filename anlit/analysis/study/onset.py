@@ -37,13 +37,14 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
         begun[name] = {seeds: tokens_to_loss(curve, level) for seeds, curve in curves.items()}
         later[name] = {seeds: _loss_at(curve, begun[name][seeds], after) for seeds, curve in curves.items()}
     rows = []
-    for name, arm in arms.items():
-        if begun[name]:
-            each = ", ".join(NONE if tokens is None else short_number(tokens) for tokens in begun[name].values())
-            own = name == baseline
-            rows.append([literal(arm.title), each, NONE if own else _against(begun[name], begun[baseline], 1e-6),
-                         mean_sd(Summary([*later[name].values()]), 3),
-                         NONE if own else _against(later[name], later[baseline])])  # fmt: skip
+    for name in (name for name in arms if begun[name]):
+        each = ", ".join(NONE if tokens is None else short_number(tokens) for tokens in begun[name].values())
+        onset_gap, loss_gap = NONE, NONE
+        if name != baseline:
+            onset_gap = _against(begun[name], begun[baseline], 1e-6)
+            loss_gap = _against(later[name], later[baseline])
+        losses = mean_sd(Summary([*later[name].values()]), 3)
+        rows.append([literal(arms[name].title), each, onset_gap, losses, loss_gap])
     title, base = "## Onset", literal(arms[baseline].title)
     if not rows:
         return [title, "No run has finished yet."]

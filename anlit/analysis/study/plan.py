@@ -17,7 +17,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anlit.errors import UserError
 from anlit.reading import read_yaml
@@ -133,10 +133,7 @@ class Trial:
 
     @cached_property
     def name(self) -> str:
-        """The name of the run folder: the choices, and a hash of all settings and configuration files.
-
-        So a run with other settings never has the same name.
-        """
+        """The name of the run folder: the choices, and a hash of all settings and configuration files."""
         content = [read_config(path) for path in self.arm.configs]
         text = json.dumps([content, self.settings], sort_keys=True, default=str)
         words = [plain(self.arm.name), self.point.name, self.seed.name]
@@ -149,8 +146,7 @@ class Trial:
         return [*files, *(f"--{key}={value}" for key, value in settings.items()), f"--run_dir={run_dir}"]
 
 
-@dataclass(frozen=True, eq=False)
-class PlannedComparison:
+class PlannedComparison(NamedTuple):
     """Arms that the report compares with one of them."""
 
     title: str
@@ -180,10 +176,11 @@ class Study:
         return "-".join(filter(None, [Path(self.path).stem, self.budget]))
 
     @property
-    def sections(self) -> list[dict[str, Any]]:
-        """Each section's name → its options."""
-        return [entry if isinstance(entry, dict) else {entry: {}}
-                for entry in self.content.get("sections") or ["convergence"]]  # fmt: skip
+    def sections(self) -> list[tuple[str, dict[str, Any]]]:
+        """Names of sections, each with its options."""
+        entries = self.content.get("sections") or ["convergence"]
+        return [(name, options or {}) for entry in entries
+                for name, options in (entry if isinstance(entry, dict) else {entry: {}}).items()]  # fmt: skip
 
     def title_of(self, base: str) -> str:
         """The YAML's title of an arm, without its point of `vary`."""
@@ -210,7 +207,17 @@ def read_study(path: str, budget: str | None) -> Study:
         UserError: The file, a configuration file or the budget does not exist, a key is not known, the arms' tuning
             budgets differ without `equal_tuning: false`, a seed both tunes and measures, or nothing would be run.
     """
-    content = _with_budget(read_config(path), budget, path)
+    content = read_config(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no study: give a mapping with `arms`")
+    budgets = content.get("budgets") or {}
+    if budget is None and budgets:
+        raise UserError(f"{path} has several budgets: choose one with --budget {'|'.join(map(str, budgets))}")
+    if budget is not None and budget not in budgets:
+        known = f"choose one of {', '.join(map(str, budgets))}" if budgets else "it lists none, so leave --budget out"
+        raise UserError(f"--budget {budget} is none of {path}'s: {known}")
+    content = {key: value for key, value in content.items() if key != "budgets"}
+    content = merged(content, budgets[budget] or {}) if budget is not None else content
     if unknown := set(content) - KEYS:
         raise UserError(f"{path} has the unknown key '{min(unknown)}': the known ones are {', '.join(sorted(KEYS))}")
     if not isinstance(content.get("arms"), dict) or not content["arms"]:
@@ -220,19 +227,6 @@ def read_study(path: str, budget: str | None) -> Study:
     study = Study(path, budget, content, arms, seeds, tuning_seeds, _comparisons(content, arms, path))
     _refuse_unfair(study)
     return study
-
-
-def _with_budget(content: Any, budget: str | None, path: str) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is no study: give a mapping with `arms`")
-    budgets = content.get("budgets") or {}
-    if budget is None and budgets:
-        raise UserError(f"{path} has several budgets: choose one with --budget {'|'.join(map(str, budgets))}")
-    if budget is not None and budget not in budgets:
-        known = f"choose one of {', '.join(map(str, budgets))}" if budgets else "it lists none, so leave --budget out"
-        raise UserError(f"--budget {budget} is none of {path}'s: {known}")
-    base = {key: value for key, value in content.items() if key != "budgets"}
-    return merged(base, budgets[budget] or {}) if budget is not None else base
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from anlit.analysis.comparison import Comparison, compare_groups, record_runs
-from anlit.analysis.comparison_report import provenance, runs_table, section
+from anlit.analysis.comparison_report import section, sources
 from anlit.analysis.plots import plot_convergence
 from anlit.analysis.statistics import Summary, mean_sd
 from anlit.analysis.study.plan import merged
 from anlit.analysis.study.results import StudyResults
-from anlit.analysis.study.sections import comparison_of, render, winners
+from anlit.analysis.study.sections import NOT_COMPARED, render, winners
 from anlit.analysis.wall_clock import StepTimes
 from anlit.errors import UserError
 from anlit.reading import read_json
@@ -41,20 +41,21 @@ DIGITS = 6
 def write(results: StudyResults) -> Path:
     """Write report.html, report.md and report.json to the study's folder; returns the path of the page."""
     results.output.mkdir(parents=True, exist_ok=True)
-    write_json(results.output / "report.json", raw(results))
-    return write_page(results.output, "report", paragraphs(results))
+    write_json(results.output / "report.json", _raw(results))
+    return write_page(results.output, "report", _paragraphs(results))
 
 
 def show(results: StudyResults, console: SafeConsole | None = None) -> None:
     """Print each arm's setting with its loss and speed-up, and the settings that lie at the edge of their grid."""
     console = console or terminal()
-    speeds = _speed_ups(results)
-    head = ["arm", "setting", "seeds", "final loss", *(["speed-up in tokens"] if speeds else [])]
-    rows = []
+    speeds: dict[str, str] = {}  # over the baseline of the first comparison that has the arm
+    for comparison in (comparison for _, comparison in results.comparisons if comparison is not None):
+        speeds = {result.label: result.speedup.words for result in comparison.results} | speeds
+    head, rows = ["arm", "setting", "seeds", "final loss", *(["speed-up in tokens"] if speeds else [])], []
     for point in results.points():
         setting = results.selected[point.arm.name].words or "as configured"
         cells = [point.arm.title, setting, str(len(point.losses)), mean_sd(Summary(point.losses), 4)]
-        rows.append([*cells, *([speeds.get(point.arm.name, NONE)] if speeds else [])])
+        rows.append([*cells, *([speeds.get(point.arm.title, NONE)] if speeds else [])])
     if rows:
         console.print(Table(results.study.title, head, rows, left=(0, 1)))
     for tuning in results.tunings:
@@ -63,43 +64,28 @@ def show(results: StudyResults, console: SafeConsole | None = None) -> None:
             console.print(without_control_codes(note))
 
 
-def _speed_ups(results: StudyResults) -> dict[str, str]:
-    """Arm's name → its speed-up in tokens over the baseline of the first comparison that has the arm."""
-    words: dict[str, str] = {}
-    for planned in results.study.comparisons:
-        comparison = comparison_of(results, planned)
-        arms = {arm.title: arm.name for arm in planned.arms}
-        for result in comparison.results if comparison is not None else ():
-            words.setdefault(arms[result.label], result.speedup.words)
-    return words
-
-
-def paragraphs(results: StudyResults) -> list[str]:
+def _paragraphs(results: StudyResults) -> list[str]:
     """The report in Markdown."""
     study = results.study
     read = [run for _, _, run in results.runs if run is not None and run.config]
-    labels = {run.folder: planned.arm.title for planned, _, run in results.runs if run is not None}
-    failed = [[code(run.name), literal(state.reason)] for run, state, _ in results.runs if state.status == "failed"]
+    labels = {run.folder: trial.arm.title for trial, _, run in results.runs if run is not None}
+    failed = [[code(trial.name), literal(state.reason)] for trial, state, _ in results.runs if state.status == "failed"]
     made = [f"made by: {code(results.command)}", f"study: {code(str(study.path))}, budget {study.budget or 'none'}"]
     return [
         f"# {study.title}",
         str(study.content.get("question") or "").strip(),
         _progress(results),
         *render(results),
-        *([] if any("tuning" in section for section in study.sections) else winners(results)),
+        *([] if "tuning" in dict(study.sections) else winners(results)),
         "## Failures",
         markdown_table(["run", "why"], failed, left=(0, 1)) if failed else "No run failed.",
-        "## Runs",
-        runs_table(read, lambda run: labels.get(run.folder)),
-        "## Where the numbers come from",
-        provenance(read, made),
+        *sources(read, lambda run: labels.get(run.folder), read, made),
     ]
 
 
-def raw(results: StudyResults) -> dict[str, Any]:
+def _raw(results: StudyResults) -> dict[str, Any]:
     """The numbers behind the report; a comparison names its runs by their folders, as keys of `measured`."""
-    study = results.study
-    comparisons = [comparison for planned in study.comparisons if (comparison := comparison_of(results, planned))]
+    study, comparisons = results.study, [comparison for _, comparison in results.comparisons if comparison is not None]
     return {
         "title": study.title, "path": study.path, "budget": study.budget, "command": results.command,
         "selected": {name: choice.shown for name, choice in results.selected.items()},
@@ -109,7 +95,8 @@ def raw(results: StudyResults) -> dict[str, Any]:
                    for point in results.points()],
         "comparisons": [comparison.raw() for comparison in comparisons],
         **record_runs(comparisons),
-        "runs": [{"name": run.name, "status": state.status, "reason": state.reason} for run, state, _ in results.runs],
+        "runs": [{"name": trial.name, "status": state.status, "reason": state.reason}
+                 for trial, state, _ in results.runs],
     }  # fmt: skip
 
 
@@ -152,9 +139,12 @@ def _compare(folder: Path, number: int, recorded: dict[str, Any], record: dict[s
     runs = {name: _run(name, measured[name], record["shared"]) for name in recorded["runs"]}
     groups = []
     for label in (group["label"] for group in recorded["groups"]):
-        # The label of a run is that of the first comparison that has it; a run that counts nowhere is in no group.
-        own = tuple(run for name, run in runs.items() if measured[name]["counted_in"] == label)
-        groups.append(Group(label, own, learned_settings(own[0])))
+        # The label of a run is that of the first comparison that has it. One that counts nowhere is in the group of
+        # its settings, which notes that it is left out.
+        settings = next(learned_settings(run) for name, run in runs.items() if measured[name]["counted_in"] == label)
+        own = (run for name, run in runs.items() if measured[name]["counted_in"] == label
+               or (measured[name]["counted_in"] is None and learned_settings(run) == settings))  # fmt: skip
+        groups.append(Group(label, tuple(own), settings))
     baseline = next(group for group in groups if group.label == recorded["baseline"])
     return compare_groups(groups, baseline, [*runs.values()], folder, recorded["command"], f"{number}-",
                           steps=StepTimes(steps) if steps else None)  # fmt: skip
@@ -173,7 +163,9 @@ def _rewrite(page: Path, comparisons: Sequence[Comparison]) -> None:
         for place, old in enumerate(sections):
             if f"({comparison.plot.name})" in old:
                 plot_convergence(comparison)
-                title = old.partition("\n")[0]
-                parts = [title, *section(comparison, explained=number > 0), listed(comparison.notes)]
+                title, *lines = old.splitlines()
+                missing = [line for line in lines if line.endswith(NOT_COMPARED)]  # of arms that are not recorded
+                notes = "\n".join(filter(None, [listed(comparison.notes), *missing]))
+                parts = [title, *section(comparison, explained=number > 0), notes]
                 sections[place] = "\n\n".join(part for part in parts if part) + "\n"
     write_text(page, "\n## ".join(sections).rstrip("\n") + "\n")

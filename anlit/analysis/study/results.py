@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from anlit.analysis.study.plan import Arm, Setting, Study, Trial
+from anlit.analysis.comparison import Comparison, compare_groups
+from anlit.analysis.study.plan import Arm, PlannedComparison, Setting, Study, Trial
 from anlit.analysis.study.state import State, state_of
 from anlit.errors import UserError
 from anlit.reading import read_json
@@ -31,12 +33,10 @@ class Tuning:
     edges: tuple[str, ...]
 
     @property
-    def best(self) -> GridPoint:
-        return self.points[0]
-
-    @property
-    def has_ended(self) -> bool:
-        return all(state.has_ended for point in self.points for state in point.states)
+    def best(self) -> Setting | None:
+        """The setting to measure; None until all runs have ended, or if each point failed."""
+        ended = all(state.has_ended for point in self.points for state in point.states)
+        return self.points[0].setting if ended and self.points[0].loss < math.inf else None
 
 
 def tune(study: Study, output: Path) -> list[Tuning]:
@@ -63,23 +63,10 @@ def _final_loss(folder: Path) -> float:
     return float(losses[-1]) if len(losses) else math.inf
 
 
-def select(study: Study, output: Path) -> dict[str, Setting]:
+def select(study: Study, tunings: list[Tuning]) -> dict[str, Setting]:
     """Arm's name → the setting to measure. Arms whose tuning has not ended, or failed everywhere, are left out."""
-    return _best(study, tune(study, output))
-
-
-def _best(study: Study, tunings: list[Tuning]) -> dict[str, Setting]:
     untuned = {arm.name: arm.points[0] for arm in study.arms if not arm.is_tuned}
-    return untuned | {tuning.arm.name: tuning.best.setting for tuning in tunings
-                      if tuning.has_ended and tuning.best.loss < math.inf}  # fmt: skip
-
-
-def require_selection(study: Study, selected: dict[str, Setting]) -> None:
-    """Raises:
-    UserError: no arm at all has a setting that can be measured.
-    """
-    if not selected:
-        raise UserError(f"none of the tuning runs of {study.path} succeeded: see fit.log in the run folders")
+    return untuned | {tuning.arm.name: tuning.best for tuning in tunings if tuning.best is not None}
 
 
 def edges_of(settings: tuple[Setting, ...], best: Setting) -> list[str]:
@@ -118,24 +105,18 @@ class Point:
     losses: tuple[float, ...]
     failed: int
 
-    @property
-    def loss(self) -> float:
-        """Mean over the seeds; infinite if none finished."""
-        return sum(self.losses) / len(self.losses) if self.losses else math.inf
-
     def number(self, name: str) -> float:
         """A value as a number.
 
         Raises:
             UserError: The study's configurations have no such number.
         """
-        value = self.values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            known = ", ".join(key for key, value in self.values.items() if isinstance(value, int | float))
-            raise UserError(
-                f"a section asks for '{name}', which is no number of arm '{self.arm.name}': give one of {known}"
-            )
-        return float(value)
+        numbers = {key: value for key, value in self.values.items()
+                   if isinstance(value, int | float) and not isinstance(value, bool)}  # fmt: skip
+        if name not in numbers:
+            raise UserError(f"a section asks for '{name}', which is no number of arm '{self.arm.name}': give one of "
+                            + ", ".join(numbers))  # fmt: skip
+        return float(numbers[name])
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,42 +139,56 @@ class StudyResults:
 
     def measured(self, arm: Arm) -> tuple[Run, ...]:
         """The arm's runs on the seeds that measure, whatever their state."""
-        names = {run.name for run in self.study.measured_runs(self.selected) if run.arm is arm}
-        return tuple(read for run, _, read in self.runs if read is not None and run.name in names)
+        names = {trial.name for trial in self.study.measured_runs(self.selected) if trial.arm is arm}
+        return tuple(run for trial, _, run in self.runs if run is not None and trial.name in names)
 
     def group(self, arm: Arm) -> Group | None:
         """The measured runs as one group; None if none can be compared yet."""
         runs = tuple(run for run in self.measured(arm) if run.config)
-        if not any(run.comparable for run in runs):
-            return None
-        return Group(arm.title, runs, learned_settings(runs[0]))
+        return Group(arm.title, runs, learned_settings(runs[0])) if any(run.comparable for run in runs) else None
+
+    @cached_property
+    def comparisons(self) -> list[tuple[PlannedComparison, Comparison | None]]:
+        """Those of the study as `anlit compare` would make them, with arms as groups; None without a baseline's run."""
+        comparisons = []
+        for number, planned in enumerate(self.study.comparisons, 1):
+            groups = {arm: group for arm in planned.arms if (group := self.group(arm)) is not None}
+            runs = [run for group in groups.values() for run in group.runs]
+            given = runs, self.output, self.command, f"{number}-"
+            baseline = groups.get(planned.baseline)
+            comparisons.append((planned, compare_groups([*groups.values()], baseline, *given) if baseline else None))
+        return comparisons
 
     def points(self) -> list[Point]:
         """The measured arms."""
-        return [self._point(arm) for arm in self.study.arms if arm.name in self.selected]
+        points = []
+        for arm in (arm for arm in self.study.arms if arm.name in self.selected):
+            runs = [run for run in self.measured(arm) if run.complete]
+            values: dict[str, Any] = {**arm.varied.shown, **self.selected[arm.name].shown}
+            if runs:
+                values["tokens"] = tokens = float(runs[0].curve.tokens[-1])
+                if parameters := runs[0].parameters:
+                    values |= {"parameters": parameters, "tokens_per_parameter": tokens / parameters}
+                    values["flops"] = 6.0 * parameters * tokens
+            losses = tuple(run.final_loss for run in runs)
+            points.append(Point(arm, values, losses, len(self.study.seeds) - len(losses)))
+        return points
 
-    def _point(self, arm: Arm) -> Point:
-        runs = [run for run in self.measured(arm) if run.complete]
-        values: dict[str, Any] = {**arm.varied.shown, **self.selected[arm.name].shown}
-        if runs:
-            tokens = float(runs[0].curve.tokens[-1])
-            values["tokens"] = tokens
-            if parameters := runs[0].parameters:
-                values |= {"parameters": parameters, "tokens_per_parameter": tokens / parameters}
-                values["flops"] = 6.0 * parameters * tokens
-        losses = tuple(run.final_loss for run in runs)
-        return Point(arm, values, losses, len(self.study.seeds) - len(losses))
 
-
-def results_of(study: Study, output: Path, command: str) -> StudyResults:
+def results_of(study: Study, output: Path, command: str = "") -> StudyResults:
     """Reads every run folder that the study has so far."""
     tunings = tune(study, output)
-    selected = _best(study, tunings)
+    selected = select(study, tunings)
     runs = []
-    for name, run in {run.name: run for run in [*study.tuning_runs(), *study.measured_runs(selected)]}.items():
+    for name, trial in {trial.name: trial for trial in planned(study, selected)}.items():
         state = state_of(output / name)
-        runs.append((run, state, load_run(output / name) if state.status != "pending" else None))
+        runs.append((trial, state, load_run(output / name) if state.status != "pending" else None))
     return StudyResults(study, output, command, tuple(tunings), selected, tuple(runs))
+
+
+def planned(study: Study, selected: dict[str, Setting]) -> list[Trial]:
+    """The runs of both phases, the measured ones as far as their settings are selected."""
+    return [*study.tuning_runs(), *study.measured_runs(selected)]
 
 
 def refuse_other_study(study: Study, output: Path) -> None:
@@ -201,12 +196,9 @@ def refuse_other_study(study: Study, output: Path) -> None:
     UserError: `output` has the report of another study, or of another budget.
     """
     path = output / "report.json"
-    if not path.exists():
-        return
-    record = read_json(path, {"path": str, "budget": str}, "remove it, or give another --output")
-    theirs = (Path(str(record.get("path"))).stem, record.get("budget"))
-    if theirs != (Path(study.path).stem, study.budget):
-        known = f"{theirs[0]}, budget {theirs[1] or 'none'}"
-        raise UserError(
-            f"--output {output} has the report of another study ({known}): give another folder, or remove that report"
-        )
+    if path.exists():
+        record = read_json(path, {"path": str, "budget": str}, "remove it, or give another --output")
+        theirs = (Path(str(record.get("path"))).stem, record.get("budget"))
+        if theirs != (Path(study.path).stem, study.budget):
+            raise UserError(f"--output {output} has the report of another study ({theirs[0]}, budget "
+                            f"{theirs[1] or 'none'}): give another folder, or remove that report")  # fmt: skip

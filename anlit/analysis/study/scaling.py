@@ -12,7 +12,7 @@ Intervals are percentiles over fits to runs that are drawn with replacement. Wit
 """
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,84 +30,54 @@ HUBER_DELTA = 1e-3
 LEAST_RUNS = 6
 """One more than the law has parameters."""
 LEAST_RESAMPLES = 20
-STARTS = tuple(itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.5), (0.2, 0.6), (0.2, 0.6)))
+STARTS = np.array([*itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.5), (0.2, 0.6), (0.2, 0.6))])
 """log A, log B, log E, a, b. Fewer than the paper's 4,500: with centred data most starts agree."""
 BOUNDS = ((-30.0, -30.0, -10.0, 0.01, 0.01), (10.0, 10.0, 5.0, 3.0, 3.0))
 """Of the loss's parts at the middle run, log E, a, b."""
-QUANTILES = (0.025, 0.975)
 BEYOND = 10.0
 """The frontier is drawn, dotted, up to this multiple of the largest compute."""
-EXPONENTS = {
-    "a": "a (of N)", "b": "b (of D)", "parameters_exponent": "N* ∝ C^", "compute_exponent": "L(C) − E ∝ C^−", "E": "E",
-}  # fmt: skip
-Runs = dict[str, Array]
-"""Architecture → parameters, tokens and final losses of its runs, (3, runs)."""
+EXPONENTS: dict[str, Callable[[Array], Array]] = {
+    "a (of N)": lambda laws: laws[3],
+    "b (of D)": lambda laws: laws[4],
+    "N* ∝ C^": lambda laws: laws[4] / (laws[3] + laws[4]),
+    "L(C) − E ∝ C^−": lambda laws: laws[3] * laws[4] / (laws[3] + laws[4]),
+    "E": lambda laws: laws[0],
+}
+"""What tables show of laws, arrays of E, A, B, a, b: (5, laws)."""
 
 
-@dataclass(frozen=True)
-class Law:
-    """L(N, D) in nats per token, N in parameters and D in training tokens."""
-
-    E: float
-    A: float
-    B: float
-    a: float
-    b: float
-
-    def loss(self, parameters: Array | float, tokens: Array | float) -> Array:
-        """L(N, D)."""
-        return np.asarray(self.E + self.A / np.asarray(parameters) ** self.a + self.B / np.asarray(tokens) ** self.b)
-
-    @property
-    def parameters_exponent(self) -> float:
-        """N* grows as C to this power; D* as C to 1 minus it."""
-        return self.b / (self.a + self.b)
-
-    @property
-    def compute_exponent(self) -> float:
-        """L(C) − E falls as C to minus this power: a·b/(a+b)."""
-        return self.a * self.b / (self.a + self.b)
-
-    def best_split(self, flops: Array | float) -> tuple[Array, Array]:
-        """The N and D of lowest loss with 6·N·D = flops."""
-        g = (self.a * self.A / (self.b * self.B)) ** (1 / (self.a + self.b))
-        nd = np.asarray(flops, dtype=np.float64) / 6
-        return g * nd**self.parameters_exponent, nd ** (1 - self.parameters_exponent) / g
-
-    def loss_of_compute(self, flops: Array | float) -> Array:
-        """L(C): the law's loss at the best split."""
-        return self.loss(*self.best_split(flops))
+def predicted_loss(laws: Array, parameters: Array | float, tokens: Array | float) -> Array:
+    """L(N, D) in nats per token."""
+    e, scale_n, scale_d, a, b = laws
+    return np.asarray(e + scale_n / parameters**a + scale_d / tokens**b)
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A law, and the laws fitted to resampled runs."""
-
-    law: Law
-    resampled: tuple[Law, ...]
-
-    def interval(self, name: str) -> tuple[float, float] | None:
-        """95 % percentile interval of an attribute of the law; None where too few resamples could be fitted."""
-        if len(self.resampled) < LEAST_RESAMPLES:
-            return None
-        low, high = np.quantile([getattr(law, name) for law in self.resampled], QUANTILES)
-        return float(low), float(high)
-
-    def band(self, flops: Array) -> tuple[Array, Array]:
-        """Pointwise 95 % percentile interval of L(C)."""
-        low, high = np.quantile([law.loss_of_compute(flops) for law in self.resampled], QUANTILES, axis=0)
-        return low, high
+def best_split(laws: Array, flops: Array | float) -> tuple[Array, Array]:
+    """The N and D of lowest loss with 6·N·D = flops."""
+    _, scale_n, scale_d, a, b = laws
+    g, nd = (a * scale_n / (b * scale_d)) ** (1 / (a + b)), np.asarray(flops) / 6
+    return g * nd ** (b / (a + b)), nd ** (a / (a + b)) / g
 
 
-def fit_law(parameters: Array, tokens: Array, losses: Array, starts: tuple[tuple[float, ...], ...] = STARTS) -> Law:
-    """The law of the lowest Huber loss on the runs, arrays of one length.
+def loss_of_compute(laws: Array, flops: Array | float) -> Array:
+    """L(C): the laws' loss at the best split."""
+    return predicted_loss(laws, *best_split(laws, flops))
+
+
+def interval(values: Array) -> Array:
+    """The 95 % percentile interval of values (…, laws) over all laws but the first, which is fitted to all runs."""
+    return np.quantile(values[..., 1:], (0.025, 0.975), axis=-1)
+
+
+def fit_law(runs: Array, starts: Array = STARTS) -> Array:
+    """The law of the lowest Huber loss, (5,), on parameters, tokens and losses of runs, (3, runs).
 
     Raises:
         ValueError: Fewer than six runs, or all of one size or of one length, which leave an exponent undetermined.
     """
-    if len(losses) < LEAST_RUNS or not _is_determined(parameters, tokens):
+    if runs.shape[1] < LEAST_RUNS or not _is_determined(runs):
         raise ValueError("a law of five numbers needs six runs or more, of three sizes and three lengths at least")
-    log_n, log_d, log_l = np.log(parameters), np.log(tokens), np.log(losses)
+    log_n, log_d, log_l = np.log(runs)
     n, d = log_n - log_n.mean(), log_d - log_d.mean()  # centred, the five numbers hardly depend on one another
 
     def terms(x: Array) -> Array:
@@ -126,28 +96,26 @@ def fit_law(parameters: Array, tokens: Array, losses: Array, starts: tuple[tuple
         fits.append(optimize.least_squares(error, x, slopes, BOUNDS, loss="huber", f_scale=HUBER_DELTA, max_nfev=2000))
     log_a, log_b, log_e, a, b = min(fits, key=lambda fit: float(fit.cost)).x
     scale_a, scale_b = np.exp(log_a + a * log_n.mean()), np.exp(log_b + b * log_d.mean())
-    return Law(float(np.exp(log_e)), float(scale_a), float(scale_b), float(a), float(b))
+    return np.array([np.exp(log_e), scale_a, scale_b, a, b])
 
 
-def fit(parameters: Array, tokens: Array, losses: Array, resamples: int = 200, seed: int = 0) -> Fit:
-    """The law and its bootstrap: `resamples` fits to as many runs drawn with replacement.
+def fit(runs: Array, resamples: int = 200, seed: int = 0) -> Array:
+    """The law, and after it `resamples` laws of its bootstrap, fits to as many runs drawn with replacement.
 
     These fits start from the law itself. Draws that leave an exponent undetermined are repeated.
 
     Raises:
         ValueError: See `fit_law`.
     """
-    law = fit_law(parameters, tokens, losses)
-    starts = ((np.log(law.A), np.log(law.B), np.log(law.E), law.a, law.b),)
+    law, n_runs = fit_law(runs), runs.shape[1]
+    start = np.array([[np.log(law[1]), np.log(law[2]), np.log(law[0]), law[3], law[4]]])
     random = np.random.default_rng(seed)
-    draws = (random.integers(len(losses), size=len(losses)) for _ in range(5 * resamples))
-    usable = (rows for rows in draws if _is_determined(parameters[rows], tokens[rows]))
-    return Fit(law, tuple(fit_law(parameters[rows], tokens[rows], losses[rows], starts)
-                          for rows in itertools.islice(usable, resamples)))  # fmt: skip
+    draws = filter(_is_determined, (runs[:, random.integers(n_runs, size=n_runs)] for _ in range(5 * resamples)))
+    return np.stack([law, *(fit_law(drawn, start) for drawn in itertools.islice(draws, resamples))], axis=1)
 
 
-def _is_determined(parameters: Array, tokens: Array) -> bool:
-    return len(np.unique(parameters)) >= 3 and len(np.unique(tokens)) >= 3
+def _is_determined(runs: Array) -> bool:
+    return all(len(np.unique(values)) >= 3 for values in runs[:2])
 
 
 def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -157,11 +125,11 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
         for loss in point.losses if "parameters" in point.values else ():
             row = point.number("parameters"), point.number("tokens"), loss
             rows.setdefault(results.study.title_of(point.arm.base), []).append(row)
-    runs = {title: np.array(of).T for title, of in rows.items()}
-    fits, notes = {}, []
-    for title, of in runs.items():
+    runs = {title: np.array(own).T for title, own in rows.items()}
+    fitted, notes = {}, []
+    for title, own in runs.items():
         try:
-            fits[title] = fit(of[0], of[1], of[2], options.get("resamples", 100))
+            fitted[title] = fit(own, options.get("resamples", 100))
         except ValueError as error:
             notes.append(f"- {title}: no law, because {error}.")
     parts = [
@@ -170,46 +138,46 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
         "arXiv 2203.15556; L(C) is its lowest value with 6·N·D = C FLOPs. Intervals: 95 %, bootstrap over runs.",
         "\n".join(notes),
     ]
-    if not fits:
+    if not fitted:
         return parts
     path = results.output / "scaling.png"
-    draw(runs, fits, path)
-    largest = max(_flops(of).max() for of in runs.values())
+    draw(runs, fitted, path)
+    largest = max(_flops(own).max() for own in runs.values())
     return [
         *parts,
         f"![loss over compute]({path.name})",
         "Dots are runs, lines the laws' compute-optimal loss; **dotted beyond the largest run: extrapolated**, as is "
         "where no run is near the best split of N and D.",
-        markdown_table(["", *EXPONENTS.values(), "runs"], [
-            [title, *(_exponent(law, name) for name in EXPONENTS), str(runs[title].shape[1])]
-            for title, law in fits.items()
+        markdown_table(["", *EXPONENTS, "runs"], [
+            [title, *(_exponent(values(laws)) for values in EXPONENTS.values()), str(runs[title].shape[1])]
+            for title, laws in fitted.items()
         ]),
         f"Compute-optimal predictions; those beyond {largest:.2g} FLOPs are extrapolated:",
         markdown_table(["", "FLOPs", "N*", "D*", "L(C)", "95 % interval", ""], [
-            _prediction(title, law, flops, "extrapolated" if flops > largest else "")
-            for flops in (largest / 10, largest, largest * BEYOND) for title, law in fits.items()
+            _prediction(title, laws, flops, "extrapolated" if flops > largest else "")
+            for flops in (largest / 10, largest, largest * BEYOND) for title, laws in fitted.items()
         ]),
     ]  # fmt: skip
 
 
-def draw(runs: Runs, fits: dict[str, Fit], path: Path) -> None:
+def draw(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> None:
     """Writes loss over compute: runs as dots, L(C) as lines with bands, dotted where extrapolated."""
     styles = line_styles(list(runs))
     heights: list[float] = []
     with style(8):
         figure, ax = plt.subplots(figsize=(COLUMN, 2.9))
-        for title, of in runs.items():
+        for title, own in runs.items():
             colour, marker, _ = styles[title]
-            flops, losses = _flops(of), of[2]
+            flops, losses = _flops(own), own[2]
             heights += [*losses]
             ax.plot(flops, losses, marker, color=colour, markersize=3.5, alpha=0.6, linestyle="none", label=title)
-            if title not in fits:
-                continue
-            for low, high, line in ((flops.min(), flops.max(), "-"), (flops.max(), BEYOND * flops.max(), ":")):
+            ends = ((flops.min(), flops.max(), "-"), (flops.max(), BEYOND * flops.max(), ":"))
+            for low, high, line in ends if title in fitted else ():
                 fine = np.geomspace(low, high, 60)
-                heights += [*(law := fits[title].law.loss_of_compute(fine))]
-                ax.plot(fine, law, line, color=colour, linewidth=1.2)
-                ax.fill_between(fine, *fits[title].band(fine), color=colour, alpha=0.13, linewidth=0)
+                frontier = loss_of_compute(fitted[title], fine[:, None])
+                heights += [*frontier[:, 0]]
+                ax.plot(fine, frontier[:, 0], line, color=colour, linewidth=1.2)
+                ax.fill_between(fine, *interval(frontier), color=colour, alpha=0.13, linewidth=0)
         margin = 0.08 * (max(heights) - min(heights))
         ax.set(xscale="log", ylim=(min(heights) - margin, max(heights) + margin),
                xlabel="training compute (6 N D, FLOPs)", ylabel="validation loss (nats per token)")  # fmt: skip
@@ -219,20 +187,17 @@ def draw(runs: Runs, fits: dict[str, Fit], path: Path) -> None:
         save(figure, path)
 
 
-def _exponent(fit: Fit, name: str) -> str:
-    interval = fit.interval(name)
-    return f"{getattr(fit.law, name):.3f}" + (f" ({interval[0]:.3f} … {interval[1]:.3f})" if interval else "")
+def _exponent(values: Array) -> str:
+    low, high = interval(values) if len(values) > LEAST_RESAMPLES else (None, None)
+    return f"{values[0]:.3f}" + ("" if low is None else f" ({low:.3f} … {high:.3f})")
 
 
-def _prediction(title: str, fit: Fit, flops: float, note: str) -> list[str]:
-    n, d = fit.law.best_split(flops)
-    interval = NONE
-    if fit.resampled:
-        (low,), (high,) = fit.band(np.array([flops]))
-        interval = f"{low:.3f} … {high:.3f}"
-    loss = f"{float(fit.law.loss_of_compute(flops)):.3f}"
-    return [title, f"{flops:.2g}", f"{float(n):.2g}", f"{float(d):.2g}", loss, interval, note]
+def _prediction(title: str, laws: Array, flops: float, note: str) -> list[str]:
+    (n, *_), (d, *_) = best_split(laws, flops)
+    losses = loss_of_compute(laws, flops)
+    span = "{:.3f} … {:.3f}".format(*interval(losses)) if len(losses) > 1 else NONE
+    return [title, f"{flops:.2g}", f"{n:.2g}", f"{d:.2g}", f"{losses[0]:.3f}", span, note]
 
 
-def _flops(of: Array) -> Array:
-    return 6 * of[0] * of[1]
+def _flops(runs: Array) -> Array:
+    return 6 * runs[0] * runs[1]

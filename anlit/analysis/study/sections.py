@@ -17,12 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 from anlit.analysis import comparison_report
-from anlit.analysis.comparison import Comparison, compare_groups
 from anlit.analysis.plots import plot_convergence
 from anlit.analysis.study.dynamics import dynamics
 from anlit.analysis.study.loss_gap import loss_gap
 from anlit.analysis.study.onset import onset
-from anlit.analysis.study.plan import PlannedComparison, Study
+from anlit.analysis.study.plan import Study
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.scaling import scaling
 from anlit.analysis.study.trend import trend
@@ -30,6 +29,8 @@ from anlit.errors import UserError
 from anlit.reporting.page import listed
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal
+
+NOT_COMPARED = "no run can be compared, see Failures."
 
 
 def render(results: StudyResults) -> list[str]:
@@ -40,10 +41,9 @@ def render(results: StudyResults) -> list[str]:
     """
     parts = []
     require_sections(results.study)
-    for entry in results.study.sections:
-        ((name, options),) = entry.items()
+    for name, options in results.study.sections:
         try:
-            parts += SECTIONS[name](results, options or {})
+            parts += SECTIONS[name](results, options)
         except KeyError as error:
             raise UserError(f"the section '{name}' of {results.study.path} needs the option {error}") from error
     return parts
@@ -54,42 +54,28 @@ def require_sections(study: Study) -> None:
     UserError: A section, or an arm that one names, is not known.
     """
     known = dict.fromkeys(arm.base for arm in study.arms)
-    for entry in study.sections:
-        for number, (name, options) in enumerate(entry.items()):
-            if number or name not in SECTIONS:
-                raise UserError(f"{study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}")
-            for arm in (options or {}).get("arms") or ():
-                if arm not in known:
-                    raise UserError(f"the section '{name}' of {study.path} names the arm '{arm}', which is none of "
-                                    + ", ".join(known))  # fmt: skip
+    for name, options in study.sections:
+        if name not in SECTIONS:
+            raise UserError(f"{study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}")
+        for arm in options.get("arms") or ():
+            if arm not in known:
+                raise UserError(f"the section '{name}' of {study.path} names the arm '{arm}', which is none of "
+                                + ", ".join(known))  # fmt: skip
 
 
 def convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
     parts: list[str] = []
     explained = False
-    for number, planned in enumerate(results.study.comparisons, 1):
+    for planned, comparison in results.comparisons:
         parts.append(f"## {planned.title}")
-        comparison = comparison_of(results, planned, f"{number}-")
         if comparison is None:
             parts.append(f"The baseline, {planned.baseline.title}, has no finished run yet.")
             continue
         plot_convergence(comparison)
-        parts += comparison_report.section(comparison, explained)
+        missing = [f"{arm.title}: {NOT_COMPARED}" for arm in planned.arms if results.group(arm) is None]
+        parts += [*comparison_report.section(comparison, explained), listed([*comparison.notes, *missing])]
         explained = True
-        missing = [f"{arm.title}: no run can be compared, see Failures."
-                   for arm in planned.arms if results.group(arm) is None]  # fmt: skip
-        parts.append(listed([*comparison.notes, *missing]))
     return parts
-
-
-def comparison_of(results: StudyResults, planned: PlannedComparison, name: str = "") -> Comparison | None:
-    """A comparison of the study as `anlit compare` would make it, with the study's arms as groups."""
-    groups = {arm: group for arm in planned.arms if (group := results.group(arm)) is not None}
-    if planned.baseline not in groups:
-        return None
-    runs = [run for group in groups.values() for run in group.runs]
-    baseline = groups[planned.baseline]
-    return compare_groups([*groups.values()], baseline, runs, results.output, results.command, name)
 
 
 def winners(results: StudyResults) -> list[str]:
@@ -98,18 +84,17 @@ def winners(results: StudyResults) -> list[str]:
         return []
     seeds = [seed.name for seed in results.study.tuning_seeds]
     counts = sorted({len(tuning.points) for tuning in results.tunings})
-    budget = f"{counts[0]} settings for each arm"
-    if len(counts) > 1:
-        budget = f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
+    equal = f"{counts[0]} settings for each arm"
+    budget = equal if len(counts) == 1 else f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
     rows = []
     for tuning in results.tunings:
+        best, second, *_ = tuning.points
         states = [state for point in tuning.points for state in point.states]
         done, failed = sum(state.has_ended for state in states), sum(state.status == "failed" for state in states)
-        known = tuning.best.loss < math.inf
+        known = best.loss < math.inf
         rows.append([
-            tuning.arm.title, f"{done} of {len(states)}", str(failed), tuning.best.setting.words if known else NONE,
-            *(_loss(point.loss) for point in tuning.points[:2]),
-            "; ".join(tuning.edges) or ("inside the grid" if known else NONE),
+            tuning.arm.title, f"{done} of {len(states)}", str(failed), best.setting.words if known else NONE,
+            _loss(best.loss), _loss(second.loss), "; ".join(tuning.edges) or ("inside the grid" if known else NONE),
         ])  # fmt: skip
     head = ["arm", "runs done", "failed", "best setting", "its loss", "second best", "edge of the grid"]
     return [
@@ -126,10 +111,8 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     for arm, point in ((tuning.arm, point) for tuning in results.tunings for point in tuning.points):
         states = ", ".join(literal(f"{state.status} {state.reason}".strip()) for state in point.states)
         rows.append([arm.title, point.setting.words, _loss(point.loss), states])
-    if not rows:
-        return []
     table = markdown_table(["arm", "setting", "validation loss", "state"], rows, left=(0, 1, 3))
-    return [*winners(results), "## Tuning, all settings", table]
+    return [*winners(results), "## Tuning, all settings", table] if rows else []
 
 
 def embed(results: StudyResults, options: dict[str, Any]) -> list[str]:

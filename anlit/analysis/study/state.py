@@ -1,8 +1,7 @@
 """The state of a planned run, from its folder and from the launcher's notes there."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from anlit.reading import read_json
 from anlit.reporting.files import write_json
@@ -17,8 +16,7 @@ MOST_LOST = 3
 """A run is given up after this many starts on a cluster without a recorded end."""
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """finished; failed, for a `reason`; interrupted: to be continued; pending: not begun."""
 
     status: Literal["finished", "failed", "interrupted", "pending"]
@@ -31,14 +29,13 @@ class State:
 
 def state_of(folder: Path) -> State:
     """The state of the run in `folder`."""
-    record = _record(folder)
-    if record.get("status") == "finished":
+    record, launches = _record(folder), read_launches(folder)
+    status, code = record.get("status"), launches[-1].get("exit_code") if launches else None
+    if status == "finished":
         return State("finished")
-    launches = read_launches(folder)
-    code = launches[-1].get("exit_code") if launches else None
-    if record.get("status") == "failed":
+    if status == "failed":
         return State("failed", str(record.get("error") or "").partition("\n")[0] or _last_line(folder))
-    if code == PREEMPTED or record.get("status") == "interrupted":
+    if code == PREEMPTED or status == "interrupted":
         return State("interrupted")
     if code is not None:
         reason = f"killed by signal {-code}" if code < 0 else _last_line(folder) or f"exit code {code}"
@@ -69,17 +66,14 @@ def forget_failure(folder: Path) -> None:
 
 def read_launches(folder: Path) -> list[dict[str, Any]]:
     """One entry per start: {started, how, ended, exit_code}; the last two are missing if the end was not seen."""
-    if not (folder / LAUNCHES).exists():
-        return []
     advice = "remove it, and the run goes on from its last checkpoint"
-    return list(read_json(folder / LAUNCHES, LAUNCHES_SCHEMA, advice))
+    return list(read_json(folder / LAUNCHES, LAUNCHES_SCHEMA, advice)) if (folder / LAUNCHES).exists() else []
 
 
 def _last_line(folder: Path) -> str:
     """The last line of the run's log that is not empty."""
-    path = folder / LOG
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    text = (folder / LOG).read_text(errors="replace") if (folder / LOG).is_file() else ""
+    return ["", *text.strip().splitlines()][-1].strip()
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axis import Axis
 from matplotlib.ticker import NullLocator
 
-from anlit.analysis.statistics import PowerLaw, Summary, power_law
+from anlit.analysis.statistics import Interval, Summary, power_law
 from anlit.analysis.study.results import StudyResults
 from anlit.reporting.figure import COLUMN, DASHES, line_styles, save, style
 from anlit.reporting.table import NONE, markdown_table
@@ -38,16 +38,17 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     series: dict[str, list[tuple[float, float, float]]] = {}
     for point in results.points():
         if point.losses and (arms is None or point.arm.base in arms):
-            y = (point.loss, Summary(point.losses).sd or 0.0) if is_loss else (point.number(value), 0.0)
+            loss = Summary(point.losses)
+            y = (loss.mean or 0.0, loss.sd or 0.0) if is_loss else (point.number(value), 0.0)
             series.setdefault(results.study.title_of(point.arm.base), []).append((point.number(over), *y))
     title = f"## {'Loss' if is_loss else f'Best {named(value)}'} over {over_name}"
     if not series:
         return [title, "No run has finished yet."]
-    laws = {label: None if is_loss else power_law([x for x, *_ in line], [y for _, y, _ in line])
-            for label, line in series.items()}  # fmt: skip
-    fits = {label: law for label, law in laws.items() if law is not None}
+    fitted = {label: power_law([x for x, *_ in line], [y for _, y, _ in line])
+              for label, line in series.items() if not is_loss}  # fmt: skip
+    laws = {label: law for label, law in fitted.items() if law is not None}
     path = results.output / f"trend-{value}-{over}.png"
-    draw(series, over, value, path, fits)
+    draw(series, over, value, path, laws)
     parts = [title, f"![{value} over {over}]({path.name})"]
     if is_loss:
         rows = [[label, short_number(x), f"{y:.4f}" + (f" ± {sd:.4f}" if sd else "")]
@@ -55,14 +56,14 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
         return [*parts, markdown_table(["arm", over_name, "validation loss (nats/token)"], rows)]
     rows = [
         [label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
-        for label, (_, (b, low, high)) in fits.items()
+        for label, (_, (b, low, high)) in laws.items()
     ]
     law = f"{named(value).capitalize()} = a · {over_name}^b, fitted over the logarithms."
     law += " A grid's best value is known no finer than its steps."
     return [*parts, law, markdown_table(["arm", "points", "exponent b", "95 % interval"], rows)]
 
 
-def draw(series: Series, over: str, value: str, path: Path, laws: Mapping[str, PowerLaw]) -> None:
+def draw(series: Series, over: str, value: str, path: Path, laws: Mapping[str, tuple[float, Interval]]) -> None:
     """Writes the points with x on a logarithmic axis, joined by lines, or with the fitted power law where there is."""
     styles = line_styles(list(series))
     places = sorted(x for line in series.values() for x, _, _ in line)
@@ -78,7 +79,10 @@ def draw(series: Series, over: str, value: str, path: Path, laws: Mapping[str, P
                         color=colour, elinewidth=0.8, linewidth=1.2, label=label, markersize=4)  # fmt: skip
             if label in laws:  # laws may coincide: their dashes keep them apart
                 fine = np.geomspace(x.min(), x.max(), 100)
-                ax.plot(fine, laws[label](fine), linestyle=DASHES[i % len(DASHES)], color=colour, linewidth=1)
+                constant, exponent = laws[label]
+                ax.plot(
+                    fine, constant * fine**exponent.median, linestyle=DASHES[i % len(DASHES)], color=colour, linewidth=1
+                )
         ax.set_xscale("log")
         set_ticks(ax.xaxis, places)
         if value != "loss":

@@ -8,7 +8,7 @@ import numpy as np
 
 from anlit.analysis.study.estimate import configuration_of, cost_of
 from anlit.analysis.study.plan import Study, Trial
-from anlit.analysis.study.results import select
+from anlit.analysis.study.results import select, tune
 
 from ..conftest import write_run
 
@@ -27,7 +27,7 @@ def train(study: Study, output: Path, final: Final) -> None:
     """Write all runs of both phases."""
     for run in study.tuning_runs():
         write(output / run.name, run, final)
-    for run in study.measured_runs(select(study, output)):
+    for run in study.measured_runs(select(study, tune(study, output))):
         write(output / run.name, run, final)
 
 

@@ -41,7 +41,7 @@ def finish(process: Process, code: int = 0) -> str:
 def test_the_best_setting_is_measured_and_a_second_start_trains_nothing(study: Study, start: Launch) -> None:
     out, output = finish(start("--jobs", "2")), Path("out")
     assert len(starts(output)) == 6 + 6
-    best = {name: point.shown for name, point in select(study, output).items()}
+    best = {name: point.shown for name, point in select(study, tune(study, output)).items()}
     assert best == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
     assert "tuning: 6 runs" in out
     page = (output / "report.md").read_text()
@@ -84,7 +84,7 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(start: La
     trained = {line.split(":")[0] for line in out.splitlines() if "started" in line}
     assert trained == {run.name for run in study.tuning_runs() if "lr=0.8" in run.name}
     assert out.count("taken from first") == 5 + 6
-    for run in study.measured_runs(select(study, folder / "out")):
+    for run in study.measured_runs(select(study, tune(study, folder / "out"))):
         assert (folder / "out" / run.name / "run.json").samefile(folder / "first" / run.name / "run.json")
     assert "--reuse nowhere is no folder" in finish(start("--reuse", "nowhere"), code=1)
 
@@ -93,7 +93,7 @@ def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, star
     bad = {"configs": ["gpt.yaml"], "settings": {"model.init_args.fail": True}, "tune": {RATE: [1, 2, 3]}}
     study = read_study(write_study(folder, arms=STUDY["arms"] | {"bad": bad}), None)
     assert finish(start(), code=1).count("FAILED error: it was to fail") == 3
-    assert set(select(study, folder / "out")) == {"gpt", "angpt"}
+    assert set(select(study, tune(study, folder / "out"))) == {"gpt", "angpt"}
     *_, tuning = tune(study, folder / "out")
     assert tuning.arm.name == "bad"
     states = [(state.status, state.reason) for point in tuning.points for state in point.states]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from scipy import stats
 
-from anlit.analysis.study import trend
+from anlit.analysis.study import loss_gap, trend
 from anlit.analysis.study.plan import UNCHANGED, Study, read_study
 from anlit.analysis.study.report import show, write
 from anlit.analysis.study.results import StudyResults, results_of
@@ -155,6 +155,13 @@ def test_a_recorded_report_is_computed_again_from_its_curves(page: Page, tmp_pat
     assert again["groups"][1]["speedup_tokens"]["values"] == pytest.approx(expected, rel=1e-5)
     assert (folder / "report.md").read_text() == text
     assert (folder / "1-convergence.png").is_file()
+    record = json.loads((folder / "report.json").read_text())
+    run = next(run for run in record["measured"].values() if run["counted_in"] == "anGPT")
+    record["measured"]["out/cut"] = run | {"counted_in": None, "record": run["record"] | {"status": "interrupted"}}
+    record["comparisons"][0]["runs"].append("out/cut")
+    (folder / "report.json").write_text(json.dumps(record))
+    assert main(["--recompute", str(folder)]) == 0
+    assert "- anGPT: 3 of 4 runs are counted; left out: 1 interrupted." in (folder / "report.md").read_text()
     with pytest.raises(UserError, match="the folder of a study"):
         main(["--recompute", str(tmp_path)])
 
@@ -261,7 +268,10 @@ def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
     assert sum(cells[-1] == "extrapolated" for cells in page.rows) == 1
 
 
-def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path) -> None:
+def test_the_lead_of_an_arm_at_each_size_and_length(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Figure]
+) -> None:
+    monkeypatch.setattr(loss_gap, "save", lambda figure, path: drawn.append(figure))
     ahead = {(64, 100): (0.5, 0.3), (64, 400): (-0.1, -0.2)}
 
     def loss(run, values, parameters, tokens):
@@ -272,7 +282,7 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path) -> None:
     section = {"loss_gap": {"baseline": "gpt", "each": "d"}}
     study = trained(folder, loss, arms=TWO, shared=shared, sections=[section], seeds=[1, 2], baseline=None)
     page = report(study)
-    assert len(page.pictures) == 1
+    assert [ax.get_title(loc="left") for ax in drawn[0].axes] == ["d 64", "d 128", "d 256"]
     rows = [row for row in page.rows if len(row) == 7 and row[2] == "anGPT"]
     assert len(rows) == 6
     small = {row[1]: row for row in rows if row[0] == "64"}
