@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     if options.json is not None:
         try:
             options.json.parent.mkdir(parents=True, exist_ok=True)
-            write_json(options.json, result.record())
+            write_json(options.json, result)
         except OSError as error:
             raise UserError(f"--json {options.json} cannot be written ({error.strerror}): name another file") from error
     return 0

@@ -1,7 +1,6 @@
 """Computes bytes per GPU, tokens per second and days from a model and a plan of the run."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -23,8 +22,10 @@ class Estimate:
 
     Args:
         parameters: Number of parameters by role, and `total`.
-        memory: Memory by purpose. The sum is the peak that `torch.cuda.max_memory_allocated` would report.
+        memory: Memory by purpose.
+        peak: Its sum, which `torch.cuda.max_memory_allocated` would report.
         allowance: For fragmentation and memory outside torch.
+        fits: Whether peak and allowance are within `gpu_bytes`.
         cache_bytes: Of the keys and values of one generated sequence of the plan's length, in bfloat16.
         flops_per_token: FLOPs of a training step per token, for sequences of one document.
         tokens_per_second: Of all GPUs together.
@@ -34,39 +35,33 @@ class Estimate:
     plan: Plan
     parameters: dict[str, int]
     memory: dict[str, float]
+    peak: float
     allowance: float
+    gpu_bytes: float
+    fits: bool
     cache_bytes: int
     flops_per_token: float
     tokens_per_second: float
     days: float | None
-
-    @property
-    def peak(self) -> float:
-        return sum(self.memory.values())
-
-    @property
-    def fits(self) -> bool:
-        """Whether peak and allowance are within the GPU's memory."""
-        return self.peak + self.allowance <= GPU_BYTES[self.plan.gpu]
-
-    def record(self) -> dict[str, Any]:
-        """All numbers as plain values, for JSON."""
-        return asdict(self) | {"peak": self.peak, "gpu_bytes": GPU_BYTES[self.plan.gpu], "fits": self.fits}
 
 
 def estimate(model: LanguageModel, plan: Plan) -> Estimate:
     """Size a model (on the meta device) under a plan."""
     groups = parameter_groups(model.model)
     parameters = {group["name"]: sum(p.numel() for p in group["params"]) for group in groups}
-    parameters["total"] = sum(parameters.values())
+    memory, gpu_bytes = memory_by_purpose(model, plan), GPU_BYTES[plan.gpu]
+    peak = sum(memory.values())
+    allowance = FRAGMENTATION * peak + CONTEXT_BYTES
     flops = flops_per_token(model.model, plan.length)
     rate = plan.gpus * DENSE_BF16[plan.gpu] * plan.mfu / flops
-    memory = memory_by_purpose(model, plan)
     return Estimate(
         plan=plan,
-        parameters=parameters,
+        parameters=parameters | {"total": sum(parameters.values())},
         memory=memory,
-        allowance=FRAGMENTATION * sum(memory.values()) + CONTEXT_BYTES,
+        peak=peak,
+        allowance=allowance,
+        gpu_bytes=gpu_bytes,
+        fits=peak + allowance <= gpu_bytes,
         cache_bytes=model.model.cache_bytes(plan.length, torch.bfloat16.itemsize),
         flops_per_token=flops,
         tokens_per_second=rate,
@@ -75,34 +70,26 @@ def estimate(model: LanguageModel, plan: Plan) -> Estimate:
 
 
 def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
-    """Bytes on one GPU at the peak of a step."""
-    peak = step_memory(model, plan)
+    """Bytes on one GPU at the peak of a step.
+
+    In fully sharded training each block is a unit; embedding and head are the outer unit, which stays gathered from
+    forward to backward, and whose gradient is complete until the end. Two blocks are gathered: the one that computes
+    and the next one. One block has its gradient complete, with a float32 copy that is being reduced.
+    """
+    traced = step_memory(model, plan)
     memory: dict[str, float] = {
-        "parameters": peak["parameters"],
-        "gradients": peak["gradients"],
-        "optimizer state": peak["optimizer"],
-        "copies of weights for computing": peak["weight copies"],
-        "activations of the blocks": peak["blocks"],
-        "logits, loss and workspace": peak["rest"],
+        "parameters": traced["parameters"],
+        "gradients": traced["gradients"],
+        "optimizer state": traced["optimizer"],
+        "copies of weights for computing": traced["weight copies"],
+        "activations of the blocks": traced["blocks"],
+        "logits, loss and workspace": traced["rest"],
     }
     if plan.strategy == "ddp":
         # DDP's buckets are never freed. Gradients are views into them (gradient_as_bucket_view, as in ddp.yaml).
         memory["gradients"] = plan.kept_bytes * model.model.n_parameters()
     if plan.is_sharded:
-        memory["FSDP's gathered weights and gradients"] = gathered_memory(model, plan.gathered_bytes)
+        blocks = [sum(p.numel() for p in block.parameters()) for block in model.model.blocks]
+        outer, block, width = model.model.n_parameters() - sum(blocks), max(blocks), plan.gathered_bytes
+        memory["FSDP's gathered weights and gradients"] = 2 * width * outer + 2 * width * block + (width + 4) * block
     return {name: size for name, size in memory.items() if size}
-
-
-def gathered_memory(model: LanguageModel, width: int) -> float:
-    """Unsharded memory in fully sharded training. Each block is a unit; embedding and head are the outer unit.
-
-    The outer unit stays gathered from forward to backward, and its gradient is complete until the end. Two blocks are
-    gathered: the one that computes and the next one. One block has its gradient complete, with a float32 copy that is
-    being reduced.
-
-    Args:
-        width: Bytes per number in the dtype that a block computes in.
-    """
-    block = max(sum(p.numel() for p in block.parameters()) for block in model.model.blocks)
-    outer = model.model.n_parameters() - sum(p.numel() for b in model.model.blocks for p in b.parameters())
-    return float(2 * width * outer + 2 * width * block + (width + 4) * block)

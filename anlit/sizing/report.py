@@ -2,7 +2,7 @@
 
 from anlit.reporting.table import SafeConsole, Table
 from anlit.sizing.estimate import FRAGMENTATION, Estimate
-from anlit.sizing.plan import DENSE_BF16, GPU_BYTES
+from anlit.sizing.plan import DENSE_BF16
 
 GB = 1e9
 
@@ -17,7 +17,7 @@ def show(console: SafeConsole, result: Estimate) -> None:
 
     recompute = "none" if plan.checkpoint_every is None else f"every {plan.checkpoint_every}"
     title = f"{plan.gpus} × {plan.gpu}, {plan.strategy}, {plan.precision}, batch {plan.batch_size} × {plan.length}, "
-    verdict = f"{'fits' if result.fits else 'DOES NOT FIT'} {GPU_BYTES[plan.gpu] / GB:.0f} GB"
+    verdict = f"{'fits' if result.fits else 'DOES NOT FIT'} {result.gpu_bytes / GB:.0f} GB"
     memory = {
         **result.memory,
         "peak": result.peak,

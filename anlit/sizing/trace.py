@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from anlit.attention import backends
 from anlit.attention.attention import attention_layers
-from anlit.attention.backends.eager import QUERIES_PER_BLOCK
+from anlit.attention.backends.eager import by_blocks, distance_tables, with_gain
 from anlit.attention.documents import Documents
 from anlit.attention.groups import repeat_kv
 from anlit.attention.mechanism import Mechanism
@@ -185,27 +185,18 @@ def _watch_blocks(decoder: Any, memory: LiveMemory, checkpoint_every: int | None
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Uses the memory of a fused kernel, but computes nothing.
-
-    q and the output are (B, H, T, D), k and v (B, G or H, T, D), and there are B·H·T numbers in float32. The mask has
-    the shape `mask_shape`, if any. It is kept if it is for all queries, else it is made again for each block of them.
-    """
+    """Uses the memory of a fused kernel, but computes nothing: q (B, H, T, D), k and v (B, G or H, T, D)."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask_shape: tuple[int, ...] | None) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         B, H, T, D = q.shape
-        mask = None if mask_shape is None else q.new_empty(mask_shape)
         out = v.new_empty(B, T, H, D).transpose(1, 2)  # the layout in which kernels write
-        kept = mask if mask is not None and mask.shape[-2] == T else None
-        ctx.save_for_backward(q, k, v, out, q.new_empty(B, H, T, dtype=torch.float32), kept)
-        ctx.again = mask_shape if kept is None else None
+        ctx.save_for_backward(q, k, v, out, q.new_empty(B, H, T, dtype=torch.float32), mask)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, *_ = ctx.saved_tensors
-        _mask = None if ctx.again is None else q.new_empty(ctx.again)
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return *map(torch.empty_like, ctx.saved_tensors[:3]), None
 
 
 def _stand_in_for_kernels(decoder: Any, batch_size: int) -> None:
@@ -225,17 +216,19 @@ def _fused(
     mechanism: Mechanism, rows: int, is_sdpa: bool, q: Tensor, k: Tensor, v: Tensor, documents: Documents
 ) -> Tensor:
     """For sdpa, m, a window and documents are a mask (B, H or 1, 512, T), which every layer makes for each block."""
-    length = q.shape[-2]
-    gain = mechanism.gain(documents.n_visible(torch.float32, mechanism.window)[:, None])
-    q = q if gain is None else q * gain[..., None].to(q.dtype)
+    length, (_, m) = q.shape[-2], distance_tables(mechanism, q.shape[-2], q)
+    q = with_gain(q, mechanism, documents)
     if torch.is_autocast_enabled("cpu"):
         q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
-    mask_shape = None
-    bias = mechanism.distance_bias(torch.arange(length, dtype=torch.float32))
-    masked = documents.are_masked or bias is not None or mechanism.window is not None
-    if is_sdpa and masked:
-        heads = bias.shape[0] if bias is not None and bias.dim() == 2 else 1
-        mask_shape = (rows, heads, min(length, QUERIES_PER_BLOCK), length)
-    if is_sdpa and (masked or q.element_size() > 2):  # see `sdpa.reads_groups`
+    is_masked = is_sdpa and (documents.are_masked or m is not None or mechanism.window is not None)
+    if is_sdpa and (is_masked or q.element_size() > 2):  # see `sdpa.reads_groups`
         k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
-    return _FusedAttention.apply(q, k, v, mask_shape)  # type: ignore[no-any-return,no-untyped-call]
+    attend: Any = _FusedAttention.apply
+    if not is_masked:
+        return attend(q, k, v, None)  # type: ignore[no-any-return]
+    n_heads = m.shape[0] if m is not None and m.dim() == 2 else 1
+
+    def block(first: int, q: Tensor) -> Tensor:
+        return attend(q, k, v, q.new_empty(rows, n_heads, q.shape[-2], length))  # type: ignore[no-any-return]
+
+    return by_blocks(block, q)
