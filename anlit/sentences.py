@@ -83,6 +83,11 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
     return number
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """The type of an option that takes numbers from 1 on: `256,1024` → (256, 1024)."""
+    return tuple(at_least(1)(part) for part in text.split(","))  # type: ignore[misc]
+
+
 def sentence(message: str, options: Collection[str], program: str) -> str:
     """The cause in a message of a parser.
 

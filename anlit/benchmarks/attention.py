@@ -5,18 +5,18 @@ timed. Then they take turns in this one process.
 """
 
 import argparse
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from anlit.attention.backends import BACKENDS, prepare
 from anlit.attention.documents import Documents
 from anlit.attention.trial import Inputs, random_documents, relative_errors, wrong
-from anlit.benchmarks.harness import Benchmark, Case, Group, NotTimedError, Ready, Row
-from anlit.benchmarks.options import DTYPES, MECHANISMS, device_of, names, numbers, parse, parser_of
+from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
+from anlit.benchmarks.options import DTYPES, MECHANISMS, device_of, names, parse, parser_of
 from anlit.benchmarks.timing import matrix_peak
-from anlit.sentences import ToolParser
+from anlit.sentences import numbers
 
 MEAN_DOCUMENT = 1 / 8
 """Mean length of a document, in T: lengths are drawn from an exponential distribution, some of a few tokens."""
@@ -26,9 +26,8 @@ BACKWARD = 2.5
 """The backward pass has five matrix products where the forward pass has two: it has to recompute the scores."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The tensors that all entrants get: batch × heads × length × width."""
+class Shape(NamedTuple):
+    """The tensors that all entrants get: batch × heads × length × width, each row one document or many."""
 
     width: int
     length: int
@@ -36,15 +35,11 @@ class Shape:
     heads: int
     batch: int
 
-    @property
-    def label(self) -> str:
-        layout = "documents" if self.documents else "dense"
-        return f"D {self.width}, T {self.length}, {layout}, {self.batch} × {self.heads} heads"
-
     def packing(self, device: torch.device) -> Documents:
-        """One document a row, or many of mixed length, the same for every entrant."""
-        mean = MEAN_DOCUMENT * self.length if self.documents else None
-        return random_documents(self.batch, self.length, mean, device)
+        """The same for every entrant."""
+        return random_documents(
+            self.batch, self.length, MEAN_DOCUMENT * self.length if self.documents else None, device
+        )
 
 
 def entrants(text: str) -> tuple[tuple[str, str], ...]:
@@ -53,8 +48,8 @@ def entrants(text: str) -> tuple[tuple[str, str], ...]:
     for mechanism, kernel in pairs:
         for kind, name, known in (("mechanism", mechanism, MECHANISMS), ("kernel", kernel, BACKENDS)):
             if name not in known:
-                problem = f"{mechanism},{kernel}: no {kind} {name!r}; choose {', '.join(known)}"
-                raise argparse.ArgumentTypeError(problem)
+                choices = ", ".join(known)
+                raise argparse.ArgumentTypeError(f"{mechanism},{kernel}: no {kind} {name!r}; choose {choices}")
     return pairs
 
 
@@ -87,12 +82,11 @@ def shapes_of(given: argparse.Namespace) -> list[Shape]:
 
 def group_of(shape: Shape, given: argparse.Namespace, device: torch.device) -> Group:
     """All entrants on one shape."""
-    build = partial(_build, shape, DTYPES[given.dtype], device)
-    cases = [
-        Case(f"{mechanism}, {kernel}", build, {"mechanism": mechanism, "kernel": kernel, "shape": vars(shape)})
-        for mechanism, kernel in given.entrants
-    ]
-    return shape.label, cases
+    layout = "documents" if shape.documents else "dense"
+    title = f"D {shape.width}, T {shape.length}, {layout}, {shape.batch} × {shape.heads} heads"
+    cases = [{"label": f"{mechanism}, {kernel}", "mechanism": mechanism, "kernel": kernel, "shape": shape._asdict()}
+             for mechanism, kernel in given.entrants]  # fmt: skip
+    return Group(title, partial(_build, shape, DTYPES[given.dtype], device), cases)
 
 
 def _build(shape: Shape, dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row]) -> Ready:
@@ -104,11 +98,10 @@ def _build(shape: Shape, dtype: torch.dtype, device: torch.device, row: Row, ear
     mechanism = MECHANISMS[row["mechanism"]].for_layer(shape.heads, shape.width, 0)
     inputs = Inputs(mechanism, shape.packing(device), shape.batch, shape.heads, shape.heads, shape.width, dtype)
     backend = BACKENDS[row["kernel"]]
-    attend = backend.attend
     if reason := backend.unsupported_reason(inputs.mechanism, inputs.q):
         raise NotTimedError(reason)
     prepare(backend, inputs.mechanism, inputs.documents, shape.batch)
-    row["error"] = relative_errors(inputs, attend)
+    row["error"] = relative_errors(inputs, backend.attend)
     if reason := wrong(row["error"], dtype):
         raise NotTimedError(f"it is wrong: {reason}")
     visible = shape.packing(torch.device("cpu")).n_visible(torch.float64, inputs.mechanism.window).sum()
@@ -118,14 +111,21 @@ def _build(shape: Shape, dtype: torch.dtype, device: torch.device, row: Row, ear
 
     @torch.no_grad()
     def forward_only() -> None:
-        inputs.forward(attend)
+        inputs.forward(backend.attend)
 
-    return Ready({"forward": forward_only, "both": lambda: inputs.both(attend)})
+    return Ready({"forward": forward_only, "both": lambda: inputs.both(backend.attend)})
 
 
 def main(argv: list[str]) -> int:
     """`anlit benchmark attention`; returns the exit status and raises UserError for the user's mistakes."""
-    given = parse(_parser(), argv, PRESETS)
+    example = "--entrants 'plain,sdpa scale-invariant,eager' --widths 64 --lengths 1024"
+    parser = parser_of("attention", __doc__, example, PRESETS)
+    add = parser.add_argument
+    add("--entrants", type=entrants, metavar="LIST", help="mechanism,kernel pairs between spaces (the preset's)")
+    add("--widths", type=numbers, metavar="D,…", help="head widths")
+    add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
+    add("--layouts", type=names(LAYOUTS), default=LAYOUTS, metavar="A,…", help=f"of {', '.join(LAYOUTS)} (both)")
+    given = parse(parser, argv, PRESETS)
     device = device_of(given)
     if device.type == "cpu":
         torch.set_flush_denormal(True)  # as a run does
@@ -134,15 +134,3 @@ def main(argv: list[str]) -> int:
     benchmark.measure(group_of(shape, given, device) for shape in shapes_of(given))
     benchmark.publish("first", {"error": lambda row: f"{max(row['error'].values()):.0e}"})
     return 0
-
-
-def _parser() -> ToolParser:
-    example = "--entrants 'plain,sdpa scale-invariant,eager' --widths 64 --lengths 1024"
-    parser = parser_of("attention", __doc__, example, PRESETS)
-    add = parser.add_argument
-    add("--entrants", type=entrants, metavar="LIST",
-        help="mechanism,kernel pairs between spaces, in place of the preset's")  # fmt: skip
-    add("--widths", type=numbers, metavar="D,…", help="head widths")
-    add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
-    add("--layouts", type=names(LAYOUTS), default=LAYOUTS, metavar="A,…", help=f"of {', '.join(LAYOUTS)} (both)")
-    return parser

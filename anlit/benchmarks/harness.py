@@ -12,10 +12,9 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,10 +29,8 @@ from anlit.reporting.text import say
 Row = dict[str, Any]
 Column = Callable[[Row], str]
 
-BUILDING = 0.7
-"""The share of a group's time in which its cases are built and checked."""
-WARMING = 0.5
-"""The share of what is left then, in which a GPU warms up; the rest is for the rounds."""
+BUILDING, WARMING = 0.7, 0.5
+"""The share of a group's time for building and checking; of what is left then, for a GPU to warm up."""
 TURN_SECONDS = 0.02
 """A turn repeats a call until it has about this long; a shorter one would measure the clock."""
 UNSTEADY = "*"
@@ -67,26 +64,20 @@ class Ready:
         return lambda: {kind: seconds_of_calls(call, device, repeats[kind]) for kind, call in self.calls.items()}
 
 
-@dataclass(frozen=True)
-class Case:
-    """One thing to be timed.
+class Group(NamedTuple):
+    """Cases that take turns and share a table.
 
     Args:
-        label: Its name in the tables.
-        build: Builds and checks it, given its row, to which it adds facts, and the rows before. It raises any exception
-            if it cannot be timed.
-        facts: What its row begins with.
-        base: The label of the case that its times are compared with (default: the first that was timed).
+        title: Their table's.
+        build: Builds and checks a case, given its row, to which it adds facts, and the rows before. It raises any
+            exception if the case cannot be timed.
+        cases: What the row of each begins with: `label`, and `base`, the label of the case that its times are compared
+            with (default: the first that was timed).
     """
 
-    label: str
+    title: str
     build: Callable[[Row, list[Row]], Ready]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    base: str | None = None
-
-
-Group = tuple[str, Sequence[Case]]
-"""A title, and cases that take turns and share a table."""
+    cases: Sequence[Row]
 
 
 class Benchmark:
@@ -129,64 +120,66 @@ class Benchmark:
         """
         prepare_compiler()
         deadline = time.monotonic() + 60 * self.given.minutes
-        for title, cases in groups:
+        for group in groups:
             if time.monotonic() >= deadline:
-                self.record["left_out"].append(title)
+                self.record["left_out"].append(group.title)
                 continue
-            say(title)
-            self._measure_group(title, cases, deadline)
+            say(group.title)
+            self._measure_group(group, deadline)
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
         self.keep()
 
-    def _measure_group(self, title: str, cases: Sequence[Case], deadline: float) -> None:
+    def _measure_group(self, group: Group, deadline: float) -> None:
         rows: list[Row] = []
-        group: dict[str, Any] = {"title": title, "rows": rows}
-        self.record["groups"].append(group)
-        began = time.monotonic()
+        record: dict[str, Any] = {"title": group.title, "rows": rows}
+        self.record["groups"].append(record)
+        limit = time.monotonic() + BUILDING * (deadline - time.monotonic())
         ready: dict[int, Ready] = {}
         turns: dict[int, Callable[[], Seconds]] = {}
-        for number, case in enumerate(cases):
-            row, start = {"label": case.label, **case.facts, "reason": None}, time.monotonic()
-            if start - began > BUILDING * (deadline - began):
-                row["reason"] = "no time was left to build it"
-            else:
-                say(f"building and checking {case.label}")
-                try:
-                    ready[number] = case.build(row, rows)
-                    turns[number] = ready[number].turn(self.device)
-                    row["building_seconds"] = time.monotonic() - start
-                except NotTimedError as reason:
-                    row["reason"] = str(reason)
-                except Exception as error:  # kernels, compilers and peers have exceptions of their own
-                    lines = str(error).splitlines() or [type(error).__name__]
-                    row["reason"] = f"it fails: {lines[0][:200]}"
+        for number, case in enumerate(group.cases):
+            row, start = {**case, "reason": None}, time.monotonic()
+            say(f"building and checking {row['label']}")
+            try:
+                if start > limit:
+                    raise NotTimedError("no time was left to build it")
+                ready[number] = group.build(row, rows)
+                turns[number] = ready[number].turn(self.device)
+                row["building_seconds"] = time.monotonic() - start
+            except NotTimedError as reason:
+                row["reason"] = str(reason)
+            except Exception as error:  # kernels, compilers and peers have exceptions of their own
+                lines = str(error).splitlines() or [type(error).__name__]
+                row["reason"] = f"it fails: {lines[0][:200]}"
             rows.append(row)
             if row["reason"] is not None:
-                say(f"{case.label} is left out: {row['reason']}")
+                say(f"{row['label']} is left out: {row['reason']}")
             self.keep()
 
         if self.device.type == "cuda" and turns:
             now = time.monotonic()
-            group["warm"] = warm_up(turns, now + WARMING * (deadline - now))
+            record["warm"] = warm_up(turns, now + WARMING * (deadline - now))
+        frequencies: dict[int, list[dict[str, float]]] = {number: [] for number in turns}
 
-        def with_clocks(turn: Callable[[], Seconds]) -> tuple[Seconds, dict[str, float]]:
-            return turn(), clocks(self.device)
+        def timed(number: int) -> Seconds:
+            seconds = turns[number]()
+            frequencies[number].append(clocks(self.device))
+            return seconds
 
-        def after_round(results: dict[int, list[tuple[Seconds, dict[str, float]]]]) -> None:
+        def after_round(results: dict[int, list[Seconds]]) -> None:
             for number, rounds in results.items():
-                (first, shown), *_ = rounds
-                rows[number]["seconds"] = {kind: quartiles([times[kind] for times, _ in rounds]) for kind in first}
-                rows[number]["clocks"] = {name: median(clock[name] for _, clock in rounds) for name in shown}
+                rows[number]["seconds"] = {kind: quartiles([each[kind] for each in rounds]) for kind in rounds[0]}
+                own = frequencies[number]
+                rows[number]["clocks"] = {name: median(each[name] for each in own) for name in own[0]}
             self.keep()
 
-        alternate({number: partial(with_clocks, turn) for number, turn in turns.items()}, self.given.rounds,
-                  deadline=deadline, after_round=after_round)  # fmt: skip
+        calls = {number: lambda number=number: timed(number) for number in turns}  # type: ignore[misc]
+        alternate(calls, self.given.rounds, deadline, after_round)
         for number in turns:
             *_, last = ready[number].calls.values()
             rows[number]["peak_bytes"] = peak_bytes(last, ready[number].kept(), self.device)
-        put_ratios(rows, [case.base for case in cases])
+        put_ratios(rows)
 
     def publish(self, base: str, more: Mapping[str, Column] = {}, notes: Sequence[str] = ()) -> None:
         """Write the complete record, and a table for each group as Markdown; print the tables.
@@ -198,16 +191,14 @@ class Benchmark:
         """
         self.record["environment"]["load_after"] = os.getloadavg()[0]
         self.keep(finished=True, seconds=time.monotonic() - self._began)
-        tables = [
-            _table(group, base, self.record.get("peak_flops_per_second"), more) for group in self.record["groups"]
-        ]
+        peak = self.record.get("peak_flops_per_second")
+        tables = [_table(group, base, peak, more) for group in self.record["groups"]]
         notes = [*self._notes(), *notes]
         hardware = self.record["environment"]["hardware"]
         on_cpu = hardware["device"] == "cpu"
         machine = f"{hardware['cpu']}, {hardware['threads']} threads" if on_cpu else hardware["device"]
         lines = [f"# anlit benchmark {self.record['benchmark']}: {machine}", f"`{self.record['command']}`"]
-        for table in tables:
-            lines += [f"## {table.title}", table.markdown()]
+        lines += [part for table in tables for part in (f"## {table.title}", table.markdown())]
         write_text(self._file.with_name(f"{self._file.name}.md"), "\n\n".join([*lines, *notes]) + "\n")
         screen = console()
         for part in (*tables, *notes):
@@ -241,11 +232,11 @@ def prepare_compiler() -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
-def put_ratios(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
+def put_ratios(rows: Sequence[Row]) -> None:
     """Give every row the ratio of its times to those of its base, by kind, as far as both were timed."""
     timed = {row["label"]: row["seconds"] for row in rows if "seconds" in row}
-    for row, base in zip(rows, bases, strict=True):
-        others = timed.get(base or next(iter(timed), ""), {})
+    for row in rows:
+        others = timed.get(row.get("base", next(iter(timed), "")), {})
         row["ratio"] = {
             kind: paired_ratio(mine["values"], others[kind]["values"])._asdict()
             for kind, mine in row.get("seconds", {}).items()
@@ -255,28 +246,26 @@ def put_ratios(rows: Sequence[Row], bases: Sequence[str | None]) -> None:
 
 def _table(group: Mapping[str, Any], base: str, peak: float | None, more: Mapping[str, Column]) -> Table:
     rows = [row for row in group["rows"] if "seconds" in row]
-    kinds = list(rows[0]["seconds"]) if rows else []
-    last = kinds[-1] if kinds else ""
-    columns: dict[str, Column] = {f"{kind}, ms": partial(_milliseconds, kind) for kind in kinds}
-    columns["quartiles"] = lambda row: " – ".join(map(_ms, row["seconds"][last]["quartiles"]))
-    if peak is not None:
-        columns["of peak"] = lambda row: f"{row['flops'][last] / row['seconds'][last]['median'] / peak:.1%}"
-    columns[f"÷ {base} (95 %)"] = partial(_ratio, last)
-    columns["MB"] = lambda row: NONE if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}"
-    columns |= more
-    if any(row["clocks"] for row in rows):
-        columns["MHz, W"] = lambda row: "{mhz:.0f}, {watts:.0f}".format(**row["clocks"]) if row["clocks"] else NONE
-    return Table(group["title"], ("", *columns),
-                 [[row["label"], *(cell(row) for cell in columns.values())] for row in rows])  # fmt: skip
+    kinds = list(rows[0]["seconds"]) if rows else [""]
+    has_clocks = any(row["clocks"] for row in rows)
 
+    def cells(row: Row) -> dict[str, str]:
+        times, ratio = row["seconds"], row["ratio"].get(kinds[-1])
+        last = times[kinds[-1]]
+        marks = {kind: "" if own["steady"] else UNSTEADY for kind, own in times.items()}
+        columns = {f"{kind}, ms": _ms(own["median"]) + marks[kind] for kind, own in times.items()}
+        columns["quartiles"] = " – ".join(map(_ms, last["quartiles"]))
+        if peak is not None:
+            columns["of peak"] = f"{row['flops'][kinds[-1]] / last['median'] / peak:.1%}"
+        columns[f"÷ {base} (95 %)"] = "{median:.3f} ({low:.3f} – {high:.3f})".format(**ratio) if ratio else NONE
+        columns["MB"] = NONE if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}"
+        columns |= {name: cell(row) for name, cell in more.items()}
+        if has_clocks:
+            columns["MHz, W"] = "{mhz:.0f}, {watts:.0f}".format(**row["clocks"]) if row["clocks"] else NONE
+        return columns
 
-def _milliseconds(kind: str, row: Row) -> str:
-    return _ms(row["seconds"][kind]["median"]) + ("" if row["seconds"][kind]["steady"] else UNSTEADY)
-
-
-def _ratio(kind: str, row: Row) -> str:
-    ratio = row["ratio"].get(kind)
-    return NONE if ratio is None else f"{ratio['median']:.3f} ({ratio['low']:.3f} – {ratio['high']:.3f})"
+    body = [{"": row["label"]} | cells(row) for row in rows]
+    return Table(group["title"], list(body[0]) if body else [""], [list(own.values()) for own in body])
 
 
 def _ms(seconds: float) -> str:

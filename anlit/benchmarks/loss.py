@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from anlit.benchmarks.harness import Benchmark, Case, NotTimedError, Ready, Row
+from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
 from anlit.benchmarks.options import Size, add_size_options, device_of, parser_of
 from anlit.layers.cross_entropy import linear_cross_entropy
 from anlit.reporting.table import NONE
@@ -88,8 +88,8 @@ def main(argv: list[str]) -> int:
     device = device_of(given)
     given.dtype = given.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     size = Size.of(given)
-    benchmark, build = Benchmark("loss", argv, given, device), Problem(size, device).build
-    benchmark.measure([(size.title, [Case(way, build) for way in WAYS])])
+    benchmark = Benchmark("loss", argv, given, device)
+    benchmark.measure([Group(str(size), Problem(size, device).build, [{"label": way} for way in WAYS])])
     columns = {
         "loss": lambda row: f"{row['loss']:.5f}",
         "gradients' error": lambda row: f"{row['error']:.1e}" if "error" in row else NONE,

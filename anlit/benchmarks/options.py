@@ -87,20 +87,12 @@ def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     return read
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """`1,2` → (1, 2)."""
-    return tuple(int(part) for part in text.split(","))
-
-
 @dataclass(frozen=True)
 class Size:
     """The shapes of a model and its batch. The MLP is 4·d wide; embedding and head are separate.
 
-    Args:
-        d_model, n_layers, n_heads, vocab_size: The shape of the network.
-        length: T, tokens in a sequence.
-        batch: Sequences.
-        dtype: The data type of products: float32, or bfloat16 under autocast with float32 parameters.
+    `length` is T, the tokens in a sequence; `dtype` that of products: float32, or bfloat16 under autocast with float32
+    parameters.
     """
 
     d_model: int
@@ -124,12 +116,9 @@ class Size:
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
-    @property
-    def title(self) -> str:
-        """All numbers, for a table."""
-        return (
-            f"d {self.d_model}, L {self.n_layers}, T {self.length}, B {self.batch}, V {self.vocab_size}, {self.dtype}"
-        )
+    def __str__(self) -> str:
+        shape = f"d {self.d_model}, L {self.n_layers}, T {self.length}, B {self.batch}, V {self.vocab_size}"
+        return f"{shape}, {self.dtype}"
 
     def at_length(self, length: int) -> "Size":
         """Sequences of another length, as many as hold the tokens of this batch, or one."""

@@ -34,11 +34,8 @@ class OurStep:
 
     Args:
         architecture: A key of `MODELS`.
-        size: The shapes of the model and the batch.
-        runtime: Compiled or not, in float8 or not.
         documents: Pack documents into the batch and mask them; else each row is one document.
         group: Query heads that share a key head.
-        backend: The back end of attention.
     """
 
     def __init__(
@@ -103,9 +100,7 @@ def trainer_of(model: LanguageModel, device: torch.device, dtype: str) -> L.Trai
     Args:
         dtype: A key of `PRECISIONS`.
     """
-    quiet = logging.getLogger("lightning.pytorch")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = L.Trainer(
@@ -119,8 +114,9 @@ def trainer_of(model: LanguageModel, device: torch.device, dtype: str) -> L.Trai
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-    quiet.setLevel(level)
-    model.log = model.log_dict = _ignored  # type: ignore[method-assign, assignment]
+    logging.disable(logging.NOTSET)
+    # Both work only inside a Trainer's loop.
+    model.log = model.log_dict = lambda *given, **more: None  # type: ignore[method-assign, assignment]
     trainer.strategy.connect(model)
     model.trainer = trainer
     trainer.state.fn = TrainerFn.FITTING
@@ -131,7 +127,3 @@ def trainer_of(model: LanguageModel, device: torch.device, dtype: str) -> L.Trai
     select_at_first_batch(model)
     model.train()
     return trainer
-
-
-def _ignored(*arguments: Any, **more: Any) -> None:
-    """Replaces `log`, which works only inside a Trainer's loop."""

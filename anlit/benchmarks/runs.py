@@ -52,12 +52,7 @@ PRECISION = 0.02
 
 
 def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[str, Any]:
-    """Time steps of every run's configuration in turns.
-
-    Args:
-        runs: One of each configuration.
-        rounds: The number of turns of each; None for as many as the precision takes.
-        device: The device.
+    """Time steps of every run's configuration, in `rounds` turns; None for as many as the precision takes.
 
     Returns:
         `arms`: {run, key, tokens, seconds_per_token of each round, whether they are steady}; `threads`; `clocks` of a
@@ -72,8 +67,12 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[s
     turns = {}
     arms: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
-        size, documents = size_of(run)
-        batch, model = batch_of(size, documents, device), model_of(run)
+        model, rows = model_of(run), init_args(run.config.get("data")).get("batch_size")
+        if not isinstance(rows, int):
+            raise UserError(f"{run.folder / CONFIG} gives no data.batch_size: leave the run out")
+        low = str((run.config.get("trainer") or {}).get("precision") or "32").startswith("bf16")
+        size = Size(0, 0, 0, model.vocab_size, model.context_length, rows, "bfloat16" if low else "float32")
+        batch = batch_of(size, model.model.document_masking, device)
         model.selections = Selections.from_plain(run.record.get("attention"))  # what it ran on, if on such a device
         step = partial(take_step, trainer_of(model, device, size.dtype), batch)
         step()  # allocations, and compilation where there is one
@@ -92,10 +91,7 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[s
     if device.type == "cuda":
         warm_up(turns, deadline - limit / 2)
     alternate(turns, WARMUP)
-    if rounds is None:
-        results = alternate(turns, MOST, deadline=deadline, after_round=precise)
-    else:
-        results = alternate(turns, rounds)
+    results = alternate(turns, MOST, deadline, precise) if rounds is None else alternate(turns, rounds)
     for number, arm in enumerate(arms):
         seconds = [turn["step"] for turn in results[number]]
         arm["seconds_per_token"] = [value / arm["tokens"] for value in seconds]
@@ -140,26 +136,6 @@ def _optimizer_of(spec: Any, where: str) -> OptimizerFactory:
             raise UserError(f"{where} cannot be made ({error}): leave the run out") from error
 
     return make
-
-
-def size_of(run: Run) -> tuple[Size, bool]:
-    """The shape of a run's batches, without the model's, and whether they have several documents in a row.
-
-    Raises:
-        UserError: The configuration does not say how large a batch is.
-    """
-    model, data = init_args(run.config.get("model")), init_args(run.config.get("data"))
-    try:
-        vocabulary, length, rows = (int(value) for value in (model["vocab_size"], model["context_length"],
-                                                              data["batch_size"]))  # fmt: skip
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{run.folder}/config.yaml does not give vocab_size, context_length and batch_size as numbers: leave the "
-            "run out"
-        ) from error
-    low = str((run.config.get("trainer") or {}).get("precision") or "32").startswith("bf16")
-    size = Size(0, 0, 0, vocabulary, length, rows, "bfloat16" if low else "float32")
-    return size, bool(model.get("document_masking", True))
 
 
 def main(argv: list[str]) -> int:

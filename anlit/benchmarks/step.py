@@ -17,26 +17,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from anlit.attention.backends import BACKENDS
-from anlit.benchmarks.harness import Benchmark, Case, Group, NotTimedError, Ready, Row
-from anlit.benchmarks.options import (
-    MECHANISMS,
-    Size,
-    add_size_options,
-    device_of,
-    names,
-    numbers,
-    parse,
-    parser_of,
-)
+from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
+from anlit.benchmarks.options import MECHANISMS, Size, add_size_options, device_of, names, parse, parser_of
 from anlit.benchmarks.our_step import MODELS, OurStep
 from anlit.benchmarks.peers import COMPILED, PEERS, PeerStep
 from anlit.benchmarks.timing import matrix_peak
 from anlit.errors import UserError
 from anlit.models.runtime import Runtime
-from anlit.sentences import ToolParser
+from anlit.sentences import numbers
 
 BASE = "GPT"
 """The model that the others are compared with."""
@@ -74,18 +65,18 @@ def group_of(given: argparse.Namespace, size: Size, device: torch.device) -> Gro
 
     float8 and a peer that is compiled as a whole are compared with GPT+ with compiled blocks.
     """
-    build = partial(_build, given, size, device)
 
-    def case(model: str, compiled: str, mechanism: str = "plain", backend: str = "auto", group: int = 1) -> Case:
+    def case(model: str, compiled: str, mechanism: str = "plain", backend: str = "auto", group: int = 1) -> Row:
         name = [NAMES.get(model, model), *(part for part in (mechanism, backend) if part not in ("plain", "auto"))]
         name += [] if group == 1 else [f"groups of {group}"]
         facts = {"model": model, "mechanism": mechanism, "backend": backend, "compiled": compiled, "group": group}
         base = f"{NAMES[BASE]} {HOW['no' if compiled == 'no' else 'blocks']}"
-        return Case(" ".join((*name, HOW[compiled])), build, facts, base)
+        return {"label": " ".join((*name, HOW[compiled])), **facts, "base": base}
 
     ours = [case(model, how, mechanism, backend, group) for how in given.compiled for mechanism in given.mechanisms
             for backend in given.backends for group in given.groups for model in given.models]  # fmt: skip
-    return size.title, ours + [case(peer, how) for peer in given.peers for how in given.peers_compiled]
+    peers = [case(peer, how) for peer in given.peers for how in given.peers_compiled]
+    return Group(str(size), partial(_build, given, size, device), ours + peers)
 
 
 def _build(given: argparse.Namespace, size: Size, device: torch.device, row: Row, earlier: list[Row]) -> Ready:
@@ -102,7 +93,8 @@ def _build(given: argparse.Namespace, size: Size, device: torch.device, row: Row
         runtime = Runtime(compile=compiled != "no", float8="tensorwise" if compiled == "float8" else None)
         mechanism = MECHANISMS[row["mechanism"]]
         step = OurStep(model, size, device, runtime, mechanism, given.documents, row["group"], row["backend"])
-    row |= facts_of(step)
+    row["parameters"] = sum(parameter.numel() for parameter in step.model.parameters())
+    row["flops_per_token"] = step.flops_per_token()
     row["flops"] = {"train": row["flops_per_token"] * size.tokens}
     row["losses"] = [step.train().item() for _ in range(CHECKED_STEPS)]
     if reason := skip_reason(row, earlier, size):
@@ -111,14 +103,8 @@ def _build(given: argparse.Namespace, size: Size, device: torch.device, row: Row
         step.train()
     if given.profile:
         trace = Path(given.output) / f"{row['label'].replace(' ', '-')}.trace.json.gz"
-        row["profile"] = profile_of(step.train, trace, device)
+        row["profile"] = profile_of(step.train, trace)
     return Ready({"train": step.train}, partial(_kept, step), GPU_TURN_SECONDS if device.type == "cuda" else 0)
-
-
-def facts_of(step: OurStep | PeerStep) -> dict[str, float]:
-    """The number of parameters, and FLOPs of a training step per token."""
-    n_parameters = sum(parameter.numel() for parameter in step.model.parameters())
-    return {"parameters": n_parameters, "flops_per_token": step.flops_per_token()}
 
 
 def _kept(step: OurStep | PeerStep) -> Iterator[Tensor]:
@@ -143,8 +129,9 @@ def skip_reason(row: Row, earlier: list[Row], size: Size) -> str | None:
         if abs(losses[0] / start - 1) > 0.1:
             return f"it is wrong: its first loss is {losses[0]:.3f}, not about {start:.2f}"
         ours = next((other for other in earlier if other["model"] == BASE and other["reason"] is None), None)
-        if ours is not None and (reason := other_work(row, ours)):
-            return reason
+        for what, allowed in (("flops_per_token", 1e-9), ("parameters", 0.002)):  # only some count gains
+            if ours is not None and abs(row[what] / ours[what] - 1) > allowed:
+                return f"it does other work: {what} {row[what]:.6g}, ours {ours[what]:.6g}"
     same = ("model", "mechanism", "group")
     first = next((other for other in earlier if all(other[key] == row[key] for key in same) and "losses" in other), row)
     allowed = FLOAT8_TOLERANCE if row["compiled"] == "float8" else TOLERANCE[size.torch_dtype]
@@ -153,28 +140,17 @@ def skip_reason(row: Row, earlier: list[Row], size: Size) -> str | None:
     return None
 
 
-def other_work(row: Row, ours: Row) -> str | None:
-    """Why a peer's step is other work than ours; None if it is the same. Only some count gains as parameters."""
-    for what, allowed in (("flops_per_token", 1e-9), ("parameters", 0.002)):
-        if abs(row[what] / ours[what] - 1) > allowed:
-            return f"it does other work: {what} {row[what]:.6g}, ours {ours[what]:.6g}"
-    return None
-
-
-def profile_of(step: Callable[[], Any], trace: Path, device: torch.device) -> str:
+def profile_of(step: Callable[[], Any], trace: Path) -> str:
     """Where a step that is warmed up spends its time: torch's table of the longest kernels, or on a CPU operators.
 
     Args:
         trace: The file for the trace, which Perfetto shows; .json.gz.
     """
-    on_gpu = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
+    with profile() as profiler:
         for _ in range(PROFILED_STEPS):
             step()
-        if on_gpu:
-            torch.cuda.synchronize()
     profiler.export_chrome_trace(str(trace))
-    order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    order = f"self_{'device' if torch.cuda.is_available() else 'cpu'}_time_total"
     return profiler.key_averages().table(order, row_limit=SHOWN_KERNELS, max_name_column_width=90)
 
 
@@ -197,18 +173,8 @@ def options(argv: list[str]) -> argparse.Namespace:
     """The options, with the preset in place of those that are left out.
 
     Raises:
-        UserError: A peer is not installed, or the heads cannot be shared so.
+        UserError: An option is wrong, a peer is not installed, or the heads cannot be shared so.
     """
-    given = parse(_parser(), argv, PRESETS)
-    given.peers = tuple(peer for peer in given.peers if peer != "none")
-    if missing := set(given.peers) - set(INSTALLED):
-        raise UserError(f"--peers {missing.pop()} is not installed: install it, or leave it out")
-    if any(group < 1 or given.n_heads % group for group in given.groups):
-        raise UserError(f"--groups must be divisors of the {given.n_heads} heads")
-    return given
-
-
-def _parser() -> ToolParser:
     parser = parser_of("step", __doc__, "--preset cpu --models GPT,anGPT", PRESETS)
 
     def of(known: Any, more: str, default: tuple[str, ...] | None = None) -> dict[str, Any]:
@@ -226,4 +192,10 @@ def _parser() -> ToolParser:
     add("--documents", action="store_true", help="pack documents into our batches and mask them")
     add("--profile", action="store_true", help="also where each variant's step spends its time, and a trace")
     add_size_options(parser)
-    return parser
+    given = parse(parser, argv, PRESETS)
+    given.peers = tuple(peer for peer in given.peers if peer != "none")
+    if missing := set(given.peers) - set(INSTALLED):
+        raise UserError(f"--peers {missing.pop()} is not installed: install it, or leave it out")
+    if any(given.n_heads % group for group in given.groups):
+        raise UserError(f"--groups must be divisors of the {given.n_heads} heads")
+    return given

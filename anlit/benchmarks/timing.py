@@ -36,30 +36,25 @@ def clocks(device: torch.device) -> dict[str, float]:
 def alternate(
     candidates: Mapping[Name, Callable[[], Result]],
     rounds: int,
-    *,
-    deadline: float | None = None,
-    after_round: Callable[[dict[Name, list[Result]]], bool | None] | None = None,
+    deadline: float = float("inf"),
+    after_round: Callable[[dict[Name, list[Result]]], bool | None] = lambda results: None,
 ) -> dict[Name, list[Result]]:
-    """Call every candidate once in each round. Each round begins with another candidate.
+    """The results of all candidates, each called once in every round. Each round begins with another candidate.
 
     Args:
-        candidates: Functions that measure, by name.
         rounds: Rounds, at most.
         deadline: After this `time.monotonic()` no round begins, except the first.
         after_round: Gets all results so far after each round. If it returns True, no other round begins.
-
-    Returns:
-        The results of each candidate, round by round.
     """
     names = list(candidates)
     results: dict[Name, list[Result]] = {name: [] for name in names}
-    for turn in range(rounds):
-        if turn and deadline is not None and time.monotonic() > deadline:
+    for turn in range(rounds if names else 0):
+        if turn and time.monotonic() > deadline:
             break
-        first = turn % max(1, len(names))
+        first = turn % len(names)
         for name in (*names[first:], *names[:first]):
             results[name].append(candidates[name]())
-        if after_round is not None and after_round(results):
+        if after_round(results):
             break
     return results
 
@@ -74,7 +69,7 @@ def warm_up(candidates: Mapping[Name, Callable[[], Seconds]], deadline: float) -
         lasts = [[times[kind] for times in turns[-LAST:]] for turns in results.values() for kind in turns[0]]
         return all(len(last) == LAST and max(last) <= (1 + AGREEMENT) * min(last) for last in lasts)
 
-    return agree(alternate(candidates, MOST_WARM_UP, deadline=deadline, after_round=agree))
+    return agree(alternate(candidates, MOST_WARM_UP, deadline, agree))
 
 
 def paired_ratio(times: Sequence[float], others: Sequence[float]) -> Interval:
@@ -85,8 +80,7 @@ def paired_ratio(times: Sequence[float], others: Sequence[float]) -> Interval:
 def quartiles(values: Sequence[float]) -> dict[str, Any]:
     """Median, quartiles and the values themselves, as a record keeps them; and whether they are steady."""
     low, middle, high = (float(value) for value in np.percentile(values, (25, 50, 75)))
-    steady = high - low <= STEADY * middle
-    return {"median": middle, "quartiles": [low, high], "steady": steady, "values": list(values)}
+    return {"median": middle, "quartiles": [low, high], "steady": high - low <= STEADY * middle, "values": list(values)}
 
 
 def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.device) -> int | None:
@@ -121,5 +115,4 @@ def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a product of square matrices, the best of five."""
     size = PEAK_SIZE[device.type]
     a, b = torch.randn(2, size, size, device=device).to(dtype)
-    best = min(seconds_of_calls(lambda: a @ b, device) for _ in range(PEAK_TRIALS))
-    return float(2 * size**3 / best)
+    return 2 * size**3 / min(seconds_of_calls(lambda: a @ b, device) for _ in range(PEAK_TRIALS))

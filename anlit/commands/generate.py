@@ -1,14 +1,12 @@
 """`anlit generate`: continuations of prompts, streamed to the terminal or as JSON lines."""
 
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anlit.checkpoints.location import require_path
+from anlit.commands.score import model_options, read_documents
 from anlit.errors import UserError
-from anlit.reading import read_text
 from anlit.reporting.text import echo, json_line
 from anlit.sentences import ToolParser, at_least
 
@@ -25,26 +23,19 @@ def parser() -> ToolParser:
         "number of the sample, not on the other prompts.",
         epilog="Example: anlit generate runs/angpt-seed1 'def main():' --max_tokens 200 --temperature 0.8 --top_p 0.95",
     )
+    model_options(parser)
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
     add("prompt", nargs="*", metavar="PROMPT", help="text to continue (default: standard input)")
-    add("--prompts", metavar="FILE", help='.jsonl of {"prompt": …}, a text file, or - for stdin')
-    add(
-        "--max_tokens",
-        type=at_least(1),
-        default=100,
-        metavar="N",
-        help="the most tokens of a continuation (default: 100)",
-    )
+    add("--prompts", metavar="FILE", help='text (one prompt), .jsonl of {"prompt": …}, or - for stdin')
+    longest = "the most tokens of a continuation (default: 100)"
+    add("--max_tokens", type=at_least(1), default=100, metavar="N", help=longest)
     add("--samples", type=at_least(1), default=1, metavar="N", help="continuations of each prompt (default: 1)")
     add("--temperature", type=float, default=1.0, metavar="X", help="0 for the most probable token (default: 1)")
-    add("--top_k", type=int, metavar="K", help="draw among the K most probable tokens")
+    add("--top_k", type=at_least(1), metavar="K", help="draw among the K most probable tokens")
     add("--top_p", type=float, metavar="P", help="draw among the fewest tokens that together have probability P")
-    add("--seed", type=int, default=0, help="seed of the random numbers (default: 0)")
+    add("--seed", type=at_least(0), default=0, help="seed of the random numbers (default: 0)")
     add("--batch_size", type=at_least(1), default=8, metavar="N", help="continuations in a batch (default: 8)")
     add("--json", action="store_true", help="print one JSON object per continuation, with tokens and log-likelihoods")
-    add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     return parser
 
 
@@ -85,15 +76,15 @@ def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:
 
     Args:
         texts: The prompts of the command line.
-        file: `.jsonl` with a {"prompt": "…"} per line, `-` for standard input, or any other text file, which is one
-            prompt; so is all of standard input.
+        file: Of texts as `anlit score` reads them, in records the field `prompt`; `-` for standard input, which is one
+            prompt.
 
     Raises:
-        UserError: There is no prompt, or the file cannot be read.
+        UserError: There is no prompt, one is empty, or the file cannot be read.
     """
     prompts = list(texts)
     if file is not None and file != "-":
-        prompts += _read_file(Path(file))
+        prompts += [prompt for prompt, _ in read_documents([file], "prompt")]
     elif file == "-" or (not prompts and not sys.stdin.isatty()):
         prompts.append(sys.stdin.read())
     if not prompts:
@@ -101,23 +92,6 @@ def read_prompts(texts: Sequence[str], file: str | None) -> list[str]:
     for number, prompt in enumerate(prompts, 1):
         if not prompt:
             raise UserError(f"prompt {number} of {len(prompts)} is empty: give at least one token of text to continue")
-    return prompts
-
-
-def _read_file(path: Path) -> list[str]:
-    try:
-        content = read_text(path)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8, or too large"
-        raise UserError(f"--prompts {path} cannot be read ({reason}): give a text file or .jsonl") from error
-    if path.suffix != ".jsonl":
-        return [content]
-    prompts = []
-    for number, line in enumerate(content.splitlines(), 1):
-        try:
-            prompts += [str(json.loads(line)["prompt"])] if line.strip() else []
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f'{path}, line {number} is no prompt: write {{"prompt": "text"}} in every line') from error
     return prompts
 
 

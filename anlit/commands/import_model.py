@@ -4,7 +4,7 @@ from pathlib import Path
 
 from anlit.inference.huggingface.families import FAMILIES
 from anlit.reporting.text import echo
-from anlit.sentences import ToolParser
+from anlit.sentences import ToolParser, at_least
 
 
 def parser() -> ToolParser:
@@ -16,9 +16,10 @@ def parser() -> ToolParser:
         "--initial_weights DIR. Families: " + ", ".join(family.name for family in FAMILIES.values()) + ".",
         epilog="Example: anlit import Qwen3-1.7B --output imported/qwen3",
     )
-    parser.add_argument("source", metavar="FOLDER", help="a local folder")
-    parser.add_argument("--output", required=True, metavar="DIR", help="a new folder")
-    parser.add_argument("--context_length", type=int, metavar="N", help="default: the model's max_position_embeddings")
+    add = parser.add_argument
+    add("source", metavar="FOLDER", help="a local folder")
+    add("--output", required=True, metavar="DIR", help="a new folder")
+    add("--context_length", type=at_least(1), metavar="N", help="default: the model's max_position_embeddings")
     return parser
 
 

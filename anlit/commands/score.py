@@ -5,7 +5,6 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,6 @@ from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
 from anlit.reporting.text import echo
 from anlit.sentences import ToolParser, at_least
-
-
-@dataclass
-class Totals:
-    """Totals over all texts. `bytes` are those of the scored tokens."""
-
-    documents: int = 0
-    tokens: int = 0
-    scored: int = 0
-    bytes: int = 0
-    nats: float = 0.0
-    """Minus the sum of the log-likelihoods."""
-
-    def record(self) -> dict[str, float]:
-        """All numbers, with the means per scored token and byte; NaN without any."""
-        per_token = self.nats / self.scored if self.scored else math.nan
-        per_byte = self.nats / math.log(2) / self.bytes if self.bytes else math.nan
-        return asdict(self) | {"nats_per_token": per_token, "bits_per_byte": per_byte}
 
 
 def parser() -> ToolParser:
@@ -43,18 +24,24 @@ def parser() -> ToolParser:
         "document has before it.",
         epilog="Example: anlit score runs/angpt-seed1 book.txt reviews.jsonl --output scores.parquet",
     )
+    model_options(parser)
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
     add("files", nargs="+", metavar="FILE", help="text (one document), .jsonl, .jsonl.zst or .parquet")
     add("--output", required=True, metavar="FILE", help="the table to write, such as scores.parquet")
     add("--length", type=at_least(1), metavar="N", help="tokens in a window (default: the training length)")
     add("--stride", type=int, metavar="N", help="tokens by which windows advance (default: half of a window)")
     add("--batch_size", type=at_least(1), metavar="N", help="windows in a batch (default: about 16,000 tokens)")
     add("--field", default="text", help="field of a record that has its text (default: text)")
-    add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     add("--json", action="store_true", help="print the totals as JSON")
     return parser
+
+
+def model_options(parser: ToolParser) -> None:
+    """What `generate` and `score` need to load a model with its tokenizer."""
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="run folder (its best checkpoint), .ckpt file or exported folder")
+    add("--tokenizer", metavar="FILE", help="tokenizer.json (default: that of the checkpoint's data)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
 
 
 def main(argv: list[str]) -> None:
@@ -64,20 +51,21 @@ def main(argv: list[str]) -> None:
     for name in given.files:
         if not Path(name).is_file():
             raise UserError(f"{name} {'is a folder' if Path(name).is_dir() else 'does not exist'}: give a file of text")
-    totals = score_files(given, shlex.join(["anlit", "score", *argv])).record()
-    if given.json:
-        echo(json.dumps(totals))
-    else:
-        echo(
-            "{output}: {documents:,} documents, {tokens:,} tokens, {bytes:,} bytes\n"
-            "{nats:,.4f} nats, {nats_per_token:.4f} per token, {bits_per_byte:.4f} bits per byte".format(
-                output=given.output, **totals
-            )
-        )
+    totals = score_files(given, shlex.join(["anlit", "score", *argv]))
+    totals["nats_per_token"] = totals["nats"] / totals["scored"] if totals["scored"] else math.nan
+    totals["bits_per_byte"] = totals["nats"] / math.log(2) / totals["bytes"] if totals["bytes"] else math.nan
+    words = (
+        "{output}: {documents:,} documents, {tokens:,} tokens, {bytes:,} bytes\n"
+        "{nats:,.4f} nats, {nats_per_token:.4f} per token, {bits_per_byte:.4f} bits per byte"
+    )
+    echo(json.dumps(totals) if given.json else words.format(output=given.output, **totals))
 
 
-def score_files(given: argparse.Namespace, command: str) -> Totals:
+def score_files(given: argparse.Namespace, command: str) -> dict[str, float]:
     """Score the files and write the table.
+
+    Returns:
+        Totals: documents, tokens, scored (tokens), bytes (of the scored tokens), nats (minus their log-likelihoods).
 
     Raises:
         UserError: A file, the checkpoint, its tokenizer or a setting is wrong.
@@ -92,7 +80,7 @@ def score_files(given: argparse.Namespace, command: str) -> Totals:
     text, length = text_of(checkpoint, given.tokenizer), given.length or checkpoint.training_length
     stride = given.stride if given.stride is not None else max(1, length // 2)
     offsets: list[tuple[np.ndarray, str]] = []
-    totals = Totals()
+    totals: dict[str, float] = dict.fromkeys(("documents", "tokens", "scored", "bytes", "nats"), 0)
 
     def tokens() -> Iterator[np.ndarray]:
         for document, where in read_documents(given.files, given.field):
@@ -106,11 +94,11 @@ def score_files(given: argparse.Namespace, command: str) -> Totals:
         for scores in score(checkpoint.model.model, tokens(), length, stride, text.ending, given.batch_size):
             byte_ranges, source = offsets.pop(0)
             known = ~np.isnan(scores.log_likelihood)
-            totals.documents += 1
-            totals.tokens += len(byte_ranges)
-            totals.scored += int(known.sum())
-            totals.bytes += int(byte_ranges[-1, 1]) - (0 if known[0] else int(byte_ranges[0, 1]))
-            totals.nats -= float(scores.log_likelihood[known].sum(dtype=np.float64))
+            totals["documents"] += 1
+            totals["tokens"] += len(byte_ranges)
+            totals["scored"] += int(known.sum())
+            totals["bytes"] += int(byte_ranges[-1, 1]) - (0 if known[0] else int(byte_ranges[0, 1]))
+            totals["nats"] -= float(scores.log_likelihood[known].sum(dtype=np.float64))
             yield scores, byte_ranges, source
 
     record: dict[str, Any] = {"command": command, "length": length, "stride": stride, **describe(checkpoint)}

@@ -121,7 +121,7 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
         only.
     """
     spans = [span for span in ranges(n - 1) if span.end <= n]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed % (1 << 63))  # which takes no larger ones
     samples: dict[str, list[Tensor]] = {}
     at_once = max(1, SCORES // n)
     scale, m = (each.flip(-1)[:, None] for each in distance_functions(mechanism, n, torch.float32))

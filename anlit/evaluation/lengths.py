@@ -94,8 +94,7 @@ class Lengths(Evaluation):
             For each masking and length: {length, masking, total, change, by_position, sequences, bits_per_byte}.
             `total`, `change` and each range's `estimate` are as `estimate` gives them. `change` is the loss minus that
             at the training length, with the standard error over pieces; None at the training length, or if that was not
-            measured. `by_position` has {first, end, estimate} for the positions [first, end): the number of earlier
-            tokens that the model sees, those of the document with masking, else of the sequence.
+            measured. `by_position` has {first, end, estimate} for the positions [first, end).
 
         Raises:
             UserError: A batch does not fit into memory.
@@ -112,17 +111,14 @@ class Lengths(Evaluation):
                 losses, counts = sums_by_range(checkpoint, _batches(data, length, n_batch), length, masked)
                 # Sums over a piece do not depend on the length of its sequences.
                 pieces[length] = [each.sum(1).reshape(-1, piece // length).sum(1) for each in (losses, counts)]
-                change = None
-                if length != trained_length and trained_length in pieces:
-                    reference, n = pieces[trained_length]
-                    change = estimate(pieces[length][0] - reference, n)
+                trained = pieces.get(trained_length) if length != trained_length else None
                 total = estimate(losses.sum(1), counts.sum(1))
                 bounds = [(0, 1), *((2 ** (k - 1), min(2**k, length)) for k in range(1, losses.shape[1]))]
                 has_bits = bytes_per_token and total["tokens"]
                 measurements.append({
                     "length": length,
                     "masking": masked,
-                    "change": change,
+                    "change": estimate(pieces[length][0] - trained[0], trained[1]) if trained else None,
                     "total": total,
                     "by_position": [
                         {"first": first, "end": end, "estimate": estimate(losses[:, k], counts[:, k])}

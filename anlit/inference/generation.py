@@ -80,12 +80,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"--temperature {self.temperature:g} must be 0 (the most probable token) or a number above")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"--top_k {self.top_k} must be at least 1 token: leave it out to draw among all")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"--top_p {self.top_p:g} must be a probability in (0, 1]: leave it out to draw among all")
-        if self.seed < 0:
-            raise UserError(f"--seed {self.seed} must not be negative")
 
     def uniforms(self, sample: int, n: int) -> Tensor:
         """(n,) float64 random numbers in [0, 1) for the tokens of continuation number `sample` of any prompt.

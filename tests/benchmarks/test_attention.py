@@ -9,7 +9,6 @@ import torch
 
 from anlit.attention.backends import eager
 from anlit.benchmarks import attention
-from anlit.benchmarks.attention import PRESETS
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
 
@@ -24,23 +23,18 @@ def rows(record: dict[str, Any], number: int) -> dict[str, dict[str, Any]]:
     return {row["label"]: row for row in record["groups"][number]["rows"]}
 
 
-def test_it_measures_and_writes_each_entrant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resets: list[int] = []
-    monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(1))
+def test_it_measures_and_writes_each_entrant(tmp_path: Path) -> None:
     record = run(tmp_path)
-    assert len(resets) == 1, "a compilation is kept for the next shape"
-    assert [group["rows"][0]["shape"]["documents"] for group in record["groups"]] == [False, True]
     dense, packed = (rows(record, number) for number in range(2))
-    assert dense.keys() == {f"{mechanism}, {kernel}" for mechanism, kernel in PRESETS["cpu"]["entrants"]}
+    assert dense.keys() == {", ".join(entrant) for entrant in attention.PRESETS["cpu"]["entrants"]}
     pairs = 32 * 33 // 2 * 128 * 16  # 128 sequences of 32, 16 heads of width 8
     for row in dense.values():
         assert row["reason"] is None
         assert len(row["seconds"]["both"]["values"]) == 2
         assert row["error"].keys() >= {"out", "q", "k", "v"}
         assert row["flops"] == {"forward": 4 * 8 * pairs, "both": 3.5 * 4 * 8 * pairs}
-    assert packed["plain, sdpa"]["flops"]["both"] < 0.5 * dense["plain, sdpa"]["flops"]["both"]
-    assert record["settings"]["dtype"] == "float32"
     row = dense["plain, sdpa"]
+    assert packed["plain, sdpa"]["flops"]["both"] < 0.5 * row["flops"]["both"]
     share = row["flops"]["both"] / row["seconds"]["both"]["median"] / record["peak_flops_per_second"]
     line = next(line for line in (tmp_path / "attention.md").read_text().splitlines() if "| plain, sdpa |" in line)
     assert f"| {share:.1%} | 1.000 (1.000 – 1.000) |" in line
@@ -54,14 +48,11 @@ def test_an_entrant_that_is_wrong_fails_or_is_unsupported_is_named_and_not_timed
 
     monkeypatch.setattr(attention.BACKENDS["blockwise"], "attend", lambda *given: 1.001 * eager.attend(*given))
     monkeypatch.setattr(attention.BACKENDS["sdpa"], "attend", broken)
-    record = run(tmp_path, "--entrants", "plain,eager plain,blockwise plain,sdpa scale-invariant,flash plain,flex")
-    entrants = rows(record, 0)
-    assert entrants["plain, eager"]["reason"] is None
-    assert "it is wrong: relative error 1" in entrants["plain, blockwise"]["reason"]
-    assert entrants["plain, sdpa"]["reason"] == "it fails: out of memory"
-    assert "a(t)" in entrants["scale-invariant, flash"]["reason"]
-    assert "backward" in entrants["plain, flex"]["reason"]
-    assert [name for name, row in entrants.items() if "seconds" in row] == ["plain, eager"]
+    entrants = "plain,eager plain,blockwise plain,sdpa scale-invariant,flash plain,flex"
+    reasons = {name: row["reason"] for name, row in rows(run(tmp_path, "--entrants", entrants), 0).items()}
+    assert reasons.pop("plain, eager") is None
+    said = ("it is wrong: relative error 1", "it fails: out of memory", "a(t)", "backward")
+    assert all(part in reason for part, reason in zip(said, reasons.values(), strict=True))
     assert "it fails: out of memory" in capsys.readouterr().out
 
 
@@ -78,7 +69,6 @@ def test_the_time_limit_names_what_it_left_out(tmp_path: Path) -> None:
         (["--entrants", "plane,sdpa"], "--entrants plane,sdpa: no mechanism 'plane'; choose plain"),
         (["--entrants", "plain,sdp"], "no kernel 'sdp'; choose flash"),
         (["--layouts", "sparse"], "--layouts sparse is not known: choose from dense, documents"),
-        (["--output", __file__], "cannot be made"),
         pytest.param(["--preset", "h200"], "--preset h200 needs a CUDA device",
                      marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")),
     ],

@@ -1,9 +1,9 @@
 """Steps of finished runs in turns: what is built, what is written, what the comparison makes of it."""
 
-import itertools
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from anlit.benchmarks import harness, runs
 from anlit.cli import main
 from anlit.configuration import IMPORTED
 from anlit.errors import UserError
+from anlit.reporting.provenance import machine
 from anlit.runs.folders import load_run
 from anlit.runs.groups import group_runs
 from tests.analysis.conftest import write_run
@@ -37,8 +38,6 @@ def make(folder: Path, model: str, lr: float = 0.01, **record: object) -> str:
 
 
 def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path) -> None:
-    from anlit.reporting.provenance import machine
-
     hardware = {"hardware": {**machine(), "threads": 1, "devices": ["cpu"]}}
     folders = [make(tmp_path / "runs" / model, model, **hardware) for model in ("GPT", "AnGPT", "NGPT")]
     (tmp_path / "out").mkdir()
@@ -63,13 +62,12 @@ def test_rounds_go_on_until_the_ratios_are_precise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float, rounds: int
 ) -> None:
     folders = [Path(make(tmp_path / model, model)) for model in ("GPT", "AnGPT")]
-    turns: dict[object, itertools.count[int]] = {}
+    turns: list[object] = []
 
     def pretended(step: object, device: object, repeats: int = 1) -> float:
         """The second configuration's time changes from round to round."""
-        if step not in turns:
-            turns[step] = itertools.count()
-        return 1.0 + (noise * (next(turns[step]) % 3) if list(turns).index(step) == 1 else 0.0)
+        turns.append(step)
+        return 1.0 + (noise * ((turns.count(step) - 1) % 3) if step != turns[0] else 0.0)
 
     monkeypatch.setattr(harness, "seconds_of_calls", pretended)
     monkeypatch.setattr(runs, "MOST", 40)
@@ -77,9 +75,11 @@ def test_rounds_go_on_until_the_ratios_are_precise(
     assert [len(arm["seconds_per_token"]) for arm in record["arms"]] == [rounds, rounds]
 
 
-@pytest.mark.parametrize("named", ["os.system", "subprocess.Popen", "stranger.Layer", "anlit.cli.main"])
-@pytest.mark.parametrize("place", ["model", "optimizer", "lr", "attention", "layers"])
-@pytest.mark.covering(1)
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [("model", "os.system"), ("optimizer", "subprocess.Popen"), ("lr", "os.system"), ("attention", "stranger.Layer"),
+     ("layers", "anlit.cli.main")],
+)  # fmt: skip
 def test_only_models_and_optimizers_are_built(
     tmp_path: Path, place: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,8 +89,7 @@ def test_only_models_and_optimizers_are_built(
     foreign = {"class_path": named, "init_args": {"args": ["mkdir", str(tmp_path / "ran")]}}
     folder = Path(make(tmp_path / "run", "GPT"))
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    model = config["model"]["init_args"]
-    model |= {
+    config["model"]["init_args"] |= {
         "model": {},
         "optimizer": {"optimizer": foreign},
         "lr": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": foreign}}},
@@ -111,23 +110,17 @@ def test_a_model_of_one_s_own_is_imported_by_the_process_that_is_started(
 ) -> None:
     (tmp_path / "ownmodel.py").write_text("import anlit\nclass Mine(anlit.GPT): ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    folder = Path(make(tmp_path / "run", "GPT"))
-    config = folder / "config.yaml"
+    config = Path(make(tmp_path / "run", "GPT")) / "config.yaml"
     config.write_text(config.read_text().replace("anlit.GPT", "ownmodel.Mine"))
     own = ["--output", str(tmp_path / "x.json"), "--rounds", "1", "--device", "cpu"]
     with pytest.raises(UserError, match="is no LanguageModel of anlit or of an imported module"):
-        runs.main([str(folder), *own])
+        runs.main([str(config.parent), *own])
 
     started: list[str] = []
-
-    def start(words: list[str], **more: object) -> subprocess.CompletedProcess[str]:
-        started.extend(words)
-        return subprocess.CompletedProcess(words, 0)
-
     request.addfinalizer(IMPORTED.clear)
     with monkeypatch.context() as patched:
-        patched.setattr(subprocess, "run", start)
-        out = ["--baseline", str(folder), "--output", str(tmp_path / "out")]
-        main(["compare", str(folder), *out, "--measure_steps", "--import", "ownmodel"])
+        patched.setattr(subprocess, "run", lambda words, **_: started.extend(words) or Namespace(returncode=0))
+        out = ["--baseline", str(config.parent), "--output", str(tmp_path / "out")]
+        main(["compare", str(config.parent), *out, "--measure_steps", "--import", "ownmodel"])
     assert started[1:3] == ["-m", "anlit.benchmarks.runs"]
     assert runs.main([*started[3:], *own]) == 0

@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from anlit.benchmarks import step
-from anlit.benchmarks.harness import Benchmark, put_ratios
+from anlit.benchmarks.harness import put_ratios
 from anlit.benchmarks.options import Size
 from anlit.benchmarks.our_step import MODELS, OurStep
 from anlit.benchmarks.peers import PeerStep
-from anlit.benchmarks.step import facts_of, group_of, other_work, skip_reason
+from anlit.benchmarks.step import group_of, skip_reason
 from anlit.benchmarks.timing import quartiles
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
@@ -49,10 +49,8 @@ def test_our_step_is_the_one_that_fit_runs(architecture: str, monkeypatch: pytes
     fitted = OurStep(architecture, TINY, CPU)  # the same initial weights, a Trainer of its own
     model = fitted.model
     del model.log, model.log_dict
-    trainer = L.Trainer(
-        accelerator="cpu", max_steps=3, gradient_clip_val=1.0, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = L.Trainer(accelerator="cpu", max_steps=3, gradient_clip_val=1.0, **quiet)
     seen: list[Any] = []
     model.on_train_batch_end = lambda *_: seen.append(model._loss)
     trainer.fit(model, DataLoader([fitted.batch] * 3, batch_size=None))
@@ -75,7 +73,6 @@ def test_every_model_is_timed_and_written(tmp_path: Path, capsys: pytest.Capture
         assert len(row["seconds"]["train"]["values"]) == 2
         assert row["flops_per_token"] == flops
         assert row["flops"]["train"] == 16 * flops
-    assert rows["GPT+ eager"]["ratio"]["train"]["median"] == 1
     assert record["finished"]
     assert record["settings"]["d_model"] == 16
     assert record["environment"]["git"]["commit"]
@@ -83,31 +80,13 @@ def test_every_model_is_timed_and_written(tmp_path: Path, capsys: pytest.Capture
     assert "| GPT+ eager |" in (tmp_path / "step-cpu.md").read_text()
 
 
-def test_a_run_that_is_killed_leaves_the_rounds_that_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = Benchmark.keep
-
-    def killed(self: Benchmark, **values: Any) -> None:
-        keep(self, **values)
-        rows = [row for group in self.record["groups"] for row in group["rows"]]
-        if any(len(row["seconds"]["train"]["values"]) == 2 for row in rows if "seconds" in row):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Benchmark, "keep", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, *OURS, "--models", "GPT", "--rounds", "5")
-    record = json.loads((tmp_path / "step-cpu.json").read_text())
-    assert not record["finished"]
-    assert len(rows_of(record)["GPT+ eager"]["seconds"]["train"]["values"]) == 2
-
-
 def test_longer_sequences_of_as_many_tokens(tmp_path: Path) -> None:
     groups = run(tmp_path, *OURS, "--models", "GPT", "--lengths", "4,16,32")["groups"]
-    assert [group["title"].partition(", V")[0] for group in groups] == [
-        "d 16, L 2, T 4, B 4", "d 16, L 2, T 16, B 1", "d 16, L 2, T 32, B 1",
-    ]  # fmt: skip
-    rows = [row for group in groups for row in group["rows"]]
-    assert all(row["reason"] is None and row["seconds"]["train"]["median"] > 0 for row in rows)
-    assert rows[0]["flops"]["train"] < rows[1]["flops"]["train"]
+    titles = ["d 16, L 2, T 4, B 4", "d 16, L 2, T 16, B 1", "d 16, L 2, T 32, B 1"]
+    assert [group["title"].partition(", V")[0] for group in groups] == titles
+    short, long, longer = (group["rows"][0] for group in groups)
+    assert short["flops"]["train"] < long["flops"]["train"] < longer["flops"]["train"]
+    assert all(row["seconds"]["train"]["median"] > 0 for row in (short, long, longer))
 
 
 def test_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
@@ -120,11 +99,9 @@ def test_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
     assert rows["anGPT eager"]["parameters"] - rows["anGPT groups of 2 eager"]["parameters"] == 2 * 2 * 8 * 16
 
 
-@pytest.mark.parametrize("compiled", ["no", "whole"])
-def test_a_peer_learns_is_clipped_and_does_our_work(compiled: str) -> None:
+def test_a_peer_learns_and_is_clipped() -> None:
     pytest.importorskip("transformers")
-    peer = PeerStep("transformers", TINY, CPU, compiled)
-    assert other_work(facts_of(peer), facts_of(OurStep("GPT", TINY, CPU))) is None
+    peer = PeerStep("transformers", TINY, CPU, "whole")
     losses = [peer.train().item() for _ in range(10)]
     assert losses[0] == pytest.approx(4.16, abs=0.2)
     assert losses[-1] < losses[0] - 0.05
@@ -204,7 +181,6 @@ def test_a_wrong_option_is_refused(tmp_path: Path, options: list[str], sentence:
 def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
     given = step.options(["--preset", "cpu", "--models", "GPT,anGPT", "--peers", "none"])
     given.peers, given.compiled = ("litgpt",), ("no", "blocks", "float8")
-    bases = {case.label: case.base for case in group_of(given, TINY, CPU)[1]}
     times = {
         "GPT+ eager": [1.0, 2.0, 4.0],
         "anGPT eager": [1.02, 2.04, 4.08],
@@ -212,10 +188,8 @@ def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
         "litgpt compiled whole": [0.55, 1.1, 2.2],
         "GPT+ compiled, float8": [0.25, 0.5, 1.0],  # beside GPT+ compiled without it
     }
-    rows: list[dict[str, Any]] = [{"label": name, "seconds": {"train": quartiles(values)}}
-                                  for name, values in times.items()]  # fmt: skip
-    rows.append({"label": "litgpt eager", "reason": "it fails: no"})
-    put_ratios(rows, [bases[row["label"]] for row in rows])
-    assert [row["ratio"]["train"]["median"] for row in rows[:-1]] == pytest.approx([1, 1.02, 1, 1.1, 0.5])
-    assert rows[1]["ratio"]["train"] == pytest.approx({"median": 1.02, "low": 1.02, "high": 1.02})
-    assert rows[5]["ratio"] == {}
+    cases = {case["label"]: case for case in group_of(given, TINY, CPU).cases}
+    rows = [cases[name] | {"seconds": {"train": quartiles(values)}} for name, values in times.items()]
+    put_ratios([*rows, cases["litgpt eager"]])
+    assert [row["ratio"]["train"]["median"] for row in rows] == pytest.approx([1, 1.02, 1, 1.1, 0.5])
+    assert cases["litgpt eager"]["ratio"] == {}

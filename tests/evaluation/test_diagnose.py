@@ -17,7 +17,7 @@ from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
 from anlit.evaluation.diagnose import Diagnose, cell, last_bin, reliable, rows, sequences
-from anlit.evaluation.settings import DiagnoseSettings, parse_lengths
+from anlit.evaluation.settings import DiagnoseSettings
 from tests.data.prepared import END
 from tests.evaluation.saved import VAL_TOKENS, make_run, random_text
 
@@ -139,21 +139,14 @@ def test_the_command_writes_numbers_report_and_figures(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere", "--lengths", "0"], "--lengths '0' is no list of positive whole numbers"),
-        (["nowhere", "--tokens", "0"], "--tokens is 0: set it to 1 or more"),
+        (["nowhere", "--lengths", "1_024,2.5"], "--lengths 1_024,2.5 is of the wrong type: give integers such as 1,2"),
+        (["{run}", "{run}"], "takes one run folder or .ckpt file"),
         (["{run}", "--lengths", "2000"], "val has no 2,000 tokens in a row: leave 2000 out of --lengths"),
     ],
 )
 def test_options_that_are_refused(run: Path, arguments: list[str], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=sentence):
         main(["diagnose", *(part.format(run=run) for part in arguments), "--output", str(tmp_path)])
-
-
-def test_lists_of_numbers() -> None:
-    assert parse_lengths("1_024, 256,256") == (256, 1024)
-    for text in ("", "1,,2", "-5", "2.5", "²"):
-        with pytest.raises(UserError, match="--lengths"):
-            parse_lengths(text)
 
 
 def test_the_summary_is_of_the_longest_context_with_enough_queries() -> None:

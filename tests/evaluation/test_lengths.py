@@ -287,10 +287,9 @@ def test_a_loss_that_is_not_finite_is_told(run: Path, tmp_path: Path, capsys) ->
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--lengths=0,16"], "--lengths '0,16' is no list of positive whole numbers"),
-        (["--tokens=0"], "--tokens is 0"),
-        (["--batch_tokens=-1"], "--batch_tokens is -1"),
-        (["--masking=maybe"], "--masking 'maybe' is unknown: choose on, off or on,off"),
+        (["--lengths=0,16"], "--lengths 0 must be at least 1"),
+        (["--tokens=0"], "--tokens 0 must be at least 1"),
+        (["--masking=maybe"], "--masking maybe is not known: choose one of on, off, on,off"),
         (["--lengths=16,2048"], f"/val has {VAL_TOKENS - 1:,} tokens to predict and this needs 2,048: set --lengths"),
         (["--lengths=47,48"], "needs 2,256, the least common multiple of 47,48"),
         (["--lengths=16,64", "--tokens=50"], "--tokens is 50 and --lengths 16,64 need 64 at least"),

@@ -13,17 +13,10 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 SIZE = {
-    "vocab_size": 29,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
+    "vocab_size": 29, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "bos_token_id": 1,
     "eos_token_id": 7,
-}
+}  # fmt: skip
 COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "use_cache": True, "transformers_version": "4.51.0"}
 NO_BIAS = {"attention_bias": False, "attention_dropout": 0.0}
 QWEN3 = {

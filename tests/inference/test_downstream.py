@@ -24,11 +24,12 @@ N_QUESTIONS = 40
 
 def write_task(folder: Path) -> list[dict[str, Any]]:
     """A multiple-choice task whose data lie beside it; returns its questions."""
-    rng, rows = np.random.default_rng(0), []
-    for _ in range(N_QUESTIONS):
-        choices = rng.choice(WORDS, 4, replace=False).tolist()
-        text = " ".join(rng.choice(WORDS, int(rng.integers(1, 12))))
-        rows.append({"text": text, "choices": choices, "answer": int(rng.integers(4))})
+    rng = np.random.default_rng(0)
+    rows = [
+        {"text": " ".join(rng.choice(WORDS, int(rng.integers(1, 12)))), "answer": int(rng.integers(4)),
+         "choices": rng.choice(WORDS, 4, replace=False).tolist()}
+        for _ in range(N_QUESTIONS)
+    ]  # fmt: skip
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"data_files": {"test": str(folder / "questions.jsonl")}, "cache_dir": str(folder / "cache")}
     task = {

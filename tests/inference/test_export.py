@@ -45,8 +45,7 @@ def test_an_exported_model_gives_the_same_logits_wherever_its_folder_goes(archit
     for name in ("step", "label", "trained_on"):
         assert getattr(loaded, name) == getattr(original, name)
     weights, decoder = load_file(moved / "model.safetensors"), original.model.model.state_dict()
-    assert weights.keys() == decoder.keys()
-    assert all(torch.equal(weights[name], tensor) for name, tensor in decoder.items())
+    torch.testing.assert_close(weights, dict(decoder), rtol=0, atol=0)
     record = json.loads((moved / "config.json").read_text())
     assert record["architecture"] == architecture.__name__
     assert record["settings"]["attention"]["class_path"].endswith("ScaleInvariant")
@@ -117,10 +116,9 @@ def test_prompts_of_different_lengths_in_one_batch(architecture, tmp_path: Path)
     theirs = read(write(model, tmp_path / "out"), trust=True)
     short, mask = PROMPT.clone(), torch.ones_like(PROMPT)
     short[1, :5], mask[1, :5] = 0, 0  # padded on the left
+    greedy: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": N_NEW, "do_sample": False}
     for use_cache in (True, False):
-        generated = theirs.generate(
-            short, attention_mask=mask, max_new_tokens=N_NEW, do_sample=False, use_cache=use_cache
-        )
+        generated = theirs.generate(short, **greedy, use_cache=use_cache)
         assert torch.equal(generated[1:2, 5:], decoded(model, PROMPT[1:2, 5:], N_NEW))
         assert torch.equal(generated[:1], decoded(model, PROMPT[:1], N_NEW))
 
@@ -158,10 +156,7 @@ def test_the_code_needs_torch_and_transformers_alone() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "what"),
-    [
-        ({"positions": DynamicNTK()}, "positions DynamicNTK"),
-        ({"attention": LogNWithSlopes()}, "attention LogNWithSlopes"),
-    ],
+    [({"positions": DynamicNTK()}, "positions DynamicNTK"), ({"attention": LogNWithSlopes()}, "attention LogNWithSl")],
     ids=["positions", "attention"],
 )
 def test_what_the_code_has_no_form_for_is_refused(settings, what, tmp_path: Path) -> None:

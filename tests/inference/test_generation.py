@@ -21,13 +21,9 @@ PROMPTS[1][6] = END
 REQUESTS = [Request(prompt, sample) for sample, prompt in enumerate(PROMPTS)]
 GREEDY, SAMPLED = Sampling(temperature=0), Sampling(temperature=1.0, seed=4)
 MECHANISMS = {
-    "plain": Plain(),
-    "scale-invariant": ScaleInvariant(),
-    "sqrt log n": SqrtLogN(),
-    "alibi": ALiBi(),
-    "window, scale-invariant": SlidingWindow(100, ScaleInvariant()),
-    "pattern": SHIPPED["pattern"],
-}
+    "plain": Plain(), "scale-invariant": ScaleInvariant(), "sqrt log n": SqrtLogN(), "alibi": ALiBi(),
+    "window, scale-invariant": SlidingWindow(100, ScaleInvariant()), "pattern": SHIPPED["pattern"],
+}  # fmt: skip
 
 
 class Endless(Sampling):
@@ -126,19 +122,9 @@ def test_only_tokens_with_a_text_are_drawn() -> None:
     assert max(token for own in continuations for token in own.tokens) < 10
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"temperature": -1.0}, "--temperature -1 must be 0"),
-        ({"temperature": float("nan")}, "--temperature nan must be 0"),
-        ({"top_k": 0}, "--top_k 0 must be at least 1"),
-        ({"top_p": 0.0}, "--top_p 0 must be a probability"),
-        ({"top_p": 1.5}, "--top_p 1.5 must be a probability"),
-        ({"seed": -1}, "--seed -1 must not be negative"),
-    ],
-)
-def test_wrong_settings_are_refused(settings, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+@pytest.mark.parametrize("settings", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}])
+def test_wrong_settings_are_refused(settings) -> None:
+    with pytest.raises(UserError, match=f"--{next(iter(settings))} .* must be"):
         Sampling(**settings)
 
 

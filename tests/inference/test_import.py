@@ -48,9 +48,7 @@ def edit(folder: Path, **changes: Any) -> None:
 def test_a_family_comes_in_and_goes_back(case, tmp_path: Path) -> None:
     """The same logits as transformers', and out again in the same class with the same weights."""
     theirs = published(case, tmp_path / "theirs")
-    n_parts = len(list((tmp_path / "theirs").glob("*.safetensors")))
-    assert n_parts > 1
-    assert (tmp_path / "theirs" / "model.safetensors.index.json").is_file()
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
     loaded = load_checkpoint(str(import_model(tmp_path / "theirs", tmp_path / "ours")), "cpu")
     assert (loaded.architecture, loaded.training_length) == ("GPT", 64)
     assert loaded.model.model.n_parameters() == sum(parameter.numel() for parameter in theirs.parameters())
@@ -60,10 +58,8 @@ def test_a_family_comes_in_and_goes_back(case, tmp_path: Path) -> None:
 
     back = read(export_model(tmp_path / "ours", tmp_path / "back"), trust=False)
     assert type(back) is type(theirs)
+    torch.testing.assert_close(back.state_dict(), theirs.state_dict(), rtol=0, atol=0)
     assert torch.equal(back(TOKENS).logits, expected)
-    before, after = theirs.state_dict(), back.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_every_family_has_a_case() -> None:
@@ -100,8 +96,7 @@ def test_a_run_from_imported_weights_remembers_the_family(tmp_path: Path) -> Non
 def test_what_was_exported_comes_back(settings, tmp_path: Path) -> None:
     model = loud(GPT, **{"positions": RoPE(1.0, base=700.0), **settings})
     back = load_checkpoint(str(import_model(write(model, tmp_path / "out"), tmp_path / "back")), "cpu")
-    weights = back.model.model.state_dict()
-    assert all(torch.equal(weights[name], tensor) for name, tensor in model.model.state_dict().items())
+    torch.testing.assert_close(back.model.model.state_dict(), model.model.state_dict(), rtol=0, atol=0)
     assert torch.equal(back.model(TOKENS), model(TOKENS))
 
 
@@ -139,13 +134,16 @@ def qwen3(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "qwen3"))
 
 
-def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The one sentence with which a folder is refused; nothing is written."""
     capsys.readouterr()
-    assert main(["import", str(folder), "--output", str(folder.parent / "gpt"), *more]) == 2
+    assert main(["import", str(folder), "--output", str(folder.parent / "gpt")]) == 2
     assert not (folder.parent / "gpt").exists()
     (sentence,) = capsys.readouterr().err.strip().splitlines()
     return sentence
+
+
+LINEAR = {"rope_type": "linear", "factor": "x"}
 
 
 @pytest.mark.parametrize(
@@ -160,9 +158,7 @@ def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 (Qwen3ForCausalLM ignores it)"),
         ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} (GPT+ has no quantised weights)"),
         ({"model_type": "gpt2"}, "model_type='gpt2', which GPT+ cannot be: choose a checkpoint of Qwen3, Llama, Mistr"),
-        ({"model_type": "olmo2"}, "model_type='olmo2', which GPT+ cannot be (its blocks normalise only what they add"),
         ({"model_type": "qwen3_moe"}, "which GPT+ cannot be (its MLPs are mixtures of experts): choose"),
-        ({"num_hidden_layers": 4}, "says 4 layers, but the weights are those of 3"),
         ({"num_hidden_layers": 10**9}, "says 1000000000 layers, but the weights are those of 3"),
         ({"vocab_size": 30}, "embedding.weight is (29, 48) and should be (30, 48)"),
         ({"num_key_value_heads": 3}, "n_kv_heads=3 does not divide model.n_heads=4"),
@@ -184,11 +180,10 @@ def test_values_of_no_such_type_are_refused(tmp_path: Path, capsys) -> None:
     whole = (tmp_path / "theirs" / "config.json").read_text()
     for changes in (
         {"rope_scaling": [1]}, {"rope_parameters": "x"}, {"rope_scaling": {"rope_type": {"a": 1}}}, {"rope_theta": "x"},
-        {"rope_scaling": {"rope_type": "linear", "factor": "x"}}, {"partial_rotary_factor": {"a": 1}},
-        {"no_rope_layers": 1}, {"no_rope_layers": None, "no_rope_layer_interval": 0},
-        {"head_dim": 10**12}, {"head_dim": 10**30}, {"head_dim": -4}, {"num_key_value_heads": "x"},
-        {"num_key_value_heads": 0}, {"tie_word_embeddings": 3}, {"model_type": {}}, {"hidden_act": []},
-        {"hidden_size": 10**30}, {"max_window_layers": "x"},
+        {"rope_scaling": LINEAR}, {"partial_rotary_factor": {"a": 1}}, {"no_rope_layers": 1},
+        {"no_rope_layers": None, "no_rope_layer_interval": 0}, {"head_dim": 10**12}, {"head_dim": 10**30},
+        {"head_dim": -4}, {"num_key_value_heads": "x"}, {"num_key_value_heads": 0}, {"tie_word_embeddings": 3},
+        {"model_type": {}}, {"hidden_act": []}, {"hidden_size": 10**30}, {"max_window_layers": "x"},
     ):  # fmt: skip
         (tmp_path / "theirs" / "config.json").write_text(json.dumps({**json.loads(whole), **changes}))
         refusal(tmp_path / "theirs", capsys)
@@ -203,8 +198,7 @@ def change_weights(folder: Path, **tensors: torch.Tensor) -> None:
 
 
 def test_a_head_beside_a_tied_embedding_is_compared(tmp_path: Path, capsys) -> None:
-    theirs = published("SmolLM2-135M", tmp_path / "theirs")
-    embedding = theirs.get_input_embeddings().weight.detach()
+    embedding = published("SmolLM2-135M", tmp_path / "theirs").get_input_embeddings().weight.detach()
     change_weights(tmp_path / "theirs", **{"lm_head.weight": embedding.clone()})
     import_model(tmp_path / "theirs", tmp_path / "same")
     change_weights(tmp_path / "theirs", **{"lm_head.weight": embedding + 1})
@@ -215,41 +209,25 @@ def test_a_head_beside_a_tied_embedding_is_compared(tmp_path: Path, capsys) -> N
     torch.testing.assert_close(loaded.model.model.head.weight, embedding + 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_numbers_that_are_no_weights_are_refused(dtype: torch.dtype, qwen3: Path, capsys) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     change_weights(qwen3, **{name: torch.zeros(80, 48).to(dtype)})
-    complaint = f"model.safetensors has {name} of {dtype}, and GPT+ no quantised weights"
-    assert complaint in refusal(qwen3, capsys)
+    assert f"model.safetensors has {name} of {dtype}, and GPT+ no quantised weights" in refusal(qwen3, capsys)
 
 
-@pytest.mark.parametrize("length", ["0", "-4"])
-def test_a_context_length_below_one_is_refused(length: str, whole: Path, capsys) -> None:
-    assert f"--context_length {length} is less than 1" in refusal(whole, capsys, f"--context_length={length}")
-
-
-@pytest.mark.parametrize("part", ["missing", "cut", "named by nothing", "config.json"])
-def test_damaged_folders_are_refused(part: str, qwen3: Path, capsys) -> None:
-    weights, index = sorted(qwen3.glob("model-*.safetensors"))[1], qwen3 / "model.safetensors.index.json"
-    if part == "missing":
-        weights.unlink()
-        assert f"has no {weights.name}" in refusal(qwen3, capsys)
-        index.unlink()
-        assert "has no model.safetensors: anlit import reads safetensors" in refusal(qwen3, capsys)
-    elif part == "cut":
-        weights.write_bytes(weights.read_bytes()[:-50])
-        assert f"{weights.name} cannot be read" in refusal(qwen3, capsys)
-    elif part == "named by nothing":
-        for weight_map in ([], None, {"a": 1}, {"a": None}, "x", {"a": ["b"]}):
-            index.write_text(json.dumps({"weight_map": weight_map}))
-            assert "has no weight_map with a file for each tensor" in refusal(qwen3, capsys)
-    else:
-        (qwen3 / "config.json").write_text("{")
-        assert "config.json cannot be read" in refusal(qwen3, capsys)
-        (qwen3 / "config.json").unlink()
-        assert "config.json cannot be read" in refusal(qwen3, capsys)
-
-
-def test_a_folder_that_is_not_empty_is_not_written_to(whole: Path, capsys) -> None:
-    assert main(["import", str(whole), "--output", str(whole)]) == 2
-    assert "is not an empty folder" in capsys.readouterr().err
+def test_damaged_folders_are_refused(qwen3: Path, capsys) -> None:
+    (_, weights, *_), index = sorted(qwen3.glob("model-*.safetensors")), qwen3 / "model.safetensors.index.json"
+    named = index.read_text()
+    for weight_map in ([], None, {"a": 1}, {"a": None}, "x", {"a": ["b"]}):
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        assert "has no weight_map with a file for each tensor" in refusal(qwen3, capsys)
+    index.write_text(named)
+    weights.write_bytes(weights.read_bytes()[:-50])
+    assert f"{weights.name} cannot be read" in refusal(qwen3, capsys)
+    weights.unlink()
+    assert f"has no {weights.name}" in refusal(qwen3, capsys)
+    index.unlink()
+    assert "has no model.safetensors: anlit import reads safetensors" in refusal(qwen3, capsys)
+    (qwen3 / "config.json").write_text("{")
+    assert "config.json cannot be read" in refusal(qwen3, capsys)

@@ -29,13 +29,10 @@ def decoder(architecture=AnGPT, **changes) -> Decoder:
 
 def by_hand(model: Decoder, tokens: np.ndarray, separator: int | None, seen: bool) -> list[tuple[float, int, int]]:
     """(log-likelihood, rank, context) of each token, each by a forward pass of its own over its window."""
-    scores = []
-    for place in range(len(tokens)):
-        row = tokens if separator is None else np.concatenate(([separator], tokens))
-        target = place if separator is None else place + 1  # its index in the row
-        if target == 0:
-            scores.append((np.nan, 0, 0))
-            continue
+    row = tokens if separator is None else np.concatenate(([separator], tokens))
+    scores = [(np.nan, 0, 0)] if separator is None else []
+    for target in range(1, len(row)):  # its index in the row
+        place = target - (separator is not None)
         window = next(each for each in windows(len(row) - 1, LENGTH, STRIDE) if each.first < target <= each.end)
         inputs = row[window.begin : target]
         if separator is not None and window.begin == 0 and len(inputs) > 1 and not seen:
@@ -68,13 +65,13 @@ def test_scores_are_those_of_single_passes(ending: Ending, changes, seen: bool) 
             assert (scores.rank.tolist(), scores.n_context.tolist()) == (list(rank), list(n_context))
 
 
-def test_every_token_is_scored_once_with_the_promised_context() -> None:
-    for length, stride in ((16, 1), (16, 6), (16, 16), (1, 1)):
-        for n in (1, 15, 16, 17, 100):
-            read = list(windows(n, length, stride))
-            assert [place for each in read for place in range(each.first, each.end)] == list(range(n))
-            assert all(each.end - each.begin <= length for each in read)
-            assert all(each.begin == 0 or each.first - each.begin >= length - stride for each in read)
+@pytest.mark.parametrize(("length", "stride"), [(16, 1), (16, 6), (16, 16), (1, 1)])
+def test_every_token_is_scored_once_with_the_promised_context(length: int, stride: int) -> None:
+    for n in (1, 15, 16, 17, 100):
+        read = list(windows(n, length, stride))
+        assert [place for each in read for place in range(each.first, each.end)] == list(range(n))
+        assert all(each.end - each.begin <= length for each in read)
+        assert all(each.begin == 0 or each.first - each.begin >= length - stride for each in read)
 
 
 def test_positions_that_follow_the_length_do_not_depend_on_the_batch() -> None:
@@ -87,9 +84,8 @@ def test_positions_that_follow_the_length_do_not_depend_on_the_batch() -> None:
 
 def test_what_cannot_be_scored_is_refused() -> None:
     model = decoder()
-    for stride in (0, LENGTH + 1):
-        with pytest.raises(UserError, match=f"--stride {stride} must be between 1 and the window's 16"):
-            list(score(model, DOCUMENTS, LENGTH, stride))
+    with pytest.raises(UserError, match="--stride 17 must be between 1 and the window's 16"):
+        list(score(model, DOCUMENTS, LENGTH, LENGTH + 1))
     with pytest.raises(UserError, match="the token 29, but the model knows 0 to 28 only"):
         list(score(model, [np.array([1, 29])], LENGTH))
     with torch.no_grad():
@@ -149,20 +145,14 @@ def test_the_stride_decides_how_much_context_a_token_has(run: Path, files: list[
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["none.txt", "--output", "out.parquet"], "none.txt does not exist: give a file of text"),
-        (["empty.txt", "--output", "out.parquet"], "empty.txt, the file: its text is empty"),
-        (["bad.jsonl", "--output", "out.parquet"], 'bad.jsonl, line 2: the field "text" is missing'),
-        (["fine.txt", "--output", "out.parquet", "--length", "0"], "--length 0 must be at least 1"),
-        (["fine.txt", "--output", "fine.txt/out.parquet"], "--output fine.txt/out.parquet cannot be written"),
-    ],
+    ("text", "sentence"),
+    [("", "text.jsonl, line 1: its text is empty"), (None, 'text.jsonl, line 1: the field "text" is missing')],
 )
-def test_mistakes_are_one_sentence(run: Path, arguments, sentence, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("fine.txt").write_text("the cat")
-    Path("empty.txt").touch()
-    Path("bad.jsonl").write_text('{"text": "the"}\n{"prompt": "the"}\n')
-    assert main(["score", str(run), *arguments]) == 2
+def test_a_text_that_is_missing_is_named_and_no_table_written(
+    run: Path, text, sentence, tmp_path: Path, capsys
+) -> None:
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": text} if text is not None else {}))
+    output = tmp_path / "out.parquet"
+    assert main(["score", str(run), str(tmp_path / "text.jsonl"), "--output", str(output)]) == 2
     assert sentence in capsys.readouterr().err
     assert not list(tmp_path.glob("*.parquet*"))

@@ -51,8 +51,6 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
     Raises:
         UserError: The folder is damaged or has no such model, GPT+ cannot be that model, or `output` is not empty.
     """
-    if context_length is not None and context_length < 1:
-        raise UserError(f"--context_length {context_length} is less than 1: give the tokens of a training sequence")
     folder, target = Path(source), new_folder(output)
     record = read_json(folder / CONFIG, TYPES, "give a folder that holds a model of transformers")
     refuse(record, folder)
