@@ -57,12 +57,10 @@ def available_targets(data: TokenShards) -> int:
 
 
 def spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> None:
-    """Set the data to validate on pieces of `piece` targets, evenly spread over the split.
+    """Set the data to validate on pieces of `piece` targets, evenly spread over the split, which has at least one.
 
-    Args:
-        piece: Targets in a piece, no more than the split has.
-        tokens: Targets in total, a multiple of `piece`; all complete pieces if there are fewer.
-        batch_tokens: Targets in a batch, which has at least one piece.
+    There are `tokens` targets in total, a multiple of `piece`, or all complete pieces if there are fewer; in a batch
+    `batch_tokens`, or one piece.
     """
     data.val_tokens = available_targets(data) // piece * piece
     data.val_blocks = tokens // piece if tokens < data.val_tokens else None
@@ -74,15 +72,15 @@ def spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> Non
 def _check(checkpoint: Checkpoint, data: TokenShards) -> None:
     """Refuse a missing folder or another tokenizer; messages name --data in place of `fit`'s --data.path."""
     try:
-        manifest = data.manifest
+        now = data.manifest["tokenizer_sha256"]
     except UserError as error:
         raise UserError(str(error).replace("--data.path", "--data")) from error
-    then, now = checkpoint.trained_on, manifest["tokenizer_sha256"]
-    if then is not None and then.get("tokenizer_sha256") != now:
-        hashes = [f"{sha256[:12]}…" if sha256 else "none" for sha256 in (then.get("tokenizer_sha256"), now)]
+    then = now if checkpoint.trained_on is None else checkpoint.trained_on.get("tokenizer_sha256")
+    if then != now:
+        trained, ours = (f"{sha256[:12]}…" if sha256 else "none" for sha256 in (then, now))
         raise UserError(
-            f"{checkpoint.file} was trained with another tokenizer ({hashes[0]}) than the shards in {data.path} have "
-            f"({hashes[1]}): set --data to shards of that tokenizer"
+            f"{checkpoint.file} was trained with another tokenizer ({trained}) than the shards in {data.path} have "
+            f"({ours}): set --data to shards of that tokenizer"
         )
     if checkpoint.model.vocab_size < data.vocab_size:  # at least every token must have a row
         raise UserError(

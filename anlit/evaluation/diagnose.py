@@ -1,10 +1,10 @@
 """`anlit diagnose`: how a trained model's attention spreads its weights, by layer, head and context length."""
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -92,9 +92,9 @@ class Diagnose(Evaluation):
         lengths = settings.lengths or DIAGNOSED_LENGTHS
         by_length = {length: _at_length(checkpoint, data, length, settings.tokens) for length in lengths}
         with torch.no_grad():
-            copied = copying(model, model.context_length, COPIES, checkpoint.device)
-        losses = {name.removeprefix("copying/"): loss for name, loss in copied.items()}
-        return {"masking": model.model.document_masking, "copying": losses, "lengths": by_length}
+            losses = copying(model, model.context_length, COPIES, checkpoint.device)
+        copied = {name.removeprefix("copying/"): loss for name, loss in losses.items()}
+        return {"masking": model.model.document_masking, "copying": copied, "lengths": by_length}
 
     def record(self, checkpoints: list[Checkpoint], measurements: list[Any]) -> dict[str, Any]:
         (record,) = measurements
@@ -113,15 +113,14 @@ class Diagnose(Evaluation):
                 DEFINITIONS.format(low=low, high=high),
             ]
         parts += [f"## Copying\n\n{line}" for line in copied]
-        parts += [f"## Figures, for sequences of {longest['length']:,} tokens"]
-        figures = {}
-        for name, title, draw in (
-            ("statistics", "Statistics over the context length", statistics_figure),
-            ("ranges", "Weight and entropy in ranges of distances", ranges_figure),
-            ("heads", "Each head", heads_figure),
-        ):
-            parts.append(f"![{title}]({name}.png)")
-            figures[f"{name}.png"] = partial(draw, longest, checkpoint["training_length"])
+        parts += [
+            f"## Figures, for sequences of {longest['length']:,} tokens",
+            "![Statistics over the context length](statistics.png)",
+            "![Weight and entropy in ranges of distances](ranges.png)",
+            "![Each head](heads.png)",
+        ]
+        draws = {"statistics": statistics_figure, "ranges": ranges_figure, "heads": heads_figure}
+        figures = {f"{name}.png": partial(draw, longest, checkpoint["training_length"]) for name, draw in draws.items()}
         low, high = last_bin(longest)
         printed = {name: title for name, (title, _) in COLUMNS.items() if name != NOT_PRINTED}
         body = [[row[0], *(cell.partition(" [")[0] for cell in row[1:])] for row in rows(longest, printed)]
@@ -186,11 +185,8 @@ def values(own: dict[str, Any], name: str) -> np.ndarray:
 def rows(own: dict[str, Any], names: Iterable[str] = COLUMNS) -> list[list[str]]:
     """The summary of one length, a row per layer: its number, and statistics of `COLUMNS` over the heads."""
     last = reliable(own) - 1
-    columns = [(values(own, name)[..., last], COLUMNS[name][1]) for name in names]
-    return [
-        [str(layer), *(cell(column[layer], digits) for column, digits in columns)]
-        for layer in range(len(own["statistics"]["entropy"]))
-    ]
+    columns = [[cell(heads[:, last], COLUMNS[name][1]) for heads in values(own, name)] for name in names]
+    return [[str(layer), *cells] for layer, cells in enumerate(zip(*columns, strict=True))]
 
 
 def cell(heads: np.ndarray, digits: int) -> str:
@@ -238,15 +234,14 @@ def ranges_figure(own: dict[str, Any], trained: int) -> Figure:
     names = [name.removeprefix("weight_") for name in own["statistics"] if re.fullmatch(r"weight_\d+_to_\d+", name)]
     spans = [span for span in names if int(span.split("_")[0]) < last_bin(own)[0]]
     figure, axes = panels(2 * len(spans), len(spans), TEXT / len(spans), 1.7)
-    for ax, (kind, span) in zip(axes, itertools.product(("weight", "entropy"), spans), strict=True):
+    for ax, (kind, span) in zip(axes, product(("weight", "entropy"), spans), strict=True):
         first, _, end = span.split("_")
         if f"{kind}_{span}" not in own["statistics"]:
             ax.set_axis_off()
             continue
         _layers(ax, own, f"{kind}_{span}")
         where = "own token" if end == "1" else f"[{int(first):,}, {int(end):,})"
-        ax.set_title(f"{kind}, {where}")
-        ax.set_ylim(0, 1 if kind == "weight" else None)
+        ax.set(title=f"{kind}, {where}", ylim=(0, 1 if kind == "weight" else None))
         ax.tick_params(labelleft=kind == "entropy" or span == spans[0])
     _legend(figure, axes, len(spans), trained)
     return figure
@@ -260,11 +255,9 @@ def heads_figure(own: dict[str, Any], trained: int) -> Figure:
     for ax, name, top in zip(axes, ("entropy", "attention_sink"), (math.log(high), 1.0), strict=True):
         picture = heat_map(ax, values(own, name)[..., last], top, n_heads <= MOST_NUMBERS)
         figure.colorbar(picture, ax=ax)
-        ax.set_title(PANELS[name])
-        ax.set_ylabel("layer")
+        ax.set(title=PANELS[name], ylabel="layer", xlabel=f"head (n = {low:,} to {high:,})")
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
-        ax.set_xlabel(f"head (n = {low:,} to {high:,})")
     return figure
 
 
@@ -279,17 +272,16 @@ def layer_colours(count: int) -> list[Any]:
 def _layers(ax: Axes, own: dict[str, Any], name: str) -> None:
     """A line for each layer, the mean over its heads at each bin's mean n; a band over the range of the heads."""
     layers, n = values(own, name), values(own, "n")[0, 0]
-    for layer, (heads, colour) in enumerate(zip(layers, layer_colours(len(layers)), strict=True)):
+    styles = zip(layers, layer_colours(len(layers)), cycle(look.DASHES), cycle(look.MARKERS), strict=False)
+    for layer, (heads, colour, dash, marker) in enumerate(styles):
         known = np.isfinite(heads).any(0) & (np.arange(len(n)) < reliable(own))
         x, heads = n[known], heads[:, known]
-        ax.plot(x, np.nanmean(heads, 0), linestyle=look.DASHES[layer % len(look.DASHES)], color=colour, linewidth=1.2,
-                marker=look.MARKERS[layer % len(look.MARKERS)], markersize=3, label=f"layer {layer}")  # fmt: skip
+        line = {"linestyle": dash, "color": colour, "linewidth": 1.2, "marker": marker, "markersize": 3}
+        ax.plot(x, np.nanmean(heads, 0), **line, label=f"layer {layer}")
         ax.fill_between(x, np.nanmin(heads, 0), np.nanmax(heads, 0), color=colour, alpha=0.13, linewidth=0)
     edges = own["edges"][: reliable(own)]
-    ax.set_xscale("log")
-    ax.set_xlim(0.9, 2.2 * edges[-1])
     ticks = edges[::-1][:: math.ceil(len(edges) / MOST_TICKS)]
-    ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    ax.set(xscale="log", xlim=(0.9, 2.2 * edges[-1]), xticks=ticks, xticklabels=[f"{tick:,}" for tick in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
 
 

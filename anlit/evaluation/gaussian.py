@@ -45,14 +45,7 @@ PANELS = {
 class Gaussian(Evaluation):
     """How mechanisms spread the weights of one query over independent normal scores.
 
-    Args:
-        names: The mechanisms, see `named`.
-        lengths: Numbers of keys.
-        draws: Queries for each length.
-        seed: Seed of the scores.
-
-    Raises:
-        UserError: A mechanism is unknown.
+    `draws` queries for each of `lengths`, numbers of keys; `names` are those of the mechanisms, see `named`.
     """
 
     name, digits = "gaussian", 7
@@ -61,17 +54,15 @@ class Gaussian(Evaluation):
         self.mechanisms, self.lengths, self.draws, self.seed = named(names), lengths, draws, seed
 
     def measured(self, paths: Sequence[str]) -> dict[str, Any]:
-        by_name = {
-            name: {n: at_length(mechanism, n, self.draws, self.seed) for n in self.lengths}
-            for name, mechanism in self.mechanisms.items()
-        }
-        return {"draws": self.draws, "seed": self.seed, "mechanisms": by_name}
+        record: dict[str, Any] = {"draws": self.draws, "seed": self.seed, "mechanisms": {}}
+        for name, mechanism in self.mechanisms.items():
+            record["mechanisms"][name] = {n: at_length(mechanism, n, self.draws, self.seed) for n in self.lengths}
+        return record
 
     def report(self, record: dict[str, Any]) -> Report:
         """Tables for each n, the largest first, and the figure of the largest."""
-        by_name = record["mechanisms"]
+        by_name, head = record["mechanisms"], [title for title, _ in COLUMNS.values()]
         lengths = sorted(next(iter(by_name.values())), key=int, reverse=True)
-        head = [title for title, _ in COLUMNS.values()]
         parts = [
             "# Attention over independent normal scores",
             f"One query with n keys, {record['draws']:,} draws, seed {record['seed']}. Means ± standard errors. "
@@ -109,11 +100,7 @@ def named(names: Iterable[str]) -> dict[str, Mechanism]:
 def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, Any]:
     """Statistics of one query with n keys, its own included.
 
-    Args:
-        mechanism: Made by `for_layer` for one head.
-        n: Number of keys; a window may hide some.
-        draws: Number of draws of the scores.
-        seed: Seed of the draws, which depend on n but not on the mechanism.
+    The `draws` depend on `seed` and n, but not on the mechanism, which `for_layer` made for one head.
 
     Returns:
         `mean` and `standard_error` by name, for the statistics of `anlit.attention.statistics.statistics` and for
@@ -123,8 +110,8 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
     spans = [span for span in ranges(n - 1) if span.end <= n]
     generator = torch.Generator().manual_seed(seed % (1 << 63))  # which takes no larger ones
     samples: dict[str, list[Tensor]] = {}
-    at_once = max(1, SCORES // n)
     scale, m = (each.flip(-1)[:, None] for each in distance_functions(mechanism, n, torch.float32))
+    at_once = max(1, SCORES // n)
     for first in range(0, draws, at_once):
         scores = torch.randn(min(at_once, draws - first), 1, 1, n, generator=generator)
         logits = torch.addcmul(m, scores, scale)  # keys in the order of the text: the last is at distance 0
@@ -168,8 +155,8 @@ def ranges_figure(by_name: dict[str, Any], n: str) -> Figure:
             own, (colour, marker, dash) = lengths[n], styles[names[name]]
             begins = [t for t in (10**power for power in range(20)) if f"entropy_{t}_to_{10 * t}" in own]
             means = np.array([own[f"{kind}_{t}_to_{10 * t}"]["mean"] for t in begins], dtype=float)
-            ax.plot(begins, means, linestyle=dash, color=colour, linewidth=1.2, marker=marker, markersize=3.5,
-                    label=names[name])  # fmt: skip
+            look = {"linestyle": dash, "color": colour, "linewidth": 1.2, "marker": marker, "markersize": 3.5}
+            ax.plot(begins, means, **look, label=names[name])
         ax.set_xscale("log")
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_title(title)
@@ -183,13 +170,10 @@ def ranges_figure(by_name: dict[str, Any], n: str) -> Figure:
 
 
 def _rows(by_name: dict[str, Any], n: str) -> list[list[str]]:
-    """A row for each mechanism, with `COLUMNS` after its name."""
-    return [
-        [name, *(_cell(lengths[n][column], form) for column, (_, form) in COLUMNS.items())]
-        for name, lengths in by_name.items()
-    ]
+    """A row for each mechanism, with `COLUMNS` after its name: mean ± standard error."""
 
+    def cell(value: dict[str, float | None], form: str) -> str:
+        return " ± ".join(format(math.nan if number is None else number, form) for number in value.values())
 
-def _cell(value: dict[str, float | None], form: str) -> str:
-    numbers = (math.nan if value[name] is None else value[name] for name in ("mean", "standard_error"))
-    return " ± ".join(f"{number:{form}}" for number in numbers)
+    own = [(name, lengths[n]) for name, lengths in by_name.items()]
+    return [[name, *(cell(row[key], form) for key, (_, form) in COLUMNS.items())] for name, row in own]

@@ -6,12 +6,12 @@ Range 0 is position 0, range k ≥ 1 the positions [2^(k−1), 2^k).
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
@@ -35,9 +35,8 @@ from anlit.targets import IGNORED
 
 Floats = NDArray[np.float64]
 LOGITS_AT_ONCE = 1 << 26  # numbers; 256 MiB in float32
-# The first positions have almost no context. Their losses are so large that other differences would not be visible.
 FIRST_SHOWN = 8
-FEWEST_SHOWN = 3
+"""The positions before have so little context that, beside their losses, other differences would not be visible."""
 MOST_TICKS = 5
 APART = 0.05
 """Distance of the lines' points on the logarithmic axis, so that their error bars can be told apart."""
@@ -135,10 +134,9 @@ class Lengths(Evaluation):
         record: dict[str, Any] = {"arms": group_by_seed(checkpoints), "measurements": measurements}
         for arm in record["arms"]:
             arm["loss"] = []
-            for masked in self.settings.masking:
-                for length in self.lengths:
-                    loss = Summary(tuple(own["total"]["loss"] for own in seeds(record, arm, length, masked)))
-                    arm["loss"].append({"length": length, "masking": masked, "mean": loss.mean, "sd": loss.sd})
+            for masked, length in product(self.settings.masking, self.lengths):
+                loss = Summary(tuple(own["total"]["loss"] for own in seeds(record, arm, length, masked)))
+                arm["loss"].append({"length": length, "masking": masked, "mean": loss.mean, "sd": loss.sd})
         notes, asked = [], self.settings.tokens
         if asked is not None and self.tokens != asked:
             notes.append(
@@ -154,14 +152,11 @@ class Lengths(Evaluation):
     def report(self, record: dict[str, Any]) -> Report:
         lengths, masking, tokens = (record["settings"][name] for name in ("lengths", "masking", "tokens"))
         rows, printed, notes = [], [], record.get("notes", [])
-        for arm in record["arms"]:
-            for masked in masking:
-                cells = [_cells(seeds(record, arm, length, masked)) for length in lengths]
-                label, yes = arm["label"], "yes" if masked else "no"
-                rows += [
-                    [literal(label), yes, f"{length:,}", *each] for length, each in zip(lengths, cells, strict=True)
-                ]
-                printed.append([label, yes, *(loss for _, loss, *_ in cells)])
+        for arm, masked in product(record["arms"], masking):
+            label, yes = arm["label"], "yes" if masked else "no"
+            cells = {f"{length:,}": _cells(seeds(record, arm, length, masked)) for length in lengths}
+            rows += [[literal(label), yes, length, *each] for length, each in cells.items()]
+            printed.append([label, yes, *(loss for _, loss, *_ in cells.values())])
         parts = [
             "# Loss by length",
             "![loss over length and position](lengths.png)",
@@ -182,11 +177,7 @@ class Lengths(Evaluation):
 
 
 def estimate(losses: Floats, tokens: Floats) -> dict[str, Any]:
-    """Ratio of summed loss to counted targets, with the standard error over the sequences that have targets.
-
-    Args:
-        losses: (sequences,) summed losses in nats.
-        tokens: (sequences,) counted targets.
+    """Ratio of summed loss to counted targets, (sequences,) each, with the standard error over those that have targets.
 
     Returns:
         {loss, standard_error, tokens}: nats per counted token, None without tokens; its standard error over sequences,
@@ -315,9 +306,9 @@ def plot(record: dict[str, Any]) -> Figure:
                 ax.errorbar(x + shift, mean, sd, ecolor=(look.colour, 0.7), elinewidth=0.7, **style)
         handles.append(Line2D([], [], **style, label=f"{arm['label']} ({n} seed{'s' if n > 1 else ''})"))
     for axes, masked in zip(grid, masking, strict=True):
-        for ax, title in zip(axes, ("by length", "by position"), strict=True):
-            ax.set_title(f"{title}, documents {'masked' if masked else 'not masked'}")
-            ax.set_ylabel("loss (nats per token)")
+        for ax, what in zip(axes, ("by length", "by position"), strict=True):
+            title = f"{what}, documents {'masked' if masked else 'not masked'}"
+            ax.set(title=title, ylabel="loss (nats per token)")
             ax.grid()
     trained = math.log2(max(own["training_length"] for own in record["checkpoints"]))
     _label(grid[:, 0], "sequence length (tokens)", lengths, trained + APART * len(arms) / 2)
@@ -333,23 +324,17 @@ def plot(record: dict[str, Any]) -> Figure:
 def _label(column: NDArray[Any], label: str, ticks: list[int], begin: float) -> None:
     """The title and some of the ticks of the axis that a column of panels shares; shaded from log₂ `begin` on."""
     shown = ticks[::-1][:: math.ceil(len(ticks) / MOST_TICKS)]
-    lowest: Axes = column[-1]
-    lowest.set_xlabel(label)
-    lowest.set_xticks(np.log2(shown), [f"{tick:,}" for tick in shown])
+    column[-1].set(xlabel=label, xticks=np.log2(shown), xticklabels=[f"{tick:,}" for tick in shown])
     for ax in column:
         shade(ax, begin)
 
 
 def _by_position(measurements: list[dict[str, Any]]) -> list[tuple[float, float | None, float | None]]:
-    """(log₂ of the middle, mean, standard deviation) of the loss in each range that has tokens.
-
-    The first positions are left out if enough others remain.
-    """
+    """(log₂ of the middle, mean, standard deviation) of the loss in ranges with tokens, from `FIRST_SHOWN` on."""
     ranges = list(zip(*(own["by_position"] for own in measurements), strict=True))
     full = [each for each in ranges if each[0]["estimate"]["tokens"]]
-    later = [each for each in full if each[0]["first"] >= FIRST_SHOWN]
     points = []
-    for each in later if len(later) >= FEWEST_SHOWN else full:
+    for each in [each for each in full if each[0]["first"] >= FIRST_SHOWN] or full:
         first, end = each[0]["first"], each[0]["end"]
         loss = Summary(tuple(part["estimate"]["loss"] for part in each))
         points.append(((math.log2(first) + math.log2(end)) / 2 if first else -0.5, loss.mean, loss.sd))

@@ -105,10 +105,6 @@ def measure(model: LanguageModel, haystack: Haystack, length: int, settings: Nee
     Sample j at depth number i depends only on the seed, the length, i and j. So all models with one tokenizer get the
     same samples.
 
-    Args:
-        haystack: The text to hide needles in.
-        length: Tokens in a sample.
-
     Returns:
         {length, accuracy, nats_per_token, by_depth}: the share of exact matches, and the log-likelihood of the answers
         per token. `by_depth` has, for each depth, {depth, mean_depth, matches, samples, nats_per_token}; `mean_depth`
@@ -122,13 +118,11 @@ def measure(model: LanguageModel, haystack: Haystack, length: int, settings: Nee
     at_once = max(1, BATCH_TOKENS // length)
     scores: list[tuple[float, bool, float, int]] = []  # depth, match, log-likelihood, tokens of the answer
     for first in range(0, len(places), at_once):
-        samples = []
-        for i, j in places[first : first + at_once]:
-            random = generator(settings.seed, EVALUATION, length, (i << 32) + j)
-            samples.append(haystack.sample(length, depths[i], random, held_out=True))
+        drawn = [(depths[i], generator(settings.seed, EVALUATION, length, (i << 32) + j))
+                 for i, j in places[first : first + at_once]]  # fmt: skip
+        samples = [haystack.sample(length, asked, random, held_out=True) for asked, random in drawn]
         matches, values = (each.tolist() for each in score(model, samples))
-        for sample, match, value in zip(samples, matches, values, strict=True):
-            scores.append((sample.depth, match, value, sample.n_answer))
+        scores += zip((own.depth for own in samples), matches, values, (own.n_answer for own in samples), strict=True)
     depth, match, log_likelihood, n_answer = (
         np.array(values).reshape(len(depths), n_samples) for values in zip(*scores, strict=True)
     )
@@ -211,17 +205,13 @@ def plot(record: dict[str, Any]) -> Figure:
     columns_shown = range(0, len(lengths), max(1, round(len(lengths) / 6)))
     rows_shown = range(0, len(depths), max(1, round((len(depths) - 1) / 10)))
     for number, (ax, arm) in enumerate(zip(axes, arms, strict=True)):
-        # (seeds, lengths, depths)
+        seeds = [record["measurements"][member] for member in arm["checkpoints"]]
         shares = [
-            [
-                [own["matches"] / own["samples"] for own in scores["by_depth"]]
-                for scores in record["measurements"][member]
-            ]
-            for member in arm["checkpoints"]
+            [[own["matches"] / own["samples"] for own in scores["by_depth"]] for scores in seed] for seed in seeds
         ]
-        picture = heat_map(ax, np.mean(shares, axis=0).T, 1.0, numbers)
-        seeds = f" ({len(shares)}\N{NO-BREAK SPACE}seeds)" if len(shares) > 1 else ""
-        ax.set_title(textwrap.fill(legend_name(arm["label"]) + seeds, 75 // columns))
+        picture = heat_map(ax, np.mean(shares, axis=0).T, 1.0, numbers)  # the mean of (seeds, lengths, depths)
+        n_seeds = f" ({len(seeds)}\N{NO-BREAK SPACE}seeds)" if len(seeds) > 1 else ""
+        ax.set_title(textwrap.fill(legend_name(arm["label"]) + n_seeds, 75 // columns))
         ax.set_xticks(columns_shown, [length_name(record, lengths[i]).replace(" ", "\n") for i in columns_shown])
         ax.set_yticks(rows_shown, [f"{100 * depths[i]:.0f}" for i in rows_shown])
         ax.spines[:].set_visible(False)

@@ -43,11 +43,7 @@ class Report:
 
 
 class Evaluation:
-    """One kind of evaluation: what it measures, and how it shows that.
-
-    Args:
-        settings: How to measure.
-    """
+    """One kind of evaluation: what it measures, and how it shows that."""
 
     name: ClassVar[str]
     """The name of the JSON file."""
@@ -61,9 +57,7 @@ class Evaluation:
     def plan(self, checkpoints: list[Checkpoint], data: TokenShards) -> dict[str, Any]:
         """Decide what to measure, the same for all checkpoints; returns what the record adds to the settings.
 
-        Args:
-            checkpoints: Their models are on the meta device.
-            data: The data of the first one; all have the same tokens.
+        The checkpoints' models are on the meta device; `data` are those of the first one, all have the same tokens.
 
         Raises:
             UserError: It cannot be measured on these data.
@@ -104,9 +98,7 @@ class Evaluation:
 def load_checkpoints(paths: Sequence[str], data_path: str | None) -> tuple[list[Checkpoint], TokenShards]:
     """Load each checkpoint and its data once, so that faults are found before anything is measured.
 
-    Args:
-        paths: Run folders or .ckpt files; a file that is named twice counts once.
-        data_path: A prepared folder instead of the runs' own data.
+    A file that is named twice counts once. `data_path` is a prepared folder instead of the runs' own data.
 
     Returns:
         The checkpoints with their models on the meta device, and the data of the first.
@@ -119,9 +111,8 @@ def load_checkpoints(paths: Sequence[str], data_path: str | None) -> tuple[list[
         checkpoints.append(load_checkpoint(str(file), "cpu"))
         data.append(data_of(checkpoints[-1], data_path))
         checkpoints[-1].model.to("meta")  # frees the weights
-    ours = data[0].fingerprint
-    for checkpoint, other in zip(checkpoints, data, strict=True):
-        theirs = other.fingerprint
+    ours, *others = (own.fingerprint for own in data)
+    for checkpoint, theirs in zip(checkpoints[1:], others, strict=True):
         if ours["content_sha256"] != theirs["content_sha256"]:
             raise UserError(
                 f"{checkpoints[0].file} and {checkpoint.file} have different data ({ours['path']} and "
@@ -156,15 +147,11 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
 
 
 def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command: str = "") -> dict[str, Any]:
-    """Measure, write the results into the folder `output` and print the table.
+    """Measure, write the results into the folder `output` and print the table; returns the content of the JSON file.
 
     Args:
         paths: Run folders or checkpoints; or the JSON file of an earlier evaluation, which is only shown again.
-        output: The folder; made where missing.
         command: What the user typed.
-
-    Returns:
-        The content of the JSON file.
 
     Raises:
         UserError: A checkpoint, the data or a setting is wrong, if possible before anything is measured; the folder
