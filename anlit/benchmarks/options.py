@@ -8,13 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from anlit import ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
 from anlit.attention.mechanism import Mechanism
-from anlit.attention.mechanisms.alibi import ALiBi
-from anlit.attention.mechanisms.log_bias import LogBias
-from anlit.attention.mechanisms.log_n import LogN
-from anlit.attention.mechanisms.plain import Plain
-from anlit.attention.mechanisms.scale_invariant import ScaleInvariant
-from anlit.attention.mechanisms.sliding_window import SlidingWindow
 from anlit.errors import UserError
 from anlit.sentences import ToolParser
 
@@ -65,8 +60,9 @@ def device_of(given: argparse.Namespace) -> torch.device:
     Raises:
         UserError: This machine does not have it.
     """
-    preset, here = getattr(given, "preset", None), torch.cuda.is_available()
-    device = torch.device(given.device or ("cuda" if (here if preset is None else preset != "cpu") else "cpu"))
+    here = torch.cuda.is_available()
+    preset = getattr(given, "preset", "cuda" if here else "cpu")
+    device = torch.device(given.device or ("cpu" if preset == "cpu" else "cuda"))
     if device.type == "cuda" and not here:
         what = f"--device {given.device}" if given.device else f"--preset {preset}"
         raise UserError(f"{what} needs a CUDA device, and there is none: choose the CPU")

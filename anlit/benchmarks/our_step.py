@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from anlit import Plain
 from anlit.attention.mechanism import Mechanism
-from anlit.attention.mechanisms.plain import Plain
 from anlit.benchmarks.options import Size, blocks_of
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.lightning_internals import configure_model

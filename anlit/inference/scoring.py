@@ -7,20 +7,6 @@ with stride = 1 every token has the full context of a window.
 
 If the vocabulary has a separator of documents, the first token of a document is scored too, after the separator alone.
 The rest of the text sees the separator only if training texts did: if documents begin with it, or are not masked.
-
-The scores of many documents are a table in parquet, one row per token:
-
-| column | |
-|---|---|
-| document | int64, from 0, in the order of the files |
-| position | int64, of the token in its document, from 0 |
-| token | int32 |
-| text | string, the text of the token alone; � if it is a part of a character |
-| byte_start, byte_end | int64, range of the characters that the token is part of, in the document's UTF-8 bytes |
-| n_context | int32, tokens of the document that the model saw before it |
-| log_likelihood | float32, nats; null if nothing was before the token |
-| rank | int32, 1 if no token was more probable; null if nothing was before the token |
-| source | string, the file and the record that the document comes from |
 """
 
 import json
@@ -50,17 +36,18 @@ BATCH_TOKENS = 1 << 14
 LOGITS = 1 << 27
 """The most logits of a forward pass, 512 MiB in float32, unless one window has more."""
 SCHEMA = pa.schema({
-    "document": pa.int64(),
-    "position": pa.int64(),
+    "document": pa.int64(),  # from 0, in the order of the files
+    "position": pa.int64(),  # of the token in its document, from 0
     "token": pa.int32(),
-    "text": pa.string(),
-    "byte_start": pa.int64(),
+    "text": pa.string(),  # of the token alone; � if it is a part of a character
+    "byte_start": pa.int64(),  # range of the characters that the token is part of, in the document's UTF-8 bytes
     "byte_end": pa.int64(),
-    "n_context": pa.int32(),
-    "log_likelihood": pa.float32(),
-    "rank": pa.int32(),
-    "source": pa.string(),
+    "n_context": pa.int32(),  # tokens of the document that the model saw before it
+    "log_likelihood": pa.float32(),  # nats; null if nothing was before the token
+    "rank": pa.int32(),  # 1 if no token was more probable; null if nothing was before the token
+    "source": pa.string(),  # the file and the record that the document comes from
 })  # fmt: skip
+"""The table of many documents' scores, a row for each token."""
 ROW_GROUP = 1 << 17
 """Tokens in a row group, which is written at once."""
 

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anlit import LogBias, SlidingWindow, WarmStart
 from anlit.attention import mechanisms as kinds
 from anlit.attention.mechanism import Mechanism
-from anlit.attention.mechanisms.log_bias import LogBias
-from anlit.attention.mechanisms.sliding_window import SlidingWindow
-from anlit.attention.mechanisms.warm_start import WarmStart
 from anlit.checkpoints.loading import Checkpoint
 from anlit.errors import UserError
 from anlit.inference.huggingface.builtin_models import sizes
