@@ -51,16 +51,11 @@ class Batch(NamedTuple):
 
 
 def document_ids(tokens: np.ndarray, end_of_document: int, token_at: TokenAt = "end") -> np.ndarray:
-    """Number of document boundaries before each position.
+    """Number of document boundaries before each of (B, T) tokens: (B, T) int64, from 0, non-decreasing in each row.
 
     Args:
-        tokens: (B, T) integers.
         end_of_document: id of the token that separates documents.
-        token_at: "end" if that token is the last of its document, "start" if it is the first
-            (FineWeb's .bin files).
-
-    Returns:
-        (B, T) int64, 0 at the first position of every row, non-decreasing.
+        token_at: "end" if that token is the last of its document, "start" if it is the first (FineWeb's .bin files).
     """
     separator = tokens == end_of_document
     count = separator.cumsum(axis=1, dtype=np.int64)
@@ -89,8 +84,7 @@ def batch_from_blocks(
 
     Args:
         blocks: (B, T + 1) integers, on the host.
-        end_of_document: id of the token that separates documents.
-        token_at: whether that token ends or starts its document, see `document_ids`.
+        end_of_document: see `document_ids`, also for `token_at`.
         score_first_token: False takes a target out of the loss where it is the first token of
             another document than its input token: nothing before it tells what that document is.
         n_targets: (B,) how many targets of each row count, the first ones; by default all.

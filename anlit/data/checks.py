@@ -73,36 +73,24 @@ def check_weights(weights: Mapping[str, float] | None, names: Sequence[str], pat
 
 
 def check_enough_to_train(
-    sources: Mapping[str, Sequence[Source]],
-    weights: Mapping[str, float] | None,
-    batch_size: int,
-    devices: int,
-    length: int,
-    path: str,
+    drawn: Mapping[str, Sequence[Source]], batch_size: int, devices: int, length: int, path: str
 ) -> None:
     """Raise UserError where no sequence can be drawn, or too few for one batch of every device.
 
     Args:
-        sources: by the names that weights are given for.
-        weights: None makes all sources one, of which some may be too short.
+        drawn: the sources that are drawn from; of those with one name all but one may be too short.
         length: tokens of a sequence.
     """
-    if weights is None:
-        drawn = {"": [source for group in sources.values() for source in group]}
-    else:
-        drawn = {name: list(sources[name]) for name, weight in weights.items() if weight}
-    total, needed = 0, batch_size * devices
-    for name, group in drawn.items():
-        count = sum(max(0, source.n_tokens - 1) // length for source in group)
-        if count == 0:
-            longest = max(source.n_tokens for source in group)
-            where = f"{path}/train/{name}".rstrip("/")
-            raise UserError(
-                f"context_length {length} is too long for {where}, which has {longest:,} tokens: set "
-                f"--model.context_length to {max(1, longest - 1)} or less."
-            )
-        total += count
-    if total < needed:
+    needed = batch_size * devices
+    counts = {name: sum(max(0, s.n_tokens - 1) // length for s in sources) for name, sources in drawn.items()}
+    if none := [name for name, count in counts.items() if count == 0]:
+        longest = max(source.n_tokens for source in drawn[none[0]])
+        where = f"{path}/train/{none[0]}".rstrip("/")
+        raise UserError(
+            f"context_length {length} is too long for {where}, which has {longest:,} tokens: set "
+            f"--model.context_length to {max(1, longest - 1)} or less."
+        )
+    if (total := sum(counts.values())) < needed:
         raise UserError(
             f"batch_size {batch_size} on each of {devices} device(s) needs {needed:,} sequences and {path}/train has "
             f"{total:,} of {length} tokens: set a smaller --data.batch_size or a shorter context_length."

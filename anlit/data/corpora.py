@@ -17,11 +17,7 @@ class _PreparedCorpus(TokenShards):
     """A corpus that was made by `anlit prepare`."""
 
     def prepare_data(self) -> None:
-        """Refuse a folder that does not exist or holds another corpus.
-
-        Raises:
-            UserError: as said; the sentence has the command that prepares it.
-        """
+        """UserError, with the command that prepares it, for a folder that is missing or holds another corpus."""
         name = type(self).__name__
         if "://" not in self.path and not Path(self.path).is_dir():
             raise UserError(
@@ -142,9 +138,5 @@ class TextFiles(TokenShards):
         )
 
     def prepare_data(self) -> None:
-        """Make the shards, once per node.
-
-        Raises:
-            UserError: there are no files to make them from.
-        """
+        """Make the shards, once per node; UserError if there are no files to make them from."""
         prepare(self.path, text_files(self.options), RunOptions(command="anlit fit with the same --data"))

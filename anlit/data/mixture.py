@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +11,7 @@ from anlit.data.storage.manifest import read_manifest
 from anlit.data.storage.shards import Source, sources_of
 from anlit.errors import UserError
 
+COUNTS = ("documents", "bytes", "tokens")
 MUST_AGREE = ("tokenizer_sha256", "vocab_size", "dtype", "end_of_document", "document_token_at")
 
 
@@ -52,9 +54,9 @@ class Mixture(TokenShards):
             **{key: parts[first][key] for key in MUST_AGREE},
             "corpus": " + ".join(part["corpus"] for part in parts.values()),
             "content_sha256": hashlib.sha256(json.dumps(hashes).encode()).hexdigest(),
-            **_sum(list(parts.values()), ("documents", "bytes", "tokens")),
+            **_sum(parts.values(), COUNTS),
             "splits": splits,
-            **{split: _sum([part[split] for part in parts.values()]) for split in splits},
+            **{split: _sum([part[split] for part in parts.values()], (*COUNTS, "chunks")) for split in splits},
             "parts": parts,
         }
 
@@ -69,11 +71,6 @@ class Mixture(TokenShards):
         return {**super().fingerprint, "parts": parts}
 
 
-def _sum(
-    counts: list[dict[str, Any]], keys: tuple[str, ...] = ("documents", "bytes", "tokens", "chunks")
-) -> dict[str, Any]:
+def _sum(counts: Collection[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, Any]:
     """The counts of all folders together; None where one of them does not know it."""
-    return {
-        key: None if any(count[key] is None for count in counts) else sum(count[key] for count in counts)
-        for key in keys
-    }
+    return {key: None if None in (own := [count[key] for count in counts]) else sum(own) for key in keys}

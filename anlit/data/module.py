@@ -2,6 +2,7 @@
 
 import logging
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -12,12 +13,16 @@ from anlit.data.batch import Batch, batch_from_blocks
 from anlit.data.order.loader import Loader, ResumableLoader
 from anlit.data.order.mixing import MixtureOrder, training_order
 from anlit.data.order.streams import Blocks, BlockStream, EvaluationStream, Share, TokenStream
-from anlit.data.storage.manifest import TOKENIZER, check_tokenizer, read_manifest, read_tokenizer
+from anlit.data.storage.manifest import TOKENIZER, read_manifest, read_tokenizer
 from anlit.data.storage.shards import Source, check_sizes, sources_of
 from anlit.data.storage.store import TokenStore
 from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
 
+IDENTITY = (
+    *("corpus", "content_sha256", "documents", "bytes", "tokens", "tokenizer_sha256", "vocab_size"),
+    *("end_of_document", "document_token_at"),
+)
 _log = logging.getLogger(__name__)
 
 
@@ -54,9 +59,6 @@ class TokenShards(L.LightningDataModule):
             keeps its tokens, cut into more sequences.
         cache_gb: size of the cache for remote shards, in 10⁹ bytes (it lies under LITDATA_CACHE_DIR, by default
             ~/.lightning/chunks, and is shared by all runs).
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     def __init__(
@@ -103,19 +105,13 @@ class TokenShards(L.LightningDataModule):
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """The content of manifest.json.
-
-        Raises:
-            UserError: it is missing or damaged.
-        """
+        """The content of manifest.json; UserError if it is missing or damaged."""
         return read_manifest(self.path)
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data in a run's record."""
-        of_content = ("corpus", "content_sha256", "documents", "bytes", "tokens")
-        keys = (*of_content, "tokenizer_sha256", "vocab_size", "end_of_document", "document_token_at")
-        known = [key for key in (*keys, *self.manifest["splits"]) if key in self.manifest]
+        known = [key for key in (*IDENTITY, *self.manifest["splits"]) if key in self.manifest]
         return {"path": self.path, **{key: self.manifest[key] for key in known}}
 
     @property
@@ -125,11 +121,7 @@ class TokenShards(L.LightningDataModule):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens.
-
-        Raises:
-            UserError: the folder has none or another one, or it cannot be read.
-        """
+        """The tokenizer that made the tokens; UserError if the folder has none or another one."""
         return parse_tokenizer(self.tokenizer_content, f"{self.folders[0]}/{TOKENIZER}")
 
     @property
@@ -138,19 +130,12 @@ class TokenShards(L.LightningDataModule):
         return read_tokenizer(self.folders[0], self.manifest)
 
     def bytes_per_token(self, split: str = "val") -> float | None:
-        """Bytes of text per token, end-of-document tokens counted: turns nats per token into bits per byte.
-
-        None where the text is not known.
-        """
+        """Bytes of text per token, which turns nats per token into bits per byte; None where the text is not known."""
         counts = self.manifest.get(split, self.manifest["val"])
         return counts["bytes"] / counts["tokens"] if counts["bytes"] else None
 
     def sources(self, split: str) -> dict[str, list[Source]]:
-        """The token arrays of a split, by the names that weights are given for.
-
-        Raises:
-            UserError: an index is missing or damaged.
-        """
+        """The token arrays of a split, by the names that weights are given for; UserError for a damaged index."""
         if split not in self._sources:
             self._sources[split] = self._read_sources(split)
         return self._sources[split]
@@ -168,11 +153,7 @@ class TokenShards(L.LightningDataModule):
         return self.score_first_token
 
     def setup(self, stage: str | None = None) -> None:
-        """Check the shards against the model and the loader's settings.
-
-        Raises:
-            UserError: the folder is missing or damaged, or a setting does not fit it or the model.
-        """
+        """Check the shards: UserError if the folder is missing or damaged, or does not fit a setting or the model."""
         self.teardown("fit")
         model = self.trainer.lightning_module if self.trainer is not None else None
         if self.context_length is None:
@@ -180,7 +161,8 @@ class TokenShards(L.LightningDataModule):
         if self.context_length is None:
             raise UserError("The data have no context length and the model tells none: set --data.context_length.")
         for folder in self.folders:
-            check_tokenizer(folder, self.manifest)
+            if Path(folder, TOKENIZER).is_file():
+                read_tokenizer(folder, self.manifest)
         for split in self.manifest["splits"]:
             for source in self.all_sources(split):
                 check_sizes(source)
@@ -213,8 +195,7 @@ class TokenShards(L.LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         """The stream of training batches, all of them full. Within a run it continues where the last loader stopped.
 
-        Raises:
-            UserError: the checkpoint's place is in other data, or in another order.
+        Raises UserError if the checkpoint's place is in other data, or in another order.
         """
         assert self.context_length is not None, "setup() comes first"
         stream = TokenStream(self.stores("train"), self._order(), self.context_length, self._share(self.batch_size))
@@ -241,11 +222,7 @@ class TokenShards(L.LightningDataModule):
         return self._evaluation_loader("val")
 
     def test_dataloader(self) -> Loader:
-        """The test split.
-
-        Raises:
-            UserError: The corpus has none: its validation loss is no test loss.
-        """
+        """The test split; UserError if the corpus has none: its validation loss is no test loss."""
         if "test" not in self.manifest["splits"]:
             raise UserError(f"{self.path} has no test split: use `anlit validate` for the loss on its validation split")
         return self._evaluation_loader("test")
@@ -296,17 +273,16 @@ class TokenShards(L.LightningDataModule):
 
     def _check_training(self) -> None:
         assert self.context_length is not None
+        drawn = {"": self.all_sources("train")}
+        if self.weights is not None:
+            drawn = {name: self.sources("train")[name] for name, weight in self.weights.items() if weight}
         devices = self._share(self.batch_size).world_size
-        sources = self.sources("train")
-        checks.check_enough_to_train(sources, self.weights, self.batch_size, devices, self.context_length, self.path)
+        checks.check_enough_to_train(drawn, self.batch_size, devices, self.context_length, self.path)
         self._order()  # refuses weights that are too small
 
     def _check_validation(self) -> None:
-        stream = self._evaluation_stream("val")
-        available = stream.n_targets
-        if available == 0:
+        stream, wanted = self._evaluation_stream("val"), self.val_tokens or 0
+        if (available := stream.n_targets) == 0:
             raise UserError(f"{self.path}/val has no token to predict: prepare it again with more text held out.")
-        if self.val_tokens is not None and available < self.val_tokens and stream.share.rank == 0:
-            _log.info(
-                f"{self.path}/val has only {available:,} targets, not the {self.val_tokens:,} of --data.val_tokens."
-            )
+        if available < wanted and stream.share.rank == 0:
+            _log.info(f"{self.path}/val has only {available:,} targets, not the {wanted:,} of --data.val_tokens.")

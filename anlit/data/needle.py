@@ -9,7 +9,6 @@ City and number of a sample are drawn from one of two disjoint sets of pairs, on
 evaluation. A pair is held out for evaluation if a linear form of the two is a multiple of 97.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -64,16 +63,13 @@ class Sample(NamedTuple):
 
 
 class Haystack:
-    """Makes samples from one split of prepared data.
-
-    Raises:
-        UserError: The folder is missing or damaged, or it has no tokenizer that reproduces the needle's sentence.
-    """
+    """Makes samples from one split of prepared data; UserError if its tokenizer does not reproduce the sentence."""
 
     def __init__(self, data: TokenShards, split: str) -> None:
         self.name, self.stores, self.tokenizer = f"{data.path}/{split}", data.stores(split), data.tokenizer
         self.end_of_document = data.manifest["end_of_document"]
         self.ends = np.cumsum([0, *(store.n_tokens for store in self.stores)])
+        self.n_tokens = int(self.ends[-1])
         self.blank_line = self._encode("\n\n")
         sentence = SENTENCE.format(city=CITIES[0], number=SMALLEST)
         if self.tokenizer.decode(self._encode(sentence).tolist()).strip() != sentence or not len(self.blank_line):
@@ -81,10 +77,6 @@ class Haystack:
                 f"The tokenizer of {self.name} does not reproduce '{sentence}': the needle needs one that keeps "
                 "letters, digits and line ends, such as a byte-level BPE."
             )
-
-    @property
-    def n_tokens(self) -> int:
-        return int(self.ends[-1])
 
     @cached_property
     def shortest(self) -> int:
@@ -138,12 +130,10 @@ class Haystack:
 
     def _read(self, start: int, count: int) -> np.ndarray:
         """Tokens [start, start + count) of the consecutive stores."""
-        parts = []
-        for store, begin, end in zip(self.stores, self.ends[:-1].tolist(), self.ends[1:].tolist(), strict=True):
-            first, last = max(start, begin), min(start + count, end)
-            if first < last:
-                parts.append(store.read(first - begin, last - first).astype(np.int64))
-        return np.concatenate(parts)
+        begins = np.clip(start - self.ends[:-1], 0, np.diff(self.ends)).tolist()
+        stops = np.clip(start + count - self.ends[:-1], 0, np.diff(self.ends)).tolist()
+        parts = [store.read(a, b - a) for store, a, b in zip(self.stores, begins, stops, strict=True) if a < b]
+        return np.concatenate(parts).astype(np.int64)
 
     def _place(self, text: np.ndarray, depth: float) -> int:
         """The index of the token before which the needle is inserted."""
@@ -161,11 +151,9 @@ class Haystack:
         ids = [[token] for token in range(self.tokenizer.get_vocab_size())]
         texts = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
         stops = (".", "!", "?", '."', ".)", "!)", "?)", '!"', '?"')
-        return (
-            np.array([text.endswith("\n") for text in texts]),
-            np.array([text.endswith(stops) for text in texts]),
-            np.array([text[:1].isspace() for text in texts]),
-        )
+        kinds = [(text.endswith("\n"), text.endswith(stops), text[:1].isspace()) for text in texts]
+        ends_line, ends_sentence, begins_word = np.array(kinds).T
+        return ends_line, ends_sentence, begins_word
 
 
 def draw_pair(random: np.random.RandomState, held_out: bool) -> tuple[str, int]:
@@ -181,42 +169,29 @@ def draw_pair(random: np.random.RandomState, held_out: bool) -> tuple[str, int]:
     return CITIES[city], number
 
 
-@dataclass(frozen=True)
-class NeedleSamples:
-    """Sample number i depends only on the seed and on i. The depth is uniform."""
-
-    haystack: Haystack
-    length: int
-    seed: int
-    held_out: bool
-
-    def __call__(self, number: int) -> Sample:
-        random = generator(self.seed, VALIDATION if self.held_out else TRAINING, self.length, number)
-        return self.haystack.sample(self.length, random.random_sample(), random, self.held_out)
-
-    def blocks(self, first: int, count: int) -> Blocks:
-        """The samples [first, first + count) as a batch."""
-        samples = [self(number) for number in range(first, first + count)]
-        return Blocks(
-            np.stack([sample.tokens for sample in samples]), np.array([sample.n_answer for sample in samples])
-        )
-
-
 class NeedleStream(BlockStream):
-    """The samples by their numbers: endless, or the first `count` and as many more as fill every device's last batch.
+    """Samples by their numbers, which alone decide on them, with the seed; the depth is uniform.
 
-    Args:
-        count: how many; None: an endless stream.
+    Endless, or the first `count` and as many more as fill every device's last batch.
     """
 
     n_blocks = 1 << 20  # an epoch for Lightning; the next one has other samples
 
-    def __init__(self, samples: NeedleSamples, share: Share, count: int | None = None) -> None:
-        self.samples, self.share = samples, share
+    def __init__(
+        self, haystack: Haystack, length: int, seed: int, share: Share, held_out: bool, count: int | None = None
+    ) -> None:
+        self.haystack, self.length, self.seed, self.share, self.held_out = haystack, length, seed, share, held_out
         self.n_batches = None if count is None else -(-count // share.sequences)
 
     def batch(self, number: int) -> Blocks:
-        return self.samples.blocks(self.first_draw(number), self.share.batch_size)
+        first = self.first_draw(number)
+        samples = [self.sample(number) for number in range(first, first + self.share.batch_size)]
+        answers = np.array([sample.n_answer for sample in samples])
+        return Blocks(np.stack([sample.tokens for sample in samples]), answers)
+
+    def sample(self, number: int) -> Sample:
+        random = generator(self.seed, VALIDATION if self.held_out else TRAINING, self.length, number)
+        return self.haystack.sample(self.length, random.random_sample(), random, self.held_out)
 
 
 class NeedleInHaystack(TokenShards):
@@ -271,27 +246,28 @@ class NeedleInHaystack(TokenShards):
     def train_dataloader(self) -> ResumableLoader:
         """The stream of training batches, continued within a run.
 
-        Raises:
-            UserError: The checkpoint's position belongs to other data or another seed.
+        Raises UserError if the checkpoint's place belongs to other data or another seed.
         """
-        stream = NeedleStream(self._samples("train"), self._share(self.batch_size))
         identity = {
             "--data": type(self).__name__,
             "--data.path (the texts in it)": self.manifest["content_sha256"],
             "--data.seed": self.seed,
             "--model.context_length": self.context_length,
         }
-        return self._training_loader(stream, identity)
+        return self._training_loader(self._stream("train", self.batch_size), identity)
 
     def _evaluation_loader(self, split: str) -> Loader:
-        stream = NeedleStream(self._samples(split), self._share(self.val_batch_size), self.val_samples)
-        return Loader(stream, self._make_batch)
+        return Loader(self._stream(split, self.val_batch_size, self.val_samples), self._make_batch)
 
-    def _samples(self, split: str) -> NeedleSamples:
+    def _stream(self, split: str, batch_size: int, count: int | None = None) -> NeedleStream:
         assert self.context_length is not None, "setup() comes first"
+        share, held_out = self._share(batch_size), split != "train"
+        return NeedleStream(self._haystack(split), self.context_length, self.seed, share, held_out, count)
+
+    def _haystack(self, split: str) -> Haystack:
         if split not in self._haystacks:
             self._haystacks[split] = Haystack(self, split)
-        return NeedleSamples(self._haystacks[split], self.context_length, self.seed, held_out=split != "train")
+        return self._haystacks[split]
 
     def _make_batch(self, blocks: Blocks) -> Batch:
         """Only the answers are targets: the last `n_targets` of each row."""
@@ -302,11 +278,9 @@ class NeedleInHaystack(TokenShards):
         return batch
 
     def _check_training(self) -> None:
-        self._check("train")
+        assert self.context_length is not None
+        self._haystack("train").check(self.context_length)
 
     def _check_validation(self) -> None:
-        self._check("val")
-
-    def _check(self, split: str) -> None:
-        samples = self._samples(split)
-        samples.haystack.check(samples.length)
+        assert self.context_length is not None
+        self._haystack("val").check(self.context_length)

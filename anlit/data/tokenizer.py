@@ -28,11 +28,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
     Args:
         texts: the training part only, or the validation loss would know its own text.
-        vocab_size: number of tokens with the end-of-document token (id 0). A corpus too small to
-            have so many merges gives fewer.
-
-    Raises:
-        UserError: `vocab_size` has no room for the 256 bytes.
+        vocab_size: number of tokens with the end-of-document token (id 0), with room for the 256 bytes. A corpus too
+            small to have so many merges gives fewer.
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(
@@ -65,11 +62,7 @@ def as_plain_text(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer.json.
-
-    Raises:
-        UserError: there is no such file, or it is not a tokenizer, see `parse_tokenizer`.
-    """
+    """Read a tokenizer.json; UserError if there is no such file, or as in `parse_tokenizer`."""
     if not Path(path).is_file():
         raise UserError(f"There is no tokenizer at {path}: give the path of a tokenizer.json.")
     if (size := Path(path).stat().st_size) > LARGEST_FILE:
@@ -78,13 +71,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
-    """The tokenizer in the content of a tokenizer.json, whoever has written it.
+    """The tokenizer in the content of a tokenizer.json that lies at `where`, whoever has written it.
 
-    Args:
-        where: its path or address, for errors.
-
-    Raises:
-        UserError: it is no tokenizer, or its steps could make a text so long that it takes all memory.
+    Raises UserError if it is none, or its steps could make a text so long that it takes all memory.
     """
     try:
         growth, steps = _growth_and_steps(json.loads(content))
@@ -128,8 +117,7 @@ def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:
 def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> int:
     """Id of the token that ends a document.
 
-    Raises:
-        UserError: the vocabulary does not have it, or a text that contains its letters would be cut by it.
+    Raises UserError if the vocabulary does not have it, or a text that contains its letters would be cut by it.
     """
     token_id = tokenizer.token_to_id(token)
     if token_id is None:
@@ -145,11 +133,7 @@ def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> in
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """One more than the largest id: what an embedding needs. Ids that no token has count too.
-
-    Raises:
-        UserError: an id does not fit into four bytes.
-    """
+    """One more than the largest id, also if no token has some: what an embedding needs; UserError if above 2³¹."""
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > LARGEST_VOCABULARY:
         raise UserError(
@@ -167,11 +151,7 @@ def token_dtype(vocab_size: int) -> type[np.unsignedinteger] | type[np.signedint
 def encode_documents(
     tokenizer: Tokenizer, texts: list[str], end_of_document: int, dtype: np.dtype | type
 ) -> Iterator[np.ndarray]:
-    """Encode each text and end it with the end-of-document token.
-
-    Yields:
-        (n + 1,) of `dtype`, which holds all ids of the vocabulary.
-    """
+    """Each text's tokens and then the end-of-document token, (n + 1,) of a dtype that holds all ids."""
     # "fast": without the positions of each token's characters, which are not needed here.
     for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
         yield np.array([*encoding.ids, end_of_document], dtype=dtype)

@@ -36,7 +36,6 @@ SMALL: dict[str, Any] = {"task_bytes": 20_000, "chunk_bytes": 10_001}
 SIZES: dict[str, Any] = {"task_bytes": 6_000, "chunk_bytes": 10_001}
 """Of many tasks in a corpus of 50 documents."""
 COUNTS = ("documents", "bytes", "tokens")
-KILLED = 9  # exit code of a process that a test ends on purpose
 
 
 def recipe_of(corpus: str, source: Path | None, sizes: Mapping[str, int] = SMALL, **options: Any) -> Recipe:

@@ -35,56 +35,58 @@ def own_hub(recipe: Recipe, place: Path, tmp_path: Path, tokenizer: str) -> Reci
     return recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_source_file_that_has_changed(own_hub: Recipe, finished: Path, tmp_path: Path, lost: bool) -> None:
+def test_a_source_file_that_has_changed(own_hub: Recipe, finished: Path, tmp_path: Path, out: Path, lost: bool) -> None:
     """Even if it keeps its length: of an unfinished folder, or of one that is mended."""
     if lost:
-        make(tmp_path / "out", own_hub)
-        next((tmp_path / "out" / "val").glob("chunk-*")).unlink()
+        make(out, own_hub)
+        next((out / "val").glob("chunk-*")).unlink()
     else:
-        interrupted(tmp_path / "out", own_hub, tasks=1)
+        interrupted(out, own_hub, tasks=1)
     file = tmp_path / "hub" / "plain_text" / "train-00000-of-00080.parquet"
     before = file.read_bytes()
     file.write_bytes(before.replace(b"document", b"DOCUMENT").replace(b"a", b"b"))
     with pytest.raises(UserError, match=r"train-00000-of-00080\.parquet is not what .*out was begun with: put the old"):
-        make(tmp_path / "out", own_hub)
+        make(out, own_hub)
     file.write_bytes(before)
-    make(tmp_path / "out", own_hub)
-    assert hashes(tmp_path / "out") == hashes(finished)
+    make(out, own_hub)
+    assert hashes(out) == hashes(finished)
 
 
-def test_a_source_file_that_changes_while_it_is_read(own_hub: Recipe, finished: Path, tmp_path: Path) -> None:
+def test_a_source_file_that_changes_while_it_is_read(
+    own_hub: Recipe, finished: Path, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "hub" / "plain_text" / "train-00001-of-00080.parquet"
-    before = file.read_bytes()
-
-    def change(self: Splits, text: str, split: str, of_text: Callable[..., str] = Splits.of_text) -> str:
-        file.write_bytes(before)
-        return of_text(self, text, split)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Splits, "of_text", change)
-        with pytest.raises(UserError, match=r"\.parquet was changed while it was read: repeat"):
-            make(tmp_path / "out", own_hub)
-    make(tmp_path / "out", own_hub)
-    assert hashes(tmp_path / "out") == hashes(finished)
+    before, of_text = file.read_bytes(), Splits.of_text
+    monkeypatch.setattr(Splits, "of_text", lambda *text: (file.write_bytes(before), of_text(*text))[1])
+    with pytest.raises(UserError, match=r"\.parquet was changed while it was read: repeat"):
+        make(out, own_hub)
+    monkeypatch.undo()
+    make(out, own_hub)
+    assert hashes(out) == hashes(finished)
 
 
-def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path) -> None:
+def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path, out: Path) -> None:
     for number, text in enumerate(list(documents(60, seed=3))[10:]):
         write(tmp_path / "text" / f"{number}.txt", text.encode())
-    interrupted(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer), tasks=3)
+    interrupted(out, recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer), tasks=3)
     file = max((tmp_path / "text").iterdir(), key=lambda path: path.stat().st_size)
     file.write_bytes(b"x" * file.stat().st_size)
     with pytest.raises(UserError, match=r"The source files or .* are not those that .*out was begun with: put"):
-        make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer))
+        make(out, recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer))
 
 
-def test_chunks_of_a_task_that_was_given_up_do_not_stay(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+def test_chunks_of_a_task_that_was_given_up_do_not_stay(recipe: Recipe, finished: Path, out: Path) -> None:
     """Its source file had more documents then."""
-    interrupted(tmp_path / "out", recipe, tasks=1)
-    (tmp_path / "out" / "train" / "chunk-000001-007.bin").write_bytes(b"of documents that are gone")
-    make(tmp_path / "out", recipe)
-    assert hashes(tmp_path / "out") == hashes(finished)
+    interrupted(out, recipe, tasks=1)
+    (out / "train" / "chunk-000001-007.bin").write_bytes(b"of documents that are gone")
+    make(out, recipe)
+    assert hashes(out) == hashes(finished)
 
 
 @pytest.mark.parametrize(
@@ -99,20 +101,20 @@ def test_chunks_of_a_task_that_was_given_up_do_not_stay(recipe: Recipe, finished
 )
 def test_other_settings_are_refused(
     corpus: str, options: dict[str, Any], differs: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str,
-    tmp_path: Path,
+    tmp_path: Path, out: Path,
 ) -> None:  # fmt: skip
     if options.get("tokenizer") == "other":
         options = {"tokenizer": str(train_tokenizer(tmp_path / "other.json", 300))}
     other = recipe_of(corpus, place / "hub", SIZES, **{"tokenizer": tokenizer, "val_fraction": 0.2, **options})
-    interrupted(tmp_path / "out", recipe, tasks=2)
-    for folder in (finished, tmp_path / "out"):
+    interrupted(out, recipe, tasks=2)
+    for folder in (finished, out):
         before = hashes(folder)
         with pytest.raises(UserError, match=f"was prepared with other settings or files .*{differs}.*: remove the fol"):
             make(folder, other)
         assert hashes(folder) == before
     moved = str(shutil.copy(tokenizer, tmp_path / "moved.json"))  # the same file elsewhere is the same
-    make(tmp_path / "out", recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=moved, val_fraction=0.2))
-    assert hashes(tmp_path / "out") == hashes(finished)
+    make(out, recipe_of("OpenWebText", place / "hub", SIZES, tokenizer=moved, val_fraction=0.2))
+    assert hashes(out) == hashes(finished)
 
 
 def flip(path: Path) -> None:
@@ -164,25 +166,25 @@ def test_a_damaged_file_is_made_again(
      lambda path: path.write_text(json.dumps({**read_json(path), "commit": "../" * 13 + "x"}))],
 )  # fmt: skip
 def test_a_folder_that_does_not_know_what_it_is_made_of(
-    change: Callable[[Path], Any], recipe: Recipe, tmp_path: Path
+    change: Callable[[Path], Any], recipe: Recipe, out: Path
 ) -> None:
-    interrupted(tmp_path / "out", recipe, tasks=1)
-    change(tmp_path / "out" / "tasks" / "plan.json")
+    interrupted(out, recipe, tasks=1)
+    change(out / "tasks" / "plan.json")
     with pytest.raises(UserError, match=r"plan\.json is missing or damaged: copy the folder again, or remove it"):
-        make(tmp_path / "out", recipe)
+        make(out, recipe)
 
 
 @pytest.mark.parametrize("name", ["tasks", "train"])
-def test_links_are_not_followed(name: str, recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+def test_links_are_not_followed(name: str, recipe: Recipe, finished: Path, tmp_path: Path, out: Path) -> None:
     """A foreign folder, with a link to where the user's own files are, that has to be mended or begun anew."""
-    shutil.copytree(finished, tmp_path / "out")
-    (tmp_path / "out" / "manifest.json").unlink()
-    (tmp_path / "out" / name).rename(tmp_path / "elsewhere")
-    (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
+    shutil.copytree(finished, out)
+    (out / "manifest.json").unlink()
+    (out / name).rename(tmp_path / "elsewhere")
+    (out / name).symlink_to(tmp_path / "elsewhere")
     next(path for path in (tmp_path / "elsewhere").iterdir() if "000003" in path.name).unlink()
     before = hashes(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=rf"{name} is a symbolic link, and nothing is written through one: remove"):
-        make(tmp_path / "out", recipe)
+        make(out, recipe)
     assert hashes(tmp_path / "elsewhere") == before
 
 
@@ -196,46 +198,39 @@ def test_links_are_not_followed(name: str, recipe: Recipe, finished: Path, tmp_p
     ],
 )
 def test_what_is_something_else_is_not_touched(
-    name: str, content: str, says: str, recipe: Recipe, tmp_path: Path
+    name: str, content: str, says: str, recipe: Recipe, tmp_path: Path, out: Path
 ) -> None:
-    write(tmp_path / "out" / name, content.encode())
+    write(out / name, content.encode())
     before = hashes(tmp_path)
     with pytest.raises(UserError, match=says):
-        make(tmp_path / "out", recipe)
+        make(out, recipe)
     assert hashes(tmp_path) == before
 
 
-def test_options_that_leave_a_split_empty(tmp_path: Path) -> None:
-    layouts.fineweb(tmp_path / "hub", ["a few words", "and some more"] * 3, n_files=1)
-    options = {"tokenizer": "bpe", "vocab_size": 300}
-    with pytest.raises(UserError, match=r"too few to hold out 10,485,760 of them: set --val_tokens"):
-        make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", **options))
-    make(tmp_path / "out", recipe_of("FineWeb", tmp_path / "hub", val_tokens=5, **options))
-    options |= {"pattern": "*.jsonl", "text_field": "content"}
-    text_file_source(tmp_path / "text", [f"text {number}" for number in range(40)])
-    with pytest.raises(UserError, match=r"leaves no document for val, .*--val_fraction"):
-        make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=1e-9, **options))
-    make(tmp_path / "other", recipe_of("TextFiles", tmp_path / "text", val_fraction=0.5, **options))
+BPE = {"tokenizer": "bpe", "vocab_size": 300}
+JSONL = {**BPE, "pattern": "*.jsonl", "text_field": "content"}
 
 
 @pytest.mark.parametrize(
-    ("corpus", "options", "says"),
+    ("corpus", "wrong", "right", "says"),
     [
-        ("OpenWebText", {"tokenizer": "nosuch.json"}, r"There is no tokenizer at nosuch\.json"),
-        ("OpenWebText", {"end_of_document": "<eos>"}, 'has no token "<eos>"'),
-        ("TextFiles", {"pattern": "**/*.parquet", "text_field": "txt"}, 'the file: there is no column "txt"'),
+        ("FineWeb", BPE, {"val_tokens": 5}, r"too few to hold out 10,485,760 of them: set --val_tokens"),
+        ("TextFiles", {**JSONL, "val_fraction": 1e-9}, {"val_fraction": 0.5}, "leaves no document for val, .*--val_fr"),
+        ("TextFiles", {**JSONL, "tokenizer": "nosuch.json"}, BPE, r"There is no tokenizer at nosuch\.json"),
+        ("TextFiles", {**JSONL, "end_of_document": "<eos>"}, BPE, 'has no token "<eos>"'),
+        ("TextFiles", {**JSONL, "text_field": "txt"}, JSONL, 'the field "txt" is missing or null'),
     ],
 )
 def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
-    corpus: str, options: dict[str, Any], says: str, recipe: Recipe, finished: Path, place: Path, tokenizer: str,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    corpus: str, wrong: dict[str, Any], right: dict[str, Any], says: str, tmp_path: Path, out: Path
+) -> None:
     """The first task cannot be done with it, so little is lost by beginning anew."""
-    wrong = recipe_of(corpus, place / "hub", SIZES, **{"tokenizer": tokenizer, "val_fraction": 0.2, **options})
+    layouts.fineweb(tmp_path / "hub", ["a few words", "and some more"] * 3, n_files=1)
+    text_file_source(tmp_path / "hub", [f"text {number}" for number in range(40)])
     with pytest.raises(UserError, match=says):
-        make(tmp_path / "out", wrong)
-    make(tmp_path / "out", recipe)
-    assert hashes(tmp_path / "out") == hashes(finished)
+        make(out, recipe_of(corpus, tmp_path / "hub", **wrong))
+    options = {key: value for key, value in wrong.items() if key != "end_of_document"} | right
+    make(out, recipe_of(corpus, tmp_path / "hub", **{"val_fraction": 0.5, **options}))
 
 
 BAD_LINES = {
@@ -259,20 +254,17 @@ def test_a_bad_line_stops_or_is_skipped(
     good = [f"document {number}" for number in range(6)]
     lines = json_lines(good)
     write_slimpajama(tmp_path / "hub", [*lines[:3], bad, *lines[3:]])
-    command = ["prepare", "SlimPajama", "--source", "../hub", "--output", "out", "--tokenizer", tokenizer]
-    for folder in ("stopped", "skipped at once"):  # the manifest has the command in it, so that must be the same
-        (tmp_path / folder).mkdir()
-        monkeypatch.chdir(tmp_path / folder)
-        if folder == "stopped":
-            assert main([*command, "--workers", "1"]) == 2
-            *before, last = capsys.readouterr().err.strip().splitlines()
-            assert last.startswith("anlit: error: ../hub/train/chunk1/a.jsonl, line 4: ")
-            assert says in last
-            assert last.endswith("or leave such documents out with --on_bad skip; what is done so far is kept.")
-            assert not [line for line in before if "rror" in line or "Traceback" in line]
-            assert not Path("out/manifest.json").exists()
-        assert main([*command, "--workers", "1", "--on_bad", "skip"]) == 0
-        assert "7 documents, 1 skipped" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    command = ["prepare", "SlimPajama", "--source", "hub", "--output", "out", "--tokenizer", tokenizer]
+    assert main([*command, "--workers", "1"]) == 2
+    *before, last = capsys.readouterr().err.strip().splitlines()
+    assert last.startswith("anlit: error: hub/train/chunk1/a.jsonl, line 4: ")
+    assert says in last
+    assert last.endswith("or leave such documents out with --on_bad skip; what is done so far is kept.")
+    assert not [line for line in before if "rror" in line or "Traceback" in line]
+    assert not Path("out/manifest.json").exists()
+    assert main([*command, "--workers", "1", "--on_bad", "skip"]) == 0
+    assert "7 documents, 1 skipped" in capsys.readouterr().err
     skipped = read_json(Path("out/manifest.json"))["skipped"]
     assert skipped == {problem: {"count": 1, "listed": ["train/chunk1/a.jsonl, line 4"]}}
     file = read_files(Path("out"))["train/chunk1/a.jsonl"]
@@ -281,38 +273,26 @@ def test_a_bad_line_stops_or_is_skipped(
     assert (where, reason) == ("line 4", problem)
     assert says in detail
     assert_holds(Path("out"), {"train/RedPajamaC4": good, "val/RedPajamaC4": ["val"]})
-    assert hashes(Path("out")) == hashes(tmp_path / "stopped" / "out")
 
 
-def test_a_file_that_is_no_parquet(tokenizer: str, tmp_path: Path) -> None:
-    files = layouts.openwebtext(tmp_path / "hub", list("abcdef"), n_files=2)
-    files[1].write_bytes(b"PAR1 and nothing more")
-    recipe = recipe_of("OpenWebText", tmp_path / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2)
-    with pytest.raises(UserError, match=r"train-00001-of-00080\.parquet, the file: it has no readable parquet footer"):
-        make(tmp_path / "out", recipe)
-    manifest = make(tmp_path / "out", recipe, skip_bad=True)
-    assert manifest["documents"] == 3
-    assert manifest["skipped"]["damaged"]["listed"] == ["plain_text/train-00001-of-00080.parquet, the file"]
-
-
-def test_only_the_first_thousand_places_are_listed(tokenizer: str, tmp_path: Path) -> None:
+def test_only_the_first_thousand_places_are_listed(tokenizer: str, tmp_path: Path, out: Path) -> None:
     write_slimpajama(tmp_path / "hub", json_lines(["good", *[""] * 3000]))
     recipe = recipe_of("SlimPajama", tmp_path / "hub", {"task_bytes": 1_000_000}, tokenizer=tokenizer)
-    skipped = make(tmp_path / "out", recipe, skip_bad=True)["skipped"]["empty"]
+    skipped = make(out, recipe, skip_bad=True)["skipped"]["empty"]
     assert skipped["count"] == 3000
     assert skipped["listed"] == [f"train/chunk1/a.jsonl, line {number}" for number in range(2, 1002)]
 
 
-def test_what_was_done_before_a_bad_document_is_kept(tokenizer: str, tmp_path: Path) -> None:
+def test_what_was_done_before_a_bad_document_is_kept(tokenizer: str, tmp_path: Path, out: Path) -> None:
     """The file is cut into parts; its line is counted from the file's beginning."""
     lines = json_lines(list(documents(60, seed=3))[10:])
     write_slimpajama(tmp_path / "hub", [*lines[:30], b"not JSON\n", *lines[30:]])
     recipe = recipe_of("SlimPajama", tmp_path / "hub", SIZES, tokenizer=tokenizer)
     with pytest.raises(UserError, match=r"a\.jsonl, line 31: the line is not JSON"):
-        make(tmp_path / "out", recipe)
-    before = written(tmp_path / "out")
+        make(out, recipe)
+    before = written(out)
     assert len(before) > 2
-    make(tmp_path / "out", recipe, skip_bad=True)
-    assert before.items() < written(tmp_path / "out").items()
+    make(out, recipe, skip_bad=True)
+    assert before.items() < written(out).items()
     make(tmp_path / "at once", recipe, skip_bad=True)
-    assert hashes(tmp_path / "out") == hashes(tmp_path / "at once")
+    assert hashes(out) == hashes(tmp_path / "at once")

@@ -17,7 +17,7 @@ from filelock import FileLock
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from litdata.streaming import downloader as litdata_downloader
 
-from anlit.data.order import prefetch
+from anlit.data.order import streams
 from anlit.data.storage import remote
 from anlit.data.storage import store as store_module
 from anlit.data.storage.manifest import read_manifest
@@ -185,7 +185,7 @@ def test_a_reader_waits_for_another_process(store: ObjectStore) -> None:
 
 def test_training_fetches_ahead(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chunks of the next draws: 430 begin in the first four, of 109 blocks each."""
-    monkeypatch.setattr(prefetch, "DRAWS_AHEAD", 430)
+    monkeypatch.setattr(streams, "DRAWS_AHEAD", 430)
     loader = ready(ADDRESS, shuffle=False).train_dataloader()
     next(iter(loader))  # from the first chunk
     deadline = time.monotonic() + 20

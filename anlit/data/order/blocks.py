@@ -1,10 +1,8 @@
 """The order of blocks, a pure function of a seed and the draw's number: there is no state to save.
 
 A draw is one sequence of training. A source is one long array of tokens, cut into blocks; the blocks of a chunk (one
-file of it) are those that begin in it. A pass has every block once; draws are numbered through all passes.
-
-The random numbers are MT19937's through numpy's RandomState, whose streams are frozen: the order is the same with
-every version of numpy.
+file of it) are those that begin in it. A pass has every block once; draws are numbered through all passes. The random
+numbers are MT19937's through numpy's RandomState, whose streams are frozen: every version of numpy gives this order.
 """
 
 from collections.abc import Sequence
@@ -28,8 +26,7 @@ def blocks_per_chunk(chunk_tokens: Sequence[int], length: int) -> np.ndarray:
     """
     ends = np.cumsum(np.asarray(chunk_tokens, dtype=np.int64))
     n_blocks = max(0, int(ends[-1]) - 1) // length if len(ends) else 0
-    begun = np.minimum(-(-ends // length), n_blocks)
-    return np.diff(begun, prepend=0)
+    return np.diff(np.minimum(-(-ends // length), n_blocks), prepend=0)
 
 
 def spread(draws: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -66,7 +63,6 @@ class BlockOrder:
     Args:
         chunk_blocks: of each source, (chunks,) blocks that begin in each of its chunks.
         seed: not negative.
-        window_blocks: about how many blocks are mixed.
         number: tells apart the orders of one mixture.
     """
 

@@ -95,19 +95,11 @@ class ResumableLoader(Loader):
         return {
             "drawn": self.drawn,
             "identity": self.identity,
-            "split": {
-                "batch_size": share.batch_size,
-                "devices": share.world_size,
-                "num_workers": self.num_workers,
-            },
+            "split": {"batch_size": share.batch_size, "devices": share.world_size, "num_workers": self.num_workers},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a place that `state_dict` gave.
-
-        Raises:
-            UserError: it is a place in other data, or in the same data in another order.
-        """
+        """Go on at a place that `state_dict` gave; UserError if it is one in other data or in another order."""
         then = state.get("identity", {})
         for name, now in self.identity.items():
             if then.get(name) != now:

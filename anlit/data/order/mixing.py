@@ -1,6 +1,6 @@
 """Several parts of a corpus in one order: every block once a pass, or in given proportions.
 
-As in `anlit.data.order.blocks`, everything is a function of the seed and the draw's number.
+As in `blocks`, everything is a function of the seed and the draw's number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,8 @@ PERIOD = 10_000
 class MixtureOrder:
     """Parts in given proportions, each going through its own passes.
 
-    Each part has exactly its quota of every `PERIOD` draws. Within a period they are mixed at random, or spread
-    evenly if nothing is shuffled.
-
-    Args:
-        weights: one for each part, not negative, not all 0; they need not sum to 1.
-
-    Raises:
-        UserError: a weight is so small that it would have no draw in a period.
+    Each part has exactly its quota (`quotas`) of every `PERIOD` draws. Within a period they are mixed at random, or
+    spread evenly if nothing is shuffled.
     """
 
     def __init__(self, parts: Sequence[BlockOrder], weights: Sequence[float], shuffle: bool, seed: int) -> None:
@@ -69,10 +63,9 @@ class MixtureOrder:
 
 
 def quotas(weights: Sequence[float]) -> np.ndarray:
-    """Whole numbers in proportion to `weights` that sum to `PERIOD`, by largest remainder.
+    """Whole numbers in proportion to `weights` (not negative, not all 0) that sum to `PERIOD`, by largest remainder.
 
-    Raises:
-        UserError: a positive weight comes to nothing.
+    Raises UserError for a positive weight that comes to nothing.
     """
     shares = np.asarray(weights, dtype=np.float64)
     shares = shares / shares.sum() * PERIOD
@@ -101,10 +94,6 @@ def training_order(
         chunk_tokens: of each part of the corpus, of each of its sources, the tokens in each chunk.
         length: targets in a block.
         weights: of the parts, one that is not listed has 0; None: all are one, every block comes once.
-        seed: not negative.
-
-    Raises:
-        UserError: a weight is too small.
     """
     parts = [[blocks_per_chunk(tokens, length) for tokens in sources] for sources in chunk_tokens.values()]
     shares = [1.0] if weights is None else [weights.get(name, 0.0) for name in chunk_tokens]

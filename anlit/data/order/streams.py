@@ -1,6 +1,9 @@
 """Streams of batches, read from token stores by a loader: endless for training, finite for evaluation."""
 
+import contextlib
 import itertools
+import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,9 +12,14 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from anlit.data.order.mixing import MixtureOrder
-from anlit.data.order.prefetch import Prefetcher
-from anlit.data.storage.store import TokenStore
+from anlit.data.storage.shards import Chunk
+from anlit.data.storage.store import ChunkCache, TokenStore
 from anlit.errors import UserError
+
+DRAWS_AHEAD = 65_536
+"""Remote chunks are fetched so many draws before their use."""
+FETCH_THREADS = 4
+Wanted = deque[tuple[ChunkCache, Chunk]]
 
 
 class Blocks(NamedTuple):
@@ -55,7 +63,6 @@ class BlockStream(IterableDataset):
     """Sequences that all devices have drawn before the first batch."""
 
     def batch(self, number: int) -> Blocks:
-        """One batch."""
         raise NotImplementedError
 
     def first_draw(self, number: int) -> int:
@@ -82,35 +89,62 @@ class TokenStream(BlockStream):
 
     Args:
         stores: of the order's sources.
-        order: what each draw is.
         length: T.
-        share: the rows that are this device's.
     """
 
     def __init__(self, stores: Sequence[TokenStore], order: MixtureOrder, length: int, share: Share) -> None:
         self.stores, self.order, self.length, self.share = list(stores), order, length, share
         self.n_blocks = order.n_blocks
-        self._prefetcher: Prefetcher | None = None
+        self._look_ahead_at = 0  # draw
+        self._wanted: Wanted = deque()
 
     def batch(self, number: int) -> Blocks:
-        share, first = self.share, self.first_draw(number)
-        if self._prefetcher is None and any(store.cache for store in self.stores):
-            self._prefetcher = Prefetcher(self.order, self.length, self.stores)
-        if self._prefetcher is not None:
-            self._prefetcher.at(first)
-        sources, blocks = self.order.draw(first, share.batch_size)
+        first, count = self.first_draw(number), self.share.batch_size
+        if first >= self._look_ahead_at and any(store.cache for store in self.stores):
+            self._look_ahead_at = first + DRAWS_AHEAD // 16
+            self._fetch_ahead(first)
+        sources, blocks = self.order.draw(first, count)
         if len(self.stores) == 1:
             return Blocks(self.stores[0].read_blocks(blocks, self.length), None)
-        tokens = np.empty((share.batch_size, self.length + 1), dtype=self.stores[0].dtype)
+        tokens = np.empty((count, self.length + 1), dtype=self.stores[0].dtype)
         for source in np.unique(sources):
             mine = sources == source
             tokens[mine] = self.stores[source].read_blocks(blocks[mine], self.length)
         return Blocks(tokens, None)
 
+    def _fetch_ahead(self, first: int) -> None:
+        """Have threads fetch the chunks of the next draws that are not there yet, as far as half the cache holds them.
+
+        Those that the last call asked for and that no thread has begun are given up.
+        """
+        sources, blocks = self.order.draw(first, min(DRAWS_AHEAD, self.n_blocks))
+        chunks = np.empty((len(blocks), 2), dtype=np.int64)  # a block may end in the chunk after the one it begins in
+        for source in np.unique(sources):
+            mine = sources == source
+            chunks[mine] = self.stores[source].chunks_of(blocks[mine, None] * self.length + [0, self.length])
+        self._wanted.clear()
+        size, wanted = 0, Wanted()
+        for source, number in dict.fromkeys(zip(np.repeat(sources, 2).tolist(), chunks.ravel().tolist(), strict=True)):
+            cache, chunk = self.stores[source].cache, self.stores[source].source.chunks[number]
+            if cache is not None and 2 * (size := size + chunk.size) <= cache.limit_bytes and not cache.has(chunk):
+                wanted.append((cache, chunk))
+        self._wanted = wanted
+        for _ in range(min(FETCH_THREADS, len(wanted))):
+            threading.Thread(target=_fetch, args=(wanted,), daemon=True).start()
+
     def close(self) -> None:
-        if self._prefetcher is not None:
-            self._prefetcher.stop()
-            self._prefetcher = None
+        """Let the threads end after the chunk that each is fetching, and the next batch look ahead anew."""
+        self._look_ahead_at = 0
+        self._wanted.clear()
+
+
+def _fetch(wanted: Wanted) -> None:
+    with contextlib.suppress(IndexError):  # nothing is left
+        while True:
+            cache, chunk = wanted.popleft()
+            # A failure here is the reader's to report, if it comes to need the chunk and fails as well.
+            with contextlib.suppress(UserError, OSError):
+                cache.fetch(chunk, wait=False)
 
 
 class EvaluationStream(BlockStream):
@@ -122,7 +156,6 @@ class EvaluationStream(BlockStream):
     Args:
         stores: what to evaluate, one after the other.
         length: T.
-        share: the rows that are this device's.
         end_of_document: the token that fills up the last block.
         n_targets: evaluate so many targets, the first ones; all if None.
         n_blocks: evaluate so many of their blocks, evenly spread; all if None, or if there are fewer.

@@ -11,7 +11,7 @@ import json
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,12 +25,13 @@ from anlit.data.preparation.formats import Record, parts_of, read_bin_tokens, re
 from anlit.data.preparation.recipes import Recipe
 from anlit.data.preparation.sources import SourceFile, file_sha256
 from anlit.data.storage.manifest import SPLITS, TASKS, TOKENIZER, VAL, checked_path
-from anlit.data.storage.shards import CHUNK_HEADER_BYTES
+from anlit.data.storage.shards import CHUNK_HEADER_BYTES, chunk_bytes
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 
-HEADER = np.dtype("<u4")
 BATCH_BYTES = 1 << 20  # text given to the tokenizer at once
+RECORD_BYTES = 256  # what a record without text counts for in a batch
+NO_TOKENS = np.empty(0, np.uint16)
 SKIPPED_LISTED = 1000  # of one task
 COUNTS = ("documents", "bytes", "tokens")
 WHAT_CHANGES = ("st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")  # whenever a file's content does
@@ -42,7 +43,6 @@ class Piece(NamedTuple):
     """A source file, or a part of one."""
 
     file: SourceFile
-    split: str
     part: int
     parts: int
 
@@ -84,7 +84,7 @@ def tasks_of(files: list[SourceFile], recipe: Recipe) -> list[Task]:
         if not recipe.tokenized:
             parts = parts_of(file.name, file.size, recipe.task_bytes)
         for part in range(parts):
-            pieces.append(Piece(file, recipe.splits.of_file(file), part, parts))
+            pieces.append(Piece(file, part, parts))
             size += file.size // parts
             if size >= recipe.task_bytes:
                 tasks.append(Task(len(tasks), tuple(pieces), size))
@@ -98,11 +98,6 @@ def record_path(folder: Path, task: int) -> Path:
 
 def chunk_name(task: int, number: int) -> str:
     return f"chunk-{task:06d}-{number:03d}.bin"
-
-
-def chunk_size(tokens: int, dtype: np.dtype) -> int:
-    """Bytes of a chunk's file."""
-    return CHUNK_HEADER_BYTES + tokens * dtype.itemsize
 
 
 def read_record(folder: Path, task: int) -> dict[str, Any] | None:
@@ -119,7 +114,7 @@ def read_record(folder: Path, task: int) -> dict[str, Any] | None:
         for file in record["files"]:
             numbers += file.get("skipped", {}).values()
             texts += [file["name"], file["sha256"], *(text for skip in file.get("skipped_list", []) for text in skip)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     is_right = all(type(number) is int and number >= 0 for number in numbers)
     return record if is_right and all(isinstance(text, str) for text in texts) else None
@@ -130,7 +125,7 @@ def lost_chunks(folder: Path, task: int, record: dict[str, Any], dtype: np.dtype
     for name, stream in record["streams"].items():
         for number, (tokens, crc32) in enumerate(stream["chunks"]):
             path = folder / name / chunk_name(task, number)
-            is_whole = path.is_file() and path.stat().st_size == chunk_size(tokens, dtype)
+            is_whole = path.is_file() and path.stat().st_size == chunk_bytes(tokens, dtype)
             if not is_whole or (checksums and zlib.crc32(path.read_bytes()) != crc32):
                 yield path
 
@@ -149,8 +144,7 @@ class _Streams:
             self.counts[stream][key] += value
         begun = self._begun[stream]
         begun += tokens.tobytes()
-        chunk_bytes = self.job.recipe.chunk_bytes
-        full = chunk_bytes - chunk_bytes % tokens.itemsize
+        full = self.job.recipe.chunk_bytes // tokens.itemsize * tokens.itemsize
         while len(begun) >= full:
             self._write(stream, bytes(begun[:full]))
             del begun[:full]
@@ -163,14 +157,21 @@ class _Streams:
 
     def _write(self, stream: str, tokens: bytes) -> None:
         """A chunk in litdata's format with one item: number of items, where it begins and ends, the item."""
-        header = [1, CHUNK_HEADER_BYTES, CHUNK_HEADER_BYTES + len(tokens)]
-        content = np.array(header, dtype=HEADER).tobytes() + tokens
+        content = np.array([1, CHUNK_HEADER_BYTES, CHUNK_HEADER_BYTES + len(tokens)], "<u4").tobytes() + tokens
         chunks = self.counts[stream]["chunks"]
         path = self.job.folder / stream / chunk_name(self.task.number, len(chunks))
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_bytes(content)
         chunks.append((len(tokens) // self.job.dtype.itemsize, zlib.crc32(content)))
+
+    def stream_of(self, record: Record, split: str) -> str:
+        """Where a document of a file of `split` belongs; the first ones of the corpus may be held out."""
+        splits = self.job.recipe.splits
+        split = splits.of_text(record.text or "", split)
+        if self.task.number == 0 and self.counts[VAL]["tokens"] < splits.first_tokens:
+            split = VAL
+        return split if record.subset is None else f"{split}/{WRONG_FOR_A_FOLDER.sub('_', record.subset)}"
 
 
 def encode_task(job: Job, task: Task) -> int:
@@ -183,26 +184,27 @@ def encode_task(job: Job, task: Task) -> int:
     """
     streams = _Streams(job, task)
     files = [_encode_piece(job, piece, streams) for piece in task.pieces]
-    to_hold_out = job.recipe.splits.first_tokens if task.number == 0 else 0
-    if to_hold_out and (held_out := streams.counts[VAL]["tokens"]) < to_hold_out:
+    held_out, to_hold_out = streams.counts[VAL]["tokens"], job.recipe.splits.first_tokens
+    if task.number == 0 and held_out < to_hold_out:
         raise UserError(
             f"The first part of the corpus has {held_out:,} tokens, too few to hold out {to_hold_out:,} of them: set "
             "--val_tokens to a smaller number."
         )
     streams.end()
-    write_json(record_path(job.folder, task.number), {"streams": dict(streams.counts), "files": files})
-    return sum(stream["tokens"] for stream in streams.counts.values())
+    used = {name: stream for name, stream in streams.counts.items() if stream["chunks"]}
+    write_json(record_path(job.folder, task.number), {"streams": used, "files": files})
+    return sum(stream["tokens"] for stream in used.values())
 
 
 def _encode_piece(job: Job, piece: Piece, streams: _Streams) -> dict[str, Any]:
     """The record of a piece, which has to stay as it is while it is read."""
-    file = piece.file
+    file, split = piece.file, job.recipe.splits.of_file(piece.file)
     path = job.recipe.source.fetched(file, job.folder / TASKS)
     before = path.stat()
     is_checked = file.path is None and piece.parts == 1 and file.sha256  # when it arrived
     sha256 = file.sha256 if is_checked else file_sha256(path, piece.part, piece.parts)
     encode = _copy_tokens if job.recipe.tokenized else _encode_text
-    counted = encode(job, piece, path, streams)
+    counted = encode(job, piece, path, split, streams)
     after = path.stat()
     has_changed = any(getattr(before, key) != getattr(after, key) for key in WHAT_CHANGES)
     if has_changed or (file.sha256 and piece.parts == 1 and sha256 != file.sha256):
@@ -214,39 +216,31 @@ def _encode_piece(job: Job, piece: Piece, streams: _Streams) -> dict[str, Any]:
     return {"name": file.name, **part, "sha256": sha256, **counted}
 
 
-def _encode_text(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[str, Any]:
+def _encode_text(job: Job, piece: Piece, path: Path, split: str, streams: _Streams) -> dict[str, Any]:
     assert job.tokenizer_sha256 is not None
     tokenizer = _load_tokenizer(job.folder / TOKENIZER, job.tokenizer_sha256)
     counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
     skipped: Counter[str] = Counter()
     listed: list[tuple[str, str, str]] = []
-
-    def skip(record: Record, problem: str, detail: str) -> None:
-        if not job.skip_bad:
-            raise UserError(
-                f"{path if piece.file.path else piece.file.name}, {record.where}: {detail}. Repair the file, or leave "
-                "such documents out with --on_bad skip; what is done so far is kept."
-            )
-        skipped[problem] += 1
-        if len(listed) < SKIPPED_LISTED:
-            listed.append((record.where, problem, detail))
-
-    def usable() -> Iterator[Record]:
-        for record in read_file(piece.file.name, path, job.recipe.columns, piece.part, piece.parts):
-            if record.problem is None:
-                yield record
-            else:
-                skip(record, record.problem, record.detail)
-
-    for records in _batches(usable()):
-        texts = [record.text or "" for record in records]
-        arrays = tokenizers.encode_documents(tokenizer, texts, job.end_of_document, job.dtype)
-        for record, tokens in zip(records, arrays, strict=True):
-            if (tokens[:-1] == job.end_of_document).any():
-                skip(record, "separator", SEPARATOR_INSIDE)
-            else:
-                streams.add(_stream_of(job, piece, record, streams), tokens, record.size)
+    for records in _batches(read_file(piece.file.name, path, job.recipe.columns, piece.part, piece.parts)):
+        texts = [record.text for record in records if record.text is not None]
+        encoded = tokenizers.encode_documents(tokenizer, texts, job.end_of_document, job.dtype)
+        for record in records:
+            tokens = NO_TOKENS if record.text is None else next(encoded)
+            is_cut = (tokens[:-1] == job.end_of_document).any()
+            problem, detail = ("separator", SEPARATOR_INSIDE) if is_cut else (record.problem, record.detail)
+            if problem is None:
+                streams.add(streams.stream_of(record, split), tokens, record.size)
                 counts.update(documents=1, bytes=record.size, tokens=len(tokens))
+                continue
+            if not job.skip_bad:
+                raise UserError(
+                    f"{path if piece.file.path else piece.file.name}, {record.where}: {detail}. Repair the file, or "
+                    "leave such documents out with --on_bad skip; what is done so far is kept."
+                )
+            skipped[problem] += 1
+            if len(listed) < SKIPPED_LISTED:
+                listed.append((record.where, problem, detail))
     return {**counts, **({"skipped": skipped, "skipped_list": listed} if skipped else {})}
 
 
@@ -256,36 +250,27 @@ def _load_tokenizer(path: Path, sha256: str) -> Tokenizer:
     return tokenizers.load_tokenizer(path)
 
 
-def _batches(records: Iterator[Record]) -> Iterator[list[Record]]:
+def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
     """The records, about `BATCH_BYTES` of text at a time."""
     batch: list[Record] = []
     size = 0
     for record in records:
         batch.append(record)
-        size += record.size
+        size += record.size or RECORD_BYTES
         if size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0
-    if batch:
-        yield batch
+    yield batch
 
 
-def _stream_of(job: Job, piece: Piece, record: Record, streams: _Streams) -> str:
-    split = job.recipe.splits.of_text(record.text or "", piece.split)
-    first_tokens = job.recipe.splits.first_tokens if streams.task.number == 0 else 0
-    if first_tokens and streams.counts[VAL]["tokens"] < first_tokens:
-        split = VAL
-    return split if record.subset is None else f"{split}/{WRONG_FOR_A_FOLDER.sub('_', record.subset)}"
-
-
-def _copy_tokens(job: Job, piece: Piece, path: Path, streams: _Streams) -> dict[str, Any]:
+def _copy_tokens(job: Job, piece: Piece, path: Path, split: str, streams: _Streams) -> dict[str, Any]:
     """A part of a .bin file. Its documents are counted by the token that each begins with."""
     tokens = read_bin_tokens(path, piece.part, piece.parts)
-    if len(tokens) and int(tokens.max()) >= job.vocab_size:
+    if (largest := int(tokens.max(initial=0))) >= job.vocab_size:
         raise UserError(
-            f"{path} holds token {int(tokens.max())}, and the vocabulary has {job.vocab_size}: "
+            f"{path} holds token {largest}, and the vocabulary has {job.vocab_size}: "
             "it is damaged, or was made with another tokenizer (--tokenizer)."
         )
     documents = int((tokens == job.end_of_document).sum())
-    streams.add(piece.split, tokens.astype(job.dtype, copy=False), 0, documents)
+    streams.add(split, tokens.astype(job.dtype, copy=False), 0, documents)
     return dict(zip(COUNTS, (documents, 0, len(tokens)), strict=True))

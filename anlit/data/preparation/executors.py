@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 from rich import progress as rich_progress
 
@@ -39,15 +39,11 @@ def run_tasks(job: Job, tasks: Sequence[Task], done: Sequence[Task], workers: in
         BrokenProcessPool: a worker was killed.
     """
     workers = min(workers, len(tasks))
-    pool: AbstractContextManager[Executor | None] = nullcontext()
-    if cluster is not None:
-        pool = _cluster(cluster)
-    elif workers > 1:
-        pool = _processes(workers)
     parts_left = Counter(piece.file for task in tasks for piece in task.pieces)
-    with pool as executor, _Progress(tasks, done) as progress:
+    alone = nullcontext() if workers < 2 else _processes(workers)
+    with alone if cluster is None else _cluster(cluster) as executor, _Progress(tasks, done) as progress:
         for task, n_tokens in _results(executor, job, tasks):
-            progress.add(task, n_tokens)
+            progress.count(task, n_tokens)
             for piece in task.pieces:
                 parts_left[piece.file] -= 1
                 if parts_left[piece.file] == 0:
@@ -55,9 +51,9 @@ def run_tasks(job: Job, tasks: Sequence[Task], done: Sequence[Task], workers: in
 
 
 def _results(executor: Executor | None, job: Job, tasks: Sequence[Task]) -> Iterator[tuple[Task, int]]:
+    """Each task when it is done, with its tokens."""
     if executor is None:
-        for task in tasks:
-            yield task, encode_task(job, task)
+        yield from ((task, encode_task(job, task)) for task in tasks)
         return
     futures = {executor.submit(_encode_alone, job, task): task for task in tasks}
     try:
@@ -119,36 +115,27 @@ def _cluster(address: str) -> Iterator[Executor]:
             ) from error
 
 
-class _Progress:
+class _Progress(rich_progress.Progress):
     """A bar on a terminal, a line every half minute in a log: files, tokens, their rate and the time that is left."""
 
     def __init__(self, tasks: Sequence[Task], done: Sequence[Task]) -> None:
-        self.files, self.tokens = _files(done), 0
-        self.n_files = round(self.files + _files(tasks))
-        self.last_line = time.monotonic()
         columns = (rich_progress.BarColumn(), rich_progress.DownloadColumn(), "{task.description}")
         left = rich_progress.TimeRemainingColumn(elapsed_when_finished=True)
-        self.bar = rich_progress.Progress(*columns, left, console=console(stderr=True), disable=not sys.stderr.isatty())
-        size = sum(task.size for task in [*done, *tasks])
-        self.line = self.bar.add_task("", total=size, completed=sum(task.size for task in done))
+        super().__init__(*columns, left, console=console(stderr=True), disable=not sys.stderr.isatty())
+        self.n_done, self.n_files, self.n_tokens = _files(done), round(_files(done) + _files(tasks)), 0
+        self.last_line = time.monotonic()
+        self.add_task("", total=sum(task.size for task in [*done, *tasks]), completed=sum(task.size for task in done))
 
-    def __enter__(self) -> "_Progress":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def add(self, task: Task, tokens: int) -> None:
+    def count(self, task: Task, tokens: int) -> None:
         """One task more is done."""
-        line = self.bar.tasks[self.line]
-        self.files, self.tokens = self.files + _files([task]), self.tokens + tokens
-        rate = self.tokens / max(line.elapsed or 0.0, 1e-3)
-        counts = f"{self.files:,.0f} of {self.n_files:,} files, {self.tokens:,} tokens, {rate:,.0f} tokens/s"
-        self.bar.update(self.line, advance=task.size, description=counts)
-        if self.bar.disable and time.monotonic() - self.last_line > LINE_EVERY_SECONDS:
+        bar = self.tasks[0]
+        self.n_done, self.n_tokens = self.n_done + _files([task]), self.n_tokens + tokens
+        rate = self.n_tokens / max(bar.elapsed or 0.0, 1e-3)
+        counts = f"{self.n_done:,.0f} of {self.n_files:,} files, {self.n_tokens:,} tokens, {rate:,.0f} tokens/s"
+        self.update(bar.id, advance=task.size, description=counts)
+        if self.disable and time.monotonic() - self.last_line > LINE_EVERY_SECONDS:
             self.last_line = time.monotonic()
-            say(f"{line.percentage:.1f}%, {counts}, {(line.time_remaining or 0) / 60:,.0f} min left")
+            say(f"{bar.percentage:.1f}%, {counts}, {(bar.time_remaining or 0) / 60:,.0f} min left")
 
 
 def _files(tasks: Sequence[Task]) -> float:

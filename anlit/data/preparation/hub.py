@@ -46,12 +46,9 @@ class HubFiles(Source):
     """Files of a dataset repository at one commit.
 
     Args:
-        repo_id: "owner/name".
+        repo_id: "owner/name"; anything else is a UserError.
         revision: branch, tag or commit; what a branch stands for is looked up once.
         patterns: of the wanted files; `*` stands for anything, folders too.
-
-    Raises:
-        UserError: `repo_id` is not the name of a repository.
     """
 
     def __init__(self, repo_id: str, revision: str = "main", patterns: Sequence[str] = ("*",)) -> None:
@@ -59,9 +56,7 @@ class HubFiles(Source):
             raise UserError(f"--repo {repo_id} is no dataset of the hub: give owner/name, such as allenai/c4.")
         self.repo_id, self.revision, self.patterns = repo_id, revision, patterns
         self.commit = revision if COMMIT.fullmatch(revision) else None
-
-    def settings(self) -> dict[str, Any]:
-        return {"repository": self.repo_id, "revision": self.revision}
+        self.settings = {"repository": repo_id, "revision": revision}
 
     def listing(self) -> Listing:
         self.commit = self.commit or self._patiently(self._look_up)
@@ -98,9 +93,7 @@ class HubFiles(Source):
     def fetched(self, file: SourceFile, folder: Path) -> Path:
         """The file in `folder`, under a name of ours, where it may already be; other processes wait for its end.
 
-        Raises:
-            UserError: the hub cannot be reached, the file is not there, or it arrives damaged.
-            OSError: `folder` cannot be written to.
+        Raises UserError if the hub cannot be reached, the file is not there, or it arrives damaged.
         """
         target = self._place(file, folder)
         with FileLock(f"{target}.lock"):
@@ -116,7 +109,6 @@ class HubFiles(Source):
         )
 
     def release(self, file: SourceFile, folder: Path) -> None:
-        """Remove a fetched file, which is not needed any more."""
         for path in (self._place(file, folder), Path(f"{self._place(file, folder)}.lock")):
             path.unlink(missing_ok=True)
 
@@ -129,11 +121,7 @@ class HubFiles(Source):
         return hf_hub_download(self.repo_id, file.name, local_dir=folder, library_name="anlit", **where)
 
     def _patiently(self, request: Callable[[], T]) -> T:
-        """The answer to a request, which is made again while the hub is busy.
-
-        Raises:
-            UserError: a failure that stays.
-        """
+        """The answer to a request, made again while the hub is busy; UserError for a failure that stays."""
         for wait in (*WAITS, None):
             try:
                 return request()
@@ -146,12 +134,7 @@ class HubFiles(Source):
 
 
 def fetch_tokenizer(repo_id: str) -> Path:
-    """tokenizer.json of a model repository, in huggingface_hub's cache.
-
-    Raises:
-        UserError: it is not there and cannot be fetched.
-        OSError: the cache cannot be written to.
-    """
+    """tokenizer.json of a model repository, in huggingface_hub's cache; UserError if it cannot be fetched."""
     try:
         return Path(hf_hub_download(repo_id, "tokenizer.json", etag_timeout=CONTACT_SECONDS, library_name="anlit"))
     except FAILURES as error:

@@ -73,26 +73,24 @@ def prepare(path: str | Path, recipe: Recipe, options: RunOptions | None = None)
     options = options or RunOptions()
     target = Path(path)
     with _plain_errors(target):
-        if _is_finished(target, recipe, options.verify):
-            return read_manifest(str(target))
-        _refuse_links(target)
-        with _lock(target):
-            if not _is_finished(target, recipe, options.verify, say):  # another process may have been faster
-                _make(target, recipe, options)
+        if not _is_finished(target, recipe, options.verify):
+            for file in target.rglob("*"):
+                if file.is_symlink():
+                    raise UserError(f"{file} is a symbolic link, and nothing is written through one: remove that link.")
+            with _lock(target):
+                if not _is_finished(target, recipe, options.verify, say):  # another process may have been faster
+                    _make(target, recipe, options)
         return read_manifest(str(target))
 
 
 def _is_finished(
     target: Path, recipe: Recipe, checksums: bool, tell: Callable[[str], None] = lambda line: None
 ) -> bool:
-    """Whether a folder has its manifest and all that this speaks of.
+    """Whether a folder has its manifest and all that this speaks of; UserError for a folder of something else.
 
     Args:
         checksums: compare those of the chunks, too.
         tell: is told what is missing.
-
-    Raises:
-        UserError: it is a folder of something else, or was made with other settings.
     """
     if not (target / MANIFEST).is_file():
         _refuse_foreign(target)
@@ -100,7 +98,7 @@ def _is_finished(
     manifest = read_manifest(str(target))
     _refuse_differences(target, manifest.get("settings"), recipe.settings())
     if type(manifest.get("tasks")) is not int:
-        raise UserError(_damaged(target / MANIFEST))
+        raise _damaged(target / MANIFEST)
     lost = next(_lost_files(target, manifest, checksums), None)
     if lost is not None:
         tell(f"{lost} is missing or damaged: making again what is lost.")
@@ -141,13 +139,6 @@ def _refuse_foreign(target: Path) -> None:
             )
 
 
-def _refuse_links(target: Path) -> None:
-    """Raise UserError for a folder with links in it: what is written and removed by them would be elsewhere."""
-    for path in target.rglob("*"):
-        if path.is_symlink():
-            raise UserError(f"{path} is a symbolic link, and nothing is written through one: remove that link.")
-
-
 def _refuse_differences(target: Path, then: Any, now: dict[str, Any]) -> None:
     """Raise UserError if an existing folder's settings differ; what is not known now is not compared."""
     then = then if isinstance(then, dict) else {}
@@ -175,13 +166,11 @@ def _make(target: Path, recipe: Recipe, options: RunOptions) -> None:
     fetching = recipe if isinstance(recipe.source, HubFiles) else replace(recipe, source=Source())
     job = Job(target, fetching, plan["tokenizer_sha256"], vocab_size, end_of_document, options.skip_bad)
     tasks = tasks_of(listing.files, recipe)
-    done: list[Task] = []
-    left: list[Task] = []
-    for task in tasks:
-        (done if _is_done(job, task, options.verify) else left).append(task)
-    size = sum(file.size for file in listing.files)
-    say(f"Preparing {recipe.corpus}: {len(listing.files):,} files, {size / 1e6:,.1f} MB.")
+    done = [task for task in tasks if _is_done(job, task, options.verify)]
+    numbers = {task.number for task in done}
+    say(f"Preparing {recipe.corpus}: {len(listing.files):,} files, {sum(task.size for task in tasks) / 1e6:,.1f} MB.")
     (target / MANIFEST).unlink(missing_ok=True)  # a folder that is mended is unfinished until its end
+    left = [task for task in tasks if task.number not in numbers]
     run_tasks(job, left, done, options.workers or cores(), options.cluster)
     records = [read_record(target, task.number) for task in tasks]
     manifest = publish(job, plan, listing, [record for record in records if record], options.command)
@@ -194,10 +183,7 @@ def _begin(target: Path, recipe: Recipe) -> tuple[dict[str, Any], Listing, bytes
     """What is fixed before the first task: the settings, the hub's commit, the files, the tokenizer's content.
 
     It is written down, and a preparation that goes on keeps to it. One whose first task is not done begins anew: its
-    command may have been a mistake.
-
-    Raises:
-        UserError: the preparation was begun with other settings or files; the tokenizer cannot be had.
+    command may have been a mistake. UserError if settings or files are others, or the tokenizer cannot be had.
     """
     settings = recipe.settings()
     then: dict[str, Any] | None = None
@@ -226,11 +212,7 @@ def _begin(target: Path, recipe: Recipe) -> tuple[dict[str, Any], Listing, bytes
 
 
 def _read_plan(target: Path) -> dict[str, Any]:
-    """What a folder was begun with. Its commit is the only part that becomes an address.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
+    """What a folder was begun with, or UserError. Its commit is the only part that becomes an address."""
     path = target / MANIFEST if (target / MANIFEST).is_file() else target / TASKS / PLAN
     try:
         content = json.loads(path.read_bytes())
@@ -239,18 +221,17 @@ def _read_plan(target: Path) -> dict[str, Any]:
             return plan
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise UserError(_damaged(path))
+    raise _damaged(path)
 
 
-def _damaged(path: Path) -> str:
-    return f"{path} is missing or damaged: copy the folder again, or remove it and repeat the command."
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path} is missing or damaged: copy the folder again, or remove it and repeat the command.")
 
 
 def _tokenizer(target: Path, recipe: Recipe, listing: Listing, then: dict[str, Any] | None) -> bytes | None:
     """The content of the folder's tokenizer.json: what is there, one that exists elsewhere, or one trained on the text.
 
-    Raises:
-        UserError: it cannot be fetched or is none, or the vocabulary is too small for a trained one.
+    Raises UserError if it cannot be fetched or is none, or the vocabulary is too small for a trained one.
     """
     if recipe.tokenizer == NO_TOKENIZER:
         if not recipe.tokenized:
@@ -271,33 +252,26 @@ def _tokenizer(target: Path, recipe: Recipe, listing: Listing, then: dict[str, A
 def _training_texts(target: Path, recipe: Recipe, listing: Listing) -> Iterator[str]:
     """The first texts of the training part, `TOKENIZER_BYTES` of them."""
     given = 0
-    for file in listing.files:
-        split = recipe.splits.of_file(file)
-        if split != TRAIN:
-            continue
+    for file in (file for file in listing.files if recipe.splits.of_file(file) == TRAIN):
         for record in read_file(file.name, recipe.source.fetched(file, target / TASKS), recipe.columns):
-            if record.text is None or recipe.splits.of_text(record.text, split) != TRAIN:
-                continue
-            yield record.text
-            given += record.size
-            if given >= TOKENIZER_BYTES:
-                return
+            if record.text is not None and recipe.splits.of_text(record.text, TRAIN) == TRAIN:
+                yield record.text
+                given += record.size
+                if given >= TOKENIZER_BYTES:
+                    return
 
 
 def _is_done(job: Job, task: Task, checksums: bool) -> bool:
-    """Whether a task has its record and its chunks.
+    """Whether a task has its record and its chunks; UserError for a file that is younger and has another content.
 
     Args:
         checksums: compare those of the chunks, too.
-
-    Raises:
-        UserError: a file on this machine, younger than the record, is not what the task was made of.
     """
     record = read_record(job.folder, task.number)
     if record is None or len(record["files"]) != len(task.pieces):
         return False
     written = record_path(job.folder, task.number).stat().st_mtime_ns
-    for (file, _, *part), then in zip(task.pieces, record["files"], strict=True):
+    for (file, *part), then in zip(task.pieces, record["files"], strict=True):
         if file.path and file.path.stat().st_ctime_ns > written and file_sha256(file.path, *part) != then["sha256"]:
             raise UserError(
                 f"{file.path} is not what {job.folder} was begun with: put the old file back, or remove that folder "

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from anlit.data.preparation.encode import COUNTS, SKIPPED_LISTED, Job, chunk_name, chunk_size
+from anlit.data.preparation.encode import COUNTS, SKIPPED_LISTED, Job, chunk_name
 from anlit.data.preparation.sources import Listing
 from anlit.data.storage.manifest import FORMAT_VERSION, MANIFEST, SPLITS, TASKS, TRAIN, VAL
-from anlit.data.storage.shards import INDEX
+from anlit.data.storage.shards import INDEX, chunk_bytes
 from anlit.errors import UserError
 from anlit.reporting.files import TEMPORARY, replacing, write_json
 
@@ -27,17 +27,12 @@ Streams = dict[str, dict[str, Any]]
 def publish(
     job: Job, plan: dict[str, Any], listing: Listing, records: list[dict[str, Any]], command: str
 ) -> dict[str, Any]:
-    """Finish the folder. Every file is a function of the records: doing it twice changes nothing.
+    """Finish the folder; its manifest. Every file is a function of the records: doing it twice changes nothing.
 
-    Returns:
-        The manifest.
-
-    Raises:
-        UserError: there is nothing to train on, or nothing to validate with.
+    Raises UserError if there is nothing to train on, or nothing to validate with.
     """
     streams = join_streams(records, job.dtype)
-    splits = {split: _of_split(streams, split) for split in SPLITS}
-    splits = {split: parts for split, parts in splits.items() if parts}
+    splits = {split: _of_split(streams, split) for split in SPLITS if _of_split(streams, split)}
     for split in (TRAIN, VAL):
         if split not in splits:
             forget(job.folder)
@@ -49,6 +44,11 @@ def publish(
         with replacing(job.folder / name / INDEX) as temporary:
             temporary.write_text(index_text(stream["chunks"], job.dtype), encoding="utf-8")
     _remove_leftovers(job.folder, streams)
+    identity = {
+        "streams": {name: [(chunk["dim"], chunk["crc32"]) for chunk in streams[name]["chunks"]] for name in streams},
+        "end_of_document": job.end_of_document,
+        "dtype": job.dtype.name,
+    }
     manifest = {
         "format_version": FORMAT_VERSION,
         "corpus": job.recipe.corpus,
@@ -58,13 +58,13 @@ def publish(
         "files": len(listing.files),
         **_sum(streams.values()),
         "splits": list(splits),
-        **{split: _sum(parts.values()) | _subsets(parts) for split, parts in splits.items()},
+        **splits,
         "skipped": _skipped(listing, records),
         "vocab_size": job.vocab_size,
-        "dtype": np.dtype(job.dtype).newbyteorder("=").name,
+        "dtype": job.dtype.name,
         "end_of_document": job.end_of_document,
         "document_token_at": "start" if job.recipe.tokenized else "end",
-        "content_sha256": _content_sha256(streams, job),
+        "content_sha256": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
         "versions": {
             "python": platform.python_version(),
             **{package: version(package) for package in ("anlit", "tokenizers", "pyarrow", "zstandard")},
@@ -102,13 +102,17 @@ def join_streams(records: list[dict[str, Any]], dtype: np.dtype) -> Streams:
             for key in COUNTS:
                 total[key] += stream[key]
             for number, (tokens, crc32) in enumerate(stream["chunks"]):
-                file = {"filename": chunk_name(task, number), "chunk_bytes": chunk_size(tokens, dtype), "crc32": crc32}
+                size = chunk_bytes(tokens, dtype)
+                file = {"filename": chunk_name(task, number), "chunk_bytes": size, "crc32": crc32}
                 total["chunks"].append({**file, "chunk_size": 1, "dim": tokens})
     return dict(sorted(streams.items()))
 
 
-def _of_split(streams: Streams, split: str) -> Streams:
-    return {name: stream for name, stream in streams.items() if name.split("/")[0] == split}
+def _of_split(streams: Streams, split: str) -> dict[str, Any]:
+    """The counts of a split and of each of its subsets; {} if there is none of it."""
+    own = {name: stream for name, stream in streams.items() if name.split("/")[0] == split}
+    subsets = {name.split("/")[1]: _sum([stream]) for name, stream in own.items() if "/" in name}
+    return own and _sum(own.values()) | ({"subsets": subsets} if subsets else {})
 
 
 def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -116,11 +120,6 @@ def _sum(streams: Iterable[dict[str, Any]]) -> dict[str, Any]:
     chosen = list(streams)
     total = {key: sum(stream[key] for stream in chosen) for key in COUNTS}
     return {**total, "bytes": total["bytes"] or None, "chunks": sum(len(stream["chunks"]) for stream in chosen)}
-
-
-def _subsets(streams: Streams) -> dict[str, Any]:
-    subsets = {name.split("/", 1)[1]: _sum([stream]) for name, stream in streams.items() if "/" in name}
-    return {"subsets": subsets} if subsets else {}
 
 
 def _skipped(listing: Listing, records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -134,13 +133,6 @@ def _skipped(listing: Listing, records: list[dict[str, Any]]) -> dict[str, dict[
     return {
         reason: {"count": n, "listed": listed.get(reason, [])[:SKIPPED_LISTED]} for reason, n in sorted(counts.items())
     }
-
-
-def _content_sha256(streams: Streams, job: Job) -> str:
-    """Identity of what the shards hold, wherever they lie and however they were made."""
-    chunks = {name: [(chunk["dim"], chunk["crc32"]) for chunk in stream["chunks"]] for name, stream in streams.items()}
-    identity = {"streams": chunks, "end_of_document": job.end_of_document, "dtype": job.dtype.name}
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def index_text(chunks: list[dict[str, Any]], dtype: np.dtype) -> str:

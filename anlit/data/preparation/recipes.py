@@ -19,9 +19,9 @@ from anlit.data.preparation.sources import (
     LocalFiles,
     Source,
     SourceFile,
-    checked_fraction,
     file_sha256,
     is_held_out,
+    lines_sha256,
     list_files,
 )
 from anlit.data.storage.manifest import TEST, TRAIN, VAL
@@ -61,11 +61,7 @@ class Splits:
         return split
 
     def check(self, files: list[SourceFile]) -> None:
-        """Refuse a corpus whose file names alone show that a split would be empty.
-
-        Raises:
-            UserError: there is no file for a split.
-        """
+        """Raise UserError for a corpus whose file names alone show that a split would be empty."""
         there = {self.of_file(file) for file in files}
         for beginning, split in self.folders.items():
             if split != TEST and split not in there:
@@ -77,17 +73,13 @@ class Splits:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user may choose; None is the corpus's own default."""
+    """What the user may choose; None is the corpus's own default. The command's help says what each means."""
 
     source: str | None = None
-    """A folder with a copy of the corpus in the hub's layout, instead of the hub."""
     repo: str | None = None
-    """Hub: the dataset's owner/name."""
     files: str | None = None
-    """Hub: which of its files, as a pattern."""
     revision: str = "main"
     part: str | None = None
-    """FineWeb: sample-10BT or sample-100BT; FineWebBin: 10B or 100B."""
     tokenizer: str | None = None
     vocab_size: int = 4096
     end_of_document: str = tokenizers.END_OF_DOCUMENT
@@ -104,8 +96,17 @@ class Options:
                 raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}.")
 
     def held_out(self, default: float = VAL_FRACTION) -> float:
-        """The part of the documents that is held out."""
-        return checked_fraction(default if self.val_fraction is None else self.val_fraction)
+        """The part of the documents that is held out; UserError unless it leaves some on both sides."""
+        fraction = default if self.val_fraction is None else self.val_fraction
+        if not 0 < fraction < 1:
+            raise UserError(f"val_fraction must be between 0 and 1, not {fraction}.")
+        return fraction
+
+    def one_part(self, *known: str) -> str:
+        """The part of the corpus, by default the first one; UserError if there is no such."""
+        if (part := self.part or known[0]) not in known:
+            raise UserError(f"--part {part} is not known: choose one of {', '.join(known)}.")
+        return part
 
 
 @dataclass(frozen=True)
@@ -138,14 +139,19 @@ class Recipe:
         return Columns(self.options.text_field, self.subset, self.options.max_document_bytes)
 
     def settings(self) -> dict[str, Any]:
-        """The settings that an existing folder must have been made with."""
-        tokenizer = self.tokenizer_name()
-        files = sorted(f"{name}\t{path.stat().st_size}" for name, path in self.source.paths().items())
-        listing = hashlib.sha256("\n".join(files).encode("utf-8", "surrogateescape")).hexdigest()
+        """The settings that an existing folder must have been made with; UserError if the tokenizer is no file.
+
+        A tokenizer's file counts by its content's hash: it is the same wherever it lies.
+        """
+        tokenizer = self.tokenizer
+        if tokenizer not in (*HUB_TOKENIZERS, BPE, NO_TOKENIZER):
+            tokenizers.load_tokenizer(tokenizer)
+            tokenizer = "sha256:" + file_sha256(tokenizer)
+        files = sorted(f"{name}\t{path.stat().st_size}" for name, path in self.source.paths.items())
         return {
             "corpus": self.corpus,
             **self.origin,
-            **self.source.settings(),
+            **self.source.settings,
             **({"vocab_size": self.options.vocab_size} if tokenizer == BPE else {"tokenizer": tokenizer}),
             "end_of_document": self.options.end_of_document,
             "splits": asdict(self.splits),
@@ -154,19 +160,8 @@ class Recipe:
             "max_document_bytes": self.options.max_document_bytes,
             "chunk_bytes": self.chunk_bytes,
             "task_bytes": self.task_bytes,
-            **({"listing_sha256": listing} if files else {}),
+            **({"listing_sha256": lines_sha256(files)} if files else {}),
         }
-
-    def tokenizer_name(self) -> str:
-        """The tokenizer's name, or of a file its content's hash: the same wherever the file lies.
-
-        Raises:
-            UserError: there is no such file.
-        """
-        if self.tokenizer in (*HUB_TOKENIZERS, BPE, NO_TOKENIZER):
-            return self.tokenizer
-        tokenizers.load_tokenizer(self.tokenizer)
-        return "sha256:" + file_sha256(self.tokenizer)
 
 
 def slimpajama(options: Options) -> Recipe:
@@ -186,14 +181,14 @@ def openwebtext(options: Options) -> Recipe:
 
 def fineweb(options: Options) -> Recipe:
     """A sample of HuggingFaceFW/fineweb, with the first tokens of its first file held out."""
-    part = _one_of(options.part or "sample-10BT", ("sample-10BT", "sample-100BT", "sample-350BT"))
+    part = options.one_part("sample-10BT", "sample-100BT", "sample-350BT")
     source = _from_hub(options, "HuggingFaceFW/fineweb", [f"{part.replace('-', '/')}/*.parquet"], ["*.parquet"])
     return Recipe("FineWeb", source, Splits(first_tokens=options.val_tokens), options, origin={"part": part})
 
 
 def fineweb_bin(options: Options) -> Recipe:
     """kjj0/fineweb10B-gpt2 or …100B-gpt2: token files; the one called val is for validation."""
-    part = _one_of(options.part or "10B", ("10B", "100B"))
+    part = options.one_part("10B", "100B")
     if options.tokenizer == BPE:
         raise UserError(
             "--tokenizer bpe is for text, and these files hold tokens: choose gpt2, gpt-neox, a file or none."
@@ -227,42 +222,34 @@ def text_files(options: Options) -> Recipe:
             f'The pattern "{pattern}" is not one for files under {root}: give one like "**/*.txt" with --pattern '
             "(--data.pattern), and the folder with --source."
         )
-    source: Source
-    if holds_many(pattern):
-        source, splits = LocalFiles(root, [pattern]), Splits(fraction=options.held_out())
-    else:
+    splits = Splits(fraction=options.held_out())
+    source: Source = LocalFiles(root, [pattern])
+    if not holds_many(pattern):
         nothing = (
             f"No file matches {pattern} in {root}: set --source (--data.source) to the folder with the text, "
             "or --pattern (--data.pattern) to what its files are called."
         )
-        source, splits = DistinctTexts(lambda: list_files(root, pattern), options.held_out(), nothing), Splits()
-    origin = {"source": str(root), "pattern": pattern}
-    return Recipe(f"text:{root.name}", source, splits, options, BPE, origin=origin)
+        splits, source = Splits(), DistinctTexts(source.paths, splits.fraction, nothing)
+    return Recipe(f"text:{root.name}", source, splits, options, BPE, origin={"source": str(root), "pattern": pattern})
 
 
 def python_sources(options: Options) -> Recipe:
     """The running interpreter's own library, which every machine has."""
     origin = {"python": platform.python_version(), "include_site_packages": options.include_site_packages}
     nothing = "This Python has no sources of its library (*.py): use another corpus."
-    texts = DistinctTexts(lambda: python_files(options.include_site_packages), options.held_out(), nothing)
+    texts = DistinctTexts(python_files(options.include_site_packages), options.held_out(), nothing)
     return Recipe("PythonSources", texts, Splits(), options, BPE, origin=origin)
 
 
 def python_files(include_site_packages: bool) -> dict[str, Path]:
     """Every *.py of the interpreter's standard library and, if asked for, of its installed packages, by its label."""
     paths = sysconfig.get_paths()
-    library = list_files(Path(paths["stdlib"]), "**/*.py")
+    library = list_files(paths["stdlib"], "**/*.py")
     files = {label: path for label, path in library.items() if PACKAGE_FOLDERS.isdisjoint(Path(label).parts)}
     if include_site_packages:
         for folder in sorted({paths["purelib"], paths["platlib"]}):
-            files |= list_files(Path(folder), "**/*.py")
+            files |= list_files(folder, "**/*.py")
     return files
-
-
-def _one_of(value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise UserError(f"--part {value} is not known: choose one of {', '.join(known)}.")
-    return value
 
 
 _FROM_HUB = frozenset({"source", "revision", "tokenizer", "end_of_document", "max_document_bytes"})
@@ -280,11 +267,7 @@ CORPORA: dict[str, tuple[Callable[[Options], Recipe], frozenset[str]]] = {
 
 
 def recipe_of(corpus: str, options: Options) -> Recipe:
-    """How the corpus of that name is prepared.
-
-    Raises:
-        UserError: an option is given that this corpus would ignore, or one is out of range.
-    """
+    """How the corpus of that name is prepared; UserError for an option that it would ignore or that is out of range."""
     make, takes = CORPORA[corpus]
     for option in fields(Options):
         value = getattr(options, option.name)

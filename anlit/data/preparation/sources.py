@@ -2,9 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,7 @@ class Listing:
 
     def sha256(self) -> str:
         """Hash over all that is known of the files, wherever they lie."""
-        lines = [f"{file.name}\t{file.size}\t{file.sha256}\t{file.split}" for file in self.files]
-        return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+        return lines_sha256(f"{file.name}\t{file.size}\t{file.sha256}\t{file.split}" for file in self.files)
 
 
 class Source:
@@ -44,22 +42,14 @@ class Source:
 
     commit: str | None = None
     """Of the hub's repository; a preparation keeps to the one that it began with."""
+    paths: Mapping[str, Path] = {}
+    """The files that are on this machine, by their names: a cheap sign of a corpus that has changed."""
+    settings: Mapping[str, Any] = {}
+    """What identifies the source, besides the names and sizes of its files."""
 
     def listing(self) -> Listing:
-        """All files of the corpus; the same list every time.
-
-        Raises:
-            UserError: there are none, or they cannot be reached.
-        """
+        """All files of the corpus, the same every time; UserError if there are none, or they cannot be reached."""
         raise NotImplementedError
-
-    def paths(self) -> dict[str, Path]:
-        """The files that are on this machine, by their names: a cheap sign of a corpus that has changed."""
-        return {}
-
-    def settings(self) -> dict[str, Any]:
-        """What identifies the source, besides the names and sizes of its files."""
-        return {}
 
     def fetched(self, file: SourceFile, folder: Path) -> Path:
         """The file on this machine; one of the hub is put into `folder`, if it is not there yet."""
@@ -79,23 +69,19 @@ class LocalFiles(Source):
 
     def __init__(self, root: str | Path, *layouts: Sequence[str]) -> None:
         self.root, self.layouts = Path(root), layouts
+        found = ({name: path for glob in layout for name, path in list_files(root, glob).items()} for layout in layouts)
+        self.paths = next(filter(None, found), {})
 
     def listing(self) -> Listing:
         if not self.root.is_dir():
             raise UserError(f"There is no folder {self.root}: set --source to the folder that holds the corpus.")
-        files = [SourceFile(name, path.stat().st_size, path=path) for name, path in self.paths().items()]
-        if not files:
+        if not self.paths:
             raise UserError(
                 f"{self.root} has no file that matches {' or '.join(self.layouts[0])}: "
                 "set --source to the folder that holds the corpus in the hub's layout."
             )
+        files = [SourceFile(name, path.stat().st_size, path=path) for name, path in self.paths.items()]
         return Listing(sorted(files, key=lambda file: (natural(file.name), file.name)))
-
-    def paths(self) -> dict[str, Path]:
-        for patterns in self.layouts:
-            if files := {name: path for glob in patterns for name, path in list_files(self.root, glob).items()}:
-                return files
-        return {}
 
 
 class DistinctTexts(Source):
@@ -105,27 +91,21 @@ class DistinctTexts(Source):
     the order of their content hashes, which is a shuffled order and the same wherever the files lie.
 
     Args:
-        find: gives the files, by labels that do not depend on where the corpus lies; called only when needed.
+        paths: the files, by labels that do not depend on where the corpus lies.
         val_fraction: part of the documents that is held out for validation, in (0, 1).
         nothing: the error about a corpus without any files.
     """
 
-    def __init__(self, find: Callable[[], dict[str, Path]], val_fraction: float, nothing: str) -> None:
-        self.find, self.val_fraction, self.nothing = find, checked_fraction(val_fraction), nothing
-
-    @cached_property
-    def _texts(self) -> dict[str, Path]:
-        return self.find()
-
-    def paths(self) -> dict[str, Path]:
-        return self._texts
+    def __init__(self, paths: Mapping[str, Path], val_fraction: float, nothing: str) -> None:
+        self.paths, self.val_fraction, self.nothing = paths, val_fraction, nothing
+        self.settings = {"val_fraction": val_fraction}
 
     def listing(self) -> Listing:
-        if not self._texts:
+        if not self.paths:
             raise UserError(self.nothing)
         skipped: dict[str, list[str]] = {}
         distinct: dict[str, SourceFile] = {}
-        for label, path in self._texts.items():
+        for label, path in self.paths.items():
             problem, content = _read(path)
             sha256 = hashlib.sha256(content).hexdigest()
             if problem is None and sha256 in distinct:
@@ -134,45 +114,36 @@ class DistinctTexts(Source):
                 skipped.setdefault(problem, []).append(label)
             else:
                 distinct[sha256] = SourceFile(label, len(content), sha256, TRAIN, path)
-        return Listing(self._split([distinct[sha256] for sha256 in sorted(distinct)]), skipped)
-
-    def _split(self, files: list[SourceFile]) -> list[SourceFile]:
-        """The held-out files first, then the others."""
+        files = [distinct[sha256] for sha256 in sorted(distinct)]
         if len(files) < 2:
             raise UserError(
-                f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of {len(self._texts)}, and "
+                f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of {len(self.paths)}, and "
                 "training and validation need one each: point the source at more text or widen the pattern."
             )
-        val = [file for file in files if is_held_out(str(file.sha256), self.val_fraction)]
         # A handful of files may all fall on one side; the smallest and largest hash still go apart.
-        val = (val or files[:1])[: len(files) - 1]
-        held_out = set(val)
-        return [replace(file, split=VAL) for file in val] + [file for file in files if file not in held_out]
-
-    def settings(self) -> dict[str, Any]:
-        return {"val_fraction": self.val_fraction}
+        n_val = sum(is_held_out(str(file.sha256), self.val_fraction) for file in files)
+        n_val = min(max(n_val, 1), len(files) - 1)
+        return Listing([replace(file, split=VAL) for file in files[:n_val]] + files[n_val:], skipped)
 
 
-def list_files(root: Path, pattern: str) -> dict[str, Path]:
+def list_files(root: str | Path, pattern: str) -> dict[str, Path]:
     """Files under `root` that match a glob pattern, by their names below it, sorted."""
-    return {path.relative_to(root).as_posix(): path for path in sorted(root.glob(pattern)) if path.is_file()}
-
-
-def checked_fraction(fraction: float) -> float:
-    """Raise UserError unless the fraction of the documents leaves some on both sides."""
-    if not 0 < fraction < 1:
-        raise UserError(f"val_fraction must be between 0 and 1, not {fraction}.")
-    return fraction
+    return {path.relative_to(root).as_posix(): path for path in sorted(Path(root).glob(pattern)) if path.is_file()}
 
 
 def is_held_out(sha256: str, fraction: float) -> bool:
-    """Whether a document with this content hash belongs to validation."""
+    """Whether a document with this content hash belongs to validation: the smallest hashes do."""
     return int(sha256[:8], 16) < fraction * 2**32
 
 
 def natural(name: str) -> list[Any]:
     """Sort key that puts file 2 before file 10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def lines_sha256(lines: Any) -> str:
+    """Hash of a list of texts, in which names of files may hold bytes that are not UTF-8."""
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def file_sha256(path: str | Path, part: int = 0, parts: int = 1) -> str:

@@ -50,33 +50,36 @@ def read_bytes(path: str) -> bytes:
     return content
 
 
-def read_manifest(path: str) -> dict[str, Any]:
-    """Manifest of the prepared folder `path`.
+def read_json(path: str, command: str = "") -> Any:
+    """The same of a JSON file; UserError also where its content is none. `command` is for `damaged`."""
+    try:
+        return json.loads(read_bytes(path))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(path, str(error), command) from error
 
-    Raises:
-        UserError: no folder, not a prepared one, a damaged manifest or one of another format.
-    """
+
+def read_manifest(path: str) -> dict[str, Any]:
+    """Manifest of the prepared folder `path`; UserError if there is none, or it is damaged or of another format."""
+    where = f"{path}/{MANIFEST}"
     if not is_remote(path) and not Path(path).is_dir():
         raise UserError(
             f"There is no folder {path} with token shards: set --data.path to a prepared folder, "
             "or choose a corpus that prepares one (--data PythonSources)."
         )
     try:
-        manifest = json.loads(read_bytes(f"{path}/{MANIFEST}"))
+        manifest = read_json(where)
     except FileNotFoundError as error:
         raise UserError(_without_manifest(path)) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged(f"{path}/{MANIFEST}", str(error)) from error
-    version = manifest.get("format_version") if isinstance(manifest, dict) else None
+    manifest = manifest if isinstance(manifest, dict) else {}
+    version = manifest.get("format_version")
     if isinstance(version, int) and version != FORMAT_VERSION:
         raise UserError(
             f"{path} has shards of format {version} and this version reads {FORMAT_VERSION}: "
             "remove the folder and prepare it again."
         )
-    missing = [key for key in REQUIRED if key not in manifest] if isinstance(manifest, dict) else list(REQUIRED)
-    if missing:
-        raise damaged(f"{path}/{MANIFEST}", f"without {', '.join(missing)}")
-    _check_manifest(manifest, f"{path}/{MANIFEST}")
+    if missing := [key for key in REQUIRED if key not in manifest]:
+        raise damaged(where, f"without {', '.join(missing)}")
+    _check_manifest(manifest, where)
     return manifest
 
 
@@ -114,8 +117,7 @@ def checked_path(name: Any, where: str, most_parts: int | None = None) -> str:
     """A foreign name that becomes a path, such as "data/train-0.parquet": it stays inside its folder.
 
     Args:
-        name: what stands in the file or the listing.
-        where: that file or listing, for the error.
+        where: the file or listing that it stands in, for the error.
         most_parts: folders and the file; 1 for a name alone.
 
     Raises:
@@ -132,11 +134,7 @@ def checked_path(name: Any, where: str, most_parts: int | None = None) -> str:
 
 
 def read_tokenizer(path: str, manifest: dict[str, Any]) -> bytes:
-    """The content of a prepared folder's tokenizer.json, which is the one that its tokens were made with.
-
-    Raises:
-        UserError: there is none, or another one has taken its place.
-    """
+    """The content of a folder's tokenizer.json; UserError if there is none, or not the one that made the tokens."""
     try:
         content = read_bytes(f"{path}/{TOKENIZER}")
     except FileNotFoundError as error:
@@ -151,16 +149,6 @@ def read_tokenizer(path: str, manifest: dict[str, Any]) -> bytes:
             f"{MANIFEST} has {then[:12]}): put that one back."
         )
     return content
-
-
-def check_tokenizer(path: str, manifest: dict[str, Any]) -> None:
-    """Compare the tokenizer.json of a local folder, if it has one, with the manifest.
-
-    Raises:
-        UserError: it is another one.
-    """
-    if not is_remote(path) and Path(path, TOKENIZER).is_file():
-        read_tokenizer(path, manifest)
 
 
 def _without_manifest(path: str) -> str:
@@ -180,14 +168,10 @@ def damaged(what: str, how: str, command: str = "") -> UserError:
     Args:
         command: the manifest's, which anyone may have written: only one that is nothing but an anlit command is shown.
     """
-    is_ours = command.isprintable() and command.startswith("anlit ") and _is_plain_command(command)
+    try:
+        is_plain = shlex.join(shlex.split(command)) == command  # a shell would run these words and nothing else
+    except ValueError:  # a quotation that does not end
+        is_plain = False
+    is_ours = is_plain and command.isprintable() and command.startswith("anlit ")
     remake = f"with `{command}`" if is_ours else "by preparing it again"
     return UserError(f"{what} is damaged ({how}): copy the folder again, or remove it and remake it {remake}.")
-
-
-def _is_plain_command(command: str) -> bool:
-    """Whether a shell would run these words and nothing else."""
-    try:
-        return shlex.join(shlex.split(command)) == command
-    except ValueError:  # a quotation that does not end
-        return False

@@ -19,6 +19,8 @@ S3_LIMITS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_at
 """Seconds to wait for a connection and for the next bytes, and how often a request is sent."""
 SMALL_FILE_BYTES = 256 << 20
 """Most bytes of a manifest, an index (enough for a million chunks) or a tokenizer, local or remote."""
+MISSING = ("NotFound", "RemoteEntryNotFoundError")
+"""What the clients of gs:// and hf:// raise."""
 
 
 def is_remote(path: str) -> bool:
@@ -26,12 +28,7 @@ def is_remote(path: str) -> bool:
 
 
 def fetch_bytes(address: str) -> bytes:
-    """A small file.
-
-    Raises:
-        FileNotFoundError: there is none.
-        UserError: the place cannot be reached, or refuses.
-    """
+    """A small file; errors are those of `fetch`."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         target = Path(folder, "file")
         fetch(address, target, SMALL_FILE_BYTES)
@@ -71,6 +68,8 @@ def fetch(address: str, target: Path, limit: int) -> None:
         else:
             with _Bounded(target, limit, address) as file:
                 downloader.download_fileobj(address, file)
+    except UserError:
+        raise
     except Exception as error:
         raise _explained(error, address) from error
     if not target.exists():  # litdata passes over FileNotFoundError, which huggingface_hub raises without a network
@@ -103,9 +102,10 @@ def _downloader(scheme: str, process: int) -> Any:
 
 
 def _explained(error: Exception, address: str) -> Exception:
-    if isinstance(error, UserError):
-        return error
-    if _is_missing(error):
+    response = getattr(error, "response", None)
+    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None  # botocore's
+    # Hugging Face's LocalEntryNotFoundError is a FileNotFoundError too, and says that there is no connection.
+    if code in ("404", "NoSuchKey") or type(error) is FileNotFoundError or type(error).__name__ in MISSING:
         return FileNotFoundError(address)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return UserError(
@@ -116,11 +116,3 @@ def _explained(error: Exception, address: str) -> Exception:
     return UserError(
         f"Cannot read {address} ({type(error).__name__}: {said}): check the address, the network and the credentials."
     )
-
-
-def _is_missing(error: Exception) -> bool:
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):  # botocore
-        return str(response.get("Error", {}).get("Code")) in ("404", "NoSuchKey")
-    # Hugging Face's LocalEntryNotFoundError is a FileNotFoundError too, and says that there is no connection.
-    return type(error) is FileNotFoundError or type(error).__name__ in ("NotFound", "RemoteEntryNotFoundError")

@@ -3,16 +3,16 @@
 DIR/<split>/[<subset>/]index.json and chunk-*.bin       litdata's format
 """
 
-import json
 import os
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from anlit.data.storage.manifest import checked_path, damaged, read_bytes
+from anlit.data.storage.manifest import checked_path, damaged, read_json
 from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
 
@@ -41,14 +41,7 @@ class Source:
     folder: str
     """Path or address of its chunks."""
     chunks: tuple[Chunk, ...]
-    dtype: str
-    """uint16 or int32, little-endian."""
-    content: str
-    """Hash of all that the prepared folder holds."""
-    command: str
-    """What prepares it."""
-    vocab_size: int
-    """Every token is below it."""
+    manifest: Mapping[str, Any]
 
     @property
     def n_tokens(self) -> int:
@@ -56,24 +49,26 @@ class Source:
 
     def damaged(self, chunk: Chunk, how: str) -> UserError:
         """The error for a chunk that is not what the index says."""
-        return damaged(f"{self.folder}/{chunk.filename}", how, self.command)
+        return damaged(f"{self.folder}/{chunk.filename}", how, self.manifest["command"])
+
+
+def chunk_bytes(tokens: int, dtype: np.dtype) -> int:
+    """Size of a chunk's file."""
+    return CHUNK_HEADER_BYTES + tokens * dtype.itemsize
 
 
 def sources_of(path: str, manifest: dict[str, Any], split: str) -> list[Source]:
     """The token arrays of a split: one for each subset in the manifest's order, or the only one.
 
-    Raises:
-        UserError: an index is missing, damaged or does not agree with the manifest.
+    Raises UserError for an index that is missing, damaged or does not agree with the manifest.
     """
     counts = manifest[split].get("subsets") or {"": manifest[split]}
     sources = []
     for name, count in counts.items():
         folder = "/".join(part for part in (path, split, name) if part)
-        chunks = _read_index(folder, manifest["command"])
-        content, command = manifest["content_sha256"], manifest["command"]
-        source = Source(name, folder, chunks, manifest["dtype"], content, command, manifest["vocab_size"])
-        for chunk in chunks:
-            if chunk.size != (size := CHUNK_HEADER_BYTES + chunk.tokens * np.dtype(source.dtype).itemsize):
+        source = Source(name, folder, _read_index(folder, manifest["command"]), manifest)
+        for chunk in source.chunks:
+            if chunk.size != (size := chunk_bytes(chunk.tokens, np.dtype(manifest["dtype"]))):
                 raise source.damaged(chunk, f"its index says {chunk.size:,} bytes and tokens that take {size:,}")
         if source.n_tokens != count["tokens"]:
             how = f"{source.n_tokens:,} tokens where the manifest has {count['tokens']:,}"
@@ -87,11 +82,11 @@ def _read_index(folder: str, command: str) -> tuple[Chunk, ...]:
     try:
         chunks = tuple(
             Chunk(checked_path(chunk["filename"], index, 1), chunk["chunk_bytes"], chunk["dim"], chunk["crc32"])
-            for chunk in json.loads(read_bytes(index))["chunks"]
+            for chunk in read_json(index, command)["chunks"]
         )
     except FileNotFoundError as error:
         raise damaged(index, "it is missing", command) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise damaged(index, str(error), command) from error
     for chunk in chunks:
         if any(type(number) is not int or number < 0 for number in chunk[1:]):
@@ -100,19 +95,15 @@ def _read_index(folder: str, command: str) -> tuple[Chunk, ...]:
 
 
 def check_sizes(source: Source) -> None:
-    """Compare the sizes of a local source's chunks with the index; what they hold is checked when they are opened.
+    """Raise UserError for a chunk of a local source that is missing or has another length than in the index.
 
-    Raises:
-        UserError: a chunk is missing or has another length.
+    What the chunks hold is checked when they are opened.
     """
-    if is_remote(source.folder):
-        return
-    for chunk in source.chunks:
+    for chunk in () if is_remote(source.folder) else source.chunks:
         file = Path(source.folder, chunk.filename)
-        size = file.stat().st_size if file.is_file() else None
-        if size is None:
+        if not file.is_file():
             raise source.damaged(chunk, "it is missing")
-        if size != chunk.size:
+        if (size := file.stat().st_size) != chunk.size:
             raise source.damaged(chunk, f"it has {size:,} bytes instead of {chunk.size:,}")
 
 

@@ -39,7 +39,7 @@ class ChunkCache:
     def __init__(self, source: Source, limit_bytes: int) -> None:
         self.source, self.limit_bytes = source, limit_bytes
         self.root = cache_root()
-        self.folder = self.root / hashlib.sha256(source.folder.encode()).hexdigest()[:16] / source.content[:16]
+        self.folder = self.root / hashlib.sha256(source.folder.encode()).hexdigest()[:16] / source.manifest["content_sha256"][:16]
 
     def path(self, chunk: Chunk) -> Path:
         return self.folder / chunk.filename
@@ -53,13 +53,10 @@ class ChunkCache:
         return True
 
     def fetch(self, chunk: Chunk, wait: bool = True) -> None:
-        """Fetch the chunk, unless the cache has it; its content is checked by who opens it.
+        """Fetch the chunk, unless the cache has it; UserError if that cannot be. Who opens it checks its content.
 
         Args:
             wait: whether to wait for another thread or process that is fetching it.
-
-        Raises:
-            UserError: it cannot be fetched.
         """
         if self.has(chunk):
             return
@@ -76,10 +73,6 @@ class ChunkCache:
                     raise self.source.damaged(chunk, "it is missing") from error
                 os.replace(partial, self.path(chunk))
 
-    def discard(self, chunk: Chunk) -> None:
-        """Remove a copy that has proved damaged."""
-        self.path(chunk).unlink(missing_ok=True)
-
     def _make_room(self, size: int) -> None:
         """Remove the least recently used chunks until `size` more bytes fit."""
         files = []
@@ -89,9 +82,7 @@ class ChunkCache:
                 files.append((status.st_mtime, status.st_size, path))
         excess = sum(size for _, size, _ in files) + size - self.limit_bytes
         for _, freed, path in sorted(files):
-            if excess <= 0:
-                return
-            if path.suffix not in (".lock", ".partial"):
+            if excess > 0 and path.suffix not in (".lock", ".partial"):
                 path.unlink(missing_ok=True)
                 excess -= freed
 
@@ -101,6 +92,7 @@ class TokenStore:
 
     Files are read with pread, never mapped, so that a process's memory does not grow with what it has read. The
     CRC-32 of each chunk is checked the first time that a process opens it. It can be pickled, and used after a fork.
+    Reading raises UserError for a chunk that is missing or damaged, or has tokens beyond the vocabulary.
 
     Args:
         cache_bytes: size of the cache of all remote sources.
@@ -109,32 +101,21 @@ class TokenStore:
     def __init__(self, source: Source, cache_bytes: int = 0) -> None:
         self.source = source
         self.cache = ChunkCache(source, cache_bytes) if remote.is_remote(source.folder) else None
-        self.dtype = np.dtype(source.dtype).newbyteorder("<")
+        self.dtype = np.dtype(source.manifest["dtype"]).newbyteorder("<")
         self.n_tokens = source.n_tokens
         self._ends = np.cumsum([chunk.tokens for chunk in source.chunks])
         self._open: OrderedDict[int, int] = OrderedDict()  # chunk → descriptor, least recently used first
         self._checked: set[int] = set()
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens [start, start + count), which have to exist.
-
-        Raises:
-            UserError: a chunk is missing or damaged, or has tokens beyond the vocabulary.
-        """
+        """Tokens [start, start + count), which have to exist."""
         out = np.empty(count, dtype=self.dtype)
         self._read_into(start, out)
         self._check(out)
         return out
 
     def read_blocks(self, blocks: np.ndarray, length: int) -> np.ndarray:
-        """Blocks of `length` + 1 tokens: row i is [blocks[i]·length, blocks[i]·length + length].
-
-        Returns:
-            (n, length + 1) of the source's type.
-
-        Raises:
-            UserError: a chunk is missing or damaged, or has tokens beyond the vocabulary.
-        """
+        """Blocks of `length` + 1 tokens, (n, length + 1): row i is [blocks[i]·length, blocks[i]·length + length]."""
         out = np.empty((len(blocks), length + 1), dtype=self.dtype)
         for row, block in zip(out, blocks.tolist(), strict=True):
             self._read_into(block * length, row)
@@ -145,12 +126,9 @@ class TokenStore:
         """The number of the chunk that each of these tokens lies in; the token after the last has the last's + 1."""
         return self._ends.searchsorted(tokens, side="right")
 
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
-
     def __del__(self) -> None:
-        self.close()
+        for descriptor in self._open.values():
+            os.close(descriptor)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict(), "_checked": set()}
@@ -168,9 +146,9 @@ class TokenStore:
     def _check(self, tokens: np.ndarray) -> None:
         """Refuse tokens beyond the vocabulary: on a GPU they fail with an assertion that names nothing."""
         largest = int(tokens.view(f"u{tokens.itemsize}").max(initial=0))  # a negative one becomes a large one
-        if largest >= self.source.vocab_size:
-            how = f"it has token {largest:,}, and its manifest says that the vocabulary has {self.source.vocab_size:,}"
-            raise damaged(self.source.folder, how, self.source.command)
+        if largest >= (size := self.source.manifest["vocab_size"]):
+            how = f"it has token {largest:,}, and its manifest says that the vocabulary has {size:,}"
+            raise damaged(self.source.folder, how, self.source.manifest["command"])
 
     def _read_chunk(self, number: int, position: int, out: np.ndarray) -> None:
         chunk = self.source.chunks[number]
@@ -183,28 +161,25 @@ class TokenStore:
 
     def _descriptor(self, number: int) -> int:
         """The open file of a chunk."""
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number]
-        while len(self._open) >= OPEN_FILES:
-            os.close(self._open.popitem(last=False)[1])
-        self._open[number] = self._checked_file(number)
+        if number not in self._open:
+            while len(self._open) >= OPEN_FILES:
+                os.close(self._open.popitem(last=False)[1])
+            self._open[number] = self._checked_file(self.source.chunks[number], number in self._checked)
+            self._checked.add(number)
+        self._open.move_to_end(number)
         return self._open[number]
 
-    def _checked_file(self, number: int) -> int:
+    def _checked_file(self, chunk: Chunk, was_checked: bool) -> int:
         """Open a chunk's file and, the first time, check all of it; a bad copy in the cache is fetched again once."""
-        chunk = self.source.chunks[number]
-        for last in (self.cache is None, True):
+        problem: str | None = None
+        for _ in range(1 if self.cache is None else 2):
             descriptor = self._open_file(chunk)
-            problem = None if number in self._checked else problem_with(descriptor, chunk)
+            problem = None if was_checked else problem_with(descriptor, chunk)
             if problem is None:
-                self._checked.add(number)
                 return descriptor
             os.close(descriptor)
             if self.cache is not None:
-                self.cache.discard(chunk)
-            if last:
-                break
+                self.cache.path(chunk).unlink(missing_ok=True)
         raise self.source.damaged(chunk, str(problem))
 
     def _open_file(self, chunk: Chunk) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from anlit.data.preparation.formats import json_lines, parquet
-from anlit.data.preparation.formats.base import BrokenFileError, Columns, Record, bad_record, record_of, too_long
+from anlit.data.preparation.formats.base import BrokenFileError, Columns, Record, record_of, too_long
 from anlit.data.preparation.formats.bin_tokens import read_bin_tokens
 from anlit.data.preparation.formats.compressed import read_bytes, without_compression
 
@@ -36,9 +36,6 @@ def read_file(name: str, path: Path, columns: Columns, part: int = 0, parts: int
         name: the ending says what the file is.
         path: where it lies.
         parts: 1, or what `parts_of` says.
-
-    Raises:
-        OSError: the file cannot be read.
     """
     if name.lower().endswith(".parquet"):
         return parquet.read(path, columns, part, parts)
@@ -55,8 +52,8 @@ def _read_text(name: str, path: Path, columns: Columns) -> Iterator[Record]:
             text += piece
             if len(text) > columns.max_document_bytes:
                 size = max(len(text), path.stat().st_size)
-                yield bad_record(THE_FILE, "too_long", too_long(size, columns))
+                yield Record(THE_FILE, None, "too_long", too_long(size, columns))
                 return
         yield record_of(THE_FILE, bytes(text), None, columns)
     except BrokenFileError as error:
-        yield bad_record(THE_FILE, error.problem, error.detail)
+        yield Record(THE_FILE, None, *error.args)

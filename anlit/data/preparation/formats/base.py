@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MB = 1 << 20
-
-
+KINDS = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
 Place = tuple[str, int, Callable[[], int] | None]
 """Unit ("line", "row"; "the file" without a number), number from 1, and what counts the units before the first."""
 
@@ -17,11 +16,11 @@ class Record:
     place: Place
     text: str | None
     """None if it cannot be used; otherwise not empty and valid UTF-8 when encoded."""
-    problem: str | None
+    problem: str | None = None
     """None, or one of not_utf8, not_json, no_text_field, no_subset_field, empty, too_long, truncated, damaged."""
-    detail: str
-    """The problem in one clause, for an error message; empty without a problem."""
-    subset: str | None
+    detail: str = ""
+    """The problem in one clause, for an error message."""
+    subset: str | None = None
     """Value of the subset field, where `Columns` names one."""
     size: int = 0
     """UTF-8 bytes of `text`."""
@@ -45,35 +44,26 @@ class Columns:
 
 
 class BrokenFileError(Exception):
-    """What follows in a file cannot be decoded; reading turns it into a record."""
-
-    def __init__(self, problem: str, detail: str):
-        super().__init__(detail)
-        self.problem, self.detail = problem, detail
-
-
-def bad_record(place: Place, problem: str, detail: str) -> Record:
-    return Record(place, None, problem, detail, None)
+    """What follows in a file cannot be decoded; reading turns it into a record. Its arguments: problem and detail."""
 
 
 def record_of(place: Place, text: object, subset: object, columns: Columns) -> Record:
     """The record of field values as they were found: text as str, UTF-8 bytes, or something wrong."""
     if not isinstance(text, str | bytes):
-        return bad_record(place, "no_text_field", f'the field "{columns.text}" is {_kind(text)} and not a string')
+        return Record(place, None, "no_text_field", f'the field "{columns.text}" is {_kind(text)} and not a string')
     try:
-        size = _utf8_bytes(text)
+        size = len(text) if isinstance(text, bytes) or text.isascii() else len(text.encode())
         if size > columns.max_document_bytes:
-            return bad_record(place, "too_long", too_long(size, columns))
+            return Record(place, None, "too_long", too_long(size, columns))
         text = text if isinstance(text, str) else text.decode()
         subset = subset.decode() if isinstance(subset, bytes) else subset
     except UnicodeError as error:
-        return bad_record(place, "not_utf8", not_utf8(error))
+        return Record(place, None, "not_utf8", not_utf8(error))
     if not text:
-        return bad_record(place, "empty", "its text is empty")
+        return Record(place, None, "empty", "its text is empty")
     if columns.subset is not None and not (isinstance(subset, str) and subset):
-        detail = f'the field "{columns.subset}" is {_kind(subset)} and not a name'
-        return bad_record(place, "no_subset_field", detail)
-    return Record(place, text, None, "", subset if isinstance(subset, str) else None, size)
+        return Record(place, None, "no_subset_field", f'the field "{columns.subset}" is {_kind(subset)} and not a name')
+    return Record(place, text, subset=subset if isinstance(subset, str) else None, size=size)
 
 
 def too_long(size: int, columns: Columns) -> str:
@@ -87,17 +77,8 @@ def not_utf8(error: UnicodeError) -> str:
     return "its text has half of a surrogate pair, which UTF-8 cannot express"
 
 
-def _utf8_bytes(text: str | bytes) -> int:
-    if isinstance(text, bytes) or text.isascii():
-        return len(text)
-    return len(text.encode())
-
-
 def _kind(value: object) -> str:
     """A wrong value in words."""
     if value is None:
         return "missing or null"
-    if value == "":
-        return "empty"
-    names = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return names.get(type(value), f"of type {type(value).__name__}")
+    return "empty" if value == "" else KINDS.get(type(value), f"of type {type(value).__name__}")

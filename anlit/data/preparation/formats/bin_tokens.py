@@ -10,45 +10,30 @@ import numpy as np
 
 from anlit.errors import UserError
 
-HEADER = np.dtype("<i4")
-TOKEN = np.dtype("<u2")
-HEADER_BYTES = 256 * HEADER.itemsize
-MAGIC = 20240520
-VERSION = 1
+TOKEN_BYTES, HEADER_BYTES = 2, 1024
+BEGINNING = [20240520, 1]  # which format, and its version
 REMEDY = "fetch the file again, or leave it out"
-
-
-def read_bin_header(path: Path) -> int:
-    """Number of tokens in a .bin file.
-
-    Raises:
-        UserError: it is not such a file, of another version, or not as long as its header says.
-        OSError: it cannot be read.
-    """
-    size = path.stat().st_size
-    header = np.fromfile(path, HEADER, count=HEADER_BYTES // HEADER.itemsize)
-    if size < HEADER_BYTES or tuple(header[:2]) != (MAGIC, VERSION):
-        begins = f"it has {size:,} bytes and begins with {header[:2].tolist()} instead of {[MAGIC, VERSION]}"
-        raise UserError(f"{path} is not a file of tokens, {begins}: {REMEDY}.")
-    tokens = int(header[2])
-    expected = HEADER_BYTES + tokens * TOKEN.itemsize
-    if size != expected:
-        raise UserError(
-            f"{path} has {size:,} bytes where the {tokens:,} tokens of its header make {expected:,}: {REMEDY}."
-        )
-    return tokens
 
 
 def read_bin_tokens(path: Path, part: int = 0, parts: int = 1) -> np.ndarray:
     """One part of a .bin file's tokens, as uint16, 1-d: those from n·part/parts on.
 
     Raises:
-        UserError: it is not such a file, or has become shorter.
+        UserError: it is not such a file, of another version, not as long as its header says, or has become shorter.
         OSError: it cannot be read.
     """
-    n_tokens = read_bin_header(path)
+    size = path.stat().st_size
+    header = np.fromfile(path, "<i4", HEADER_BYTES // 4).tolist()
+    if size < HEADER_BYTES or header[:2] != BEGINNING:
+        begins = f"it has {size:,} bytes and begins with {header[:2]} instead of {BEGINNING}"
+        raise UserError(f"{path} is not a file of tokens, {begins}: {REMEDY}.")
+    n_tokens = header[2]
+    if size != (expected := HEADER_BYTES + n_tokens * TOKEN_BYTES):
+        raise UserError(
+            f"{path} has {size:,} bytes where the {n_tokens:,} tokens of its header make {expected:,}: {REMEDY}."
+        )
     start, stop = (n_tokens * number // parts for number in (part, part + 1))
-    tokens = np.fromfile(path, TOKEN, stop - start, offset=HEADER_BYTES + start * TOKEN.itemsize)
+    tokens = np.fromfile(path, "<u2", stop - start, offset=HEADER_BYTES + start * TOKEN_BYTES)
     if len(tokens) != stop - start:
         raise UserError(f"{path} ends before token {stop:,}: {REMEDY}.")
     return tokens

@@ -26,11 +26,7 @@ def without_compression(name: str) -> str:
 
 
 def read_bytes(name: str, path: Path) -> Iterator[bytes]:
-    """The decompressed bytes of a file, in pieces.
-
-    Raises:
-        BrokenFileError: after everything that could be decoded.
-    """
+    """The decompressed bytes of a file, in pieces; BrokenFileError after everything that could be decoded."""
     new_frame = next((frame for ending, frame in FRAMES.items() if name.lower().endswith(ending)), None)
     size = path.stat().st_size
     if new_frame is None:

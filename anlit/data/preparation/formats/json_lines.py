@@ -10,16 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from anlit.data.preparation.formats.base import (
-    MB,
-    BrokenFileError,
-    Columns,
-    Place,
-    Record,
-    bad_record,
-    not_utf8,
-    record_of,
-)
+from anlit.data.preparation.formats.base import MB, BrokenFileError, Columns, Place, Record, not_utf8, record_of
 from anlit.data.preparation.formats.compressed import read_bytes, read_range
 
 
@@ -47,9 +38,7 @@ def _next_line(path: Path, position: int, size: int) -> int:
 
 
 def _records(pieces: Iterator[bytes], earlier: Callable[[], int] | None, columns: Columns) -> Iterator[Record]:
-    """Args:
-    earlier: the number of lines in the file before these; None: they begin it.
-    """
+    """`earlier` gives the number of lines in the file before these; None: they begin it."""
     # Six bytes of JSON can stand for one of text (\u0041), and other fields need room too. Longer lines are not kept.
     longest = 8 * columns.max_document_bytes + MB
     number = 1
@@ -58,13 +47,13 @@ def _records(pieces: Iterator[bytes], earlier: Callable[[], int] | None, columns
             place = ("line", number, earlier)
             if line is None:
                 detail = f"the line has more than {longest:,} bytes, too many for --max_document_bytes"
-                yield bad_record(place, "too_long", f"{detail} {columns.max_document_bytes}")
+                yield Record(place, None, "too_long", f"{detail} {columns.max_document_bytes}")
             elif line.strip():
                 at_start = number == 1 and earlier is None
                 yield _parse(line.removeprefix(codecs.BOM_UTF8) if at_start else line, place, columns)
             number += 1
     except BrokenFileError as error:
-        yield bad_record(("line", number, earlier), error.problem, error.detail)
+        yield Record(("line", number, earlier), None, *error.args)
 
 
 def _lines(pieces: Iterator[bytes], longest: int) -> Iterator[bytes | None]:
@@ -90,11 +79,11 @@ def _parse(line: bytes, place: Place, columns: Columns) -> Record:
     try:
         values = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return bad_record(place, "not_utf8", not_utf8(error))
+        return Record(place, None, "not_utf8", not_utf8(error))
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-        return bad_record(place, "not_json", f"the line is not JSON ({error})")
+        return Record(place, None, "not_json", f"the line is not JSON ({error})")
     if not isinstance(values, dict):
-        return bad_record(place, "not_json", "the line is not a JSON object")
+        return Record(place, None, "not_json", "the line is not a JSON object")
     subset = None if columns.subset is None else _field(values, columns.subset)
     return record_of(place, _field(values, columns.text), subset, columns)
 

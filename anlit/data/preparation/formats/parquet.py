@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from anlit.data.preparation.formats.base import MB, Columns, Record, bad_record, record_of
+from anlit.data.preparation.formats.base import MB, Columns, Record, record_of
 
 BATCH_ROWS = 256  # about 1 MB of web text
 READ_BYTES = MB  # of a column at once, where pyarrow would otherwise load a row group's whole column
@@ -23,7 +23,7 @@ def read(path: Path, columns: Columns, part: int, parts: int) -> Iterator[Record
     problem = ("damaged", file) if isinstance(file, str) else _missing_column(file.schema_arrow, columns)
     if problem is not None:
         if part == 0:  # once for the file
-            yield bad_record(("the file", 0, None), *problem)
+            yield Record(("the file", 0, None), None, *problem)
         return
     assert isinstance(file, pq.ParquetFile)
     with file:
@@ -45,11 +45,7 @@ def _open(path: Path) -> pq.ParquetFile | str:
 
 
 def _reason(error: Exception) -> str:
-    """First line of pyarrow's message.
-
-    Raises:
-        OSError: `error` itself, if it comes from the operating system; pyarrow also uses OSError for bad data.
-    """
+    """First line of pyarrow's message, which uses OSError for bad data too; one of the system's is raised again."""
     if isinstance(error, OSError) and error.errno is not None:
         raise error
     return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
@@ -88,7 +84,7 @@ def _read_group(file: pq.ParquetFile, group: int, first: int, rows: int, columns
     lost = first + rows - index
     if lost:
         detail = f"it is damaged ({reason}), {lost:,} of its {rows:,} rows are lost, from row {index + 1:,}"
-        yield bad_record(("row group", group + 1, None), "damaged", detail)
+        yield Record(("row group", group + 1, None), None, "damaged", detail)
 
 
 def _values(batch: pa.RecordBatch, dotted: str) -> list[bytes | None]:
