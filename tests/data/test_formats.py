@@ -78,17 +78,11 @@ def test_every_record_once(tmp_path: Path, ending: str, part_bytes: int) -> None
     ]
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_a_part_is_read_without_the_others(tmp_path: Path, ending: str) -> None:
+def test_parts_of_a_parquet_file_are_read_without_the_others(tmp_path: Path) -> None:
     """Each in proportion to its bytes: so a large file is shared by many workers."""
-    path = tmp_path / f"a{ending}"
+    path = tmp_path / "a.parquet"
     texts = [f"{number} " + "".join(random.Random(number).choices("abcdefgh", k=500)) for number in range(400)]
-    if ending == ".jsonl":
-        path.write_bytes(b"".join(json_line(number, text) for number, text in enumerate(texts)))
-    else:
-        pq.write_table(pa.table({"text": texts}), path, row_group_size=10)
-    size = path.stat().st_size
-    assert parts_of(path.name, size, size // 8) == 8
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=10)
     read = [[r.text for r in read_file(path.name, path, Columns(), part, 8)] for part in range(8)]
     assert [text for part in read for text in part] == texts
     assert all(35 <= len(part) <= 65 for part in read)
@@ -138,14 +132,15 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize("ending", COMPRESS)
-@pytest.mark.parametrize(("line", "problem", "detail"), BAD_LINES, ids=lambda value: str(value)[:30])
-def test_a_bad_line_costs_itself_only(tmp_path: Path, ending: str, line: bytes, problem: str, detail: str) -> None:
-    path = tmp_path / f"a{ending}"
-    path.write_bytes(COMPRESS[ending](b'{"text": "123456789"}\n' + line + b'\n{"text": "c"}'))
-    first, bad, last = records(path, Columns(max_document_bytes=9))
-    assert (first.text, last.text, last.where) == ("123456789", "c", "line 3")
-    assert (bad.where, bad.text, bad.problem) == ("line 2", None, problem)
-    assert detail in bad.detail
+def test_a_bad_line_costs_itself_only(tmp_path: Path, ending: str) -> None:
+    path, good = tmp_path / f"a{ending}", b'{"text": "123456789"}\n'
+    path.write_bytes(COMPRESS[ending](b"".join(good + line + b"\n" for line, _, _ in BAD_LINES) + good))
+    read = records(path, Columns(max_document_bytes=9))
+    assert [record.text for record in read[::2]] == ["123456789"] * (len(BAD_LINES) + 1)
+    assert read[-1].where == f"line {2 * len(BAD_LINES) + 1}"
+    for number, (bad, (_, problem, detail)) in enumerate(zip(read[1::2], BAD_LINES, strict=True), 1):
+        assert (bad.where, bad.text, bad.problem) == (f"line {2 * number}", None, problem)
+        assert detail in bad.detail
 
 
 @pytest.mark.parametrize(
@@ -165,10 +160,15 @@ def test_blank_lines_marks_and_carriage_returns_are_no_text(
 
 
 def test_a_missing_subset_is_a_fault_only_where_subsets_are_wanted(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "a", "meta": {}}\n{"text": "b", "meta": "text"}\n')
-    assert problems(records(path)) == [("line 1", "no_subset_field"), ("line 2", "no_subset_field")]
-    assert problems(records(path, Columns())) == []
+    lines, rows = tmp_path / "a.jsonl", tmp_path / "a.parquet"
+    lines.write_bytes(b'{"text": "a", "meta": {}}\n{"text": "b", "meta": "text"}\n')
+    assert problems(records(lines)) == [("line 1", "no_subset_field"), ("line 2", "no_subset_field")]
+    assert problems(records(lines, Columns())) == []
+    meta = pa.array([None, {"redpajama_set_name": None}, {"redpajama_set_name": ""}, {"redpajama_set_name": "C4"}])
+    pq.write_table(pa.concat_tables([pa.table({"text": ["a", "b", "c", "d"], "meta": meta})] * 100), rows)
+    read = records(rows)
+    assert problems(read) == [(f"row {row}", "no_subset_field") for row in range(1, 401) if row % 4]
+    assert {record.subset for record in read[3::4]} == {"C4"}
 
 
 def test_a_line_far_above_the_limit_is_not_kept_in_memory(tmp_path: Path) -> None:
@@ -213,19 +213,16 @@ def test_damaged_compressed_data(tmp_path: Path) -> None:
     assert problems(records(path)) == [("line 1", "damaged")]
 
 
-@pytest.mark.parametrize(
-    ("content", "text", "problem"),
-    [
+def test_plain_text_is_one_document(tmp_path: Path) -> None:
+    for content, text, problem in (
         (b"a\r\nb\n\xc3\xa4", "a\r\nb\nä", None),
         (b"", None, "empty"),
         (b"gr\xf6\xdfe", None, "not_utf8"),
         (b"x" * 21, None, "too_long"),
-    ],
-)
-def test_plain_text_is_one_document(tmp_path: Path, content: bytes, text: str | None, problem: str | None) -> None:
-    (tmp_path / "a.txt").write_bytes(content)
-    (record,) = records(tmp_path / "a.txt", Columns(max_document_bytes=20), part_bytes=1)
-    assert (record.where, record.text, record.problem) == ("the file", text, problem)
+    ):
+        (tmp_path / "a.txt").write_bytes(content)
+        (record,) = records(tmp_path / "a.txt", Columns(max_document_bytes=20), part_bytes=1)
+        assert (record.where, record.text, record.problem) == ("the file", text, problem)
 
 
 @pytest.mark.parametrize("checksums", [False, True])
@@ -254,7 +251,7 @@ def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (whole[:-5], whole[: len(whole) // 2], b"", b"PAR1", whole[:-200] + b"\xff" * 180 + whole[-20:]):
         path.write_bytes(content)
-        (bad,) = records(path, part_bytes=1)
+        (bad,) = records(path, part_bytes=9000)
         assert (bad.where, bad.problem) == ("the file", "damaged")
         assert "no readable parquet footer (" in bad.detail
 
@@ -278,7 +275,7 @@ def test_parquet_texts_of_other_types(tmp_path: Path, kind: pa.DataType) -> None
 def test_parquet_without_the_column_is_one_fault_a_file(
     columns: Columns, problem: str, detail: str, tmp_path: Path
 ) -> None:
-    (bad,) = records(write_all(tmp_path / "a.parquet"), columns, part_bytes=1)
+    (bad,) = records(write_all(tmp_path / "a.parquet"), columns, part_bytes=9000)
     assert (bad.where, bad.problem) == ("the file", problem)
     assert detail in bad.detail
 
@@ -292,15 +289,6 @@ def test_bad_parquet_rows(tmp_path: Path) -> None:
     expected = ["not_utf8", "no_text_field", "empty", "too_long"]
     assert problems(read) == [(f"row {row}", problem) for row, problem in enumerate(expected, 2)]
     assert [record.text for record in read if record.text] == ["good", "good too"]
-
-
-def test_null_structs_and_names_in_parquet(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    meta = pa.array([None, {"redpajama_set_name": None}, {"redpajama_set_name": ""}, {"redpajama_set_name": "C4"}])
-    pq.write_table(pa.concat_tables([pa.table({"text": ["a", "b", "c", "d"], "meta": meta})] * 100), path)
-    read = records(path)
-    assert problems(read) == [(f"row {row}", "no_subset_field") for row in range(1, 401) if row % 4]
-    assert {record.subset for record in read[3::4]} == {"C4"}
 
 
 def test_token_files(tmp_path: Path) -> None:
@@ -318,7 +306,6 @@ def test_token_files(tmp_path: Path) -> None:
         (bin_tokens([1, 2, 3], magic=20240521), r"begins with \[20240521, 1\] instead of \[20240520, 1\]"),
         (bin_tokens([1, 2, 3], version=2), r"begins with \[20240520, 2\]"),
         (bin_tokens([1, 2, 3], count=4), "has 1,030 bytes where the 4 tokens of its header make 1,032"),
-        (bin_tokens([1, 2, 3], count=2), "has 1,030 bytes where the 2 tokens of its header make 1,028"),
         (bin_tokens([1, 2, 3], count=-1), "has 1,030 bytes where the -1 tokens"),
         (bytes(1023), "is not a file of tokens, it has 1,023 bytes"),
     ],

@@ -32,7 +32,6 @@ from tests.data.preparing import (
     start,
     text_file_source,
     wait_for,
-    write_texts,
     written,
 )
 
@@ -40,10 +39,8 @@ from tests.data.preparing import (
 @pytest.fixture(scope="module")
 def small_corpus(tokenizer: str, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """Several tasks and chunks in each of nine streams."""
-    folder = tmp_path_factory.mktemp("small")
-    some = list(documents(130, seed=8))[10:]
-    by_folder = {"train": some[:100], "validation": some[100:110], "test": some[110:]}
-    layouts.slimpajama(folder, by_folder, n_files=4)
+    folder, some = tmp_path_factory.mktemp("small"), list(documents(130, seed=8))[10:]
+    layouts.slimpajama(folder, {"train": some[:100], "validation": some[100:110], "test": some[110:]}, n_files=4)
     return recipe_of("SlimPajama", folder, {"task_bytes": 3_000, "chunk_bytes": 2_001}, tokenizer=tokenizer)
 
 
@@ -100,9 +97,8 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     """Address of a Dask scheduler with two workers on this machine."""
     pytest.importorskip("distributed")
     (tmp_path / "killer.py").write_text(KILLER)
-    port = free_port()
-    address = f"tcp://127.0.0.1:{port}"
-    scheduler = ["scheduler", "--host", "127.0.0.1", "--port", str(port)]
+    address = f"tcp://127.0.0.1:{free_port()}"
+    scheduler = ["scheduler", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
     worker = ["worker", address, "--nthreads", "1", "--preload", "killer.py"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": (tmp_path / "log").open("w"), "cwd": tmp_path}
     with ExitStack() as stack:
@@ -140,10 +136,9 @@ def test_a_cluster_that_is_not_there(
 @pytest.mark.parametrize("task_bytes", [1000, 1 << 30])
 def test_the_size_of_tasks_does_not_change_the_tokens(tokenizer: str, tmp_path: Path, task_bytes: int) -> None:
     some = list(documents(80, seed=9))[10:]
-    pattern = text_file_source(tmp_path / "text", some)
-    sizes = SMALL | {"task_bytes": task_bytes}
-    options = {"pattern": pattern, "text_field": "content", "tokenizer": tokenizer, "val_fraction": 0.2}
-    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", sizes, **options))
+    options = {"text_field": "content", "tokenizer": tokenizer, "val_fraction": 0.2}
+    options["pattern"] = text_file_source(tmp_path / "text", some)
+    make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", SMALL | {"task_bytes": task_bytes}, **options))
     assert len(written(tmp_path / "out")) > 20 or task_bytes > 1000
     assert_holds(tmp_path / "out", by_split(some, 0.2))
 
@@ -160,23 +155,15 @@ def test_a_large_file_is_shared_by_workers(tokenizer: str, tmp_path: Path) -> No
     assert max(sizes) < 1.3 * min(sizes)
 
 
-def test_names_of_all_kinds(tokenizer: str, tmp_path: Path) -> None:
-    """Line separators, letters beyond ASCII and bytes that are not UTF-8 in the names of files."""
+def test_names_of_all_kinds(tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Separators, letters beyond ASCII, bytes that are not UTF-8 in names; other names of the source are the same."""
     names = ["a\u2028b.txt", "c\x85d.txt", "größe.txt", "new\nline.txt", "\udcff.txt", "latin\udce4.txt"]
     for name in names:
         layouts.write(tmp_path / "text" / name, name.encode("utf-8", "surrogateescape"))
-    recipe = recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, val_fraction=0.5)
-    manifest = make(tmp_path / "out", recipe)
+    monkeypatch.chdir(tmp_path / "text")
+    recipes = [recipe_of("TextFiles", Path(name), tokenizer=tokenizer, val_fraction=0.5) for name in ("../text", ".")]
+    manifest, again = (make(tmp_path / "out", recipe) for recipe in recipes)
+    assert manifest == again
     assert manifest["documents"] == 4
     assert sorted(manifest["skipped"]["not_utf8"]["listed"]) == sorted(names[4:])
     assert set(read_files(tmp_path / "out")) == set(names[:4])
-
-
-def test_a_source_is_the_same_however_it_is_named(
-    tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_texts(tmp_path / "text", list(documents(30, seed=4))[10:])
-    monkeypatch.chdir(tmp_path / "text")
-    manifest = make(tmp_path / "out", recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer))
-    for name in ("../text", "."):
-        assert make(tmp_path / "out", recipe_of("TextFiles", Path(name), tokenizer=tokenizer)) == manifest

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from filelock import FileLock
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from litdata.streaming import downloader as litdata_downloader
 
-from anlit.data.order import streams
+from anlit.data.order import streams as order_streams
 from anlit.data.storage import remote
 from anlit.data.storage import store as store_module
 from anlit.data.storage.manifest import read_manifest
@@ -25,9 +24,11 @@ from anlit.data.storage.shards import sources_of
 from anlit.data.storage.store import TokenStore
 from anlit.errors import UserError
 from tests.data.modules import blocks_of, ready
+from tests.data.preparing import wait_for
 from tests.data.servers import ObjectStore, serving
 
 ADDRESS = "s3://bucket/corpus"
+ON_HUB = "hf://datasets/somebody/corpus"
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +53,14 @@ def store(server: ObjectStore, prepared: str, monkeypatch: pytest.MonkeyPatch) -
     shutil.rmtree(server.root)
     shutil.copytree(prepared, server.root / "bucket" / "corpus")
     server.behave()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.address)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name, value in {
+        "AWS_ENDPOINT_URL": server.address,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": "something",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
     return server
 
 
@@ -72,13 +76,15 @@ def store_of(limit_bytes: int = 10**9) -> TokenStore:
     return TokenStore(sources_of(ADDRESS, read_manifest(ADDRESS), "train")[0], limit_bytes)
 
 
+def copy_of(reader: TokenStore, number: int) -> Path:
+    """Where the cache has a chunk."""
+    assert reader.cache is not None
+    return reader.cache.path(reader.source.chunks[number])
+
+
 def cached(folder: Path) -> list[int]:
     """The numbers of the chunks in the cache."""
     return sorted(int(path.stem[-1]) for path in folder.rglob("*.bin"))
-
-
-def flipped(content: bytes) -> bytes:
-    return bytes([content[0] ^ 4]) + content[1:]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -92,16 +98,13 @@ def test_the_batches_are_those_of_the_local_folder(store: ObjectStore, prepared:
     assert (store.fetched("train/chunk"), store.fetched("val/chunk")) == (7, 1)
 
 
-def read_all(results: Any, expected: np.ndarray) -> None:
-    results.put(np.array_equal(store_of().read(0, len(expected)), expected))
-
-
 def test_processes_on_one_cache_fetch_each_chunk_once(
     store: ObjectStore, streams: dict[str, np.ndarray], cache_folder: Path
 ) -> None:
     forked = multiprocessing.get_context("fork")
     results = forked.Queue()
-    processes = [forked.Process(target=read_all, args=(results, streams["train"])) for _ in range(4)]
+    read_all = lambda: results.put(np.array_equal(store_of().read(0, 46_000), streams["train"]))  # noqa: E731
+    processes = [forked.Process(target=read_all) for _ in range(4)]
     for process in processes:
         process.start()
     assert [results.get(timeout=60) for _ in processes] == [True] * 4
@@ -117,9 +120,8 @@ def test_the_cache_keeps_what_was_used_last(
         assert np.array_equal(reader.read(0, 46_000), streams["train"])
     assert cached(cache_folder) == [4, 5, 6]
     assert store.fetched("train/chunk") == 7
-    assert reader.cache is not None
     for number in (4, 5):
-        os.utime(reader.cache.path(reader.source.chunks[number]), (number, number))
+        os.utime(copy_of(reader, number), (number, number))
     store_of(45_000).read(7001 * 4, 10)
     store_of(45_000).read(0, 10)
     assert cached(cache_folder) == [0, 4, 6]
@@ -133,29 +135,22 @@ def test_a_chunk_that_does_not_end(store: ObjectStore, cache_folder: Path) -> No
     assert max(path.stat().st_size for path in cache_folder.rglob("*.partial")) <= 14_014
 
 
-@pytest.mark.parametrize("times", [1, 5])
-def test_a_chunk_that_arrives_damaged_is_fetched_once_more(
-    store: ObjectStore, streams: dict[str, np.ndarray], times: int, cache_folder: Path
+@pytest.mark.parametrize("where", ["once on the way", "always on the way", "in the cache"])
+def test_a_damaged_chunk_is_fetched_once_more(
+    store: ObjectStore, streams: dict[str, np.ndarray], where: str, cache_folder: Path
 ) -> None:
-    store.damage["/bucket/corpus/train/chunk-0-2.bin"] = times
-    if times == 1:
-        assert np.array_equal(store_of().read(0, 46_000), streams["train"])
-    else:
+    if where == "in the cache":
+        reader = store_of()
+        reader.read(0, 46_000)
+        os.truncate(copy_of(reader, 2), 1000)
+    store.damage["/bucket/corpus/train/chunk-0-2.bin"] = {"once on the way": 1, "always on the way": 5}.get(where, 0)
+    if where == "always on the way":
         with pytest.raises(UserError, match=r"s3://bucket/.*chunk-0-2.bin is damaged \(its CRC-32 .*prepare"):
             store_of().read(0, 46_000)
         assert cached(cache_folder) == [0, 1]
+    else:
+        assert np.array_equal(store_of().read(0, 46_000), streams["train"])
     assert store.fetched("chunk-0-2") == 2
-
-
-@pytest.mark.parametrize("damage", [flipped, lambda content: content[:-2]])
-def test_a_damaged_copy_in_the_cache_is_replaced(store: ObjectStore, streams: dict[str, np.ndarray], damage) -> None:
-    reader = store_of()
-    reader.read(0, 46_000)
-    assert reader.cache is not None
-    copy = reader.cache.path(reader.source.chunks[3])
-    copy.write_bytes(damage(copy.read_bytes()))
-    assert np.array_equal(store_of().read(0, 46_000), streams["train"])
-    assert store.fetched("chunk-0-3") == 2
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -168,8 +163,7 @@ def test_a_missing_chunk_is_one_sentence(store: ObjectStore, workers: int) -> No
 def test_a_reader_waits_for_another_process(store: ObjectStore) -> None:
     """When that one is gone its lock is free, and what it left is overwritten."""
     reader = store_of()
-    assert reader.cache is not None
-    path = reader.cache.path(reader.source.chunks[0])
+    path = copy_of(reader, 0)
     path.parent.mkdir(parents=True)
     path.with_name(path.name + ".partial").write_bytes(b"begun")
     reading = threading.Thread(target=reader.read, args=(0, 1))
@@ -184,15 +178,16 @@ def test_a_reader_waits_for_another_process(store: ObjectStore) -> None:
 
 
 def test_training_fetches_ahead(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chunks of the next draws: 430 begin in the first four, of 109 blocks each."""
-    monkeypatch.setattr(streams, "DRAWS_AHEAD", 430)
+    """The chunks of the next draws: 430 begin in the first four, of 109 blocks each; of the next, when it is there."""
+    monkeypatch.setattr(order_streams, "DRAWS_AHEAD", 430)
     loader = ready(ADDRESS, shuffle=False).train_dataloader()
-    next(iter(loader))  # from the first chunk
-    deadline = time.monotonic() + 20
-    while store.fetched("train/chunk") < 4 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    batches = iter(loader)
+    for there, n_batches in (({0, 1, 2, 3}, 1), ({0, 1, 2, 3, 4}, 20)):
+        for _ in range(n_batches):
+            next(batches)
+        wait_for(lambda there=there: store.fetched("train/chunk") == len(there))
+        assert {number for number in range(7) if store.fetched(f"chunk-0-{number}")} == there
     loader.close()
-    assert {number for number in range(7) if store.fetched(f"chunk-0-{number}")} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -221,37 +216,36 @@ def test_no_answer(store: ObjectStore, other_client: None, monkeypatch: pytest.M
         ready(ADDRESS)
 
 
-def test_a_full_disk(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: object, address: str, file: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+def raising(error: Exception) -> Any:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise error
 
-    reader = store_of()
-    monkeypatch.setattr(litdata_downloader.S3Downloader, "download_fileobj", fail)
+    return fail
+
+
+def test_a_full_disk(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, full = store_of(), OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(litdata_downloader.S3Downloader, "download_fileobj", raising(full))
     with pytest.raises(UserError, match=r"^The disk is full where s3://.* is cached: free it, set LITDATA_CACHE_DIR"):
         reader.read(0, 1)
 
 
+class NotFound(Exception):  # noqa: N818  Google's name
+    pass
+
+
 def test_google_storage(other_client: None, prepared: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(key: str, file: Any) -> None:
-        path = Path(prepared).parent / key
-        if not path.is_file():
-            raise NotFound(key)
-        file.write(path.read_bytes())
-
-    class NotFound(Exception):  # noqa: N818  Google's name
-        pass
-
-    def blob(key: str) -> SimpleNamespace:
-        return SimpleNamespace(download_to_file=lambda file: download(key, file))
+    def download(self: object, address: str, file: Any) -> None:
+        file.write(Path(prepared, address.removeprefix("gs://bucket/plain/")).read_bytes())
 
     monkeypatch.setattr(litdata_downloader, "_GOOGLE_STORAGE_AVAILABLE", False)
     with pytest.raises(UserError, match=r"Reading from gs:// needs a package .*: run `make extras EXTRAS=gs`"):
         ready("gs://bucket/plain")
-    client = SimpleNamespace(bucket=lambda name: SimpleNamespace(blob=blob))
     monkeypatch.setattr(litdata_downloader, "_GOOGLE_STORAGE_AVAILABLE", True)
-    monkeypatch.setattr(litdata_downloader.GCPDownloader, "_get_client", lambda self: client)
+    monkeypatch.setattr(litdata_downloader.GCPDownloader, "download_fileobj", download)
     data = ready("gs://bucket/plain", num_workers=1)
     assert blocks_of(list(data.train_dataloader())) == blocks_of(list(ready(prepared).train_dataloader()))
+    monkeypatch.setattr(litdata_downloader.GCPDownloader, "download_fileobj", raising(NotFound("absent")))
     with pytest.raises(UserError, match=r"There is no gs://bucket/absent/manifest\.json"):
         ready("gs://bucket/absent")
 
@@ -264,26 +258,15 @@ def test_hugging_face(prepared: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return str(Path(prepared, path.removeprefix("shards/")))
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    data = ready("hf://datasets/somebody/corpus@v2/shards")
+    data = ready(f"{ON_HUB}@v2/shards")
     assert blocks_of(list(data.train_dataloader())) == blocks_of(list(ready(prepared).train_dataloader()))
     assert asked[0] == ("somebody/corpus", "shards/manifest.json", "dataset", "v2")
     assert len([path for _, path, *_ in asked if "train/chunk" in path]) == 7
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (LocalEntryNotFoundError("An error happened on the Hub.\nMore lines."),
-         r"^Cannot read hf://[^\n]*manifest.json: there is no connection to it[^\n]*$"),
-        (RemoteEntryNotFoundError("404", response=SimpleNamespace(headers={}, request=None)),
-         r"There is no hf://datasets/somebody/corpus/manifest\.json"),
-    ],
-    ids=["no network", "no file"],
-)  # fmt: skip
-def test_hugging_face_without_the_file(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(*arguments: Any, **options: Any) -> str:
-        raise error
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    with pytest.raises(UserError, match=said):
-        ready("hf://datasets/somebody/corpus")
+    not_there = RemoteEntryNotFoundError("404", response=SimpleNamespace(headers={}, request=None))
+    for error, said in (
+        (LocalEntryNotFoundError("An error happened on the Hub.\nMore."), r"^Cannot read hf://[^\n]*: there is no con"),
+        (not_there, rf"There is no {ON_HUB}/manifest\.json"),
+    ):
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", raising(error))
+        with pytest.raises(UserError, match=said):
+            ready(ON_HUB)
