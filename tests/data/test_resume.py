@@ -26,7 +26,7 @@ LENGTH = 64
 BATCH = 48
 EPOCH = 14  # batches of 48 in 718 blocks; 46 blocks are left over for the next
 STEPS = 3 * EPOCH
-BY_EPOCHS = {"max_epochs": 3, "max_steps": -1}
+BY_STEPS, BY_EPOCHS = {"max_steps": STEPS}, {"max_epochs": 3, "max_steps": -1}
 
 
 class CrashError(Exception):
@@ -110,7 +110,7 @@ def test_epochs_lose_nothing(uninterrupted: list[Rows], streams: dict[str, np.nd
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
-@pytest.mark.parametrize("limit", [{"max_steps": STEPS}, BY_EPOCHS], ids=["steps", "epochs"])
+@pytest.mark.parametrize("limit", [BY_STEPS, BY_EPOCHS], ids=["steps", "epochs"])
 def test_resume_at_random_steps(
     workers: int, limit: dict[str, int], make: Data, uninterrupted: list[Rows], tmp_path: Path
 ) -> None:
@@ -119,7 +119,7 @@ def test_resume_at_random_steps(
 
 
 @pytest.mark.parametrize("stop", [EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH])
-@pytest.mark.parametrize("limit", [{"max_steps": STEPS}, BY_EPOCHS], ids=["steps", "epochs"])
+@pytest.mark.parametrize("limit", [BY_STEPS, BY_EPOCHS], ids=["steps", "epochs"])
 def test_resume_around_the_end_of_an_epoch(
     stop: int, limit: dict[str, int], make: Data, uninterrupted: list[Rows], tmp_path: Path
 ) -> None:
@@ -215,11 +215,15 @@ def test_resume_on_two_devices(workers: int, make: Data, uninterrupted: list[Row
         ({"path": "prepared", "weights": None}, r"place in the data is for --data\.path"),
     ],
 )
-def test_resume_in_another_order_or_on_other_data_is_refused(
-    change: dict, message: str, subsets: tuple[str, dict], prepared: str, tmp_path: Path
+def test_a_place_in_another_order_or_in_other_data_is_refused(
+    change: dict, message: str, subsets: tuple[str, dict], prepared: str
 ) -> None:
-    own = {"path": subsets[0], "batch_size": BATCH, "weights": {"web": 1, "code": 1}}
-    run(TokenShards(**own), stop=4, folder=tmp_path)
-    other = own | change | ({"path": prepared} if "path" in change else {})
+    own = {"path": subsets[0], "batch_size": BATCH, "context_length": LENGTH, "weights": {"web": 1, "code": 1}}
+    data = TokenShards(**own)
+    other = TokenShards(**own | change | ({"path": prepared} if "path" in change else {}))
+    for each in (data, other):
+        each.setup()
+    next(iter(data.train_dataloader()))
+    other.load_state_dict(data.state_dict())
     with pytest.raises(UserError, match=message):
-        run(TokenShards(**other), tmp_path / "4.ckpt")
+        other.train_dataloader()

@@ -99,7 +99,7 @@ def test_what_is_said_and_what_is_verified(
     chunk = next((out / "train").glob("chunk-*.bin"))
     chunk.write_bytes(chunk.read_bytes()[:-1] + b"\xff")
     assert main([*command, "--verify"]) == 0
-    assert f"{chunk.name} is missing or damaged" in capsys.readouterr().err
+    assert f"{chunk.name} is damaged (its CRC-32" in capsys.readouterr().err
     assert hashes(out) == before
 
 

@@ -201,8 +201,7 @@ def _encode_piece(job: Job, piece: Piece, streams: _Streams) -> dict[str, Any]:
     file, split = piece.file, job.recipe.splits.of_file(piece.file)
     path = job.recipe.source.fetched(file, job.folder / TASKS)
     before = path.stat()
-    is_checked = file.path is None and piece.parts == 1 and file.sha256  # when it arrived
-    sha256 = file.sha256 if is_checked else file_sha256(path, piece.part, piece.parts)
+    sha256 = file_sha256(path, piece.part, piece.parts)
     encode = _copy_tokens if job.recipe.tokenized else _encode_text
     counted = encode(job, piece, path, split, streams)
     after = path.stat()

@@ -15,14 +15,7 @@ from typing import Any, TypeVar
 
 import httpx2
 from filelock import FileLock
-from huggingface_hub import HfApi, RepoFile, constants, get_session, hf_hub_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    OfflineModeIsEnabled,
-    RevisionNotFoundError,
-)
+from huggingface_hub import HfApi, RepoFile, constants, errors, get_session, hf_hub_download
 from huggingface_hub.utils import disable_progress_bars
 
 from anlit.data.preparation.sources import Listing, Source, SourceFile, file_sha256, natural
@@ -37,8 +30,10 @@ ANSWER_SECONDS = 60.0  # huggingface_hub's listing has no time limit
 WAITS = (1.0, 4.0, 15.0)
 """Seconds between attempts while the hub is busy, or its store refuses a link: the next attempt has a fresh one."""
 BUSY = (429, 503)
-FAILURES = (httpx2.RequestError, HfHubHTTPError, EntryNotFoundError, OfflineModeIsEnabled, TimeoutError,
-            ValueError, KeyError, TypeError)  # fmt: skip
+FAILURES = (
+    *(httpx2.RequestError, errors.HfHubHTTPError, errors.EntryNotFoundError, errors.OfflineModeIsEnabled),
+    *(TimeoutError, ValueError, KeyError, TypeError),
+)
 """The last three come from answers that are not the hub's, such as a proxy's page."""
 
 
@@ -85,7 +80,7 @@ class HubFiles(Source):
         entries: list[RepoFile] = []
         for folder in sorted({re.split(r"[*?\[]", pattern)[0].rpartition("/")[0] for pattern in self.patterns}):
             where: dict[str, Any] = {"repo_type": "dataset", "revision": self.commit, "recursive": True}
-            with suppress(EntryNotFoundError):  # no such folder
+            with suppress(errors.EntryNotFoundError):  # no such folder
                 tree = HfApi(_address()).list_repo_tree(self.repo_id, folder or None, **where)
                 entries += [entry for entry in tree if isinstance(entry, RepoFile)]
         return entries
@@ -147,12 +142,12 @@ def _address() -> str:
 
 
 def _status(error: Exception) -> int | None:
-    return error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    return error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
 
 
 def _is_refused_link(error: Exception) -> bool:
     """Whether not the hub refuses, but the store that it has sent us to: a link's signature may have expired."""
-    if not isinstance(error, HfHubHTTPError) or _status(error) not in (400, 401, 403):
+    if not isinstance(error, errors.HfHubHTTPError) or _status(error) not in (400, 401, 403):
         return False
     return error.response.url.netloc != httpx2.URL(_address()).netloc
 
@@ -163,14 +158,14 @@ def _refused(error: Exception, what: str, revision: str, remedy: str) -> UserErr
     status = _status(error)
     if constants.HF_HUB_OFFLINE:
         return UserError(f"HF_HUB_OFFLINE is set, so {what} is not fetched: unset it, or {remedy}.")
-    if isinstance(error, EntryNotFoundError) and status is not None:
+    if isinstance(error, errors.EntryNotFoundError) and status is not None:
         return UserError(f"The hub has {what}, but not all of its files: {remedy}.")
-    if isinstance(error, RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         return UserError(f"The hub has {what}, but no revision {revision} of it: set --revision to one that it has.")
     if _is_refused_link(error):
         clock = "check this machine's clock and proxies, try again later"
         return UserError(f"The store of {what} refuses the hub's links (status {status}): {clock}, or {remedy}.")
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, errors.GatedRepoError):
         return UserError(f"The hub asks for consent before it gives {what}: accept the terms on its page and {login}.")
     if status in (401, 403, 404):
         return UserError(f"The hub has no {what[4:]}, or it is private (status {status}): {login}.")

@@ -12,6 +12,7 @@ missing in a finished folder is a task that is not done, and the same command do
 import errno
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 from anlit.data import tokenizer as tokenizers
@@ -27,11 +27,11 @@ from anlit.data.preparation.encode import Job, Task, lost_chunks, read_record, r
 from anlit.data.preparation.executors import run_tasks
 from anlit.data.preparation.formats import read_file
 from anlit.data.preparation.hub import COMMIT, HubFiles, fetch_tokenizer
-from anlit.data.preparation.publish import forget, index_text, join_streams, publish
+from anlit.data.preparation.publish import forget, publish
 from anlit.data.preparation.recipes import BPE, HUB_TOKENIZERS, NO_TOKENIZER, Recipe
 from anlit.data.preparation.sources import Listing, Source, file_sha256
-from anlit.data.storage.manifest import MANIFEST, TASKS, TOKENIZER, TRAIN, read_manifest
-from anlit.data.storage.shards import INDEX
+from anlit.data.storage.manifest import MANIFEST, TASKS, TOKENIZER, TRAIN, read_manifest, read_tokenizer
+from anlit.data.storage.shards import check_chunks, sources_of
 from anlit.errors import UserError
 from anlit.reporting.files import replacing, write_json
 from anlit.reporting.provenance import cores
@@ -86,7 +86,7 @@ def prepare(path: str | Path, recipe: Recipe, options: RunOptions | None = None)
 def _is_finished(
     target: Path, recipe: Recipe, checksums: bool, tell: Callable[[str], None] = lambda line: None
 ) -> bool:
-    """Whether a folder has its manifest and all that this speaks of; UserError for a folder of something else.
+    """Whether a folder has its manifest and all that a reader needs; UserError for a folder of something else.
 
     Args:
         checksums: compare those of the chunks, too.
@@ -97,29 +97,16 @@ def _is_finished(
         return False
     manifest = read_manifest(str(target))
     _refuse_differences(target, manifest.get("settings"), recipe.settings())
-    if type(manifest.get("tasks")) is not int:
-        raise _damaged(target / MANIFEST)
-    lost = next(_lost_files(target, manifest, checksums), None)
-    if lost is not None:
-        tell(f"{lost} is missing or damaged: making again what is lost.")
-    return lost is None
-
-
-def _lost_files(target: Path, manifest: dict[str, Any], checksums: bool) -> Iterator[Path]:
-    """What a finished folder lacks, as far as it can be told without the tasks whose records are lost."""
-    dtype = np.dtype(manifest["dtype"])
-    records = [read_record(target, task) for task in range(manifest["tasks"])]
-    for task, record in enumerate(records):
-        if record is None:
-            yield record_path(target, task)
-        else:
-            yield from lost_chunks(target, task, record, dtype, checksums)
-    for name, stream in join_streams([record for record in records if record], dtype).items():
-        path = target / name / INDEX
-        if not path.is_file() or path.read_bytes() != index_text(stream["chunks"], dtype).encode():
-            yield path
-    if not _has_tokenizer(target, manifest["tokenizer_sha256"]):
-        yield target / TOKENIZER
+    try:
+        for split in manifest["splits"]:
+            for source in sources_of(str(target), manifest, split):
+                check_chunks(source, checksums)
+        if manifest["tokenizer_sha256"] is not None:
+            read_tokenizer(str(target), manifest)
+    except UserError as error:
+        tell(f"{re.split(': (?:copy|put) ', str(error))[0]}: making again what is lost.")
+        return False
+    return True
 
 
 def _has_tokenizer(target: Path, sha256: str | None) -> bool:

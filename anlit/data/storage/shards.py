@@ -94,24 +94,32 @@ def _read_index(folder: str, command: str) -> tuple[Chunk, ...]:
     return chunks
 
 
-def check_sizes(source: Source) -> None:
+def check_chunks(source: Source, checksums: bool = False) -> None:
     """Raise UserError for a chunk of a local source that is missing or has another length than in the index.
 
-    What the chunks hold is checked when they are opened.
+    Args:
+        checksums: compare them, too; otherwise what the chunks hold is checked when they are opened.
     """
     for chunk in () if is_remote(source.folder) else source.chunks:
         file = Path(source.folder, chunk.filename)
         if not file.is_file():
             raise source.damaged(chunk, "it is missing")
         if (size := file.stat().st_size) != chunk.size:
-            raise source.damaged(chunk, f"it has {size:,} bytes instead of {chunk.size:,}")
+            raise source.damaged(chunk, _wrong_size(size, chunk))
+        if checksums:
+            with file.open("rb") as opened:
+                if problem := problem_with(opened.fileno(), chunk):
+                    raise source.damaged(chunk, problem)
+
+
+def _wrong_size(size: int, chunk: Chunk) -> str:
+    return f"it has {size:,} bytes instead of {chunk.size:,}"
 
 
 def problem_with(descriptor: int, chunk: Chunk) -> str | None:
     """What is wrong with an open file that should be `chunk`, or None: reads all of it, at about 3.5 GB/s."""
-    size = os.fstat(descriptor).st_size
-    if size != chunk.size:
-        return f"it has {size:,} bytes instead of {chunk.size:,}"
+    if (size := os.fstat(descriptor).st_size) != chunk.size:
+        return _wrong_size(size, chunk)
     crc32, position = 0, 0
     while piece := os.pread(descriptor, CHECKED_AT_ONCE, position):
         crc32 = zlib.crc32(piece, crc32)

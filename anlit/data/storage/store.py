@@ -39,7 +39,8 @@ class ChunkCache:
     def __init__(self, source: Source, limit_bytes: int) -> None:
         self.source, self.limit_bytes = source, limit_bytes
         self.root = cache_root()
-        self.folder = self.root / hashlib.sha256(source.folder.encode()).hexdigest()[:16] / source.manifest["content_sha256"][:16]
+        address = hashlib.sha256(source.folder.encode()).hexdigest()[:16]
+        self.folder = self.root / address / source.manifest["content_sha256"][:16]
 
     def path(self, chunk: Chunk) -> Path:
         return self.folder / chunk.filename
