@@ -27,8 +27,7 @@ QUESTION = "The special magic {city} number is"
 SMALLEST, LARGEST = 1_000_000, 9_999_999
 MODULUS, FACTOR = 97, 41
 """The pair (city c, number m) is held out for evaluation if m + 41·c is a multiple of 97."""
-CLOSE = 0.05
-"""The needle moves to the end of a sentence or line within this share of the haystack."""
+CLOSE = 0.05  # the needle moves to the end of a sentence or line within this share of the haystack
 TRAINING, VALIDATION, EVALUATION = 1, 2, 3
 """The random streams of one seed; the last is that of `anlit needle`."""
 CITIES = (
@@ -54,12 +53,10 @@ class Sample(NamedTuple):
 
     tokens: np.ndarray
     """(length + 1,) int64; the model reads the first `length`, and the answer is the end of the last `length`."""
-    n_answer: int
-    """Tokens of the answer."""
+    n_answer: int  # tokens of the answer
     city: str
     number: int
-    depth: float
-    """The share of the haystack before the needle."""
+    depth: float  # the share of the haystack before the needle
 
 
 class Haystack:

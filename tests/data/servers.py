@@ -85,14 +85,10 @@ class ObjectStore(_Server):
     """Serves `root`/<bucket>/<key> as S3 does."""
 
     def behave(self) -> None:
-        self.requests: Counter[tuple[str, str]] = Counter()
-        """How often each (method, path) was asked for."""
-        self.status = 200
-        """What to answer; anything else than 200 for everything."""
-        self.silent = False
-        """Accept connections and say nothing."""
-        self.damage: Counter[str] = Counter()
-        """path → how many times to serve it with a flipped bit."""
+        self.requests: Counter[tuple[str, str]] = Counter()  # how often each (method, path) was asked for
+        self.status = 200  # what to answer; anything else than 200 for everything
+        self.silent = False  # accept connections and say nothing
+        self.damage: Counter[str] = Counter()  # path → how many times to serve it with a flipped bit
 
     def fetched(self, name: str) -> int:
         """How often files of this kind of name were asked for."""
@@ -121,20 +117,13 @@ class Hub(_Server):
     """Serves the repositories `root`/datasets/OWNER/NAME and `root`/models/OWNER/NAME, each with one commit."""
 
     def behave(self) -> None:
-        self.refusal: tuple[int, str] | None = None
-        """Status and X-Error-Code of every answer."""
-        self.failing = 0
-        """So many requests are answered with `refusal`, then all is well; 0: all."""
-        self.store_refusals = 0
-        """So many downloads are refused, as with a link that has expired."""
-        self.drops: list[int] = []
-        """The next downloads end after so many bytes."""
-        self.damaged = 0
-        """So many downloads have a wrong first byte."""
-        self.names: list[str] = []
-        """Names that every listing has besides."""
-        self.asked: list[str] = []
-        """Path of every request."""
+        self.refusal: tuple[int, str] | None = None  # status and X-Error-Code of every answer
+        self.failing = 0  # so many requests are answered with `refusal`, then all is well; 0: all
+        self.store_refusals = 0  # so many downloads are refused, as with a link that has expired
+        self.drops: list[int] = []  # the next downloads end after so many bytes
+        self.damaged = 0  # so many downloads have a wrong first byte
+        self.names: list[str] = []  # names that every listing has besides
+        self.asked: list[str] = []  # path of every request
 
     class Handler(_Server.Handler):
         def refuse(self, status: int, code: str = "") -> None:

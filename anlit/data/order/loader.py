@@ -68,8 +68,7 @@ class ResumableLoader(Loader):
     ) -> None:
         super().__init__(stream, make_batch, num_workers)
         self.identity, self.micro_batches = identity, micro_batches
-        self.drawn = 0
-        """Sequences that all devices together have drawn."""
+        self.drawn = 0  # sequences that all devices together have drawn
         self._running: Iterator[Batch] | None = None
 
     def __len__(self) -> int:

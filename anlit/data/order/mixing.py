@@ -10,8 +10,7 @@ import numpy as np
 from anlit.data.order.blocks import WINDOW_TOKENS, BlockOrder, blocks_per_chunk, generator, spread
 from anlit.errors import UserError
 
-PERIOD = 10_000
-"""Draws in which a mixture holds its weights exactly."""
+PERIOD = 10_000  # draws in which a mixture holds its weights exactly
 
 
 class MixtureOrder:

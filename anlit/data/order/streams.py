@@ -16,8 +16,7 @@ from anlit.data.storage.shards import Chunk
 from anlit.data.storage.store import ChunkCache, TokenStore
 from anlit.errors import UserError
 
-DRAWS_AHEAD = 65_536
-"""Remote chunks are fetched so many draws before their use."""
+DRAWS_AHEAD = 65_536  # remote chunks are fetched so many draws before their use
 FETCH_THREADS = 4
 Wanted = deque[tuple[ChunkCache, Chunk]]
 
@@ -25,18 +24,15 @@ Wanted = deque[tuple[ChunkCache, Chunk]]
 class Blocks(NamedTuple):
     """What a loader's workers send: a batch in its shortest form."""
 
-    tokens: np.ndarray
-    """(B, T + 1), two or four bytes each."""
-    n_targets: np.ndarray | None
-    """(B,) how many targets of each row count; None for all."""
+    tokens: np.ndarray  # (B, T + 1), two or four bytes each
+    n_targets: np.ndarray | None  # (B,) how many targets of each row count; None for all
 
 
 @dataclass(frozen=True)
 class Share:
     """Which sequences of a global batch this device gets."""
 
-    batch_size: int
-    """B, sequences per device."""
+    batch_size: int  # B, sequences per device
     rank: int = 0
     world_size: int = 1
 
@@ -53,14 +49,10 @@ class BlockStream(IterableDataset):
     sends a UserError instead of raising it: torch would wrap it into a traceback.
     """
 
-    share: Share
-    """The rows that are this device's."""
-    n_batches: int | None = None
-    """Batches of each device; None: the stream has no end."""
-    n_blocks: int
-    """Sequences that all devices together read: all of them, or those of an epoch."""
-    start = 0
-    """Sequences that all devices have drawn before the first batch."""
+    share: Share  # the rows that are this device's
+    n_batches: int | None = None  # batches of each device; None: the stream has no end
+    n_blocks: int  # sequences that all devices together read: all of them, or those of an epoch
+    start = 0  # sequences that all devices have drawn before the first batch
 
     def batch(self, number: int) -> Blocks:
         raise NotImplementedError
@@ -177,8 +169,7 @@ class EvaluationStream(BlockStream):
         """Targets of each source that are evaluated."""
         self.n_targets = int(self.targets.sum())
         self.first_block = np.cumsum([0, *-(-self.targets // length)])
-        self.available = int(self.first_block[-1])
-        """Blocks there are."""
+        self.available = int(self.first_block[-1])  # blocks there are
         self.n_blocks = self.available if n_blocks is None else min(n_blocks, self.available)
         self.n_batches = -(-self.n_blocks // share.sequences)
 

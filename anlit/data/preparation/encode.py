@@ -53,8 +53,7 @@ class Task:
 
     number: int
     pieces: tuple[Piece, ...]
-    size: int
-    """Its share of the source files' bytes, for the progress bar."""
+    size: int  # its share of the source files' bytes, for the progress bar
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,7 @@ class Job:
     """What all tasks of a preparation have in common."""
 
     folder: Path
-    recipe: Recipe
-    """Its source fetches files and lists none."""
+    recipe: Recipe  # its source fetches files and lists none
     tokenizer_sha256: str | None
     vocab_size: int
     end_of_document: int

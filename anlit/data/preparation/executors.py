@@ -21,8 +21,7 @@ from anlit.reporting.text import say
 
 LINE_EVERY_SECONDS = 30
 CONTACT_SECONDS = 10
-PR_SET_PDEATHSIG = 1
-"""Linux sends a process this signal when the one that has started it ends (prctl(2))."""
+PR_SET_PDEATHSIG = 1  # Linux sends a process this signal when the one that has started it ends (prctl(2))
 
 
 def run_tasks(job: Job, tasks: Sequence[Task], done: Sequence[Task], workers: int, cluster: str | None) -> None:

@@ -40,8 +40,7 @@ from anlit.reporting.text import say, without_control_codes
 LOCK = ".prepare.lock"
 PLAN = "plan.json"
 PLANNED = ("settings", "commit", "files_sha256", "tokenizer_sha256")
-TOKENIZER_BYTES = 256 << 20
-"""Text that a BPE is trained on, at most."""
+TOKENIZER_BYTES = 256 << 20  # text that a BPE is trained on, at most
 GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT = 50257, 50256
 
 
@@ -49,16 +48,12 @@ GPT2_VOCABULARY, GPT2_END_OF_DOCUMENT = 50257, 50256
 class RunOptions:
     """How to prepare: nothing here changes what the shards hold."""
 
-    workers: int | None = None
-    """Processes; by default one for each core this process may use."""
-    cluster: str | None = None
-    """Address of a Dask scheduler, whose workers do the work instead."""
+    workers: int | None = None  # processes; by default one for each core this process may use
+    cluster: str | None = None  # address of a Dask scheduler, whose workers do the work instead
     skip_bad: bool = False
     """Leave out documents that cannot be used, count and list them; otherwise the first one stops the preparation."""
-    verify: bool = False
-    """Compare the checksum of every chunk of a finished folder, not only its size."""
-    command: str = ""
-    """The command that makes the folder, for the manifest and the errors of those who read it."""
+    verify: bool = False  # compare the checksum of every chunk of a finished folder, not only its size
+    command: str = ""  # the command that makes the folder, for the manifest and the errors of those who read it
 
 
 def prepare(path: str | Path, recipe: Recipe, options: RunOptions | None = None) -> dict[str, Any]:

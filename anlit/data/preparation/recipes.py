@@ -41,8 +41,7 @@ MIB = 1 << 20
 class Splits:
     """The rule that divides documents into training, validation and test; by default all are trained on."""
 
-    folders: Mapping[str, str] = field(default_factory=dict)
-    """Beginning of a file's name → split of its documents."""
+    folders: Mapping[str, str] = field(default_factory=dict)  # beginning of a file's name → split of its documents
     fraction: float = 0.0
     """Part of the documents that is held out by a hash of the text: it stays in its split whatever else changes, with
     its copies. (The papers hold out random documents, without looking whether training has the same text again.)"""
@@ -118,8 +117,7 @@ class Recipe:
     splits: Splits
     options: Options
     own_tokenizer: str = "gpt2"
-    subset: str | None = None
-    """The field that names a document's subset."""
+    subset: str | None = None  # the field that names a document's subset
     tokenized: bool = False
     """The source files hold tokens already, each document after its end-of-document token (.bin)."""
     origin: Mapping[str, Any] = field(default_factory=dict)

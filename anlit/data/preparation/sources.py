@@ -19,10 +19,8 @@ class SourceFile:
     name: str
     size: int
     sha256: str | None = None
-    split: str | None = None
-    """The split that all its documents belong to, where the source knows it."""
-    path: Path | None = None
-    """Where it lies; None: on the hub."""
+    split: str | None = None  # the split that all its documents belong to, where the source knows it
+    path: Path | None = None  # where it lies; None: on the hub
 
 
 @dataclass
@@ -40,12 +38,10 @@ class Listing:
 class Source:
     """Base of what `anlit prepare` reads from."""
 
-    commit: str | None = None
-    """Of the hub's repository; a preparation keeps to the one that it began with."""
+    commit: str | None = None  # of the hub's repository; a preparation keeps to the one that it began with
     paths: Mapping[str, Path] = {}
     """The files that are on this machine, by their names: a cheap sign of a corpus that has changed."""
-    settings: Mapping[str, Any] = {}
-    """What identifies the source, besides the names and sizes of its files."""
+    settings: Mapping[str, Any] = {}  # what identifies the source, besides the names and sizes of its files
 
     def listing(self) -> Listing:
         """All files of the corpus, the same every time; UserError if there are none, or they cannot be reached."""

@@ -19,11 +19,9 @@ from anlit.errors import UserError
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-TASKS = "tasks"
-"""The folder of a preparation's plan and of its tasks' records."""
+TASKS = "tasks"  # the folder of a preparation's plan and of its tasks' records
 SPLITS = TRAIN, VAL, TEST = "train", "val", "test"
-DTYPES = ("uint16", "int32")
-"""Of tokens, little-endian."""
+DTYPES = ("uint16", "int32")  # of tokens, little-endian
 SHA256 = re.compile(r"[0-9a-f]{64}")
 PATH_PART = re.compile(r"(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 REQUIRED = (

@@ -19,8 +19,7 @@ S3_LIMITS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_at
 """Seconds to wait for a connection and for the next bytes, and how often a request is sent."""
 SMALL_FILE_BYTES = 256 << 20
 """Most bytes of a manifest, an index (enough for a million chunks) or a tokenizer, local or remote."""
-MISSING = ("NotFound", "RemoteEntryNotFoundError")
-"""What the clients of gs:// and hf:// raise."""
+MISSING = ("NotFound", "RemoteEntryNotFoundError")  # what the clients of gs:// and hf:// raise
 
 
 def is_remote(path: str) -> bool:

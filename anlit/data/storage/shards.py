@@ -25,21 +25,17 @@ class Chunk(NamedTuple):
     """One file of a source: a header of 12 bytes, then tokens."""
 
     filename: str
-    size: int
-    """Bytes, with the header."""
+    size: int  # bytes, with the header
     tokens: int
-    crc32: int
-    """`zlib.crc32` of the whole file."""
+    crc32: int  # `zlib.crc32` of the whole file
 
 
 @dataclass(frozen=True)
 class Source:
     """A split, or a subset of one: one long array of tokens, chunk after chunk."""
 
-    name: str
-    """The subset; empty where the split has none."""
-    folder: str
-    """Path or address of its chunks."""
+    name: str  # the subset; empty where the split has none
+    folder: str  # path or address of its chunks
     chunks: tuple[Chunk, ...]
     manifest: Mapping[str, Any]
 

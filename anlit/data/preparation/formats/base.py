@@ -14,16 +14,12 @@ class Record:
     """One document of a source file, or what is wrong with it."""
 
     place: Place
-    text: str | None
-    """None if it cannot be used; otherwise not empty and valid UTF-8 when encoded."""
+    text: str | None  # None if it cannot be used; otherwise not empty and valid UTF-8 when encoded
     problem: str | None = None
     """None, or one of not_utf8, not_json, no_text_field, no_subset_field, empty, too_long, truncated, damaged."""
-    detail: str = ""
-    """The problem in one clause, for an error message."""
-    subset: str | None = None
-    """Value of the subset field, where `Columns` names one."""
-    size: int = 0
-    """UTF-8 bytes of `text`."""
+    detail: str = ""  # the problem in one clause, for an error message
+    subset: str | None = None  # value of the subset field, where `Columns` names one
+    size: int = 0  # UTF-8 bytes of `text`
 
     @property
     def where(self) -> str:
@@ -37,10 +33,8 @@ class Columns:
     """Which fields to read."""
 
     text: str = "text"
-    subset: str | None = None
-    """Dots lead into nested fields: "meta.redpajama_set_name"."""
-    max_document_bytes: int = 32 * MB
-    """Longer texts (UTF-8) are reported as too_long."""
+    subset: str | None = None  # dots lead into nested fields: "meta.redpajama_set_name"
+    max_document_bytes: int = 32 * MB  # longer texts (UTF-8) are reported as too_long
 
 
 class BrokenFileError(Exception):
