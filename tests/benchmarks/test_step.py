@@ -115,25 +115,12 @@ def test_a_peer_learns_and_is_clipped() -> None:
     assert all(parameter.grad is None for parameter in peer.model.parameters())
 
 
-def test_a_variant_that_is_wrong_or_fails_is_named_and_not_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Wrong(OurStep):
-        def __init__(self, architecture: str, *more: Any) -> None:
-            if architecture == "anGPT":
-                raise RuntimeError("out of memory")
-            super().__init__(architecture, *more)
-            self.error = 1.001 if more[2].compile else 1
-
-        def train(self) -> torch.Tensor:
-            return super().train() * self.error
-
-    monkeypatch.setattr(step, "OurStep", Wrong)
-    rows = rows_of(run(tmp_path, "--peers", "none", "--models", "GPT,anGPT"))
-    assert rows["anGPT eager"]["reason"] == "it fails: out of memory"
+def test_a_variant_that_computes_something_else_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = OurStep.train
+    monkeypatch.setattr(OurStep, "train", lambda self: train(self) * (1.001 if self.model.runtime.compile else 1))
+    rows = rows_of(run(tmp_path, "--peers", "none", "--models", "GPT"))
     assert "it is wrong: its first losses are" in rows["GPT+ compiled"]["reason"]
     assert [label for label, row in rows.items() if "seconds" in row] == ["GPT+ eager"]
-    assert "anGPT eager: it fails: out of memory." in (tmp_path / "step-cpu.md").read_text()
 
 
 RIGHT = {"model": "GPT", "compiled": "no", "losses": [8.31, 8.3, 8.2], "parameters": 1_000_000, "flops_per_token": 6e6}

@@ -42,7 +42,6 @@ def test_shared_keys_and_the_width_of_heads_are_counted(tmp_path: Path) -> None:
     ("options", "says"),
     [
         (["--gpus", "2", "--strategy", "1gpu"], "choose ddp or fsdp"),
-        (["--mfu", "40"], r"must be a share of the peak in \(0, 1\]"),
         (["--model.n_heads", "3"], "not divisible"),
     ],
 )

@@ -1,6 +1,7 @@
 """The estimate against what a step on the CPU really allocates, for each architecture and precision."""
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
 import torch
@@ -29,9 +30,7 @@ def training(
     """One training step in Lightning's order as a function, and its optimizer."""
     decoder = model.model
     optimizer = model.make_optimizer(parameter_groups(decoder))
-    tokens = torch.randint(model.vocab_size, (batch_size, length), generator=torch.Generator().manual_seed(0)).to(
-        device
-    )
+    tokens = torch.randint(model.vocab_size, (batch_size, length), device=device)
     targets, ids = tokens.clone(), torch.zeros_like(tokens)
 
     def step() -> None:
@@ -56,30 +55,24 @@ def peak_on_cpu(model: LanguageModel, batch_size: int, length: int, autocast: bo
         step()
     assert profiler.profiler is not None
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    now, peak = 0, 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    return float(sum(x.untyped_storage().nbytes() for x in held) + peak)
+    changes = (event.nbytes() for event in sorted(events, key=lambda e: e.start_ns()))
+    return float(sum(x.untyped_storage().nbytes() for x in held) + max(accumulate(changes)))
 
 
-@pytest.mark.parametrize("shape", [SMALL, DEEPER], ids=["small", "deeper"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_estimate_is_within_ten_percent_of_the_real_peak(name: str, shape: dict[str, int]) -> None:
-    autocast = (name == "NGPT") == (shape is SMALL)  # every architecture in both precisions, without every pair
-    settings = {**shape, "backend": "eager", "document_masking": False}
+@pytest.mark.parametrize(
+    ("name", "shape", "backend", "autocast"),
+    [
+        *((name, SMALL, "eager", name == "NGPT") for name in ARCHITECTURES),
+        *((name, DEEPER, "eager", name != "NGPT") for name in ARCHITECTURES),
+        ("AnGPT", SMALL, "sdpa", False),
+    ],
+)
+def test_the_estimate_is_within_ten_percent_of_the_real_peak(name, shape, backend, autocast) -> None:
+    settings = {**shape, "backend": backend, "document_masking": False}
     plan = Plan(batch_size=4, length=shape["context_length"], precision="bf16-mixed" if autocast else "32-true")
     estimated = step_memory(build(name, "meta", **settings), plan).total()
     measured = peak_on_cpu(build(name, **settings), 4, shape["context_length"], autocast)
     assert estimated == pytest.approx(measured, rel=0.1)
-
-
-def test_a_fused_kernel_is_estimated_as_what_torch_keeps() -> None:
-    settings = {**SMALL, "backend": "sdpa", "document_masking": False}
-    estimated = step_memory(
-        build("AnGPT", "meta", **settings), Plan(batch_size=4, length=128, precision="32-true")
-    ).total()
-    assert estimated == pytest.approx(peak_on_cpu(build("AnGPT", **settings), 4, 128, autocast=False), rel=0.1)
 
 
 def test_the_optimizers_state_is_what_the_optimizer_makes() -> None:
@@ -125,5 +118,4 @@ def test_the_estimate_is_within_ten_percent_of_a_gpus_peak(name: str) -> None:
     torch.cuda.reset_peak_memory_stats()
     step()
     measured = torch.cuda.max_memory_allocated()
-    print(f"{name}: estimated {estimated / 1e9:.2f} GB, measured {measured / 1e9:.2f} GB")
     assert estimated == pytest.approx(measured, rel=0.1)
