@@ -87,9 +87,7 @@ class Benchmark:
 
     Args:
         name: What follows `anlit benchmark`.
-        argv: The options as they were given.
-        given: The same, parsed.
-        device: What is measured.
+        argv: The options as they were given; `given` are the same, parsed.
         stem: The name of its files (default: the benchmark's).
 
     Raises:
@@ -184,10 +182,7 @@ class Benchmark:
     def publish(self, base: str, more: Mapping[str, Column] = {}, notes: Sequence[str] = ()) -> None:
         """Write the complete record, and a table for each group as Markdown; print the tables.
 
-        Args:
-            base: The name of what times are compared with.
-            more: More columns.
-            notes: Paragraphs for the end.
+        `base` is the name of what times are compared with; `more` are more columns, `notes` paragraphs for the end.
         """
         self.record["environment"]["load_after"] = os.getloadavg()[0]
         self.keep(finished=True, seconds=time.monotonic() - self._began)

@@ -19,9 +19,6 @@ def export_model(
     """Write the model of `checkpoint` into the folder `output`; returns the folder.
 
     Args:
-        checkpoint: A run folder (its best checkpoint, else its last), a .ckpt file, a sharded checkpoint or an
-            exported folder.
-        output: Created if missing.
         form: `safetensors` for anlit itself, `huggingface` for transformers.
         folded: Store the factors of nGPT and anGPT in their matrices, as `huggingface` always does.
         tokenizer: The tokenizer.json to add; by default that of the model's data, if the data is still there.

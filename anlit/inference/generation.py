@@ -7,7 +7,7 @@ products.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 
 import numpy as np
 import torch
@@ -93,9 +93,7 @@ class Sampling:
     def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
         """One token per row, (B,) int64, by inverse transform sampling over tokens in order of probability.
 
-        Args:
-            logits: (B, V).
-            uniform: (B,) in [0, 1).
+        `logits` are (B, V); `uniform` (B,) in [0, 1).
         """
         if self.temperature == 0:
             return logits.argmax(-1)
@@ -131,8 +129,6 @@ def generate(
     Args:
         decoder: The network, in eval mode.
         requests: Continued `batch_size` at a time, in this order.
-        max_tokens: At least 1.
-        batch_size: Rows in a batch.
         n_allowed: Draw only tokens below this; the other tokens of a rounded-up vocabulary have no text.
         on_token: Called with every token at once.
 
@@ -214,8 +210,8 @@ def _batches(
         return length if stretches(decoder, length) else 0
 
     for _, group in groupby(range(len(requests)), kind):
-        numbers = list(group)
-        yield from (numbers[first : first + batch_size] for first in range(0, len(numbers), batch_size))
+        while numbers := list(islice(group, batch_size)):
+            yield numbers
 
 
 class _Batch:

@@ -72,12 +72,14 @@ def assert_the_same(model, theirs) -> None:
     ],
     ids=str,
 )
-def test_gpt_takes_an_architecture_of_transformers(settings, name, tmp_path: Path) -> None:
+def test_gpt_takes_an_architecture_of_transformers_and_comes_back(settings, name, tmp_path: Path) -> None:
     model = loud(GPT, **settings)
     theirs = read(write(model, tmp_path / "out"), trust=False)
     assert type(theirs).__name__ == name
     assert sum(p.numel() for p in theirs.parameters()) - model.model.n_parameters() in (0, 2 * 16 * 2)
     assert_the_same(model, theirs)
+    assert main(["import", str(tmp_path / "out"), "--output", str(tmp_path / "back")]) == 0
+    assert torch.equal(load_checkpoint(str(tmp_path / "back"), "cpu").model(PROMPT), model(PROMPT))
 
 
 @pytest.mark.usefixtures("own_code_cache")

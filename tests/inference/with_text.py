@@ -14,10 +14,8 @@ TEXTS = ["the cat sat on the mat and the dog sat by the cat", "naïve café – 
 
 def make_run_with_text(folder: Path, architecture, token_at: str = "end", **changes) -> Path:
     """A run in FOLDER/run on data in FOLDER/data; the tokenizer has a few tokens less than the model."""
-    tokenizer = train_bpe(TEXTS, VOCABULARY - 10)
-    (folder / "data").mkdir(parents=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "data").rmdir()
+    folder.mkdir(parents=True, exist_ok=True)
+    train_bpe(TEXTS, VOCABULARY - 10).save(str(folder / "tokenizer.json"))
     data = prepare(folder / "data", tokenizer_sha256=file_sha256(folder / "tokenizer.json"), document_token_at=token_at)
     (folder / "tokenizer.json").rename(data / "tokenizer.json")
     run = make_run(folder / "run", data, architecture, **changes)

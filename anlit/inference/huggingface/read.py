@@ -14,19 +14,8 @@ from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, TOKENIZER, write
 from anlit.checkpoints.location import WEIGHTS
 from anlit.errors import UserError
 from anlit.inference.export import new_folder
-from anlit.inference.huggingface.families import (
-    FAMILIES,
-    MUST_BE,
-    OPTIONAL,
-    ORIGINAL_LENGTH,
-    ROPE,
-    SETTINGS,
-    TYPES,
-    UNFIT,
-    Family,
-    our_names,
-    our_setting,
-)
+from anlit.inference.huggingface import families
+from anlit.inference.huggingface.families import FAMILIES, MUST_BE, OPTIONAL, ORIGINAL_LENGTH, ROPE, SETTINGS, Family
 from anlit.reading import read_json
 from anlit.settings import build_from_plain, shown, to_plain_values
 
@@ -40,10 +29,8 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
 
     The folder also gets `model.yaml`, with which `anlit fit` makes this GPT+.
 
-    Args:
-        source: A folder with config.json and model.safetensors, or its parts and their index.
-        output: Created if missing.
-        context_length: Tokens in a training sequence; None for max_position_embeddings.
+    `source` has config.json and model.safetensors, or its parts and their index. `context_length` None is its
+    max_position_embeddings.
 
     Returns:
         Sentences on what the user should know.
@@ -52,12 +39,17 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
         UserError: The folder is damaged or has no such model, GPT+ cannot be that model, or `output` is not empty.
     """
     folder, target = Path(source), new_folder(output)
-    record = read_json(folder / CONFIG, TYPES, "give a folder that holds a model of transformers")
+    record = read_json(folder / CONFIG, families.TYPES, "give a folder that holds a model of transformers")
     refuse(record, folder)
     read = read_weights(folder)
-    _check_layers(read, record, folder)
+    n_layers = len({name.split(".")[2] for name in read if name.startswith("model.layers.")})
+    if record["num_hidden_layers"] != n_layers:  # before a model of so many layers is built
+        raise UserError(
+            f"{folder / CONFIG} says {record['num_hidden_layers']} layers, but the weights are those of {n_layers}: "
+            "download it again"
+        )
     settings = settings_of(record, folder) | ({"context_length": context_length} if context_length else {})
-    names = our_names(record["num_hidden_layers"])
+    names = families.our_names(record["num_hidden_layers"])
     weights = {names.get(name, name): tensor for name, tensor in read.items() if not name.endswith(".inv_freq")}
     if settings["tie_embeddings"] and EMBEDDING in weights:
         _refuse_other_head(weights, folder)
@@ -87,7 +79,7 @@ def refuse(record: dict[str, Any], folder: Path) -> None:
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         names = ", ".join(known.name for known in FAMILIES.values())
-        why = f" ({UNFIT[kind]})" if isinstance(kind, str) and kind in UNFIT else ""
+        why = f" ({families.UNFIT[kind]})" if isinstance(kind, str) and kind in families.UNFIT else ""
         raise UserError(
             f"{folder / CONFIG} has model_type={shown(kind)}, which GPT+ cannot be{why}: choose a checkpoint of {names}"
         )
@@ -128,7 +120,7 @@ def settings_of(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     if missing := [key for key in keys if key not in rope and key in ("factor", "low_freq_factor", "high_freq_factor")]:
         raise UserError(f"{folder / CONFIG} has no rope_parameters.{missing[0]}: download it again")
     arguments = {"fraction": 1.0, "base": rope["rope_theta"]}
-    arguments |= {our_setting(key): rope[key] for key in keys if key in rope}
+    arguments |= {families.our_setting(key): rope[key] for key in keys if key in rope}
     turning = {"class_path": f"anlit.{name}", "init_args": arguments}
     positions = [turning if turns else {"class_path": "anlit.NoPE"} for turns in _turns(record, family)]
     windows = [{"class_path": "anlit.SlidingWindow", "init_args": {"width": width}} if width else
@@ -229,16 +221,6 @@ def _refuse_other_head(weights: dict[str, Tensor], folder: Path) -> None:
         raise UserError(
             f"{folder / CONFIG} says tie_word_embeddings=True, but the files have a head (lm_head.weight) that is not "
             "the embedding: set tie_word_embeddings to false to take it"
-        )
-
-
-def _check_layers(weights: dict[str, Tensor], record: dict[str, Any], folder: Path) -> None:
-    """Refuse a config.json whose number of layers is not that of the weights, before the model is built."""
-    n_layers = len({name.split(".")[2] for name in weights if name.startswith("model.layers.")})
-    if record["num_hidden_layers"] != n_layers:
-        raise UserError(
-            f"{folder / CONFIG} says {record['num_hidden_layers']} layers, but the weights are those of {n_layers}: "
-            "download it again"
         )
 
 
