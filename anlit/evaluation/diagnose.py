@@ -79,9 +79,8 @@ class Diagnose(Evaluation):
 
         Returns:
             `masking`; `copying`, the loss in nats per token on random tokens (`first`) and on the same tokens once more
-            (`second`); and, by length in `lengths`: `length`, `tokens` read, `edges` of the bins of n, `queries` in
-            each, `statistics` as {name: [layer][head][bin]}, NaN if there was nothing to measure. `squared_average` is
-            ‖Σ w v‖² over the mean ‖v‖².
+            (`second`); by length in `lengths`: `length`, `tokens` read, `edges` of the bins of n, `queries` in each,
+            `statistics` as {name: [layer][head][bin]}, NaN without any; `squared_average` is ‖Σ w v‖² / mean ‖v‖².
 
         Raises:
             UserError: The validation split is shorter than a sequence.
@@ -263,10 +262,8 @@ def heads_figure(own: dict[str, Any], trained: int) -> Figure:
 
 def layer_colours(count: int) -> list[Any]:
     """Okabe and Ito's colours if there are enough, else a colour scale over the layers."""
-    palette = (look.INK, *look.COLOURS)
-    if count <= len(palette):
-        return list(palette[:count])
-    return [plt.get_cmap(look.MAP)(0.92 * layer / (count - 1)) for layer in range(count)]
+    palette = [look.INK, *look.COLOURS]
+    return palette[:count] if count <= len(palette) else list(plt.get_cmap(look.MAP)(np.linspace(0, 0.92, count)))
 
 
 def _layers(ax: Axes, own: dict[str, Any], name: str) -> None:

@@ -103,9 +103,8 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
     The `draws` depend on `seed` and n, but not on the mechanism, which `for_layer` made for one head.
 
     Returns:
-        `mean` and `standard_error` by name, for the statistics of `anlit.attention.statistics.statistics` and for
-        `total_1_to_10`, the sum of e^L in [1, 10); only ranges within the n keys. `expected_total_1_to_10` has a mean
-        only.
+        `mean` and `standard_error` of `anlit.attention.statistics.statistics` and of `total_1_to_10`, the sum of e^L in
+        [1, 10), by name; only ranges within the n keys. `expected_total_1_to_10` has a mean only.
     """
     spans = [span for span in ranges(n - 1) if span.end <= n]
     generator = torch.Generator().manual_seed(seed % (1 << 63))  # which takes no larger ones

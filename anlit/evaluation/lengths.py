@@ -84,16 +84,14 @@ class Lengths(Evaluation):
         return {"lengths": self.lengths, "tokens": self.tokens}
 
     def measure(self, checkpoint: Checkpoint, data: TokenShards) -> list[dict[str, Any]]:
-        """The checkpoint's loss at every length, with and without document masking.
-
-        All lengths use the same pieces of text, which are as long as their least common multiple and evenly spread over
-        the split.
+        """The loss at every length, with and without document masking, on the same pieces of text: as long as the least
+        common multiple of the lengths, evenly spread over the split.
 
         Returns:
             For each masking and length: {length, masking, total, change, by_position, sequences, bits_per_byte}.
-            `total`, `change` and each range's `estimate` are as `estimate` gives them. `change` is the loss minus that
-            at the training length, with the standard error over pieces; None at the training length, or if that was not
-            measured. `by_position` has {first, end, estimate} for the positions [first, end).
+            `change` is the loss minus that at the training length, with the standard error over pieces; None where it
+            was not measured. `by_position` has {first, end, estimate} for the positions [first, end). All three are as
+            `estimate` gives them.
 
         Raises:
             UserError: A batch does not fit into memory.
@@ -205,7 +203,8 @@ def sums_by_range(checkpoint: Checkpoint, batches: Iterator[Batch], length: int,
         with enough_memory(len(batch.tokens), length, checkpoint.device, advice):
             losses = token_losses(checkpoint.model, batch).cpu().double().numpy()
         counted = (batch.targets != IGNORED).numpy()
-        ranges = _range_of(batch.positions.numpy() if masked else np.broadcast_to(np.arange(length), losses.shape))
+        positions = batch.positions.numpy() if masked else np.broadcast_to(np.arange(length), losses.shape)
+        ranges = np.frexp(positions.astype(np.float64))[1]  # 0 for position 0, else ⌊log2 p⌋ + 1
         index = (np.arange(len(losses))[:, None] * n_ranges + ranges).ravel()
         sums.append([
             np.bincount(index, weights.ravel().astype(np.float64), len(losses) * n_ranges).reshape(-1, n_ranges)
@@ -240,11 +239,6 @@ def _batches(data: TokenShards, length: int, batch_tokens: int) -> Iterator[Batc
         by_row = (field.split(rows) for field in (whole.tokens, whole.targets, whole.document_ids, whole.positions))
         for parts in zip(*by_row, strict=True):
             yield whole._replace(**dict(zip(Batch._fields, parts, strict=False)))
-
-
-def _range_of(positions: NDArray[Any]) -> NDArray[np.int64]:
-    """0 for position 0, else ⌊log2 p⌋ + 1, the exponent of p as a floating-point number."""
-    return np.frexp(positions.astype(np.float64))[1].astype(np.int64)
 
 
 def seeds(record: dict[str, Any], arm: dict[str, Any], length: int, masked: bool) -> list[dict[str, Any]]:
@@ -286,8 +280,7 @@ def _loss_and_error(estimates: list[dict[str, Any] | None]) -> tuple[str, str]:
 def plot(record: dict[str, Any]) -> Figure:
     """A row of two panels for documents masked and not masked: by length, and by position.
 
-    Points are means over seeds, bars ± one standard deviation over seeds. The standard errors over sequences are in
-    the tables. What is longer than the training length is shaded.
+    Points are means over seeds, bars ± one standard deviation. What is longer than the training length is shaded.
     """
     masking, lengths, arms = record["settings"]["masking"], record["settings"]["lengths"], record["arms"]
     size = (TEXT, 0.3 + 2.3 * len(masking) + 0.16 * len(arms))

@@ -106,9 +106,9 @@ def measure(model: LanguageModel, haystack: Haystack, length: int, settings: Nee
     same samples.
 
     Returns:
-        {length, accuracy, nats_per_token, by_depth}: the share of exact matches, and the log-likelihood of the answers
-        per token. `by_depth` has, for each depth, {depth, mean_depth, matches, samples, nats_per_token}; `mean_depth`
-        is that of the needles, which stand at the end of a sentence nearby.
+        {length, accuracy, nats_per_token, by_depth}; accuracy is the share of exact matches, nats are log-likelihoods.
+        `by_depth` has {depth, mean_depth, matches, samples, nats_per_token}; `mean_depth` is that of the needles, which
+        stand at the end of a sentence nearby.
 
     Raises:
         UserError: A forward pass does not fit into the device's memory.
@@ -131,16 +131,11 @@ def measure(model: LanguageModel, haystack: Haystack, length: int, settings: Nee
         "accuracy": float(match.mean()),
         "nats_per_token": float(log_likelihood.sum() / n_answer.sum()),
         "by_depth": [
-            {
-                "depth": float(asked),
-                "mean_depth": float(depth[i].mean()),
-                "matches": int(match[i].sum()),
-                "samples": n_samples,
-                "nats_per_token": float(log_likelihood[i].sum() / n_answer[i].sum()),
-            }
+            {"depth": float(asked), "mean_depth": float(depth[i].mean()), "matches": int(match[i].sum()),
+             "samples": n_samples, "nats_per_token": float(log_likelihood[i].sum() / n_answer[i].sum())}
             for i, asked in enumerate(depths)
         ],
-    }
+    }  # fmt: skip
 
 
 @torch.inference_mode()
