@@ -14,7 +14,6 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
 from itertools import combinations
@@ -35,7 +34,6 @@ from anlit.configuration import CONFIG, init_args, mapping
 from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import flush_denormals
-from anlit.optim.optimizers import OptimizerFactory
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import environment
 from anlit.reporting.text import echo
@@ -67,14 +65,20 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[s
     turns = {}
     arms: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
-        model, rows = model_of(run), init_args(run.config.get("data")).get("batch_size")
+        rows = init_args(run.config.get("data")).get("batch_size")
         if not isinstance(rows, int):
             raise UserError(f"{run.folder / CONFIG} gives no data.batch_size: leave the run out")
         low = str((run.config.get("trainer") or {}).get("precision") or "32").startswith("bf16")
-        size = Size(0, 0, 0, model.vocab_size, model.context_length, rows, "bfloat16" if low else "float32")
-        batch = batch_of(size, model.model.document_masking, device)
-        model.selections = Selections.from_plain(run.record.get("attention"))  # what it ran on, if on such a device
-        step = partial(take_step, trainer_of(model, device, size.dtype), batch)
+        try:
+            model = model_of(run)
+            model.selections = Selections.from_plain(run.record.get("attention"))  # what it ran on, if on such a device
+            trainer = trainer_of(model, device, "bfloat16" if low else "float32")
+        except UserError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{run.folder / CONFIG}: model cannot be built ({error}): leave the run out") from error
+        size = Size(0, 0, 0, model.vocab_size, model.context_length, rows, "")
+        step = partial(take_step, trainer, batch_of(size, model.model.document_masking, device))
         step()  # allocations, and compilation where there is one
         turns[number] = Ready({"step": step}).turn(device)
         arms.append({"run": str(run.folder), "key": group_runs([run])[0].key, "tokens": size.tokens})
@@ -103,39 +107,23 @@ def model_of(run: Run) -> LanguageModel:
     """The model of a run's config.yaml, with new weights and the run's optimizer. No other object of the file is made.
 
     Raises:
-        UserError: The configuration names no model of ours, or one that cannot be built.
+        UserError: It names no model or no optimizer, or one with a setting that is none.
+        TypeError, ValueError: A setting is missing, or refused by the class.
     """
     where = f"{run.folder / CONFIG}: model"
     settings = dict(init_args(run.config.get("model")))
     optimizer = settings.pop("optimizer", None)
-    try:
-        kind = subclass_named(LanguageModel, str(mapping(run.config.get("model")).get("class_path")), where)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of modules among the hyperparameters
-            model = build_from_plain(kind, settings, where)
-    except UserError:
-        raise
-    except (TypeError, ValueError) as error:  # a setting is missing, or refused by the class
-        raise UserError(f"{where} cannot be built ({error}): leave the run out") from error
+    kind = subclass_named(LanguageModel, str(mapping(run.config.get("model")).get("class_path")), where)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of modules among the hyperparameters
+        model = build_from_plain(kind, settings, where)
     if optimizer is not None:
-        model.make_optimizer = _optimizer_of(optimizer, f"{where}.optimizer")
+        path = optimizer if isinstance(optimizer, str) else mapping(optimizer).get("class_path")
+        maker = subclass_named(torch.optim.Optimizer, str(path), f"{where}.optimizer")
+        if not is_plain(arguments := init_args(optimizer)):
+            raise UserError(f"{where}.optimizer has settings that are no numbers or texts: leave the run out")
+        model.make_optimizer = partial(maker, **arguments)
     return model
-
-
-def _optimizer_of(spec: Any, where: str) -> OptimizerFactory:
-    """The optimizer of a configuration, whose settings are numbers and texts."""
-    path = spec if isinstance(spec, str) else mapping(spec).get("class_path")
-    kind = subclass_named(torch.optim.Optimizer, str(path), where)
-    if not is_plain(arguments := init_args(spec)):
-        raise UserError(f"{where} has settings that are no numbers or texts: leave the run out")
-
-    def make(groups: Iterable[Any]) -> torch.optim.Optimizer:
-        try:
-            return kind(groups, **arguments)
-        except TypeError as error:
-            raise UserError(f"{where} cannot be made ({error}): leave the run out") from error
-
-    return make
 
 
 def main(argv: list[str]) -> int:

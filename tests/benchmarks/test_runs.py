@@ -77,8 +77,8 @@ def test_rounds_go_on_until_the_ratios_are_precise(
 
 @pytest.mark.parametrize(
     ("place", "named"),
-    [("model", "os.system"), ("optimizer", "subprocess.Popen"), ("lr", "os.system"), ("attention", "stranger.Layer"),
-     ("layers", "anlit.cli.main")],
+    [("model", "os.system"), ("optimizer", "subprocess.Popen"), ("lr", "os.system"), ("unknown", ""),
+     ("attention", "stranger.Layer"), ("layers", "anlit.cli.main")],
 )  # fmt: skip
 def test_only_models_and_optimizers_are_built(
     tmp_path: Path, place: str, named: str, monkeypatch: pytest.MonkeyPatch
@@ -92,13 +92,15 @@ def test_only_models_and_optimizers_are_built(
     config["model"]["init_args"] |= {
         "model": {},
         "optimizer": {"optimizer": foreign},
+        "unknown": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"speed": 1.0}}},
         "lr": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": foreign}}},
         "attention": {"attention": foreign},
         "layers": {"attention": {"class_path": "anlit.AttentionPattern", "init_args": {"layers": [foreign]}}},
     }[place]
     config["model"]["class_path"] = named if place == "model" else "anlit.GPT"
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(UserError, match=r"config.yaml: model.* (names|has settings that are no numbers)") as error:
+    said = r"config.yaml: model.* (names|has settings that are no numbers|cannot be built)"
+    with pytest.raises(UserError, match=said) as error:
         runs.main([str(folder), "--output", str(tmp_path / "x.json"), "--device", "cpu"])
     assert len(str(error.value)) < 400 + len(str(tmp_path))
     assert "stranger" not in sys.modules
