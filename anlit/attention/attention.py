@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from anlit.attention import cache
-from anlit.attention.backends import BACKENDS, choose, prepare
+from anlit.attention.backends import BACKENDS, choose, prepare, unsupported_reason
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
@@ -27,8 +27,7 @@ class Attention(nn.Module):
         qk_clip: Record each head's largest score in training, for QK-clip with this threshold; None for no QK-clip.
 
     Raises:
-        UserError: There is no back end of this name, or it cannot compute the mechanism on any device. The first
-            forward pass checks the device and the precision.
+        UserError: There is no such back end, or it cannot compute the mechanism on any device.
     """
 
     def __init__(self, mechanism: Mechanism, backend: str, dropout: float = 0.0, qk_clip: float | None = None) -> None:
@@ -41,18 +40,14 @@ class Attention(nn.Module):
         self._backends: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-        """q: (B, H, T, D); k, v: (B, G, T, D), where G divides H; query head h uses key head h // (H/G).
-
-        Returns:
-            (B, H, T, D).
-        """
+        """q (B, H, T, D); k, v (B, G, T, D), where query head h uses key head h // (H/G) → (B, H, T, D)."""
         if self.clip is not None and self.training:
             self._observe_scores(self.clip, q, k, documents)
         dtype = computing_dtype(q)
         return self.attend(q.to(dtype), k.to(dtype), v.to(dtype), documents)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-        """Run the kernel alone, on q, k, v as in `forward`, in the precision to compute in; returns (B, H, T, D)."""
+        """As `forward`, in the precision to compute in: the kernel alone."""
         if isinstance(documents, cache.Continuation):
             k, v = documents.cache.extend(self, k, v, self.mechanism.window)
             if documents.n_before:
@@ -67,10 +62,7 @@ class Attention(nn.Module):
         self._backends.clear()
 
     def backend_for(self, q: Tensor, is_packed: bool) -> str:
-        """The name of the back end for queries like `q`, (B, H, T, D).
-
-        It is looked up once per device, precision and length, with and without gradients, for packed documents and
-        without.
+        """The name of the back end for queries like `q`, (B, H, T, D). It is looked up once for each kind of queries.
 
         Raises:
             UserError: The back end that the settings name cannot compute this on the device or in the precision of `q`.
@@ -83,10 +75,10 @@ class Attention(nn.Module):
     def _find_backend(self, q: Tensor, is_packed: bool) -> str:
         if self.backend == "auto" and self._selections is not None:
             form, dtype = mechanism_name(self.mechanism), name_of(q.dtype)
-            for selection in self._selections.nearest(form, dtype, q.shape[-2], is_packed):
-                backend = BACKENDS.get(selection.backend)  # a checkpoint may name one of another version
-                if backend is not None and backend.unsupported_reason(self.mechanism, q, self.dropout) is None:
-                    return selection.backend
+            for selection in self._selections.nearest(form, dtype, is_packed, q.shape[-2]):
+                name = selection.backend
+                if name in BACKENDS and unsupported_reason(name, self.mechanism, q, self.dropout) is None:
+                    return name  # a checkpoint may name one of another version
         return choose(self.backend, self.mechanism, q, self.dropout)
 
     @torch.no_grad()

@@ -12,8 +12,6 @@ Shape letters: B rows, H heads of queries, G heads of keys, Q new tokens, K keys
 a row, from 0.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -29,8 +27,7 @@ class KeyValueCache:
     A layer with a window keeps at most twice its width. Other layers have room for everything from the beginning.
 
     Args:
-        max_length: The final length of the rows in tokens. Positions that depend on the length of the sequence
-            (`DynamicNTK`) use this length from the beginning, so the result equals one pass over the whole sequence.
+        max_length: The final length of the rows in tokens, for which positions are from the beginning (`DynamicNTK`).
         padding: (B,) integers, the number of padded slots at the beginning of each row; None for no padding.
     """
 
@@ -61,11 +58,7 @@ class KeyValueCache:
         return documents
 
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor, window: int | None) -> list[Tensor]:
-        """Add the new keys and values of an attention layer, (B, G, Q, D), with this window.
-
-        Returns:
-            The keys and values that its new queries may see, (B, G, K, D), the new ones last.
-        """
+        """Add a layer's new keys and values, (B, G, Q, D); returns what its new queries may see, (B, G, K, D)."""
         return self._layers.setdefault(layer, LayerCache(window, self.max_length)).append(k, v)
 
     def _begins(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> Tensor | None:
@@ -82,14 +75,9 @@ class KeyValueCache:
 
 
 class Continuation(Documents):
-    """The documents of tokens that follow those in a cache.
+    """The documents of Q = `length` tokens that follow `n_before` slots in a cache.
 
-    Args:
-        cache: The cache of the layers' keys and values.
-        begins: (B or 1, Q), the slot at which each new token's document begins; None for 0.
-        n_before: Number of slots before the new tokens.
-        length: Q.
-        device: The device of the masks.
+    `begins`, (B or 1, Q), is the slot at which each new token's document begins; None for 0.
     """
 
     def __init__(
@@ -136,7 +124,7 @@ class LayerCache:
         self.size = 0
 
     def append(self, *new: Tensor) -> list[Tensor]:
-        """As `KeyValueCache.extend`."""
+        """As `KeyValueCache.extend`; what was added stands last."""
         if not self.buffers:
             self.buffers = tuple(x.new_empty(*x.shape[:2], self.capacity, x.shape[3]) for x in new)
         n_new = new[0].shape[-2]
@@ -144,16 +132,12 @@ class LayerCache:
         older = [buffer[..., self.size - n_older : self.size, :] for buffer in self.buffers]
         if self.size + n_new <= self.capacity:
             begin, self.size = self.size - n_older, self.size + n_new
-            self._write(new)
+            for buffer, part in zip(self.buffers, new, strict=True):
+                buffer[..., self.size - n_new : self.size, :] = part
             return [buffer[..., begin : self.size, :] for buffer in self.buffers]
         assert self.window is not None
         whole = [torch.cat(parts, -2) for parts in zip(older, new, strict=True)]
         self.size = min(self.window - 1, n_older + n_new)  # what later queries may see moves to the front
-        self._write(whole)
+        for buffer, part in zip(self.buffers, whole, strict=True):
+            buffer[..., : self.size, :] = part[..., part.shape[-2] - self.size :, :]
         return whole
-
-    def _write(self, parts: Sequence[Tensor]) -> None:
-        """Let the buffers end with `parts`, or with the end of `parts` if they are longer."""
-        for buffer, part in zip(self.buffers, parts, strict=True):
-            kept = part[..., max(0, part.shape[-2] - self.size) :, :]
-            buffer[..., self.size - kept.shape[-2] : self.size, :] = kept

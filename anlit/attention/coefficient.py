@@ -14,13 +14,8 @@ Learned = Literal["never", "globally", "per_layer", "per_head"]
 class Coefficient(nn.Module):
     """A constant or learned factor of a mechanism.
 
-    A learned one is a parameter of shape (1,) or (H,), because 0-d parameters cannot be sharded. Like all parameters
-    that are not matrices it has no weight decay.
-
-    Args:
-        initial: Its value, or the initial value of a learned one.
-        learned: Whether it is learned, and with how many parameters.
-        n_heads: H, if it is learned per head.
+    A learned one is a parameter of shape (1,) or (H,), because 0-d parameters cannot be sharded, and `initial` is its
+    initial value. Like all parameters that are not matrices it has no weight decay.
     """
 
     def __init__(self, initial: float, learned: Learned = "never", n_heads: int = 1) -> None:
@@ -58,8 +53,7 @@ class Coefficient(nn.Module):
 class Reference(nn.Module):
     """A layer's reference to a coefficient that all layers share.
 
-    The decoder owns the coefficient (`shared_coefficients`), so the checkpoint and the optimizer have it once. If the
-    blocks are sharded one by one, it is in the outermost unit, which is gathered whenever a block runs.
+    The decoder owns the coefficient (`shared_coefficients`): checkpoint, optimizer and outermost shard have it once.
     """
 
     def __init__(self, coefficient: Coefficient) -> None:

@@ -25,18 +25,13 @@ class Documents:
         ids: (B, T) integers, non-decreasing along T, equal for tokens of one document; None for one document.
         length: T.
         device: The device of the masks.
-        cu_seqlens: As in the `Batch`, see the property of this name; None to derive it from `ids`.
-        longest: Tokens of the longest document; None for T.
+        cu_seqlens, longest: As in the `Batch`; None to derive them.
     """
 
     def __init__(
-        self,
-        ids: Tensor | None,
-        length: int,
-        device: torch.device,
-        cu_seqlens: Tensor | None = None,
+        self, ids: Tensor | None, length: int, device: torch.device, cu_seqlens: Tensor | None = None,
         longest: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.ids, self.length, self.device, self.are_masked = ids, length, device, ids is not None
         self.max_length = length
         """The length of the sequence in tokens; with a cache, its final length."""
@@ -55,7 +50,7 @@ class Documents:
         return self.positions
 
     def n_visible(self, dtype: torch.dtype, window: int | None = None) -> Tensor:
-        """n_i, the number of keys that query i may see, its own included: (B or 1, T). Restarts with each document."""
+        """n_i, the number of keys that query i may see, its own included: (B or 1, T)."""
         index = torch.arange(self.length, device=self.device)
         n = (index[None] if self.positions is None else self.positions) + 1
         return (n if window is None else n.clamp_max(window)).to(dtype)
@@ -70,10 +65,7 @@ class Documents:
 
     @property
     def bounds(self) -> tuple[Tensor, Tensor] | None:
-        """Where the document of each token begins and ends (exclusive), each (B, T) int32; None for one document.
-
-        Computed once per batch and shared by the layers, without waiting for the device.
-        """
+        """Where the document of each token begins and ends (exclusive), each (B, T) int32; None for one document."""
         if self.positions is not None and self._bounds is None:
             index = torch.arange(self.length, device=self.device)
             next_starts = torch.where(self.positions == 0, index, self.length).roll(-1, 1)
@@ -85,8 +77,7 @@ class Documents:
     def cu_seqlens(self) -> Tensor:
         """Where each document begins in the B·T flattened tokens, then B·T: (documents + 1,) int32.
 
-        No document spans rows. Without ids it is that of one row. If the batch has no `cu_seqlens` (made on the host),
-        this waits for the device.
+        Without ids it is that of one row. If the batch has none, made on the host, this waits for the device.
         """
         if self._cu_seqlens is not None and self.ids is not None:
             return self._cu_seqlens
@@ -108,19 +99,12 @@ class Documents:
         return self._packing
 
     def visible(self, first_query: int, end_query: int, window: int | None = None, first_key: int = 0) -> Tensor:
-        """Whether query i in [first_query, end_query) sees key j in [first_key, end_query).
-
-        Returns:
-            (B or 1, 1, end_query − first_query, end_query − first_key) booleans.
-        """
+        """Whether queries [first_query, end_query) see keys [first_key, end_query): (B or 1, 1, queries, keys)."""
         queries = torch.arange(first_query, end_query, device=self.device)[:, None]
         return self.sees(first_query, queries - torch.arange(first_key, end_query, device=self.device), window)
 
     def sees(self, first: int, distances: Tensor, window: int | None) -> Tensor:
-        """Whether queries, the first of which is token number `first`, see keys: (B or 1, 1, rows, K) booleans.
-
-        `distances`, (rows, K), are those from each query back to each key, negative if the key is ahead.
-        """
+        """Whether queries from token number `first` on see keys at `distances` (rows, K) back: (B or 1, 1, rows, K)."""
         near = distances >= 0 if window is None else (distances >= 0) & (distances < window)
         if self.positions is None:
             return near[None, None]

@@ -5,8 +5,7 @@ observed, and memory grows with the length, not with its square. The model does 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -29,14 +28,11 @@ def bin_edges(longest: int) -> list[int]:
 class BinnedMeans:
     """Means over queries, for each head and each bin of the context length n.
 
-    Args:
-        edges: Where the bins begin, increasing, the first at 1. The last bin has no end.
+    `edges` are where the bins begin, increasing, the first at 1. The last bin has no end.
     """
 
     def __init__(self, edges: list[int]) -> None:
-        self.edges = edges
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, Tensor] = {}
+        self.edges, self._sums, self._counts = edges, dict[str, Tensor](), dict[str, Tensor]()
 
     def add(self, values: dict[str, Tensor], n: Tensor) -> None:
         """Add each statistic's values, (B, H, Q), of queries with context lengths n, (B, Q); NaN is left out."""
@@ -68,23 +64,17 @@ def observed(model: nn.Module, edges: list[int], spans: list[Range]) -> Iterator
     `spans` the ranges of distances. The statistics are those of `anlit.attention.statistics.statistics`,
     `squared_average` and `n`. A compiled model runs uncompiled here and stays compiled afterwards.
     """
-    layers = attention_layers(model)
-    means = [BinnedMeans(edges) for _ in layers]
+    means = {layer: BinnedMeans(edges) for layer in attention_layers(model)}
 
-    def hook(record: BinnedMeans, layer: Attention, arguments: Any) -> None:
+    def observe_layer(layer: Any, arguments: tuple[Any, ...]) -> None:
         q, k, v, documents = arguments
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-            observe(record, layer, q, k, v, documents, spans)
+            observe(means[layer], layer, q, k, v, documents, spans)
 
-    handles = [
-        layer.register_forward_pre_hook(partial(hook, record)) for layer, record in zip(layers, means, strict=True)
-    ]
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield means
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.compiler.set_stance("force_eager"):
+        for layer in means:
+            hooks.enter_context(layer.register_forward_pre_hook(observe_layer))
+        yield [*means.values()]
 
 
 def observe(

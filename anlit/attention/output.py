@@ -19,15 +19,10 @@ class GateMap(ScaledLinear):
 
 
 class AttentionOutput(nn.Module):
-    """The input of W_o: the heads' averages with norm and gates 2σ(W_g x), concatenated.
+    """The input of W_o: the heads' averages with norm and gates 2σ(W_g x) (arXiv 2505.06708), concatenated.
 
-    Args:
-        d_model: d.
-        n_heads: H.
-        d_head: D.
-        gate: How many gates (arXiv 2505.06708).
-        gate_factor: Multiplies W_g x. It is √d if x has norm 1, so that the gates see a root mean square of 1.
-        norm: Norm over the last axis, applied to each head's average; None for none.
+    `gate_factor` multiplies W_g x: √d if x has norm 1, so that the gates see a root mean square of 1. `norm` is applied
+    to each head's average, over the last axis; None for none.
     """
 
     def __init__(

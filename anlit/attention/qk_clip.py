@@ -10,12 +10,7 @@ from anlit.layers.norms import RMSNorm
 
 
 class QKClip(nn.Module):
-    """Remembers each head's largest score q·k/√D since the last optimizer step.
-
-    Args:
-        threshold: The largest score that is allowed.
-        n_heads: H.
-    """
+    """Remembers each head's largest score q·k/√D since the last optimizer step; `threshold` is the largest allowed."""
 
     def __init__(self, threshold: float, n_heads: int) -> None:
         super().__init__()
@@ -50,12 +45,10 @@ class QKClip(nn.Module):
 
 @torch.no_grad()
 def shrink(queries: tuple[ScaledLinear, nn.Module], keys: tuple[ScaledLinear, nn.Module], factors: Tensor) -> None:
-    """Multiply each head's scores by the square of its entry of `factors`.
+    """Multiply each head's scores by the square of its entry of `factors`, (H,), in (0, 1].
 
-    Args:
-        queries, keys: W_q and W_k, each with the norm that follows it. If that norm has a gain, the gain is multiplied
-            instead of W's rows. All heads share the gain, so it takes the smallest factor.
-        factors: (H,), in (0, 1].
+    `queries` and `keys` are W_q and W_k, each with the norm that follows it. If that norm has a gain, the gain is
+    multiplied instead of W's rows. All heads share the gain, so it takes the smallest factor.
     """
     n_kv_heads = len(factors) * keys[0].out_features // queries[0].out_features
     for (W, norm), of_heads in zip((queries, keys), divided(factors, n_kv_heads), strict=True):
@@ -68,9 +61,8 @@ def shrink(queries: tuple[ScaledLinear, nn.Module], keys: tuple[ScaledLinear, nn
 def divided(factors: Tensor, n_kv_heads: int) -> tuple[Tensor, Tensor]:
     """Factors of queries, (H,), and of keys, (G,), whose product is the square of `factors`, (H,), for every head.
 
-    Heads that share a key may need different factors. The key takes the largest, so that no head makes it smaller than
-    another one needs, and the queries take the rest: all of it in a group with a head that needs none. With a key for
-    each head both are `factors`.
+    A key takes the largest factor of the heads that share it, so that no head makes it smaller than another one needs;
+    the queries take the rest.
     """
     keys = factors.unflatten(0, (n_kv_heads, -1)).amax(1)
     return factors.square() / keys.repeat_interleave(len(factors) // n_kv_heads), keys

@@ -4,8 +4,8 @@
 """
 
 import math
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, get_origin
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -13,6 +13,7 @@ from anlit.attention.coefficient import Coefficient, Reference
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.reporting.provenance import processor_name
+from anlit.settings import build_from_plain
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class AttentionSpec:
         return self.document is not None
 
     @property
-    def main(self) -> tuple[str, str, int, bool]:
-        """What a selection holds for: a later start may have another batch or other documents."""
-        return self.mechanism, self.dtype, self.length, self.is_packed
+    def inputs(self) -> tuple[str, str, bool, int]:
+        """What a selection holds for."""
+        return self.mechanism, self.dtype, self.is_packed, self.length
 
     def __str__(self) -> str:
         packed = f" in documents of about {self.document}" if self.is_packed else ""
@@ -49,21 +50,16 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class Selection:
-    """What one kind of attention runs on.
-
-    Args:
-        spec: The kind of attention.
-        backend: The name of the back end.
-        seconds: Forward and backward pass of a layer, by back end, of those that were timed.
-        wrong: By back end, what is wrong with its results.
-        failed: By back end, why it could not be tried. The next start tries it again.
-    """
+    """What one kind of attention runs on, and what was found out about each back end that was tried."""
 
     spec: AttentionSpec
     backend: str
     seconds: dict[str, float] = field(default_factory=dict)
+    """Forward and backward pass of a layer."""
     wrong: dict[str, str] = field(default_factory=dict)
+    """What is wrong with its results."""
     failed: dict[str, str] = field(default_factory=dict)
+    """Why it could not be tried. The next start tries it again."""
 
     @property
     def is_final(self) -> bool:
@@ -87,21 +83,18 @@ class Selections:
     device: str
     made: tuple[Selection, ...]
 
-    def nearest(self, mechanism: str, dtype: str, length: int, is_packed: bool) -> list[Selection]:
-        """The selections for this mechanism, first for the inputs most like these.
-
-        So validation, and lengths that were not tried, are computed by what training is computed by.
-        """
+    def nearest(self, mechanism: str, dtype: str, is_packed: bool, length: int) -> list[Selection]:
+        """Those for this mechanism, the inputs most like these first: validation takes what training takes."""
 
         def difference(selection: Selection) -> tuple[bool, bool, float]:
             spec = selection.spec
-            return spec.dtype != dtype, spec.is_packed != is_packed, abs(math.log2(spec.length / length))
+            return spec.dtype != dtype, spec.is_packed != is_packed, abs(math.log2(max(1, spec.length) / length))
 
         return sorted((each for each in self.made if each.spec.mechanism == mechanism), key=difference)
 
     def of(self, spec: AttentionSpec) -> Selection | None:
-        """The selection for this mechanism, precision and length, packed or not; None if there is none."""
-        return next((each for each in self.made if each.spec.main == spec.main), None)
+        """The selection for this mechanism and these inputs, None if there is none. Batch and documents may differ."""
+        return next((each for each in self.nearest(*spec.inputs)[:1] if each.spec.inputs == spec.inputs), None)
 
     def final(self) -> "Selections | None":
         """Those for which every candidate was tried; None if there are none."""
@@ -115,21 +108,9 @@ class Selections:
     def from_plain(cls, plain: Any) -> "Selections | None":
         """None if `plain` is no table of selections, or one of another version."""
         try:
-            made = [Selection(**{**each, "spec": _checked(AttentionSpec(**each["spec"]))}) for each in plain["made"]]
-            return cls(str(plain["device"]), tuple(map(_checked, made)))
-        except (KeyError, TypeError, ValueError):
+            return build_from_plain(cls, plain, "attention")
+        except (TypeError, ValueError):
             return None
-
-
-def _checked(made: Any) -> Any:
-    """`made`, a dataclass; raises TypeError if a field has another type than it declares, ValueError for a 0."""
-    for each in fields(made):
-        value, kind = getattr(made, each.name), dict if get_origin(each.type) is dict else each.type
-        if not isinstance(value, kind):  # type: ignore[arg-type]
-            raise TypeError(f"{each.name} is {value!r}")
-        if type(value) is int and value < 1:
-            raise ValueError(f"{each.name} is {value}")
-    return made
 
 
 def mechanism_name(mechanism: Mechanism) -> str:

@@ -29,7 +29,7 @@ class Range(NamedTuple):
 
 
 def ranges(longest: int) -> list[Range]:
-    """The ranges [0, 1), which is the query's own token, then [1, 10), [10, 100) … up to a distance of `longest`."""
+    """[0, 1), the query's own token, then [1, 10), [10, 100) … up to a distance of `longest`."""
     spans = [Range(0, 1)]
     while spans[-1].end <= longest:
         spans.append(Range(spans[-1].end, 10 * spans[-1].end))
@@ -58,9 +58,8 @@ def weight_within(logits: Tensor, span: Range, total: Tensor | None = None) -> T
 
 def entropy(logits: Tensor) -> Tensor:
     """−Σ w ln w in nats, from 0 (one key has all the weight) to ln K (every key has the same)."""
-    if logits.shape[-1] == 0:
-        return logits.new_full(logits.shape[:-1], math.nan, dtype=_wide(logits))
-    return torch.special.entr(_softmax(logits)).sum(-1)
+    weights = _softmax(logits)
+    return torch.special.entr(weights).sum(-1) if logits.shape[-1] else weights.new_full(weights.shape[:-1], math.nan)
 
 
 def weight_on(logits: Tensor, keys: Tensor) -> Tensor:

@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from threading import Event, Thread
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from anlit.attention.backends import eager, prepare
-from anlit.attention.coefficient import Reference
+from anlit.attention.coefficient import Reference, shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
@@ -28,6 +29,7 @@ from anlit.errors import UserError
 
 TIME_LIMIT_S = 120.0
 """Seconds for all trials of a run."""
+UNTRIED = "no time was left to try it"
 HANGING_S = 10.0
 """Seconds after that in which a GPU must be free of what the trials left on it."""
 ROUNDS, CALLS = 4, 4
@@ -41,31 +43,24 @@ BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5, torch.
 """‖x − reference‖/‖reference‖ at most, of the output and of each gradient."""
 LEARNED_BOUNDS = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4, torch.float64: 1e-10}
 """The same for what is learned: its gradient is a sum over all pairs, of which most cancels."""
-SMALLEST = 1e-3
-"""Share of the norm of the output's gradient: a reference below it counts as this large. Over 65,536 keys those of q
-and k are about 4 times this."""
-NOTHING = 1e-9
-"""Share of the norm of v's gradient: a reference below it is 0, as for q and k where every query sees one key. A
-perfect kernel has the difference of two rounded numbers there, so the error is relative to the gradient of v."""
+SMALLEST, NOTHING = 1e-3, 1e-9
+"""A reference below 1e-3 of the norm of the output's gradient counts as this large: over 65,536 keys those of q and k
+are about 4 times this. One below 1e-9 of the norm of v's gradient is 0, as for q and k where every query sees one key:
+a perfect kernel has the difference of two rounded numbers there, so the error is relative to the gradient of v."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Mechanism, Documents, float], Tensor]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is to be tried for one kind of attention.
-
-    Args:
-        spec: The kind of attention.
-        mechanism: The mechanism of one of its layers.
-        candidates: The back ends by name, in the order of preference.
-        default: What is taken if none can be timed.
-    """
+    """What is to be tried for one kind of attention, with the mechanism of one of its layers."""
 
     spec: AttentionSpec
     mechanism: Mechanism
     candidates: dict[str, ModuleType]
+    """The back ends by name, in the order of preference."""
     default: str
+    """What is taken if none can be timed."""
 
 
 def run_trials(trials: Sequence[Trial], device: torch.device, limit_s: float | None = None) -> list[Selection]:
@@ -77,9 +72,8 @@ def run_trials(trials: Sequence[Trial], device: torch.device, limit_s: float | N
         UserError: A candidate left the GPU unusable.
     """
     limit_s, is_over = TIME_LIMIT_S if limit_s is None else limit_s, Event()
-    untried = "no time was left to try it"
     results = [
-        Selection(trial.spec, trial.default, failed=dict.fromkeys(trial.candidates, untried)) for trial in trials
+        Selection(trial.spec, trial.default, failed=dict.fromkeys(trial.candidates, UNTRIED)) for trial in trials
     ]
 
     def work() -> None:
@@ -89,12 +83,8 @@ def run_trials(trials: Sequence[Trial], device: torch.device, limit_s: float | N
             _try(trial, result, device, f"it did not end within {limit_s:g} s", is_over)
 
     worker = Thread(target=work, name="anlit-attention-trials", daemon=True)  # has no grad or autocast mode of ours
-    try:
-        worker.start()
-        worker.join(limit_s)
-    except RuntimeError as error:  # no thread can be started
-        for result in results:
-            result.failed.update(dict.fromkeys(result.failed, str(error)))
+    worker.start()
+    worker.join(limit_s)
     is_over.set()
     selections = [_selected(trial, result) for trial, result in zip(trials, results, strict=True)]
     if device.type == "cuda":
@@ -104,7 +94,7 @@ def run_trials(trials: Sequence[Trial], device: torch.device, limit_s: float | N
 
 
 def _selected(trial: Trial, result: Selection) -> Selection:
-    """The first candidate, in the order of preference, that is about as fast as the fastest.
+    """The first candidate in the order of preference that is about as fast as the fastest.
 
     It is a copy, because a thread that hangs may go on.
     """
@@ -125,12 +115,17 @@ def check_gpu(selections: Sequence[Selection], device: torch.device) -> None:
                 return
             time.sleep(0.01)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
     blamed = [f"'{name}' ({why})" for selection in selections for name, why in selection.failed.items()]
     raise UserError(
         f"the GPU cannot be used after a trial of attention back ends ({reason}); these failed: {', '.join(blamed)}: "
         f"set --model.backend {selections[0].backend}"
     )
+
+
+def first_line(error: Exception) -> str:
+    """What an exception of a kernel or a compiler says first, or its type if it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _try(trial: Trial, result: Selection, device: torch.device, unfinished: str, is_over: Event) -> None:
@@ -139,7 +134,6 @@ def _try(trial: Trial, result: Selection, device: torch.device, unfinished: str,
     A candidate is in `result.failed` until it is timed or shown to be wrong.
     """
     spec, calls, shortest = trial.spec, dict[str, Callable[[], object]](), dict[str, float]()
-    dtype = getattr(torch, spec.dtype)
 
     @contextmanager
     def trying(name: str) -> Iterator[None]:
@@ -149,33 +143,32 @@ def _try(trial: Trial, result: Selection, device: torch.device, unfinished: str,
             yield
             result.failed[name] = "no time was left to time it"
         except Exception as error:
-            lines = str(error).splitlines() or [type(error).__name__]
-            result.failed[name] = f"it fails: {lines[0][:200]}"
+            result.failed[name] = f"it fails: {first_line(error)}"
             calls.pop(name, None)
 
-    given: Inputs | None = None
+    @cache
+    def given() -> Inputs:  # made by the first candidate for which there is memory
+        documents = random_documents(spec.rows, spec.length, spec.document, device)
+        sizes = (spec.rows, spec.heads, spec.key_heads, spec.width)
+        return Inputs(own_copy(trial.mechanism), documents, *sizes, getattr(torch, spec.dtype))
+
     for name, backend in trial.candidates.items():
         if is_over.is_set():
             return
-        reason = None
         with trying(name):
-            if given is None:  # memory for it may be there for a later candidate
-                documents = random_documents(spec.rows, spec.length, spec.document, device)
-                sizes = (spec.rows, spec.heads, spec.key_heads, spec.width)
-                given = Inputs(own_copy(trial.mechanism), documents, *sizes, dtype)
             attend = torch.compile(backend.attend, dynamic=False, fullgraph=True) if spec.compiled else backend.attend
-            prepare(backend, given.mechanism, given.documents, spec.rows)
-            reason = wrong(relative_errors(given, attend), dtype)
-            calls[name] = partial(given.both, attend)
-        if reason is not None:
+            prepare(backend, given().mechanism, given().documents, spec.rows)
+            calls[name] = partial(given().both, attend)
+            reason = wrong(relative_errors(given(), attend), given().q.dtype)
+        if name in calls and reason is not None:
             result.wrong[name] = reason
             del result.failed[name], calls[name]
-    for _ in range(ROUNDS):
-        for name, call in list(calls.items()):
-            if is_over.is_set():
-                return
+    for name in [*calls] * ROUNDS:
+        if is_over.is_set():
+            return
+        if name in calls:
             with trying(name):
-                shortest[name] = min(seconds_of_calls(call, device, CALLS), shortest.get(name, math.inf))
+                shortest[name] = min(seconds_of_calls(calls[name], device, CALLS), shortest.get(name, math.inf))
     for name in calls:
         result.seconds[name] = shortest[name]
         del result.failed[name]
@@ -184,8 +177,7 @@ def _try(trial: Trial, result: Selection, device: torch.device, unfinished: str,
 class Inputs:
     """q, k, v and the gradient of the output, from a generator of their own; q and k have unit root mean square.
 
-    They are stored (B, T, H or G, D), viewed (B, H or G, T, D), for B `rows`, H `heads`, G `key_heads` and D `width`.
-    The mechanism should have coefficients of its own, see `own_copy`.
+    They are stored (B, T, H or G, D), viewed (B, H or G, T, D). The mechanism should be an `own_copy`.
     """
 
     def __init__(
@@ -212,23 +204,22 @@ class Inputs:
         """The output, and the gradients of q, k, v and of what is learned, from `probe` or the inputs' own."""
         out = self.forward(attend)
         leaves = (self.q, self.k, self.v, *self.mechanism.parameters())
-        return [out.detach(), *_gradients(out, leaves, self.probe if probe is None else probe)]
+        return [out.detach(), *gradients(out, leaves, self.probe if probe is None else probe)]
 
 
-def _gradients(out: Tensor, leaves: Sequence[Tensor], probe: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(out, leaves, probe, allow_unused=True, materialize_grads=True)
+gradients = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)
+"""Of outputs, by leaves, from the outputs' gradients; 0 for what the outputs do not depend on."""
 
 
 def relative_errors(given: Inputs, attend: Attend) -> dict[str, float]:
     """Errors of the output, of the gradients of q, k, v, and of what is learned, against the formula in float64.
 
-    The kernel computes all rows in the shape that it will run in. The reference takes up to 16 blocks of 128 queries of
-    the first row; the gradient of the output is 0 elsewhere. An error is inf where a number is not finite.
+    The kernel computes all rows, the reference up to 16 blocks of 128 queries of the first row; elsewhere the gradient
+    of the output is 0. An error is inf where a number is not finite.
     """
     length = given.documents.length
-    firsts: Sequence[int] = range(0, length, BLOCK)
-    if len(firsts) > MOST_BLOCKS:
-        firsts = [firsts[round(n * (len(firsts) - 1) / (MOST_BLOCKS - 1))] for n in range(MOST_BLOCKS)]
+    n_blocks = math.ceil(length / BLOCK)
+    firsts = [BLOCK * round(block) for block in np.linspace(0, n_blocks - 1, min(n_blocks, MOST_BLOCKS))]
     queries = torch.tensor([i for first in firsts for i in range(first, min(first + BLOCK, length))]).to(given.q.device)
     probe = torch.zeros_like(given.probe)
     probe[0, :, queries] = given.probe[0, :, queries]
@@ -256,8 +247,7 @@ def _reference(given: Inputs, probe: Tensor, firsts: Sequence[int]) -> list[Tens
         end = min(first + BLOCK, documents.length)
         weights = eager.logits(q, k, mechanism, row, first, end).softmax(-1)
         out = grouped_product(weights, v[..., :end, :])
-        for total, gradient in zip(totals, _gradients(out, leaves, probe[:1, :, first:end].double()), strict=True):
-            total += gradient
+        torch._foreach_add_(totals, gradients(out, leaves, probe[:1, :, first:end].double()))
         outputs.append(out.detach())
     return [torch.cat(outputs, -2), *totals]
 
@@ -271,8 +261,7 @@ def wrong(errors: dict[str, float], dtype: torch.dtype) -> str | None:
 
 def seconds_of_calls(call: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
     """Mean seconds of a call; on one CPU thread those of the processor, in which other programs have no part."""
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.thread_time if alone else time.perf_counter
+    clock = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     wait()
     begin = clock()
@@ -283,9 +272,9 @@ def seconds_of_calls(call: Callable[[], object], device: torch.device, repeats: 
 
 
 def random_documents(rows: int, length: int, mean: float | None, device: torch.device) -> Documents:
-    """Documents of mixed length, some of a few tokens, always the same ones; one a row if `mean` is None.
+    """Documents of mixed length, always the same ones; one a row if `mean`, their tokens on average, is None.
 
-    `mean` is the mean tokens of a document before the row's end cuts it. What a loader makes on the host is there.
+    What a loader makes on the host is there.
     """
     if mean is None:
         return Documents(None, length, device)
@@ -298,12 +287,10 @@ def random_documents(rows: int, length: int, mean: float | None, device: torch.d
 
 def own_copy(mechanism: Mechanism) -> Mechanism:
     """A copy on the CPU with initial values; it shares no coefficient and is never sharded."""
-    own: dict[int, Any] = {}
-    for module in mechanism.modules():
-        for parameter in (module.coefficient if isinstance(module, Reference) else module).parameters():
-            own[id(parameter)] = nn.Parameter(torch.zeros(parameter.shape))
+    learned = [parameter for part in (mechanism, *shared_coefficients(mechanism)) for parameter in part.parameters()]
+    own: dict[int, Any] = {id(parameter): nn.Parameter(torch.zeros(parameter.shape)) for parameter in learned}
     copied = copy.deepcopy(mechanism, own)
-    for module in list(copied.modules()):
+    for module in [*copied.modules()]:
         for name, part in module.named_children():
             if isinstance(part, Reference):
                 setattr(module, name, part.coefficient)

@@ -1,6 +1,7 @@
 """When `backend: auto` selects in a run: at the first batch, on the first rank, for all layers and lengths."""
 
 import logging
+from itertools import product
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ _log = logging.getLogger("anlit.attention")
 
 
 def select_at_first_batch(module: Any) -> None:
-    """Let the run's first forward pass select the back ends; `module` is a LanguageModel in a Trainer."""
+    """Let the first forward pass of `module`, a LanguageModel in a Trainer, select the back ends."""
 
     def select_now(h: Tensor, documents: Documents) -> None:
         module.model.before_attention = None
@@ -43,15 +44,9 @@ def blocks_on_auto(decoder: Any) -> list[Any]:
 
 
 def use_saved(decoder: Any, plain: Any, device: torch.device) -> Selections | None:
-    """Let layers run on what a checkpoint names, if that was selected on a device like this one.
+    """Let layers run on what a checkpoint's table `plain` names, if that was selected on a device like this one.
 
-    Args:
-        decoder: The model.
-        plain: The checkpoint's table, None if it has none.
-        device: Where the model will be.
-
-    Returns:
-        The table's selections, whatever device they are for.
+    Returns the table's selections, whatever device they are for; None without a table.
     """
     selections = Selections.from_plain(plain)
     if selections is not None and selections.device == device_label(device):
@@ -66,22 +61,18 @@ def _use(decoder: Any, selections: Selections) -> None:
 
 def _select(module: Any, h: Tensor, documents: Documents) -> None:
     """All ranks take what the first one selects, and are told before it begins, so that none waits long."""
-    trainer, trials = module.trainer, trials_of(module, h, documents)
-    label, known = device_label(h.device), module.selections
-    kept = {each.spec: known.of(each.spec) for each in trials} if known is not None and known.device == label else {}
-    kept = {spec: selection for spec, selection in kept.items() if selection and selection.backend in BACKENDS}
+    trainer, trials, label = module.trainer, trials_of(module, h, documents), device_label(h.device)
+    known = module.selections if module.selections and module.selections.device == label else Selections(label, ())
+    kept = {each.spec: made for each in trials if (made := known.of(each.spec)) and made.backend in BACKENDS}
     new = [each for each in trials if each.candidates and each.spec not in kept]
     n_trials = trainer.strategy.broadcast(len(new))  # the other ranks wait for what follows from here on
     _log.debug(f"{n_trials} kinds of attention are tried on rank 0, for at most {trial.TIME_LIMIT_S:g} s")
-    plain = None
-    if trainer.is_global_zero:
-        tried = {selection.spec: selection for selection in trial.run_trials(new, h.device)} if new else {}
-        for selection in tried.values():
+    made = {each.spec: Selection(each.spec, each.default) for each in trials} | kept
+    if trainer.is_global_zero and new:
+        for selection in trial.run_trials(new, h.device):
             _log.info(str(selection))
-        defaults = {each.spec: Selection(each.spec, each.default) for each in trials}
-        plain = Selections(label, tuple({**defaults, **kept, **tried}.values())).as_plain()  # type: ignore[arg-type]
-    module.selections = Selections.from_plain(trainer.strategy.broadcast(plain))
-    assert module.selections is not None
+            made[selection.spec] = selection
+    module.selections = trainer.strategy.broadcast(Selections(label, tuple(made.values())))
     _use(module.model, module.selections)
 
 
@@ -95,24 +86,22 @@ def trials_of(module: Any, h: Tensor, documents: Documents) -> list[Trial]:
         h: (B, T, d), the hidden states of a batch, in training or validation.
         documents: The documents of that batch.
     """
-    data, trainer = getattr(module.trainer, "datamodule", None), module.trainer
-    schedule = getattr(data, "context_schedule", None) or {}
+    trainer, device = module.trainer, h.device
+    data = getattr(trainer, "datamodule", None)
     tokens = (getattr(data, "batch_size", None) or h.shape[0]) * h.shape[1]
-    lengths = sorted(set(schedule.values())) or [h.shape[1]]
+    lengths = sorted({*(getattr(data, "context_schedule", None) or {}).values()}) or [h.shape[1]]
     is_short = 0 < trainer.max_steps * trainer.accumulate_grad_batches < FEWEST_BATCHES
-    mean = mean_document(documents, h.shape[0])
+    mean, dtype = mean_document(documents, h.shape[0]), computing_dtype(h)
+    compiled = device.type != "cpu" and module.runtime.compiles_on(device.type)
     trials = []
     blocks = {mechanism_name(block.attention.mechanism): block for block in blocks_on_auto(module.model)}
-    for form, block in blocks.items():
+    for (form, block), length in product(blocks.items(), lengths):
         mechanism, dropout = block.attention.mechanism, block.attention.dropout
-        for length in lengths:
-            document = None if mean is None else min(mean, length)
-            sizes = (max(1, tokens // length), mechanism.n_heads, block.n_kv_heads, length, mechanism.d_head)
-            compiled = h.device.type != "cpu" and module.runtime.compiles_on(h.device.type)
-            dtype = computing_dtype(h)
-            spec = AttentionSpec(form, *sizes, name_of(dtype), document, compiled)
-            q = example_query(mechanism, length, dtype, h.device, requires_grad=True)
-            tried = {} if dropout or is_short else candidates(mechanism, q, spec.is_packed)
-            default = default_backend(mechanism, h.device.type, q, dropout)
-            trials.append(Trial(spec, mechanism, {} if [*tried] == [default] else tried, default))
+        sizes = (max(1, tokens // length), mechanism.n_heads, block.n_kv_heads, length, mechanism.d_head)
+        document = None if mean is None else min(mean, length)
+        spec = AttentionSpec(form, *sizes, name_of(dtype), document, compiled)
+        q = example_query(mechanism, length, dtype, device, requires_grad=True)
+        tried = {} if dropout or is_short else candidates(mechanism, q, spec.is_packed)
+        default = default_backend(mechanism, device.type, q, dropout)
+        trials.append(Trial(spec, mechanism, {} if [*tried] == [default] else tried, default))
     return trials

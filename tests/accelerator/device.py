@@ -35,7 +35,7 @@ def register() -> torch.device:
 
 
 def _without_queries(unsupported_reason: Callable[..., str | None]) -> Callable[..., str | None]:
-    return lambda mechanism, q=None, dropout=0.0: unsupported_reason(mechanism, None, dropout)
+    return lambda mechanism, q=None: unsupported_reason(mechanism)
 
 
 def on_device(module: torch.nn.Module) -> None:

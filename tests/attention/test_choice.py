@@ -186,7 +186,7 @@ def test_what_this_device_cannot_do_is_refused_at_the_first_forward_pass() -> No
 def test_the_choice_follows_device_precision_and_need_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[torch.dtype, bool]] = []
 
-    def unsupported_reason(mechanism, q=None, dropout=0.0) -> str | None:
+    def unsupported_reason(mechanism, q=None) -> str | None:
         if q is not None:
             assert q.shape == (1, 2, 16, 16)
             asked.append((q.dtype, q.requires_grad))

@@ -68,12 +68,12 @@ def test_pytorch_is_asked_for_what_eager_computes(name, kind, n_kv_heads) -> Non
 
 
 def test_changing_documents_do_not_compile_anything_again(monkeypatch) -> None:
-    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None, dropout=0.0: None)
+    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
     assert_compiled_once(tiny(GPT, backend="flash"), tiny(GPT, backend="eager"))
 
 
 def test_a_batch_tells_where_documents_begin_without_asking_the_device(monkeypatch) -> None:
-    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None, dropout=0.0: None)
+    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
     monkeypatch.setattr(torch.Tensor, "nonzero", None)
     batch = batch_from_blocks(random_tokens(2, 17, vocab_size=4), end_of_document=0)
     for masking in (True, False):

@@ -106,16 +106,6 @@ def test_what_hangs_ends_with_the_time_of_all_and_the_rest_is_not_tried(hangs: M
     assert trial.TIME_LIMIT_S + trial.HANGING_S <= 130  # other ranks wait for ten minutes
 
 
-def test_a_machine_that_starts_no_thread_takes_the_default(monkeypatch) -> None:
-    def start(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    (selection,) = run_trials([a_trial()], CPU)
-    assert selection.backend == "eager"
-    assert {*selection.failed.values()} == {"can't start new thread"}
-
-
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_a_gpu_that_hangs_or_is_broken_ends_the_run_with_a_sentence(monkeypatch, is_broken: bool) -> None:
     """As CUDA does: an event is never done, or every call raises what a kernel did."""
@@ -247,7 +237,7 @@ def test_ranks_are_told_before_the_trials_and_take_what_the_first_one_selects(on
     model = in_a_run(rank)
     model(random_tokens(4, 48))
     assert rank.events == ["broadcast", "trials", "broadcast"]
-    other = in_a_run(Rank(model.selections.as_plain()))
+    other = in_a_run(Rank(model.selections))
     other(random_tokens(4, 48))
     assert names(other) == names(model) == ["eager"] * 2
     assert other.selections == model.selections

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from anlit.attention.backends.eager import distance_tables, flops_of_products, with_gain
+from anlit.attention.backends.eager import count_flops, distance_tables, empty_heads, with_gain
 from anlit.attention.documents import Documents
+from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 
 QUERIES = 128
@@ -31,17 +31,15 @@ KEPT_WEIGHTS = 2**22
 are more, the backward pass recomputes them from the logits' log-sum-exp."""
 
 
-def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
-    """Why this back end cannot do `mechanism`, or None if it can."""
-    if dropout:
-        return "it does not drop attention weights"
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
+    """That the model is not on a CPU."""
     if q is not None and q.device.type != "cpu":
         return f"it is made for CPUs, and the model is on {q.device.type}"
     return None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D); computed in float32 at least."""
+    """softmax(a·g·S + m) v, computed in float32 at least."""
     a, m = distance_tables(mechanism, q.shape[-2], q)
     q, dtype = with_gain(q, mechanism, documents), v.dtype
     starts = documents.bounds[0] if documents.bounds is not None else None
@@ -66,19 +64,15 @@ class Block(NamedTuple):
     end: int
 
     def queries(self, x: Tensor) -> Tensor:
-        """The part of x (B, H, T, …) that belongs to these queries, a view."""
+        """The part of x (B, H, T, …) that belongs to these queries, a view; `keys` alike."""
         return x[self.row : self.end_row, :, self.first : self.end]
 
     def keys(self, x: Tensor) -> Tensor:
-        """The part of x (B, G, T, …) that belongs to these keys, a view."""
         return x[self.row : self.end_row, :, self.begin : self.end]
 
 
 def blocks(n_rows: int, length: int, starts: Tensor | None, window: int | None) -> list[Block]:
-    """The blocks of B = `n_rows` sequences together or, with documents, of each sequence, which skips keys of its own.
-
-    `starts` and `window` are as for the operator.
-    """
+    """The blocks of all sequences together or, with documents, of each sequence, which skips keys of its own."""
     firsts = range(0, length, QUERIES)
     groups = [(0, n_rows, [0] * len(firsts))]
     if starts is not None:
@@ -118,9 +112,7 @@ class Tables:
         """a·scores + m, −∞ where a key is not visible: in place, scores (sequences, H, queries, keys)."""
         if self.gain is not None:
             scores.mul_(self.part(self.gain, block))
-        n_keys = block.end - block.begin
-        is_in_window = self.window is None or n_keys <= self.window
-        if self.has_bias or not is_in_window:
+        if self.has_bias or (self.window is not None and block.end - block.begin > self.window):
             scores.add_(self.part(self.bias, block))
         else:  # only keys at the positions of the queries may be ahead of a query
             n = block.end - block.first
@@ -144,13 +136,13 @@ def blockwise_attention(
     keeps: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The average of v and, if `keeps`, what the backward pass needs, see `_kept`. All tensors have one precision."""
-    out, kept, offset = _outputs(q), _kept(q, window, keeps), 0
+    out, kept, offset = empty_heads(q), _kept(q, window, keeps), 0
     length, width = q.shape[-2:]
     with torch.autocast(q.device.type, enabled=False):
         rows, k, v = (q * width**-0.5).contiguous(), k.contiguous(), v.contiguous()
         tables = Tables(a, m, length, window, q)
         for block in blocks(len(q), length, starts, window):
-            logits = tables.to_logits(_product(block.queries(rows), block.keys(k).mT), block, starts)
+            logits = tables.to_logits(grouped_product(block.queries(rows), block.keys(k).mT), block, starts)
             if kept.dim() == 1 and kept.numel():
                 weights = kept[offset : offset + logits.numel()].view(logits.shape)
                 torch.softmax(logits, -1, out=weights)
@@ -159,7 +151,7 @@ def blockwise_attention(
                 weights = logits.softmax(-1)
             if kept.dim() == 3:  # log Z, because the largest weight is exp(largest logit)/Z
                 block.queries(kept)[:] = logits.amax(-1) - weights.amax(-1).log()
-            block.queries(out)[:] = _product(weights, block.keys(v))
+            block.queries(out)[:] = grouped_product(weights, block.keys(v))
     return out, kept
 
 
@@ -185,28 +177,23 @@ def blockwise_attention_backward(
                 weights = kept[offset : offset + math.prod(shape)].view(shape)
                 offset += math.prod(shape)
             else:
-                logits = tables.to_logits(_product(queries, keys.mT), block, starts)
+                logits = tables.to_logits(grouped_product(queries, keys.mT), block, starts)
                 weights = logits.sub_(block.queries(kept)[..., None]).exp_()
             _add_transposed_product(block.keys(dv), weights, gradient)
-            d_weights = _product(gradient, block.keys(v).mT)
+            d_weights = grouped_product(gradient, block.keys(v).mT)
             d_logits = torch.ops.aten._softmax_backward_data.out(d_weights, weights, -1, q.dtype, grad_input=d_weights)
             if d_bias is not None:
                 _add_to(tables.part(d_bias, block), d_logits)
             if d_gain is not None:
-                _add_to(tables.part(d_gain, block), d_logits * _product(queries, keys.mT))
+                _add_to(tables.part(d_gain, block), d_logits * grouped_product(queries, keys.mT))
             if tables.gain is not None:
                 d_logits.mul_(tables.part(tables.gain, block))
-            torch.mul(_product(d_logits, keys), width**-0.5, out=block.queries(dq))
+            torch.mul(grouped_product(d_logits, keys), width**-0.5, out=block.queries(dq))
             _add_transposed_product(block.keys(dk), d_logits, queries)
         none = q.new_zeros(0)
         da = none if d_gain is None or a is None else tables.by_distance(d_gain, a)
         dm = none.clone() if d_bias is None or m is None else tables.by_distance(d_bias, m)
     return dq, dk, dv, da, dm
-
-
-def _product(x: Tensor, y: Tensor) -> Tensor:
-    """x y for each head, x (B, H, M, N), y (B, G, N, K): the heads of a group are rows of one matrix."""
-    return torch.bmm(_rows(x, y.shape[1]), y.flatten(0, 1)).view(*x.shape[:3], y.shape[3])
 
 
 def _add_transposed_product(total: Tensor, x: Tensor, y: Tensor) -> None:
@@ -220,21 +207,12 @@ def _rows(x: Tensor, n_groups: int) -> Tensor:
     return x.reshape(len(x) * n_groups, -1, x.shape[-1])
 
 
-def _outputs(q: Tensor) -> Tensor:
-    """Uninitialised (B, H, T, D), in memory as (B, T, H, D), the layout that W_o reads."""
-    B, H, T, D = q.shape
-    return q.new_empty(B, T, H, D).transpose(1, 2)
-
-
 def _kept(q: Tensor, window: int | None, keeps: bool) -> Tensor:
-    """Memory for all weights, block after block; for log Z, (B, H, T), if they are too many; none without `keeps`.
-
-    With documents part of it stays untouched.
-    """
+    """Memory for all weights, block after block; for log Z, (B, H, T), if they are too many; none without `keeps`."""
     B, H, T, _ = q.shape
-    n_weights = sum((b.end - b.first) * (b.end - b.begin) for b in blocks(1, T, None, window)) * B * H
     if not keeps:
         return q.new_empty(0)
+    n_weights = sum((b.end - b.first) * (b.end - b.begin) for b in blocks(1, T, None, window)) * B * H
     return q.new_empty(n_weights) if n_weights <= KEPT_WEIGHTS else q.new_empty(B, H, T)
 
 
@@ -245,7 +223,7 @@ def _add_to(total: Tensor, gradient: Tensor) -> None:
 
 @blockwise_attention.register_fake
 def _(q, k, v, a, m, starts, window, keeps):
-    return _outputs(q), _kept(q, window, keeps)
+    return empty_heads(q), _kept(q, window, keeps)
 
 
 @blockwise_attention_backward.register_fake
@@ -255,27 +233,17 @@ def _(upstream, q, k, v, a, m, starts, window, kept, of_tables):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    *tensors, window, _ = inputs
+    *tensors, ctx.window, _ = inputs
     ctx.save_for_backward(*tensors, output[1])
-    ctx.window = window
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx, upstream: Tensor, _: Tensor | None):
     *tensors, kept = ctx.saved_tensors
     wants_a, wants_m = ctx.needs_input_grad[3:5]
-    dq, dk, dv, da, dm = blockwise_attention_backward(upstream, *tensors, ctx.window, kept, wants_a or wants_m)
-    return dq, dk, dv, da if wants_a else None, dm if wants_m else None, None, None, None
+    *gradients, da, dm = blockwise_attention_backward(upstream, *tensors, ctx.window, kept, wants_a or wants_m)
+    return *gradients, da if wants_a else None, dm if wants_m else None, None, None, None
 
 
 blockwise_attention.register_autograd(_backward, setup_context=_setup_context)
-
-
-@register_flop_formula(torch.ops.anlit.blockwise_attention)
-def _forward_flops(q_shape, *others, **__) -> int:
-    return flops_of_products(q_shape, others[5], 2)
-
-
-@register_flop_formula(torch.ops.anlit.blockwise_attention_backward)
-def _backward_flops(d_out_shape, q_shape, *others, **__) -> int:
-    return flops_of_products(q_shape, others[5], 4)
+count_flops(torch.ops.anlit.blockwise_attention, torch.ops.anlit.blockwise_attention_backward, window=5)

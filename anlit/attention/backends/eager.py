@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import register_flop_formula
 
 from anlit.attention.coefficient import learned_coefficients
 from anlit.attention.documents import Documents
@@ -16,9 +18,8 @@ QUERIES_PER_BLOCK = 512
 """Queries whose logits over all keys are held at a time."""
 
 
-def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
-    """None: this back end can compute every mechanism."""
-    return None
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> None:
+    """This back end can compute every mechanism."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
@@ -49,14 +50,9 @@ def by_blocks(block: Callable[..., Tensor], q: Tensor, *shared: Tensor | None) -
     """
     if q.shape[-2] <= QUERIES_PER_BLOCK:
         return block(0, q, *shared)
+    parts = enumerate(q.split(QUERIES_PER_BLOCK, -2))
     return torch.cat(
-        [
-            checkpoint(block, first, rows, *shared, use_reentrant=False)
-            for first, rows in zip(
-                range(0, q.shape[-2], QUERIES_PER_BLOCK), q.split(QUERIES_PER_BLOCK, -2), strict=True
-            )
-        ],
-        dim=-2,
+        [checkpoint(block, n * QUERIES_PER_BLOCK, rows, *shared, use_reentrant=False) for n, rows in parts], dim=-2
     )
 
 
@@ -84,11 +80,10 @@ def distance_tables(mechanism: Mechanism, length: int, like: Tensor) -> tuple[Te
 
 def tables_are_learned(mechanism: Mechanism) -> bool:
     """Whether a(t) or m(t) has a gradient, because of the mechanism's parameters or of what it shares."""
-    learned = next((p for part in learned_coefficients(mechanism) for p in part.parameters()), None)
-    learned = learned if learned is not None else next(mechanism.parameters(), None)
-    if learned is None:
+    learned = [p for part in (*learned_coefficients(mechanism), mechanism) for p in part.parameters()]
+    if not learned:
         return False
-    distances = torch.arange(2.0, device=learned.device)
+    distances = torch.arange(2.0, device=learned[0].device)
     tables = mechanism.distance_gain(distances), mechanism.distance_bias(distances)
     return any(table is not None and table.requires_grad for table in tables)
 
@@ -119,10 +114,9 @@ def distances(n_queries: int, n_keys: int, device: torch.device) -> Tensor:
 def masked_bias(
     m: Tensor | None, t: Tensor, documents: Documents, window: int | None, first: int, dtype: torch.dtype
 ) -> Tensor:
-    """m at the distances t, (queries, keys), of queries from number `first` on, −∞ where a key is not visible.
+    """m at distances t, (queries, keys), of queries from number `first` on, −∞ where a key is not visible.
 
-    Returns:
-        (B or 1, H or 1, queries, keys).
+    It is (B or 1, H or 1, queries, keys).
     """
     is_all = t.shape == (documents.length, documents.length)
     visible = documents.mask(window) if is_all else documents.sees(first, t, window)
@@ -130,12 +124,23 @@ def masked_bias(
     return torch.where(visible, values.to(dtype), float("-inf"))
 
 
-def flops_of_products(q_shape: torch.Size, window: int | None, products: int) -> int:
-    """Multiplications and additions of `products` matrix products over the visible pairs of sequences of one document.
+def empty_heads(like: Tensor) -> Tensor:
+    """Uninitialised (B, H, T, D), in memory as (B, T, H, D), the layout of the projections."""
+    B, H, T, D = like.shape
+    return like.new_empty(B, T, H, D).transpose(1, 2)
 
-    As in `anlit.models.flops`, recomputation in the backward pass is not counted. Packed documents need less, but
-    shapes do not tell their lengths.
+
+def count_flops(forward: Any, backward: Any, window: int) -> None:
+    """Let torch's FLOP counter count the products of a kernel over the visible pairs of sequences of one document.
+
+    `window` is the number of this argument among those that follow q. Packed documents need less, but shapes do not
+    tell their lengths. Recomputation is not counted.
     """
-    B, H, T, D = q_shape
-    seen = T if window is None else min(window, T)
-    return 2 * products * D * B * H * (T * seen - math.comb(seen, 2))
+
+    def flops(products: int, q_shape: torch.Size, width: int | None) -> int:
+        B, H, T, D = q_shape
+        seen = T if width is None else min(width, T)
+        return 2 * products * D * B * H * (T * seen - math.comb(seen, 2))
+
+    register_flop_formula(forward)(lambda q, *others, **_: flops(2, q, others[window]))
+    register_flop_formula(backward)(lambda d_out, q, *others, **_: flops(4, q, others[window]))

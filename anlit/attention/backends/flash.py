@@ -27,17 +27,13 @@ OLDEST = (8, 0)
 """The first compute capability that has bfloat16 in its matrix units."""
 
 
-def _has_package() -> bool:
-    """With flash-attn-4 alone there is a folder of this name too, but no file of its own in it, and so no origin."""
-    return getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
+HAS_PACKAGE = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
+"""Whether flash-attn 2 is there: flash-attn-4 alone has a folder of this name without a file of its own, so no origin.
+Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
 
 
-HAS_PACKAGE = _has_package()
-"""Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
-
-
-def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
-    """Why this back end cannot compute `mechanism` for queries like `q`, None if it can."""
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
+    """What of the mechanism, the device, the precision or the width of `q` flash attention cannot do."""
     if mechanism.scales_with_distance:
         return "its gain a(t) changes logits by distance, which flash attention cannot"
     inner = mechanism.mechanism if isinstance(mechanism, SlidingWindow) else mechanism
@@ -46,8 +42,6 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: f
             return "of all biases m(t), flash attention can only compute ALiBi's"
         if not HAS_PACKAGE:
             return "flash attention with ALiBi needs a package: pip install flash-attn --no-build-isolation"
-    if dropout:
-        return f"this flash attention has no dropout, and dropout is {dropout:g}"
     if q is None:
         return None
     if q.device.type != "cuda":
@@ -67,8 +61,7 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(g·S + m) v for q (B, H, T, D), k and v (B, G, T, D)."""
-    assert not dropout
+    """softmax(g·S + m) v."""
     rows = q.shape[0]
     m = mechanism.distance_bias(torch.ones(1, device=q.device))
     if m is None and not READS_GROUPS:

@@ -10,7 +10,7 @@ the function of the score. No GPU has run this.
 
 import importlib.util
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +31,13 @@ WIDEST_FLASH_HEAD = {9: 256, 10: 128}
 """Of FlashAttention-4, by the major compute capability: Hopper, Blackwell."""
 
 
-def _has_flash_4() -> bool:
-    """Whether flash-attn-4 is there, without importing flash_attn, which flash-attn 2 may be."""
-    spec = importlib.util.find_spec("flash_attn")
-    places = spec.submodule_search_locations if spec is not None else None
-    return any((Path(place) / "cute" / "interface.py").is_file() for place in places or ())
+_PLACES = getattr(importlib.util.find_spec("flash_attn"), "submodule_search_locations", None) or ()
+HAS_FLASH_4 = any((Path(place) / "cute" / "interface.py").is_file() for place in _PLACES)
+"""Whether flash-attn-4 is there, found once without importing flash_attn, which flash-attn 2 may be."""
 
 
-HAS_FLASH_4 = _has_flash_4()
-"""Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
-
-
-def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
-    """Why this back end cannot compute `mechanism` for queries like `q`, None if it can."""
-    if dropout:
-        return f"FlexAttention has no dropout, and dropout is {dropout:g}"
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
+    """What of the device, the precision or the width of `q` FlexAttention cannot do."""
     if q is None:
         return None
     if q.device.type not in ("cuda", "cpu"):
@@ -60,14 +52,13 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: f
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Find the blocks that layers with this window compute."""
     block_mask(documents, mechanism.window)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(a·g·S + m) v for q (B, H, T, D), k and v (B, G, T, D)."""
-    assert not dropout
-    a, m = (_by_head(table) for table in distance_tables(mechanism, q.shape[-2], q))
+    """softmax(a·g·S + m) v."""
+    tables = distance_tables(mechanism, q.shape[-2], q)
+    a, m = (table[0] if table is not None and len(table) == 1 < table.dim() else table for table in tables)
     q = with_gain(q, mechanism, documents)
     run = _run if torch.compiler.is_compiling() else _compiled()
     return run(q.contiguous(), k.contiguous(), v.contiguous(), a, m, block_mask(documents, mechanism.window))
@@ -97,7 +88,7 @@ def runs_on_flash_4(q: Tensor, *tables: Tensor | None) -> bool:
     return is_narrow and not any(table is not None and table.requires_grad for table in tables)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _compiled() -> Callable[..., Tensor]:
     compiled = torch.compile(_run, dynamic=False)
 
@@ -108,13 +99,8 @@ def _compiled() -> Callable[..., Tensor]:
     return run
 
 
-def _by_head(table: Tensor | None) -> Tensor | None:
-    """(T,) if all heads have the same table, else (H, T)."""
-    return table[0] if table is not None and table.dim() == 2 and table.shape[0] == 1 else table
-
-
 def block_mask(documents: Documents, window: int | None) -> BlockMask:
-    """Which blocks of 128 × 128 logits are visible in part, and which completely; computed once per batch."""
+    """Which blocks of 128 × 128 logits are visible in part, and which completely; found once per batch."""
     if window not in documents.flex_masks:
         documents.flex_masks[window] = _find_blocks(documents, window)
     return documents.flex_masks[window]
@@ -137,29 +123,18 @@ def _find_blocks(documents: Documents, window: int | None) -> BlockMask:
         # A block of keys shares a document with the queries if the id of its last key reaches that of their first.
         any_visible = any_visible & (ids[:, None, last] >= ids[:, first, None])
         all_visible = all_visible & (ids[:, None, first] == ids[:, last, None])
-    partly = any_visible & ~all_visible
-    return BlockMask.from_kv_blocks(
-        *_as_list(partly),
-        *_as_list(all_visible),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=_visible(ids, window),
-        seq_lengths=(length, length),
-    )
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        seen = j <= i
+        if window is not None:
+            seen = seen & (i - j < window)
+        return seen if ids is None else seen & (ids[b, i] == ids[b, j])
+
+    listed = (*_as_list(any_visible & ~all_visible), *_as_list(all_visible))
+    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length))
 
 
 def _as_list(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """The number of blocks in each row, (B or 1, 1, rows), and columns with those first, (B or 1, 1, rows, columns)."""
     columns = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], columns.int()[:, None].contiguous()
-
-
-def _visible(ids: Tensor | None, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = j <= i
-        if window is not None:
-            seen = seen & (i - j < window)
-        if ids is not None:
-            seen = seen & (ids[b, i] == ids[b, j])
-        return seen
-
-    return visible

@@ -27,8 +27,8 @@ PRIORITY = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.E
 """PyTorch's kernels on Hopper and later, where cuDNN's is the fastest published. No GPU has run this."""
 
 
-def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
-    """Why this back end cannot compute `mechanism`, None if it can. It runs on every device."""
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
+    """That the mechanism has an a(t). It runs on every device."""
     if mechanism.scales_with_distance:
         return "its gain a(t) changes logits by distance, which scaled_dot_product_attention cannot"
     return None
@@ -41,13 +41,11 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(g·S + m) v for q (B, H, T, D), k and v (B, G, T, D).
+    """softmax(g·S + m) v.
 
-    g multiplies q; m, the window and documents go into an additive mask. It is made for 512 queries at a time, so there
-    is no T × T mask: but for one document on a CPU, where a single call is faster.
-
-    On a CPU, long packed documents are computed one by one. On other devices keys of earlier documents are computed and
-    masked, because reading the lengths would wait for the device; `flash` and `triton` skip them.
+    g multiplies q; m, the window and documents go into an additive mask for 512 queries at a time; for one document on
+    a CPU into a T × T mask, which is faster. On a CPU, long packed documents are computed one by one. On other devices
+    keys of earlier documents are masked, because reading the lengths would wait; `flash` and `triton` skip them.
     """
     length, window = q.shape[-2], mechanism.window
     q = with_gain(q, mechanism, documents)
@@ -74,13 +72,9 @@ def _one_by_one(
     """Attention of each document by itself."""
     lengths = documents.cu_seqlens.diff().tolist()
     bias = _bias(m, window, max(lengths), q)
-    rows = (x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v))
-    parts = []
-    for each in zip(*rows, strict=True):
-        q, k, v = (x.transpose(0, 1)[None] for x in each)  # (1, H or G, tokens, D)
-        parts.append(_call(q, k, v, bias, dropout)[0].transpose(0, 1))
-    attended = torch.cat(parts)
-    return attended.unflatten(0, (-1, documents.length)).transpose(1, 2)
+    by_document = zip(*(x.transpose(0, 1).flatten(1, 2).split(lengths, 1) for x in (q, k, v)), strict=True)
+    parts = [_call(q[None], k[None], v[None], bias, dropout)[0].transpose(0, 1) for q, k, v in by_document]
+    return torch.cat(parts).unflatten(0, (-1, documents.length)).transpose(1, 2)
 
 
 def _are_long(documents: Documents) -> bool:

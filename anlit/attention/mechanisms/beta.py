@@ -9,14 +9,13 @@ from anlit.attention.mechanism import Mechanism
 class BetaScaling(Mechanism):
     """g(n) = s·n^{2/(d_head−1)}.
 
-    For q and k uniform on a sphere, q·k is not normal but bounded: (1 + cos(q, k))/2 has the distribution
-    Beta((d_head−1)/2, (d_head−1)/2). The largest of n cosines differs from 1 by about n^{−2/(d_head−1)}, and its gap to
-    the next shrinks in the same way. For n ≫ e^{d_head} the weight stays on the largest with this growth, and with no
-    slower one. At d_head = 64 and n = 10⁵ the gain is only 1.44, and √(2 ln n) describes the scores better.
+    For q and k uniform on a sphere (1 + cos(q, k))/2 has the distribution Beta((d_head−1)/2, (d_head−1)/2). The largest
+    of n cosines differs from 1 by about n^{−2/(d_head−1)}, and its gap to the next shrinks in the same way. For
+    n ≫ e^{d_head} the weight stays on the largest with this growth, and with no slower one. At d_head = 64 and n = 10⁵
+    the gain is only 1.44, and √(2 ln n) describes the scores better.
 
     Args:
-        s: Strength. 1, our choice, gives g(1) = 1. The gain of GPT+'s QK-norm and nGPT's s_qk can learn another
-            value; anGPT has no such parameter.
+        s: Strength. 1, our choice, gives g(1) = 1.
         learned: Whether s is learned.
     """
 

@@ -16,9 +16,9 @@ import os
 import torch
 from torch import Tensor
 
-from anlit.attention.backends.eager import with_gain
+from anlit.attention.backends.eager import tables_are_learned, with_gain
 from anlit.attention.backends.triton.operator import triton_attention
-from anlit.attention.backends.triton.tables import linear_tables, tables_of, unsupported_coefficients
+from anlit.attention.backends.triton.tables import coefficient_of, linear_tables, tables_of
 from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 
@@ -30,14 +30,14 @@ OLDEST = (8, 0)
 """The first compute capability that has bfloat16 in its matrix units."""
 
 
-def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None, dropout: float = 0.0) -> str | None:
-    """Why this back end cannot compute `mechanism`, None if it can; `q` gives device, dtype and head width."""
+def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
+    """What of the mechanism's coefficients, or of the device, dtype and width of `q`, the kernels cannot do."""
     if not IS_INSTALLED:
         return "triton is not installed (make extras EXTRAS=triton)"
-    if dropout:
-        return f"it has no dropout, and dropout is {dropout}"
-    if (reason := unsupported_coefficients(mechanism)) is not None or q is None:
-        return reason
+    if tables_are_learned(mechanism) and coefficient_of(mechanism) is None:
+        return "its a(t) or m(t) is learned, and not by one Coefficient alone"
+    if q is None:
+        return None
     if q.shape[-1] > WIDEST:
         return f"its heads are at most {WIDEST} wide, not {q.shape[-1]}"
     if q.dtype not in DTYPES:
@@ -57,8 +57,7 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
-    """softmax(a·g·S + m) v: q (B, H, T, D) and k of unit root mean square, k and v (B, H_kv, T, D) → (B, H, T, D)."""
-    assert not dropout
+    """softmax(a·g·S + m) v."""
     length = q.shape[-2]
     q = with_gain(q, mechanism, documents)
     tables, coefficient, tangents = tables_of(mechanism, q)

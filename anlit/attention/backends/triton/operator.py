@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from anlit.attention.backends.eager import flops_of_products
+from anlit.attention.backends.eager import count_flops, empty_heads
 from anlit.attention.backends.triton.blocks import PADDING, Blocks, KernelBlocks, blocks_for
 
 NARROWEST = 16
@@ -38,7 +37,7 @@ def triton_attention(
     """The forward kernel; see the top of this file."""
     from anlit.attention.backends.triton.forward import forward
 
-    _check(q, k, v, tables, tangents, starts)
+    _check(q, k, v, starts, tables, tangents)
     out, lse = _outputs(q)
     q, k, v = (_with_contiguous_rows(x) for x in (q, k, v))
     B, H, T, _ = q.shape
@@ -100,34 +99,24 @@ def _(d_out, q, k, v, coefficient, *_):
 
 def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
     B, H, T, _ = q.shape
-    return _empty_heads(q), q.new_empty(B, H, T, dtype=torch.float32)
+    return empty_heads(q), q.new_empty(B, H, T, dtype=torch.float32)
 
 
 def _gradients(q: Tensor, k: Tensor, coefficient: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of_coefficient = q.new_empty(0, dtype=torch.float32) if coefficient is None else torch.empty_like(coefficient)
-    return _empty_heads(q), _empty_heads(k), _empty_heads(k), of_coefficient
+    return empty_heads(q), empty_heads(k), empty_heads(k), of_coefficient
 
 
-def _empty_heads(like: Tensor) -> Tensor:
-    """Uninitialised (B, H, T, D), in memory as (B, T, H, D), the layout of the projections."""
-    B, H, T, D = like.shape
-    return like.new_empty(B, T, H, D).transpose(1, 2)
-
-
-def _check(
-    q: Tensor, k: Tensor, v: Tensor, tables: Tensor | None, tangents: Tensor | None, starts: Tensor | None
-) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, *tables: Tensor | None) -> None:
     """Kernels follow pointers: what does not fit would be read from other memory."""
     B, H, T, D = q.shape
     assert k.shape == v.shape == (B, k.shape[1], T, D), f"k {tuple(k.shape)}, v {tuple(v.shape)}, q {tuple(q.shape)}"
     assert H % k.shape[1] == 0, f"{k.shape[1]} heads of keys do not divide {H} heads of queries"
     assert q.dtype == k.dtype == v.dtype, f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
-    for table in (tables, tangents):
-        if table is not None:
-            assert tuple(table.shape) in [(h, T + PADDING, n) for h in (1, H) for n in (1, 2)], table.shape
-            assert (table.dtype, table.is_contiguous()) == (torch.float32, True)
-    if starts is not None:
-        assert (starts.shape, starts.dtype, starts.is_contiguous()) == ((B, T), torch.int32, True)
+    for table in tables:
+        assert table is None or tuple(table.shape) in [(h, T + PADDING, n) for h in (1, H) for n in (1, 2)], table.shape
+        assert table is None or (table.dtype, table.is_contiguous()) == (torch.float32, True)
+    assert starts is None or (starts.shape, starts.dtype, starts.is_contiguous()) == ((B, T), torch.int32, True)
 
 
 def _with_contiguous_rows(x: Tensor) -> Tensor:
@@ -165,18 +154,10 @@ def _scale(q: Tensor) -> float:
 def _constants(q: Tensor, k: Tensor, tables: Tensor | None, blocks: Blocks) -> dict[str, Any]:
     """What a kernel is compiled for."""
     exact = torch.get_float32_matmul_precision() == "highest" or q.dtype != torch.float32
-    return {
-        "n_heads": q.shape[1],
-        "group": q.shape[1] // k.shape[1],
-        "width": q.shape[-1],
-        "width_padded": _padded(q),
-        "pairs": tables is not None and tables.shape[-1] == 2,
-        "precision": "ieee" if exact else "tf32",
-        "block_m": blocks.block_m,
-        "block_n": blocks.block_n,
-        "num_warps": blocks.warps,
-        "num_stages": blocks.stages,
-    }
+    sizes = {"block_m": blocks.block_m, "block_n": blocks.block_n, "width": q.shape[-1], "width_padded": _padded(q)}
+    heads = {"n_heads": q.shape[1], "group": q.shape[1] // k.shape[1]}
+    forms = {"pairs": tables is not None and tables.shape[-1] == 2, "precision": "ieee" if exact else "tf32"}
+    return {**sizes, **heads, **forms, "num_warps": blocks.warps, "num_stages": blocks.stages}
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -185,11 +166,9 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    *tensors, window = inputs
-    out, lse = output
-    ctx.save_for_backward(*tensors, out, lse)
-    ctx.window = window
-    ctx.mark_non_differentiable(lse)
+    *tensors, ctx.window = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx, d_out: Tensor, _: Tensor | None):
@@ -199,13 +178,4 @@ def _backward(ctx, d_out: Tensor, _: Tensor | None):
 
 
 triton_attention.register_autograd(_backward, setup_context=_setup_context)
-
-
-@register_flop_formula(torch.ops.anlit.triton_attention)
-def _forward_flops(q_shape, *others, **__) -> int:
-    return flops_of_products(q_shape, others[9], 2)
-
-
-@register_flop_formula(torch.ops.anlit.triton_attention_backward)
-def _backward_flops(d_out_shape, q_shape, *others, **__) -> int:
-    return flops_of_products(q_shape, others[9], 4)
+count_flops(torch.ops.anlit.triton_attention, torch.ops.anlit.triton_attention_backward, window=9)

@@ -36,14 +36,7 @@ SHORTEST = 2048
 """Sequences up to this length have no far tiles that would be worth the lines."""
 
 
-def unsupported_coefficients(mechanism: Mechanism) -> str | None:
-    """Why the kernels cannot give the gradients of what a(t) and m(t) learn, None if they can."""
-    if not tables_are_learned(mechanism) or _coefficient_of(mechanism) is not None:
-        return None
-    return "its a(t) or m(t) is learned, and not by one Coefficient alone"
-
-
-def _coefficient_of(mechanism: Mechanism) -> Coefficient | None:
+def coefficient_of(mechanism: Mechanism) -> Coefficient | None:
     """The learned coefficient without which a(t) and m(t) would have no gradient; None if there is no such one."""
     for coefficient in learned_coefficients(mechanism):
         assert coefficient.value is not None
@@ -56,18 +49,16 @@ def _coefficient_of(mechanism: Mechanism) -> Coefficient | None:
 def tables_of(mechanism: Mechanism, like: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """What the operator reads of a mechanism, for queries such as `like`, (B, H, T, D): each None if there is none.
 
-    If the mechanism learns one coefficient per head, a head's tables may depend on its own only.
-
-    Returns:
-        The tables, as `interleave` returns them, without a gradient; the learned number on which they depend, (H or
-        1,); and their derivative by it, (H or 1, T + PADDING, 2 or 1), of last size 1 if only m(t) depends on it.
+    They are the tables, as `interleave` returns them, without a gradient; the learned number on which they depend, (H
+    or 1,), each head's on its own; and their derivative by it, (H or 1, T + PADDING, 2 or 1), of last size 1 if only
+    m(t) depends on it.
     """
     length, width = like.shape[-2] + PADDING, like.shape[-1]
     a, m = distance_tables(mechanism, length, like)
     tables = interleave(a, m, width)
     if tables is None or not tables.requires_grad:
         return tables, None, None
-    coefficient = _coefficient_of(mechanism)
+    coefficient = coefficient_of(mechanism)
     assert coefficient is not None
     assert coefficient.value is not None
 
@@ -94,14 +85,9 @@ def interleave(a: Tensor | None, m: Tensor | None, width: int) -> Tensor | None:
 def linear_tables(tables: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """The lines of all far tiles, and where they begin; None and None if there are none.
 
-    Args:
-        tables: (H or 1, T + PADDING, 2 or 1), as for the kernels.
-        width: D.
-        dtype: Of q, k and v.
-
-    Returns:
-        (H or 1, lines, 4 or 2) float32: slope and level of the gain, then of the bias, at distance STEP·index; and (H
-        or 1,) int32, the distance from which on a tile's first query and key are far.
+    The lines are (H or 1, lines, 4 or 2) float32: slope and level of the gain, then of the bias, at distance
+    STEP·index. They begin at (H or 1,) int32, the distance from which on a tile's first query and key are far.
+    `tables` are the kernels', for heads of `width` in `dtype`.
     """
     if tables is None or dtype not in TOLERANCES or tables.shape[1] - PADDING <= SHORTEST:
         return None, None
