@@ -20,6 +20,7 @@ from anlit.benchmarks.options import Size, blocks_of
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.lightning_internals import configure_model
 from anlit.models import GPT, NGPT, AnGPT
+from anlit.models.flops import flops_per_token
 from anlit.models.kernel_selection import select_at_first_batch
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
@@ -74,7 +75,7 @@ class OurStep:
 
     def flops_per_token(self) -> float:
         """Of a training step; see `anlit.models.flops`."""
-        return self.model.model.flops_per_token(self.batch.tokens.shape[1])
+        return flops_per_token(self.model.model, self.batch.tokens.shape[1])
 
 
 def batch_of(size: Size, documents: bool, device: torch.device) -> Batch:

@@ -20,10 +20,8 @@ from torch.autograd.function import once_differentiable
 
 from anlit.targets import IGNORED
 
-CHUNK_NUMBERS = {"cpu": 2**20}
-"""Logits in a chunk, by type of device. On CPU they fit into its caches."""
-CHUNK_NUMBERS_OTHERWISE = 2**27
-"""Logits in a chunk on other devices."""
+CHUNK_NUMBERS, CHUNK_NUMBERS_OTHERWISE = {"cpu": 2**20}, 2**27
+"""Logits in a chunk, by type of device, and on others. On CPU they fit into its caches."""
 TILE = 256
 """Tokens of which chunks on other devices are multiples."""
 
@@ -38,8 +36,7 @@ def linear_cross_entropy(
     computes the gradients and keeps them, N·d and V·d numbers. They can be used once and not differentiated again.
 
     Args:
-        x: Hidden states, (B, T, d).
-        weight: W, (V, d).
+        x, weight: Hidden states, (B, T, d), and W, (V, d).
         targets: (B, T), −100 where a token does not count.
         z_loss: Weight of the squared log-partition (arXiv 2204.02311).
         compiled: Whether to compile the work on a chunk's logits: three passes over them instead of a dozen.
@@ -60,15 +57,9 @@ def linear_cross_entropy(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        z_loss: float,
-        dtype: torch.dtype,
-        wants_gradients: bool,
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, z_loss: float, dtype: torch.dtype, wants_gradients: bool,
         chunk: Callable[..., tuple[Tensor, Tensor, Tensor | None]],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         n_counted = (targets != IGNORED).sum().clamp_min(1)
         narrow = weight.to(dtype)
         wide = torch.promote_types(dtype, torch.float32)
@@ -103,9 +94,7 @@ def _chunk(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Sums over counted rows of −log p(target) and of (log Z)², and the gradient of the mean objective by the logits.
 
-    Args:
-        logits: (rows, V).
-        targets: (rows,).
+    logits (rows, V), targets (rows,).
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     counted = (targets != IGNORED)[:, None]

@@ -25,9 +25,7 @@ MULTIPLE = 16
 class Float8Product:
     """x Wᵀ in float8; replaces `torch.nn.functional.linear`.
 
-    Args:
-        recipe: Which numbers share a scale.
-        emulated: Round to float8 and multiply in the wider type: the same rounding on any device, but slower.
+    `emulated` rounds to float8 and multiplies in the wider type: the same rounding on any device, but slower.
 
     Raises:
         UserError: torchao is missing.

@@ -33,13 +33,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
-    """x / √(mean(x²) + eps) · gain over the last axis; same shape and dtype as x.
-
-    Args:
-        x: (…, width).
-        eps: Added to the mean square.
-        gain: (width,), or None for 1.
-    """
+    """x / √(mean(x²) + eps) · gain over the last axis; same shape and dtype as x. gain (width,), or None for 1."""
     wide, width = _at_least_float32(x), x.shape[-1]
     gain = None if gain is None else gain.to(wide.dtype)
     if is_trained_eagerly_on_cpu(x):  # rms(x) = √width · x / √(Σx² + width · ε)
@@ -117,7 +111,6 @@ def nu_residual(alpha: Tensor) -> Tensor:
 LEAST = {"bounded": 1.0, "strict": 1e-30}
 """The smallest norm that a vector is divided by."""
 
-
 Part = tuple[Tensor, int, Norms]
 """A weight, or what this rank has of it, the axis along which its vectors lie, and their constraint."""
 
@@ -127,11 +120,7 @@ def restore_norms(constraints: Iterable[Part], compiled: bool = False) -> None:
     """Divide every vector w of the weights in place: by ‖w‖ (`strict`), or by max(1, ‖w‖) (`bounded`).
 
     Where ranks hold parts of a vector, the sums of its squares are added up, for all weights in one collective
-    operation.
-
-    Args:
-        constraints: Of weights, which may be sharded.
-        compiled: Whether to compile the work of a rank: a kernel for each matrix instead of three.
+    operation. `compiled`, the work of a rank is a kernel for each matrix instead of three.
     """
     whole: list[Part] = []
     split: list[Part] = []

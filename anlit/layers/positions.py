@@ -46,8 +46,8 @@ class Positions(nn.Module):
     def tables(self, d_head: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """scale × cos and sin of position × frequency, each (T, R/2), on the device of `like`, in float32 at least.
 
-        Computed in float64, because at 64k tokens a float32 product of position and frequency is off by 0.004 rad.
-        Computed outside inference mode, so that training can use tables that were made in validation.
+        Computed in float64, because at 64k tokens a float32 product of position and frequency is off by 0.004 rad, and
+        outside inference mode, so that training can use tables that were made in validation.
         """
         key = (d_head, length, like.device, like.dtype == torch.float64)
         if getattr(self, "_key", None) != key:
@@ -55,28 +55,19 @@ class Positions(nn.Module):
                 angles = torch.outer(torch.arange(length, dtype=torch.float64), self.frequencies(d_head, length))
                 dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
                 cos, sin = ((self.scale * part).to(like.device, dtype) for part in (angles.cos(), angles.sin()))
-                self._tables = cos, sin
-            self._key = key
+            self._key, self._tables = key, (cos, sin)
         return self._tables
 
     def rotation(self, d_head: int, length: int, index: Tensor | None, like: Tensor) -> Rotation | None:
         """The rotation of a batch's queries and keys, for all layers with these positions; None for no rotation.
 
-        Args:
-            d_head: D.
-            length: Tokens of the whole sequence.
-            index: (B or 1, T) integers, each token's position in its document; None for 0, 1 … length−1.
-            like: A tensor of the device and precision that the result is to have.
+        `length` is that of the whole sequence. `index`, (B or 1, T) integers, is each token's position in its document;
+        None for 0, 1 … length−1. The rotation has the device and precision of `like`.
         """
         cos, sin = self.tables(d_head, length, like)
         if index is not None:
             cos, sin = cos[index][:, None], sin[index][:, None]
         return cos, sin
-
-    def forward(self, *vectors: Tensor, index: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Rotate each (B, H, T, D) tensor by its positions along T; `index` as in `rotation`."""
-        length, d_head = vectors[0].shape[-2:]
-        return rotate(self.rotation(d_head, length, index, vectors[0]), *vectors)
 
 
 def rotate(rotation: Rotation | None, *vectors: Tensor) -> tuple[Tensor, ...]:
@@ -124,8 +115,12 @@ class RoPE(Positions):
             )
 
     def frequencies(self, d_head: int, length: int) -> Tensor:
-        width = round(self.fraction * d_head)
-        return self.base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        return _geometric(self.base, round(self.fraction * d_head))
+
+
+def _geometric(base: float, width: int) -> Tensor:
+    """base^(−2i/R) for i = 0 … R/2 − 1, R = `width`."""
+    return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
 class DynamicNTK(RoPE):
@@ -134,9 +129,8 @@ class DynamicNTK(RoPE):
     The fastest pair turns as in training. The slowest pair turns as far over T tokens as it did over T_train, so a
     longer sequence has no angle that the model was not trained on. Up to T_train this is RoPE exactly.
 
-    T is the length of the whole sequence, also where it packs several documents: positions restart with each masked
-    document, but the frequencies do not change. So beyond T_train a document's logits depend on the length of the
-    sequence that it is packed into.
+    T is the length of the whole sequence, also where it packs several documents. So beyond T_train a document's logits
+    depend on the length of the sequence that it is packed into.
 
     Args:
         fraction: As in RoPE; at least 4 dimensions must rotate.
@@ -165,8 +159,7 @@ class DynamicNTK(RoPE):
         assert self.training_length is not None, "for_context names the training length"
         width = round(self.fraction * d_head)
         stretch = max(1.0, length / self.training_length)
-        base = self.base * stretch ** (width / (width - 2))
-        return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        return _geometric(self.base * stretch ** (width / (width - 2)), width)
 
 
 class LinearRoPE(RoPE):

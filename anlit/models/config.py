@@ -146,11 +146,7 @@ class DecoderConfig:
         return replace(self, attention=copy.deepcopy(self.attention), positions=positions)
 
     def attention_of(self, layer: int) -> Attention:
-        """The attention of layer number `layer`, from 0.
-
-        Raises:
-            UserError: The positions do not fit the head width, or the back end cannot compute the mechanism.
-        """
+        """The attention of layer number `layer`, from 0; UserError if positions or back end do not fit."""
         try:
             self.positions.check(self.head_width)
             mechanism = self.attention.for_layer(self.n_heads, self.head_width, layer)

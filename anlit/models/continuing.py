@@ -73,25 +73,21 @@ def check_changes(changed: list[Change], ckpt_path: Any, accept: bool) -> str | 
     Raises:
         UserError: A setting has changed that a continued run may not change, and `accept` is False.
     """
-    refused = [change for change in changed if not change.name.startswith(TAKEN)]
+    refused = ", ".join(str(change) for change in changed if not change.name.startswith(TAKEN))
     if refused and not accept:
         raise UserError(
-            f"ckpt_path={ckpt_path} was trained with other settings ({_listed(refused)}): set them back as "
+            f"ckpt_path={ckpt_path} was trained with other settings ({refused}): set them back as "
             "in the run's config.yaml, or give --accept_changes true to go on with the new ones"
         )
-    return f"Continued with changed settings, the new ones are used: {_listed(changed)}" if changed else None
+    listed = ", ".join(map(str, changed))
+    return f"Continued with changed settings, the new ones are used: {listed}" if changed else None
 
 
 def refuse_other_shapes(saved: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], source: str) -> None:
-    """Refuse weights that do not have the names and shapes of the model's.
-
-    Args:
-        saved: The weights of a checkpoint.
-        expected: The model's.
-        source: The setting that names the checkpoint, with its value.
+    """Refuse a checkpoint's weights that do not have the names and shapes of the model's, `expected`.
 
     Raises:
-        UserError: A weight is missing, unknown, of another shape or of whole numbers.
+        UserError: A weight is missing, unknown, of another shape or of whole numbers. The message begins with `source`.
     """
     for name in [*expected, *(name for name in saved if name not in expected)]:
         then, now = (_form(weights[name]) if name in weights else "missing" for weights in (saved, expected))
@@ -113,9 +109,7 @@ def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
-def take_group_settings(
-    optimizer: torch.optim.Optimizer, scheduler: LambdaLR, configured: list[dict[str, Any]]
-) -> None:
+def take_group_settings(optimizer: Optimizer, scheduler: LambdaLR, configured: list[dict[str, Any]]) -> None:
     """Replace the checkpoint's settings by the configured ones. Equal settings change nothing, to the last bit."""
     for number, (group, settings) in enumerate(zip(optimizer.param_groups, configured, strict=True)):
         for key, value in settings.items():
@@ -124,10 +118,6 @@ def take_group_settings(
         group["initial_lr"] = scheduler.base_lrs[number] = settings["lr"]
         group["lr"] = settings["lr"] * scheduler.lr_lambdas[number](scheduler.last_epoch)
     scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
-
-
-def _listed(changed: list[Change]) -> str:
-    return ", ".join(map(str, changed))
 
 
 def _plain(value: Any) -> Any:
@@ -144,17 +134,15 @@ def _short(value: Any) -> str:
 def without_paths(states: dict[Any, Any]) -> dict[Any, Any]:
     """Callbacks' states of a checkpoint, with nothing but the monitor and the scores of each ModelCheckpoint.
 
-    Lightning's has the paths of earlier checkpoints, removes the worst of them, and lets loggers upload them. Such a
-    path may be somebody else's: no path comes out of a checkpoint.
+    Lightning removes the worst of the paths in it, and lets loggers upload them. Such a path may be somebody else's: no
+    path comes out of a checkpoint.
     """
-    return {key: _scores(state) if _is_of_model_checkpoint(state) else state for key, state in states.items()}
 
+    def without(state: Any) -> Any:
+        if not isinstance(state, dict) or PATHS.isdisjoint(state):
+            return state
+        scores = {key: state.get(key) for key in ("best_model_score", "current_score")}
+        numbers = {key: s if isinstance(s, torch.Tensor) and s.numel() == 1 else None for key, s in scores.items()}
+        return {"monitor": state.get("monitor"), **numbers, "best_model_path": ""}
 
-def _is_of_model_checkpoint(state: Any) -> bool:
-    return isinstance(state, dict) and not PATHS.isdisjoint(state)
-
-
-def _scores(state: dict[str, Any]) -> dict[str, Any]:
-    scores = {key: state.get(key) for key in ("best_model_score", "current_score")}
-    numbers = {key: s if isinstance(s, torch.Tensor) and s.numel() == 1 else None for key, s in scores.items()}
-    return {"monitor": state.get("monitor"), **numbers, "best_model_path": ""}
+    return {key: without(state) for key, state in states.items()}

@@ -25,15 +25,12 @@ from anlit.layers.positions import Positions, Rotation
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import fill
 from anlit.models.config import DecoderConfig
-from anlit.models.flops import flops_per_token
 
 
 class Decoder(nn.Module):
     """tokens (B, T) → logits (B, T, V). Subclasses add `output`, the initial values and, if any, the constraint.
 
-    Args:
-        config: The settings.
-        block: Called with the settings and a layer's number, from 0; returns the block of this layer.
+    `block` is called with the settings and a layer's number, from 0, and returns the block of this layer.
     """
 
     before_attention: Callable[[Tensor, Documents], None] | None = None
@@ -57,16 +54,10 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(
-        self,
-        tokens: Tensor,
-        document_ids: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        longest: int | None = None,
-        targets: Tensor | None = None,
-        z_loss: float = 0.0,
-        cache: KeyValueCache | None = None,
-        n_logits: int | None = None,
-    ) -> Any:
+        self, tokens: Tensor, document_ids: Tensor | None = None, cu_seqlens: Tensor | None = None,
+        longest: int | None = None, targets: Tensor | None = None, z_loss: float = 0.0,
+        cache: KeyValueCache | None = None, n_logits: int | None = None,
+    ) -> Any:  # fmt: skip
         """Logits (B, T, V) for tokens (B, T); or with `targets` the loss and the objective, without all logits.
 
         Args:
@@ -169,15 +160,8 @@ class Decoder(nn.Module):
     def n_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def flops_per_token(self, length: int) -> float:
-        """FLOPs of one training step per token at context `length`; see `anlit.models.flops`."""
-        return flops_per_token(self, length)
-
     def cache_bytes(self, length: int, element_size: int) -> int:
-        """Bytes of a `KeyValueCache` for one row of `length` tokens: 2·G·D numbers a token in every layer.
-
-        A layer with a window keeps at most twice its width.
-        """
+        """Bytes of a `KeyValueCache` for one row of `length` tokens: 2·G·D numbers a token in every layer."""
         blocks: Iterable[Any] = self.blocks
         windows = ((block.n_kv_heads * block.d_head, block.attention.mechanism.window) for block in blocks)
         numbers = sum(2 * width * (length if window is None else min(length, 2 * window)) for width, window in windows)

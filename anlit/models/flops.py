@@ -26,16 +26,9 @@ def flops_per_token(model: nn.Module, length: int) -> float:
 
     6 for every weight of a linear map, gates included (the embedding is a look-up), and 12·H·D per layer for every
     key that a query sees on average: 2·H·D for q·k and 2·H·D for weights·v, times 3. Heads that share keys save none.
-    The average is that of sequences of one document, an upper bound for packed documents.
-
-    Args:
-        model: A decoder; its blocks hold an `Attention` each.
-        length: T, tokens in a sequence.
+    The average is that of sequences of one document of `length` tokens, an upper bound for packed documents.
     """
     linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    pairs = 0.0
-    for attention in attention_layers(model):
-        mechanism = attention.mechanism
-        width = mechanism.n_heads * mechanism.d_head
-        pairs += width * mean_visible_keys(length, mechanism.window)
+    mechanisms = [attention.mechanism for attention in attention_layers(model)]
+    pairs = sum(each.n_heads * each.d_head * mean_visible_keys(length, each.window) for each in mechanisms)
     return FORWARD_AND_BACKWARD * (2.0 * linear + 4.0 * pairs)

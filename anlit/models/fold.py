@@ -27,21 +27,14 @@ from anlit.models.ngpt import NGPT, NGPTBlock
 
 
 class Stored(nn.Module):
-    """Replaces a scaling vector: returns its value, (width,)."""
+    """Replaces a scaling vector: returns its value, (width,), or None if its matrix has absorbed it."""
 
-    def __init__(self, vector: Tensor) -> None:
+    def __init__(self, vector: Tensor | None = None) -> None:
         super().__init__()
-        self.vector = nn.Parameter(vector)
+        self.vector = None if vector is None else nn.Parameter(vector)
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Tensor | None:
         return self.vector
-
-
-class Absorbed(nn.Module):
-    """Replaces a scaling vector that its matrix has absorbed: returns None."""
-
-    def forward(self) -> None:
-        return None
 
 
 class ResidualWeights(nn.Module):
@@ -57,11 +50,7 @@ class ResidualWeights(nn.Module):
 
 
 class FoldedAnGPTBlock(AnGPTBlock):
-    """A block of anGPT with one elementwise multiplication for each update: h ← w_h ∘ h + suggestion.
-
-    Args:
-        block: The block to fold. Its submodules are reused and changed.
-    """
+    """`block`, whose submodules it takes, with one elementwise multiplication an update: h ← w_h ∘ h + suggestion."""
 
     def __init__(self, block: AnGPTBlock) -> None:
         nn.Module.__init__(self)
@@ -81,10 +70,10 @@ class FoldedAnGPTBlock(AnGPTBlock):
 def _residual_weights(block: AnGPTBlock, alpha: Tensor, linear: ScaledLinear) -> ResidualWeights:
     """ν(α)(1−α) and ν(α)α; the latter multiplies the rows of W_o or W_d unless a norm follows."""
     weight_of_h, weight_of_suggestion = block.residual_weights(alpha)
-    if isinstance(block.post_norm, nn.Identity):
-        linear.scale_rows(weight_of_suggestion)
-        return ResidualWeights(weight_of_h, None)
-    return ResidualWeights(weight_of_h, weight_of_suggestion)
+    if not isinstance(block.post_norm, nn.Identity):
+        return ResidualWeights(weight_of_h, weight_of_suggestion)
+    linear.scale_rows(weight_of_suggestion)
+    return ResidualWeights(weight_of_h, None)
 
 
 @torch.no_grad()
@@ -95,7 +84,7 @@ def fold(decoder: Decoder) -> Decoder:
         UserError: The decoder has no factors (GPT+), or is folded already.
     """
     kinds = {type(block) for block in decoder.blocks}
-    if FoldedAnGPTBlock in kinds or isinstance(getattr(decoder, "s_z", None), Absorbed):
+    if isinstance(getattr(decoder, "s_z", None), Stored):
         raise UserError("the model is folded already: leave out --fold")
     if not kinds <= {AnGPTBlock, NGPTBlock}:
         raise UserError(
@@ -107,7 +96,7 @@ def fold(decoder: Decoder) -> Decoder:
             module.weight.mul_(module.factor)
             module.factor = 1.0
     folded.head.scale_rows(folded.s_z())
-    folded.s_z = Absorbed()
+    folded.s_z = Stored()
     for number, block in enumerate(folded.blocks):
         if isinstance(block, AnGPTBlock):
             folded.blocks[number] = FoldedAnGPTBlock(block)
@@ -119,16 +108,20 @@ def fold(decoder: Decoder) -> Decoder:
 def _fold_ngpt_block(block: Any) -> None:
     block.W_u.scale_rows(block.s_u())
     block.W_z.scale_rows(block.s_v())
-    block.s_u, block.s_v = Absorbed(), Absorbed()
+    block.s_u, block.s_v = Stored(), Stored()
     block.alpha_A, block.alpha_M = Stored(block.alpha_A().abs()), Stored(block.alpha_M().abs())
-    if block.s_qk is not None:
-        factor = block.norm_qk.factor if isinstance(block.norm_qk, UnitNorm) else 1.0
-        block.s_qk = Stored(factor * block.s_qk())
-        block.norm_qk = UnitNorm() if isinstance(block.norm_qk, UnitNorm) else block.norm_qk
+    if block.s_qk is not None and isinstance(block.norm_qk, UnitNorm):
+        block.s_qk, block.norm_qk = Stored(block.norm_qk.factor * block.s_qk()), UnitNorm()
+    elif block.s_qk is not None:
+        block.s_qk = Stored(block.s_qk())
 
 
 class _Folded(LanguageModel):
-    """A folded model, which refuses to train."""
+    """anGPT or nGPT, folded for inference, as `anlit export --fold` writes it. It refuses to train."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model = fold(self.model)
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
@@ -139,19 +132,11 @@ class _Folded(LanguageModel):
 
 
 class FoldedAnGPT(_Folded, AnGPT):
-    """anGPT, folded for inference, as `anlit export --fold` writes it. Arguments as in AnGPT."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.model = fold(self.model)
+    """Arguments as in AnGPT."""
 
 
 class FoldedNGPT(_Folded, NGPT):
-    """nGPT, folded for inference, as `anlit export --fold` writes it. Arguments as in NGPT."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.model = fold(self.model)
+    """Arguments as in NGPT."""
 
 
 FOLDED: dict[str, type[LanguageModel]] = {"AnGPT": FoldedAnGPT, "NGPT": FoldedNGPT}

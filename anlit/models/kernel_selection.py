@@ -79,12 +79,8 @@ def _select(module: Any, h: Tensor, documents: Documents) -> None:
 def trials_of(module: Any, h: Tensor, documents: Documents) -> list[Trial]:
     """Every kind of attention in the run: each mechanism of the layers, at each length of the data's schedule.
 
-    There are no candidates on a CPU, with dropout, and in a run that is too short to repay a trial.
-
-    Args:
-        module: A LanguageModel in a Trainer.
-        h: (B, T, d), the hidden states of a batch, in training or validation.
-        documents: The documents of that batch.
+    There are no candidates on a CPU, with dropout, and in a run that is too short to repay a trial. `h`, (B, T, d), and
+    `documents` are those of a batch in training or validation.
     """
     trainer, device = module.trainer, h.device
     data = getattr(trainer, "datamodule", None)

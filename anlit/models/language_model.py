@@ -10,6 +10,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
 import anlit
@@ -39,15 +40,12 @@ _log = logging.getLogger(__name__)
 
 
 class LanguageModel(L.LightningModule):
-    """Trains `self.model`, a decoder that a subclass builds. All parameters live in that inner module.
+    """Trains `self.model`, a decoder that a subclass builds under `config.runtime.device()`. It has all parameters.
 
-    Args:
-        config: The settings; the subclass builds the decoder under `config.runtime.device()`.
-        optimizer: Called with `parameter_groups(self.model)`.
-        schedule: Learning rate over the run's optimizer steps.
+    `optimizer` is called with `parameter_groups(self.model)`; `schedule` is over the run's optimizer steps.
     """
 
-    model: Any  # a Decoder; built by the subclass
+    model: Any  # a Decoder
     accept_changes = False
     """Whether a run may continue from a checkpoint with a changed model, optimizer or seed."""
     family: str | None = None
@@ -86,12 +84,9 @@ class LanguageModel(L.LightningModule):
             self.model.draw_missing(device)
 
     def forward(
-        self,
-        tokens: Tensor,
-        document_ids: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        self, tokens: Tensor, document_ids: Tensor | None = None, cu_seqlens: Tensor | None = None,
         longest: int | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """tokens (B, T) → logits (B, T, V); for the arguments on packed documents see `Decoder.forward`."""
         return self.model(tokens, document_ids, cu_seqlens, longest)
 
@@ -100,13 +95,9 @@ class LanguageModel(L.LightningModule):
         return self(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
 
     def loss_of(self, batch: Any, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Mean loss of a `Batch` in nats per counted token, and the objective to differentiate, with the z-loss.
-
-        The logits of all tokens are never held together; see `anlit.layers.cross_entropy`.
-        """
-        return self.model(
-            batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest, targets=batch.targets, z_loss=z_loss
-        )
+        """Mean loss of a `Batch` in nats per counted token, and the objective to differentiate, with the z-loss."""
+        packing = batch.document_ids, batch.cu_seqlens, batch.longest
+        return self.model(batch.tokens, *packing, targets=batch.targets, z_loss=z_loss)
 
     def on_fit_start(self) -> None:
         if self.trainer.precision == "16-true":
@@ -179,10 +170,7 @@ class LanguageModel(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip as the Trainer's settings say; log the global norm before clipping, and tell it to callbacks.
 
@@ -218,11 +206,7 @@ class LanguageModel(L.LightningModule):
 
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported: Lightning would make any object that the file names.
-
-        Raises:
-            UserError: Always.
-        """
+        """Not supported: Lightning would make any object that the file names."""
         raise UserError(
             "load_from_checkpoint makes objects of any class that the file names: use "
             "anlit.load_checkpoint(path).model, which makes only classes of anlit and of imported modules"

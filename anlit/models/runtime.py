@@ -59,14 +59,10 @@ class Runtime:
         return self.compile
 
     def apply(self, decoder: Any, device_type: str) -> None:
-        """Prepare a decoder, before it is sharded.
+        """Prepare a `Decoder` to run on a device of this type, before it is sharded.
 
         Each block's `forward` is replaced, not the module. So the names in checkpoints do not change, and the hooks of
         sharding are neither compiled nor recomputed.
-
-        Args:
-            decoder: An `anlit.models.decoder.Decoder`.
-            device_type: The type of device that it will run on: `cpu`, `cuda` …
         """
         if device_type == "cpu":
             keep_freed_memory()
@@ -88,9 +84,9 @@ class Runtime:
 def configure_compiler() -> None:
     """Set what torch.compile gets wrong by default for blocks that are compiled one by one.
 
-    DDP would split each block into several graphs to exchange gradients early. With one graph for each block they are
-    exchanged after each block in any case. A pattern of layers needs a compilation for each kind of layer, in training,
-    in validation and for the last batch. Beyond torch's limit of 8, blocks would run uncompiled.
+    DDP would split each block into several graphs to exchange gradients early. A pattern of layers needs a compilation
+    for each kind of layer, in training, in validation and for the last batch: beyond torch's limit of 8 it would run
+    uncompiled.
     """
     torch._dynamo.config.optimize_ddp = False
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
@@ -112,21 +108,14 @@ def flush_denormals() -> bool:
     """Treat denormal numbers (below 1.2e-38) as 0, in this thread and those that it starts from now on.
 
     A product with a denormal takes many times as long. Denormals arise from vanishing exponentials, such as ALiBi's far
-    weights, and in Adam's averages for rare tokens.
-
-    Returns:
-        Whether the processor can do it.
+    weights, and in Adam's averages for rare tokens. Returns whether the processor can do it.
     """
     return torch.set_flush_denormal(True)
 
 
 @contextmanager
 def enough_memory(rows: int, length: int, device: torch.device, advice: str) -> Iterator[None]:
-    """What runs inside reads `rows` × `length` tokens.
-
-    Raises:
-        UserError: They do not fit into the device's memory; the message ends with `advice`.
-    """
+    """Raise UserError that ends with `advice` if what runs inside, on `rows` × `length` tokens, has no memory."""
     try:
         yield
     except RuntimeError as error:  # of which torch.OutOfMemoryError is one; a CPU has none of its own

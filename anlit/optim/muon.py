@@ -60,12 +60,7 @@ def _change(update: Tensor, settings: dict[str, Any], dtype: torch.dtype) -> Ten
 
 
 class Exchange:
-    """Brings each matrix together on one rank, and its rows back.
-
-    Args:
-        shapes: Of the matrices.
-        group: The ranks, each of which has rows of every matrix.
-    """
+    """Brings each matrix of these shapes together on one rank of `group`, which all have rows of it, and back."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], group: ProcessGroup | None) -> None:
         self.shapes, self.group = shapes, group

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anlit.errors import UserError
 from anlit.optim.muon import muon_step
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -17,9 +18,6 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
 
     A matrix that embedding and head share is in `head`. `vectors` are all other parameters: gains, scales and those of
     attention mechanisms. They have no weight decay.
-
-    Raises:
-        AssertionError: A parameter is in no group or in two.
     """
     named = dict(model.named_parameters())
     maps = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
@@ -33,17 +31,22 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
             roles["matrices" if id(parameter) in maps else "vectors"].append(parameter)
     grouped = [parameter for role in roles.values() for parameter in role]
     assert len(grouped) == len(set(map(id, grouped))) == len(named), "a parameter is in no group or in two"
-    groups: list[dict[str, Any]] = [{"name": name, "params": params} for name, params in roles.items() if params]
-    for group in groups:
-        if group["name"] == "vectors":
-            group["weight_decay"] = 0.0
-    return groups
+    settings: dict[str, dict[str, Any]] = {"vectors": {"weight_decay": 0.0}}
+    return [{"name": name, "params": params, **settings.get(name, {})} for name, params in roles.items() if params]
 
 
-def default_rate(groups: Iterable[dict[str, Any]]) -> float:
-    """1/d_model, at most 0.016: near the best of tuned models of width 32 to 128, and 1e-3 at width 1,024."""
-    (head,) = (group["params"] for group in groups if group["name"] == "head")
-    return min(1 / head[0].shape[1], 0.016)
+def default_rate(groups: Iterable[Any]) -> float:
+    """1/d_model, at most 0.016: near the best of tuned models of width 32 to 128, and 1e-3 at width 1,024.
+
+    Raises:
+        UserError: No group is named head, whose width is d_model.
+    """
+    heads = [group["params"] for group in groups if isinstance(group, dict) and group.get("name") == "head"]
+    if not heads:
+        raise UserError(
+            "AdamW's lr=None follows the width of the group named head, and there is none: give lr a number"
+        )
+    return min(1 / next(iter(heads[0])).shape[1], 0.016)
 
 
 class AdamW(torch.optim.AdamW):

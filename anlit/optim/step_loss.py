@@ -13,16 +13,13 @@ class StepLoss:
     """Sums the losses over the micro-batches of an optimizer step, and scales the gradients before clipping.
 
     Lightning divides each micro-batch's objective by `accumulate_grad_batches`, N, and the strategy averages gradients
-    over R ranks. If all batches count equally many tokens, the result is the mean over tokens. Then only a step that
-    the epoch's end cuts short after n < N micro-batches needs a factor: its gradients are multiplied by N/n.
+    over R ranks. If all batches count equally many tokens, the result is the mean over tokens, but for a step that the
+    epoch's end cuts short after n < N micro-batches: its gradients are multiplied by N/n.
 
-    If the numbers of counted tokens may differ, the backward pass takes the sum over tokens divided by a constant K.
-    Gradients are then multiplied by K·N·R / C, where C is the number of tokens that all micro-batches of all ranks
-    count. This costs one all-reduce of two numbers a step, and the host does not wait for the device.
-
-    Args:
-        counts_vary: Whether batches may count different numbers of tokens.
-        unit: K. Any constant works. The context length keeps gradients near the size that they otherwise have.
+    If the numbers of counted tokens may differ (`counts_vary`), the backward pass takes the sum over tokens divided by
+    a constant K (`unit`; the context length keeps gradients near their usual size). Gradients are then multiplied by
+    K·N·R / C, where C is the number of tokens that all micro-batches of all ranks count. This costs one all-reduce of
+    two numbers a step, and the host does not wait for the device.
     """
 
     def __init__(self, counts_vary: bool = False, unit: int = 1) -> None:
@@ -34,12 +31,9 @@ class StepLoss:
         self._micro_batches = 0
 
     def add(self, loss: Tensor, objective: Tensor, targets: Tensor) -> Tensor:
-        """Add a micro-batch. Returns the objective to differentiate, 0-d.
+        """Add a micro-batch: its mean `loss` over counted tokens without gradient, and the same with the z-loss.
 
-        Args:
-            loss: Its mean over counted tokens, 0-d, without gradient.
-            objective: The same mean plus other terms to minimise, such as the z-loss, 0-d.
-            targets: (B, T), −100 where a token does not count.
+        Returns the objective to differentiate, 0-d. `targets`, (B, T), are −100 where a token does not count.
         """
         self._micro_batches += 1
         if self.counts_vary:
@@ -50,8 +44,7 @@ class StepLoss:
         return objective
 
     def finish(self, accumulate_grad_batches: int) -> Tensor:
-        """Call after the last micro-batch. Sets `factor` and returns the mean loss, 0-d: over all ranks if counts
-        vary, else of this rank."""
+        """Set `factor` after the last micro-batch; returns the mean loss, 0-d, over all ranks if counts vary."""
         assert self._losses is not None
         losses, counted, n = self._losses, self._counted, self._micro_batches
         self._losses, self._counted, self._micro_batches = None, None, 0

@@ -7,6 +7,7 @@ from anlit import GPT, MuonAdamW
 from anlit.checkpoints.initial_weights import load_initial_weights
 from anlit.cli import main
 from anlit.errors import UserError
+from anlit.models.flops import flops_per_token
 from anlit.models.runtime import Runtime
 from anlit.optim.optimizers import parameter_groups
 from tests.models.tiny import SIZE, fit, random_tokens, tiny
@@ -16,7 +17,7 @@ def test_one_matrix_is_counted_once_and_trained_at_the_rate_of_the_head() -> Non
     tied, untied = tiny(GPT, tie_embeddings=True), tiny(GPT)
     saved = SIZE["vocab_size"] * SIZE["d_model"]
     assert untied.model.n_parameters() - tied.model.n_parameters() == saved
-    assert tied.model.flops_per_token(16) == untied.model.flops_per_token(16)
+    assert flops_per_token(tied.model, 16) == flops_per_token(untied.model, 16)
     optimizer = MuonAdamW(parameter_groups(tied.model), embedding_lr=0.3, head_lr=0.002)
     rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
     assert "embedding" not in rates

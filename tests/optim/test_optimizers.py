@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from anlit import GPT, AdamW, AnGPT, LogN, MuonAdamW
+from anlit.errors import UserError
 from anlit.models.language_model import LanguageModel
 from anlit.optim.optimizers import parameter_groups
 from anlit.optim.schedule import Schedule
@@ -56,6 +57,13 @@ def test_settings_of_the_comparison_are_the_defaults() -> None:
             decay = 0.1 if architecture is GPT and group["name"] != "vectors" else 0.0
             assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.95), 1e-9, decay)
         assert model.schedule == Schedule(warmup=0.2 if architecture is GPT else 0.0, final=0.01)
+
+
+@pytest.mark.parametrize("groups", [[torch.nn.Linear(2, 3).weight], [{"params": [torch.nn.Linear(2, 3).weight]}]])
+def test_a_rate_that_follows_the_size_needs_the_group_of_the_head(groups) -> None:
+    with pytest.raises(UserError, match=r"lr=None follows the width of the group named head.*: give lr a number"):
+        AdamW(groups, lr=None)
+    assert AdamW(groups, lr=0.1).param_groups[0]["lr"] == 0.1
 
 
 RATES = {"lr": 0.02, "embedding_lr": 0.03, "head_lr": 0.004, "vector_lr": 0.005}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from anlit import GPT
+from anlit.models.flops import flops_per_token
 from anlit.training.callbacks import Throughput
 from anlit.training.callbacks.throughput import StepTimes, leave_out, peak_flops, peak_memory
 from tests.models.tiny import batches, fit, tiny
@@ -104,7 +105,7 @@ def test_a_step_of_several_micro_batches_is_one_step(clock: Clock) -> None:
 
 def test_mfu_counts_the_flops_of_the_batches(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anlit.training.callbacks.throughput.peak_flops", lambda device, precision: 1e9)
-    flops = tiny(GPT).model.flops_per_token(16)
+    flops = flops_per_token(tiny(GPT).model, 16)
     assert logged_rows(clock, 2)[1]["train/mfu"] == pytest.approx(flops * 2 * 4 * 16 / 7 / 1e9)
 
 

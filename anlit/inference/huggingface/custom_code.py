@@ -18,7 +18,7 @@ from anlit.errors import UserError
 from anlit.inference.huggingface.builtin_models import sizes
 from anlit.layers.norms import RMSNorm, UnitNorm
 from anlit.layers.positions import LinearRoPE, Llama3RoPE, NoPE, Positions, PRoPE, RoPE, YaRN
-from anlit.models.fold import Absorbed, fold
+from anlit.models.fold import Stored, fold
 
 CODE = Path(__file__).parent / "modeling_anlit.py"
 """Copied into the folders. Only this file imports transformers."""
@@ -50,7 +50,7 @@ def exported(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]
     decoder = checkpoint.model.model
     if name == "AnGPT" and decoder.blocks[0].s_qk is not None:
         raise _refusal("an s_qk of anGPT")
-    if name != "GPT" and not isinstance(decoder.s_z, Absorbed):
+    if name != "GPT" and not isinstance(decoder.s_z, Stored):
         decoder = fold(decoder)
     record = {
         "architectures": [f"{name}ForCausalLM"],

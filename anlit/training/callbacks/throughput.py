@@ -12,6 +12,7 @@ import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
 from anlit.lightning_internals import completes_step, is_logged, time_fetches
+from anlit.models.flops import flops_per_token
 
 # Lightning's table has twice the dense bf16 peak for the H200; NVIDIA's data sheet: 989 TFLOP/s without sparsity.
 DENSE_PEAK = {"h200": {torch.bfloat16: 989e12, torch.float16: 989e12}}
@@ -124,7 +125,7 @@ class Throughput(L.Callback):
         self.tokens += tokens
         if self._peak:
             decoder: Any = pl_module.model
-            self._flops += tokens * decoder.flops_per_token(batch.tokens.shape[1])
+            self._flops += tokens * flops_per_token(decoder, batch.tokens.shape[1])
         if completes_step(trainer):
             self._steps.mark()
         if is_logged(trainer, trainer.global_step):
