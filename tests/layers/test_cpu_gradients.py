@@ -10,6 +10,7 @@ from torch import Tensor
 
 from anlit.layers import norms, positions, swiglu
 from anlit.layers.cpu_gradients import is_trained_eagerly_on_cpu
+from tests.layers.test_positions import turned
 
 FLAT, DEEP = (5, 8), (2, 3, 7, 8)
 PLACES = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
@@ -17,7 +18,7 @@ PLACES = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
 
 
 def rotated(kind: positions.Positions, index: Tensor | None) -> Callable[[Tensor], Tensor]:
-    return lambda x: kind(x.unflatten(-1, (3, 8)).transpose(1, 2)[:, :2], index=index)[0]
+    return lambda x: turned(kind, x.unflatten(-1, (3, 8)).transpose(1, 2)[:, :2], index)
 
 
 CASES: list[tuple[ModuleType, Callable[..., Tensor], list[tuple[int, ...]]]] = [

@@ -5,9 +5,11 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from anlit import GPT, DynamicNTK, LinearRoPE, Llama3RoPE, NoPE, PRoPE, RoPE, YaRN
-from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
+from anlit.layers.positions import Positions, rotate
+from tests.models.tiny import random_tokens, tiny
 
 D_HEAD, LENGTH = 16, 40
 ROTATIONS = {
@@ -22,15 +24,19 @@ ROTATIONS = {
 rotations = pytest.mark.parametrize("positions", ROTATIONS.values(), ids=ROTATIONS.keys())
 
 
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def turned(positions: Positions, x: Tensor, index: Tensor | None = None) -> Tensor:
+    """x (B, H, T, D), rotated as the layers of a model do."""
+    return rotate(positions.rotation(x.shape[-1], x.shape[-2], index, x), x)[0]
 
 
 @rotations
 def test_scores_depend_on_distance_alone(positions) -> None:
     """The same q and k at every position: all scores on one diagonal are equal, those of two diagonals are not."""
-    q, k = (normal(1, 1, 1, D_HEAD, seed=seed).expand(1, 1, LENGTH, D_HEAD) for seed in (1, 2))
-    q, k = positions(q, k)
+    q, k = (turned(positions, normal(1, 1, 1, D_HEAD, seed=n).expand(1, 1, LENGTH, D_HEAD)) for n in (1, 2))
     scores = (q @ k.mT)[0, 0]
     firsts = []
     for distance in range(LENGTH):
@@ -40,54 +46,37 @@ def test_scores_depend_on_distance_alone(positions) -> None:
     assert min(abs(a - b) for a, b in itertools.pairwise(firsts)) > 1e-4
 
 
+@pytest.mark.parametrize(("length", "context"), [(None, 8), (8, 16)])
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_dynamic_ntk_is_rope_up_to_the_training_length(fraction) -> None:
-    x = normal(1, 1, LENGTH, D_HEAD)
-    for length in (1, 7, LENGTH):
-        expected = RoPE(fraction, base=500.0)(x[:, :, :length])[0]
-        assert torch.equal(DynamicNTK(fraction, 500.0, training_length=LENGTH)(x[:, :, :length])[0], expected)
-    beyond = DynamicNTK(fraction, 500.0, training_length=LENGTH - 1)
-    assert not torch.equal(beyond(x)[0], RoPE(fraction, 500.0)(x)[0])
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_dynamic_ntk_knows_the_training_length_of_its_model(architecture) -> None:
-    tokens = random_tokens(1, 24)
-    for length, context in [(None, 8), (8, 16)]:
-        positions = DynamicNTK(training_length=length)
-        model = tiny(architecture, context_length=context, positions=positions)
-        assert [block.positions.training_length for block in model.model.blocks] == [8, 8]
-        assert positions.training_length == length
-        rope = tiny(architecture, context_length=context, positions=RoPE())
-        assert torch.equal(model(tokens[:, :8]), rope(tokens[:, :8]))
-        assert not torch.equal(model(tokens), rope(tokens))
+def test_dynamic_ntk_is_rope_up_to_the_training_length_of_its_model(fraction, length, context) -> None:
+    tokens, positions = random_tokens(1, 24), DynamicNTK(fraction, training_length=length)
+    model = tiny(GPT, context_length=context, positions=positions)
+    assert [block.positions.training_length for block in model.model.blocks] == [8, 8]
+    assert positions.training_length == length
+    rope = tiny(GPT, context_length=context, positions=RoPE(fraction))
+    assert torch.equal(model(tokens[:, :8]), rope(tokens[:, :8]))
+    assert not torch.equal(model(tokens[:, :9]), rope(tokens[:, :9]))
 
 
 def test_the_length_of_dynamic_ntk_is_that_of_the_sequence_not_of_its_documents() -> None:
     """Packed into a sequence longer than T_train, a document's frequencies are those of the sequence."""
-    model = tiny(GPT, positions=DynamicNTK(training_length=8)).double()
     tokens, ids = random_tokens(1, 12), torch.tensor([[0] * 5 + [1] * 7])
-    packed, alone = model(tokens, ids)[:, 5:], model(tokens[:, 5:])
-    assert (packed - alone)[:, 1:].abs().amax(-1).min() > 1e-6
-    whole = tiny(GPT, positions=DynamicNTK(training_length=12)).double()
+    stretched, whole = (tiny(GPT, positions=DynamicNTK(training_length=n)).double() for n in (8, 12))
+    assert (stretched(tokens, ids)[:, 5:] - stretched(tokens[:, 5:]))[:, 1:].abs().amax(-1).min() > 1e-6
     torch.testing.assert_close(whole(tokens, ids)[:, 5:], whole(tokens[:, 5:]), rtol=1e-9, atol=1e-9)
 
 
 THEIRS = [
     (LinearRoPE, "linear", {"factor": 2.5}, {}),
     (DynamicNTK, "dynamic", {}, {"training_length": 2048}),
-    (
-        Llama3RoPE,
-        "llama3",
-        {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        {"training_length": 8192},
-    ),
+    (Llama3RoPE, "llama3", {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+     {"training_length": 8192}),
     (Llama3RoPE, "llama3", {"factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 9.0}, {"training_length": 100}),
     (YaRN, "yarn", {"factor": 4.0}, {"training_length": 32768}),
     (YaRN, "yarn", {"factor": 40.0, "beta_fast": 20.0, "beta_slow": 2.0}, {"training_length": 4096}),
     (YaRN, "yarn", {"factor": 8.0, "truncate": False, "attention_factor": 1.25}, {"training_length": 1000}),
     (YaRN, "yarn", {"factor": 16.0}, {"training_length": 5}),
-]
+]  # fmt: skip
 """Class, transformers' type, the settings that both have, and ours alone."""
 
 
@@ -119,11 +108,10 @@ def test_stretched_rope_is_that_of_transformers(kind, rope_type, both, ours, bas
 def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None:
     """Also in the gradient of training on a CPU, which is written by hand."""
     positions, x = YaRN(factor=4.0, training_length=16, fraction=0.5), normal(1, 1, 5, D_HEAD).requires_grad_()
-    (turned,) = positions(x)
-    norms = [part.square().sum(-1).sqrt() for y in (turned, x) for part in y.split(D_HEAD // 2, dim=-1)]
+    norms = [part.norm(dim=-1) for y in (turned(positions, x), x) for part in y.split(D_HEAD // 2, dim=-1)]
     torch.testing.assert_close(norms[0], norms[2] * (0.1 * math.log(4) + 1), rtol=1e-12, atol=0)
     torch.testing.assert_close(norms[1], norms[3], rtol=1e-12, atol=0)
-    assert torch.autograd.gradcheck(lambda x: positions(x)[0], x)
+    assert torch.autograd.gradcheck(lambda x: turned(positions, x), x)
 
 
 @pytest.mark.parametrize(
@@ -146,41 +134,36 @@ def test_settings_without_meaning_are_refused(make, message) -> None:
 
 @pytest.mark.parametrize(("positions", "d_head"), [(RoPE(fraction=0.5), 128), (RoPE(fraction=1.0), 64), (PRoPE(), 64)])
 def test_tables_are_exact_at_position_60_000(positions, d_head) -> None:
-    position = 60_000
-    frequencies = positions.frequencies(d_head, position + 1).tolist()
+    angles = [60_000 * f for f in positions.frequencies(d_head, 60_001).tolist()]
     for dtype, tolerance in [(torch.float64, 1e-11), (torch.float32, 6e-8)]:
-        cos, sin = positions.tables(d_head, position + 1, torch.zeros(1, dtype=dtype))
+        cos, sin = positions.tables(d_head, 60_001, torch.zeros(1, dtype=dtype))
         assert cos.dtype == sin.dtype == dtype
-        assert cos[position].tolist() == pytest.approx([math.cos(position * f) for f in frequencies], abs=tolerance)
-        assert sin[position].tolist() == pytest.approx([math.sin(position * f) for f in frequencies], abs=tolerance)
+        assert cos[60_000].tolist() == pytest.approx([*map(math.cos, angles)], abs=tolerance)
+        assert sin[60_000].tolist() == pytest.approx([*map(math.sin, angles)], abs=tolerance)
 
 
 def test_half_precision_is_rotated_with_float32_tables() -> None:
-    x = normal(1, 1, LENGTH, D_HEAD)
-    positions = RoPE(fraction=1.0)
-    (turned,) = positions(x.bfloat16())
-    assert turned.dtype == torch.bfloat16
+    x, positions = normal(1, 1, LENGTH, D_HEAD), RoPE(fraction=1.0)
+    half = turned(positions, x.bfloat16())
+    assert half.dtype == torch.bfloat16
     assert positions.tables(D_HEAD, LENGTH, x.bfloat16())[0].dtype == torch.float32
-    (exact,) = positions(x)
-    torch.testing.assert_close(turned.double(), exact, rtol=0, atol=0.04)
+    torch.testing.assert_close(half.double(), turned(positions, x), rtol=0, atol=0.04)
 
 
 def test_tables_follow_width_length_and_dtype() -> None:
     positions = RoPE(fraction=1.0)
-    for shape, dtype in [((1, 1, 8, 16), torch.float64), ((1, 1, 5, 16), torch.float64), ((1, 1, 5, 8), torch.float64),
-                         ((1, 1, 5, 8), torch.float32), ((1, 1, 9, 8), torch.float32)]:  # fmt: skip
-        x = normal(*shape).to(dtype)
-        assert torch.equal(positions(x)[0], RoPE(fraction=1.0)(x)[0])
-        assert positions(x)[0].dtype == dtype
+    for length, width, dtype in [(8, 16, torch.float64), (5, 16, torch.float64), (5, 8, torch.float64),
+                                 (5, 8, torch.float32), (9, 8, torch.float32)]:  # fmt: skip
+        x = normal(1, 1, length, width).to(dtype)
+        assert torch.equal(turned(positions, x), turned(RoPE(fraction=1.0), x))
 
 
 def test_a_forward_in_inference_mode_does_not_spoil_training() -> None:
     """Lightning's validation runs in inference mode."""
-    positions = RoPE(fraction=1.0)
+    positions, x = RoPE(fraction=1.0), normal(1, 1, 6, D_HEAD).requires_grad_()
     with torch.inference_mode():
-        positions(normal(1, 1, 6, D_HEAD))
-    x = normal(1, 1, 6, D_HEAD).requires_grad_()
-    positions(x)[0].sum().backward()
+        turned(positions, x)
+    turned(positions, x).sum().backward()
     assert x.grad is not None
 
 
@@ -188,7 +171,7 @@ def test_a_forward_in_inference_mode_does_not_spoil_training() -> None:
 def test_positions_may_restart(positions) -> None:
     """With an index per token, a token is turned as the one that has this place when there is no index."""
     x, index = normal(1, 1, 1, D_HEAD).expand(2, 3, 6, D_HEAD), torch.tensor([[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]])
-    (turned,), (restarted,) = positions(x), positions(x, index=index)
+    one_text, restarted = turned(positions, x), turned(positions, x, index)
     for b in range(2):
-        torch.testing.assert_close(restarted[b], turned[b][:, index[b]], rtol=0, atol=0)
-    assert NoPE()(x, index=index)[0] is x
+        torch.testing.assert_close(restarted[b], one_text[b][:, index[b]], rtol=0, atol=0)
+    assert turned(NoPE(), x, index) is x
