@@ -7,9 +7,10 @@ import torch
 
 from anlit import GPT, NGPT, AdamW, AnGPT, Plain, ScaleInvariant
 from anlit.layers.scaling import ScalingVector
+from anlit.models.angpt import Approximation
 from anlit.optim.optimizers import parameter_groups
 from tests.layers.from_logits import next_token_loss
-from tests.models.tiny import ARCHITECTURES, random_tokens, tiny
+from tests.models.tiny import ARCHITECTURES, SIZE, random_tokens, tiny
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
@@ -30,10 +31,7 @@ def test_initial_values_of_gpt() -> None:
 @pytest.mark.parametrize("heads", [{}, {"n_heads": 4, "n_kv_heads": 2, "d_head": 24}], ids=["alike", "shared keys"])
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])
 def test_initial_vectors_point_anywhere_and_have_norm_one(architecture, heads) -> None:
-    """Norms along the embedding for nGPT (columns of W_o and W_d), along the input for anGPT.
-
-    A row of anGPT's W_o has H·D entries, so each has a standard deviation of 1/√(H·D).
-    """
+    """Norms along the embedding for nGPT (columns of W_o and W_d), along the input for anGPT."""
     for name, parameter in tiny(architecture, d_model=64, vocab_size=300, **heads).model.named_parameters():
         if name.endswith("weight"):
             columns = architecture is NGPT and name.endswith(("W_o.weight", "W_d.weight"))
@@ -96,3 +94,22 @@ def test_bfloat16_stays_close_to_float32(architecture, mechanism) -> None:
         assert gradient.dtype == torch.float32
         assert gradient.isfinite().all(), name
         assert (gradient - exact_gradients[name]).norm() < 0.1 * exact_gradients[name].norm(), name
+
+
+@pytest.mark.parametrize("has_factor", [True, False])
+def test_an_update_of_angpt_is_the_interpolation_with_or_without_its_factor(has_factor: bool) -> None:
+    block = tiny(AnGPT, approximation=Approximation(residual_factor=has_factor)).model.blocks[0]
+    h, suggestion, alpha = torch.randn(3, 4, SIZE["d_model"], generator=torch.Generator().manual_seed(0))
+    factor = (alpha**2 + (1 - alpha) ** 2).rsqrt() if has_factor else 1.0
+    torch.testing.assert_close(block.interpolate(h, suggestion, alpha), factor * (h + alpha * (suggestion - h)))
+
+
+@pytest.mark.parametrize("error", [0.02, -0.1])
+def test_every_constant_factor_is_off_by_the_error_and_nothing_else(error: float) -> None:
+    right, wrong = tiny(AnGPT), tiny(AnGPT, approximation=Approximation(error=error))
+    for name in ("W_q", "W_k", "W_v", "W_o", "W_u", "W_z", "W_d"):
+        exact, off = (getattr(model.model.blocks[0], name).factor for model in (right, wrong))
+        assert off == pytest.approx((1 + error) ** (2 if name == "W_d" else 1) * exact), name  # ν_d and ν_acf
+    assert all(map(torch.equal, right.state_dict().values(), wrong.state_dict().values()))
+    with pytest.raises(ValueError, match="must be above -1"):
+        Approximation(error=-1.0)

@@ -26,19 +26,14 @@ def test_flops_are_those_of_the_products_that_run(name: str, attention: str, hea
     assert counter.get_total_flops() == BATCH * LENGTH * flops_per_token(model, LENGTH)
 
 
-def test_gates_are_counted() -> None:
-    gated, plain = (anlit.GPT(**SHAPE, attention_gate=gate).model for gate in ("per_element", "none"))
-    assert flops_per_token(gated, LENGTH) - flops_per_token(plain, LENGTH) == 6 * 3 * 32 * 32
-
-
 @pytest.mark.parametrize("window", [None, 1, 5, 64, 100])
 def test_mean_visible_keys_is_the_mean(window: int | None) -> None:
     seen = [min(i, window or LENGTH) for i in range(1, LENGTH + 1)]
     assert mean_visible_keys(LENGTH, window) == pytest.approx(sum(seen) / LENGTH)
 
 
-def test_a_window_saves_what_it_hides() -> None:
-    windowed = anlit.GPT(**SHAPE, attention=anlit.SlidingWindow(8)).model
-    saved = mean_visible_keys(LENGTH) - mean_visible_keys(LENGTH, 8)
-    whole = anlit.GPT(**SHAPE).model
-    assert flops_per_token(whole, LENGTH) - flops_per_token(windowed, LENGTH) == pytest.approx(12 * 3 * 32 * saved)
+def test_gates_are_counted_and_a_window_saves_what_it_hides() -> None:
+    changes = ({}, {"attention_gate": "per_element"}, {"attention": anlit.SlidingWindow(8)})
+    plain, gated, windowed = (flops_per_token(anlit.GPT(**SHAPE, **each).model, LENGTH) for each in changes)
+    assert gated - plain == 6 * 3 * 32 * 32
+    assert plain - windowed == pytest.approx(12 * 3 * 32 * (mean_visible_keys(LENGTH) - mean_visible_keys(LENGTH, 8)))

@@ -9,17 +9,14 @@ import torch
 from anlit import AnGPT
 from anlit.optim.schedule import Schedule
 from anlit.targets import IGNORED
-from tests.models.tiny import ARCHITECTURES, adamw, batches, fit, tiny
-
-architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
+from tests.models.tiny import adamw, batches, fit, tiny
 
 
-@architectures
-def test_a_seed_fixes_the_run_to_the_bit(architecture) -> None:
+def test_a_seed_fixes_the_run_to_the_bit() -> None:
     runs: list[dict[str, torch.Tensor]] = []
     for seed in (1, 1, 2):
         L.seed_everything(seed, verbose=False)
-        model = architecture(vocab_size=29, context_length=16, n_layers=1, n_heads=2, d_model=16, dropout=0.1)
+        model = AnGPT(vocab_size=29, context_length=16, n_layers=1, n_heads=2, d_model=16, dropout=0.1)
         trained = fit(model, max_steps=3, shuffle=True)
         runs.append({name: parameter.detach().clone() for name, parameter in trained.model.named_parameters()})
     first, again, other = runs

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from anlit import GPT, MuonAdamW
 from anlit.checkpoints.initial_weights import load_initial_weights
@@ -31,23 +32,16 @@ def test_it_stays_one_matrix(meta, tmp_path) -> None:
     assert torch.equal(model.model.head.weight, fit(tiny(GPT, tie_embeddings=True), 3).model.embedding.weight)
 
 
-def test_weights_of_two_matrices_do_not_begin_a_tied_run(tmp_path) -> None:
-    model = tiny(GPT)
-    fit(model, 1, default_root_dir=str(tmp_path))
-    model.trainer.save_checkpoint(tmp_path / "two.ckpt")
-    with pytest.raises(UserError, match=r"embedding and a head that differ: leave out model\.tie_embeddings"):
-        load_initial_weights(tiny(GPT, tie_embeddings=True), str(tmp_path / "two.ckpt"))
-
-
-def test_an_export_holds_it_once_and_is_read_again(tmp_path) -> None:
-    from safetensors.torch import load_file
-
-    model = fit(tiny(GPT, tie_embeddings=True), 2, default_root_dir=str(tmp_path))
-    model.trainer.save_checkpoint(tmp_path / "tied.ckpt")
-    out = tmp_path / "out"
-    assert main(["export", str(tmp_path / "tied.ckpt"), "--output", str(out)]) == 0
-    assert "head.weight" not in load_file(out / "model.safetensors")
+def test_a_tied_run_begins_with_a_tied_export_and_not_with_two_matrices(tmp_path) -> None:
+    """The export holds the matrix once."""
+    for name, tied in (("two", False), ("tied", True)):
+        model = fit(tiny(GPT, tie_embeddings=tied), 1, default_root_dir=str(tmp_path))
+        model.trainer.save_checkpoint(tmp_path / f"{name}.ckpt")
+        assert main(["export", str(tmp_path / f"{name}.ckpt"), "--output", str(tmp_path / name)]) == 0
+    assert "head.weight" not in load_file(tmp_path / "tied" / "model.safetensors")
     again = tiny(GPT, seed=5, tie_embeddings=True)
-    load_initial_weights(again, str(out))
+    load_initial_weights(again, str(tmp_path / "tied"))
     tokens = random_tokens(1, 8)
     assert torch.equal(again.model.eval()(tokens), model.model.eval()(tokens))
+    with pytest.raises(UserError, match=r"embedding and a head that differ: leave out model\.tie_embeddings"):
+        load_initial_weights(again, str(tmp_path / "two.ckpt"))
