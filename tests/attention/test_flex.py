@@ -1,5 +1,7 @@
 """FlexAttention, uncompiled on the CPU, where it has the forward pass alone; test_gpu.py has the rest."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
@@ -7,9 +9,8 @@ from torch.nn.attention.flex_attention import create_mask
 from anlit import AnGPT, ScaleInvariant
 from anlit.attention.backends import eager, flex
 from anlit.attention.documents import Documents
-from anlit.data.batch import batch_from_blocks
 from tests.attention.kernels import MECHANISMS, assert_compiled_once, inputs, repeated
-from tests.models.tiny import random_tokens, tiny
+from tests.models.tiny import tiny
 
 HEADS = 4
 
@@ -51,36 +52,16 @@ def test_the_forward_pass_is_eager(name, n_kv_heads, kind) -> None:
 def test_blocks_are_skipped_if_nothing_in_them_is_seen_and_not_masked_if_all_is(kind, window, length) -> None:
     packed = documents(kind, length)
     actual = flex.block_mask(packed, window)
-    visible = packed.mask(window).expand(2, 1, length, length)
-    n_blocks = -(-length // flex.BLOCK)
-    for b in range(2):
-        for row in range(n_blocks):
-            queries = slice(row * flex.BLOCK, (row + 1) * flex.BLOCK)
-            partly, whole = listed(actual, min(b, actual.shape[0] - 1), row)
-            for column in range(n_blocks):
-                block = visible[b, 0, queries, column * flex.BLOCK : (column + 1) * flex.BLOCK]
-                assert (column in whole) == bool(block.all()), (b, row, column)
-                assert (column in partly) == (bool(block.any()) and not block.all()), (b, row, column)
-    shape = (actual.shape[0], 1, length, length)
-    assert torch.equal(create_mask(actual.mask_mod, *shape, device="cpu"), visible[: actual.shape[0]])
-
-
-def listed(actual, b: int, row: int) -> tuple[list[int], list[int]]:
+    assert flex.block_mask(packed, window) is actual, "layers share the blocks of a batch"
+    visible = packed.mask(window)
+    rows, size, n_blocks = len(visible), flex.BLOCK, -(-length // flex.BLOCK)
     pairs = ((actual.kv_num_blocks, actual.kv_indices), (actual.full_kv_num_blocks, actual.full_kv_indices))
-    partly, whole = (columns[b, 0, row, : n[b, 0, row]].tolist() for n, columns in pairs)
-    return partly, whole
-
-
-def test_layers_share_the_blocks_of_a_batch(monkeypatch) -> None:
-    actual = []
-    real = flex._find_blocks
-    monkeypatch.setattr(flex, "_find_blocks", lambda *arguments: actual.append(1) or real(*arguments))
-    model = tiny(AnGPT, attention=ScaleInvariant(), backend="flex", n_layers=3)
-    with torch.no_grad():
-        for seed in range(2):
-            batch = batch_from_blocks(random_tokens(2, 17, seed=seed), end_of_document=0)
-            model.logits_of(batch)
-            assert len(actual) == seed + 1
+    for b, i in itertools.product(range(rows), range(n_blocks)):
+        partly, whole = (columns[b, 0, i, : n[b, 0, i]].tolist() for n, columns in pairs)
+        for j, block in enumerate(visible[b, 0, i * size : (i + 1) * size].split(size, 1)):
+            assert (j in whole) == bool(block.all()), (b, i, j)
+            assert (j in partly) == (bool(block.any()) and not block.all()), (b, i, j)
+    assert torch.equal(create_mask(actual.mask_mod, rows, 1, length, length, device="cpu"), visible)
 
 
 def test_changing_documents_do_not_compile_anything_again() -> None:

@@ -18,7 +18,6 @@ from anlit import (
     SqrtLogN,
 )
 from anlit.attention.attention import Attention
-from anlit.attention.coefficient import Coefficient, Reference
 from anlit.attention.mechanism import Mechanism
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.optim.optimizers import parameter_groups
@@ -114,18 +113,11 @@ def test_one_coefficient_serves_all_layers_of_its_model_and_of_no_other() -> Non
 
 def test_a_shared_coefficient_is_a_part_of_the_decoder_and_of_no_block() -> None:
     """So it is in one shard only, the outermost, which is whole while any block runs."""
-    decoder = tiny(AnGPT, attention=LogBias(g=SqrtLogN(learned="globally"))).model
+    decoder = tiny(AnGPT, attention=LogBias(g=SqrtLogN(learned="globally"))).model.double()
     assert [name for name, _ in decoder.named_parameters() if "mechanism" in name] == []
     assert len(list(decoder.shared_coefficients.parameters())) == 1
+    assert decoder.blocks[0].attention.mechanism.g.strength().dtype == torch.float64
     assert list(tiny(AnGPT, attention=LogN()).model.shared_coefficients.parameters()) == []
-
-
-def test_a_reference_follows_the_precision_of_what_it_refers_to() -> None:
-    owner = nn.ModuleList([Coefficient(1.5, "globally")])
-    reference = Reference(owner[0])
-    owner.double()
-    assert reference().dtype == torch.float64
-    assert list(reference.parameters()) == []
 
 
 class Stretched(Mechanism):
@@ -138,52 +130,34 @@ class Falling(Mechanism):
         return -t / 4
 
 
-def attend_naively(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
-    """Attention of (B, H, T, D), key by key, from the functions of `mechanism`, of one document a row."""
-    rows = []
-    for i in range(q.shape[2]):
-        t = torch.arange(i, -1, -1, dtype=q.dtype)
-        a, m = mechanism.distance_gain(t), mechanism.distance_bias(t)
-        scores = (q[:, :, i : i + 1] * k[:, :, : i + 1]).sum(-1) * q.shape[-1] ** -0.5
-        logits = scores * (1 if a is None else a) + (0 if m is None else m)
-        rows.append((logits.softmax(-1)[..., None] * v[:, :, : i + 1]).sum(2))
-    return torch.stack(rows, 2)
-
-
 @pytest.mark.parametrize("wrap", [lambda inner: inner, lambda inner: SlidingWindow(99, inner)], ids=["alone", "window"])
 @pytest.mark.parametrize("kind", [Stretched, Falling])
 def test_whichever_function_a_new_mechanism_has_is_computed(kind: type[Mechanism], wrap) -> None:
-    """Forward and backward, by the back end that auto takes."""
-    shape = 2, H, 13, 8
-    q, k, v, probe = inputs(*shape, dtype=torch.float64)
-    attention = Attention(wrap(kind()).for_layer(H, 8, 0), "auto")
-    results = []
-    for attend in (lambda *x: attention(*x, packed(2, 13, "dense")), lambda *x: attend_naively(*x, kind())):
-        given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-        out = attend(*given)
-        results.append([out, *torch.autograd.grad(out, given, probe)])
+    """Forward and backward, by the back end that auto takes, as key by key."""
+    q, k, v, probe = (x.requires_grad_() for x in inputs(2, H, 13, 8, dtype=torch.float64))
+    attention, t = Attention(wrap(kind()).for_layer(H, 8, 0), "auto"), torch.arange(13, dtype=torch.float64)
+    a, m = kind().distance_gain(t), kind().distance_bias(t)
+    rows = []
+    for i in range(13):
+        scores = (q[:, :, i : i + 1] * k[:, :, : i + 1]).sum(-1) * 8**-0.5
+        back = i - torch.arange(i + 1)
+        logits = scores * (1 if a is None else a[back]) + (0 if m is None else m[back])
+        rows.append((logits.softmax(-1)[..., None] * v[:, :, : i + 1]).sum(2))
+    outputs = attention(q, k, v, packed(2, 13, "dense")), torch.stack(rows, 2)
+    results = [[out, *torch.autograd.grad(out, (q, k, v), probe)] for out in outputs]
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_new_mechanism_is_one_class(architecture) -> None:
-    """Its parameter is there per layer, at the value it was given, gets a gradient, and a training step moves it."""
+    """Its parameters are there per layer, at the values they were given, and training moves them."""
     model = tiny(architecture, attention=LogNWithSlopes(), optimizer=adamw(lr=0.01))
-    layers = [block.attention.mechanism for block in model.model.blocks]
-    assert len(set(map(id, layers))) == LAYERS
-    for layer in layers:
-        torch.testing.assert_close(layer.strength.detach(), torch.full((H,), 0.4))
-
-    model(random_tokens(2, 12)).square().sum().backward()
-    for layer in layers:
-        for parameter in layer.parameters():
-            assert parameter.grad.abs().min() > 0
-    model.zero_grad()
-
-    before = [layer.strength.detach().clone() for layer in layers]
+    parameters = coefficients(model)
+    assert len(parameters) == 2 * LAYERS
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    assert all(torch.equal(x, torch.full((H,), 0.4)) for name, x in before.items() if "strength" in name)
     fit(model, max_steps=2)
-    for layer, old in zip(layers, before, strict=True):
-        assert (layer.strength - old).abs().min() > 1e-3
+    assert all((parameter - before[name]).abs().min() > 1e-3 for name, parameter in parameters.items())
 
 
 @pytest.mark.parametrize("name", ["head_weight", "head_gain", "head_scale"])

@@ -1,5 +1,6 @@
 """Attention statistics: against loops over pairs in float64, and at attention whose numbers are known."""
 
+import itertools
 import math
 
 import pytest
@@ -10,15 +11,7 @@ from anlit import AnGPT, AttentionPattern, LogN, Plain, SlidingWindow
 from anlit.attention.attention import Attention
 from anlit.attention.groups import repeat_kv
 from anlit.attention.observation import BinnedMeans, attention_layers, bin_edges, observe, observed
-from anlit.attention.statistics import (
-    Range,
-    entropy,
-    log_total,
-    ranges,
-    statistics,
-    weight_within,
-    within,
-)
+from anlit.attention.statistics import Range, entropy, log_total, ranges, statistics, weight_within, within
 from tests.attention.kernels import inputs, packed
 from tests.models.tiny import random_tokens, tiny
 
@@ -33,8 +26,7 @@ def naive(row: list[float], position: int, first_key: int, spans: list[Range], l
     weights = {t: e / total for t, e in visible.items()}
 
     def entropy_of(chosen: list[float]) -> float:
-        whole = sum(chosen)
-        return -sum(w / whole * math.log(w / whole) for w in chosen) if chosen else math.nan
+        return -sum(w / sum(chosen) * math.log(w / sum(chosen)) for w in chosen) if chosen else math.nan
 
     def weight_of(chosen: list[float]) -> float:
         return sum(chosen) if chosen else math.nan
@@ -70,15 +62,12 @@ def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
     n_keys, spans = 13, [Range(0, 1), Range(1, 3), Range(3, 9), Range(9, 27)]
     L, first_keys = masked_logits(n_queries, n_keys)
     actual = statistics(L, first_keys, spans, latest=4)
-    for b in range(2):
-        for h in range(HEADS):
-            for query in range(n_queries):
-                position = n_keys - n_queries + query
-                row = L[b, h, query, : position + 1].tolist()
-                expected = naive(row, position, int(first_keys[b, query]), spans, 4)
-                assert {name: value[b, h, query].item() for name, value in actual.items()} == pytest.approx(
-                    expected, rel=1e-12, nan_ok=True
-                )
+    for b, h, query in itertools.product(range(2), range(HEADS), range(n_queries)):
+        position = n_keys - n_queries + query
+        row = L[b, h, query, : position + 1].tolist()
+        expected = naive(row, position, int(first_keys[b, query]), spans, 4)
+        values = {name: value[b, h, query].item() for name, value in actual.items()}
+        assert values == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
 def test_what_was_not_there_is_no_weight_of_zero() -> None:
@@ -93,10 +82,9 @@ def test_what_was_not_there_is_no_weight_of_zero() -> None:
 def test_a_far_key_of_tiny_weight_is_not_absent() -> None:
     L = torch.tensor([[[[-200.0, -201.0, 0.0]]]])
     assert weight_within(L, Range(1, 3)).item() == pytest.approx(0.0, abs=1e-30)
-    exact = 1 / (1 + math.e)
-    assert entropy(within(L, Range(1, 3))).item() == pytest.approx(
-        -exact * math.log(exact) - (1 - exact) * math.log(1 - exact), rel=1e-5
-    )
+    far, near = 1 / (1 + math.e), math.e / (1 + math.e)
+    exact = -far * math.log(far) - near * math.log(near)
+    assert entropy(within(L, Range(1, 3))).item() == pytest.approx(exact, rel=1e-5)
     assert log_total(L).item() == 0
 
 
@@ -122,33 +110,23 @@ def test_means_are_over_the_bin_of_each_query() -> None:
     assert means.counts("x").tolist() == [[2, 3, 2, 1, 0], [2, 3, 3, 1, 0]]
 
 
-def test_a_model_is_observed_and_left_as_it_was() -> None:
-    model = tiny(AnGPT, attention=AttentionPattern([SlidingWindow(3), Plain()])).eval()
-    tokens = random_tokens(2, 16)
-    before = model(tokens)
-    with observed(model, bin_edges(16), ranges(15)) as layers:
-        torch.testing.assert_close(model(tokens), before, rtol=0, atol=0)
-    first, second = (layer.means() for layer in layers)
-    assert first["n"][0].tolist() == second["n"][0].tolist() == [1, 2.5, 5.5, 12]
-    model(tokens)
-    assert layers[0].counts().sum() == 2 * 2 * 16
-    assert not any(layer._forward_pre_hooks for layer in attention_layers(model))
-
-
-def test_a_compiled_model_is_observed_and_stays_compiled() -> None:
-    """Nothing is compiled anew, neither while it is observed nor afterwards."""
+def test_a_compiled_model_is_observed_uncompiled_and_left_as_it_was() -> None:
     compiled = []
-    model = tiny(AnGPT, n_layers=1).eval()
-    model.model.blocks[0].compile(backend=lambda graph, _: compiled.append(graph) or graph.forward)
-    tokens = random_tokens(1, 16)
+    model = tiny(AnGPT, attention=AttentionPattern([SlidingWindow(3), Plain()])).eval()
+    for block in model.model.blocks:
+        block.compile(backend=lambda graph, _: compiled.append(graph) or graph.forward)
+    tokens = random_tokens(2, 16)
     with torch.no_grad():
         before = model(tokens)
         count = len(compiled)
-        with observed(model, bin_edges(16), ranges(15)) as (layer,):
+        with observed(model, bin_edges(16), ranges(15)) as layers:
             torch.testing.assert_close(model(tokens), before)
         assert torch.equal(model(tokens), before)
     assert len(compiled) == count > 0
-    assert layer.counts().sum() == 2 * 16
+    first, second = (layer.means() for layer in layers)
+    assert first["n"][0].tolist() == second["n"][0].tolist() == [1, 2.5, 5.5, 12]
+    assert layers[0].counts().sum() == 2 * 2 * 16
+    assert not any(layer._forward_pre_hooks for layer in attention_layers(model))
 
 
 def test_statistics_of_shared_keys_are_those_of_copies() -> None:
