@@ -73,22 +73,16 @@ def packed(batch: int, length: int, kind: str, device: str = "cpu") -> Documents
     return Documents(ids, length, torch.device(device))
 
 
-def learned_by(mechanism: Mechanism) -> list[Tensor]:
-    return [*mechanism.parameters(), *(p for part in shared_coefficients(mechanism) for p in part.parameters())]
-
-
 def gradients(attend, mechanism: Mechanism, tensors: list[Tensor], documents: Documents) -> dict[str, Tensor]:
     """The output and the gradients of q, k, v and of what the mechanism learns, all of them in one vector."""
     *qkv, probe = tensors
     q, k, v = (x.detach().requires_grad_() for x in qkv)
-    learned = learned_by(mechanism)
-    for parameter in learned:
-        parameter.grad = None
+    learned = [p for part in (mechanism, *shared_coefficients(mechanism)) for p in part.parameters()]
     output = attend(q, k, v, mechanism, documents, 0.0)
-    (output * probe).sum().backward()
-    result = {"output": output.detach(), "q": q.grad, "k": k.grad, "v": v.grad}
+    dq, dk, dv, *others = torch.autograd.grad(output, (q, k, v, *learned), probe)
+    result = {"output": output.detach(), "q": dq, "k": dk, "v": dv}
     if learned:
-        result["learned"] = torch.cat([parameter.grad.flatten() for parameter in learned])
+        result["learned"] = torch.cat([gradient.flatten() for gradient in others])
     return {name: x.double().cpu() for name, x in result.items()}
 
 
@@ -105,11 +99,7 @@ def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], dtype: 
 
 def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-9) -> None:
     """Every number, in float64."""
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(
-            actual[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def repeated(attend: Any) -> Any:

@@ -45,15 +45,17 @@ def compile_kernel(
     padded = max(16, 1 << (width - 1).bit_length())
     dtype, pointer, products = PRECISIONS[precision]
     blocks = getattr(blocks_for(padded, dtype, capability), kernel)
-    constants: dict[str, Any] = {"n_heads": N_HEADS, "group": group, "width": width, "width_padded": padded}
-    constants |= {"block_m": blocks.block_m, "block_n": blocks.block_n, "precision": products}
     has_lines = form != "plain" and dtype in TOLERANCES
-    constants |= {"pairs": form not in ("plain", "biases"), "tangent_pairs": False}
-    constants |= dict.fromkeys(("tables",) if form == "plain" else ())
-    constants |= dict.fromkeys(() if has_lines else ("lines", "far_start"))
-    constants |= dict.fromkeys(("tangents", "d_coefficient") if form != "learned" else ())
-    constants |= dict.fromkeys(("starts", "ends") if form not in ("packed", "windowed") else ())
-    constants |= dict.fromkeys(("window",) if form != "windowed" else ())
+    unused = ["tables"] if form == "plain" else []
+    unused += [] if has_lines else ["lines", "far_start"]
+    unused += [] if form == "learned" else ["tangents", "d_coefficient"]
+    unused += [] if form in ("packed", "windowed") else ["starts", "ends"]
+    unused += [] if form == "windowed" else ["window"]
+    constants: dict[str, Any] = {
+        "n_heads": N_HEADS, "group": group, "width": width, "width_padded": padded, "block_m": blocks.block_m,
+        "block_n": blocks.block_n, "precision": products, "pairs": form not in ("plain", "biases"),
+        "tangent_pairs": False, **dict.fromkeys(unused),
+    }  # fmt: skip
     signature = {
         name: "constexpr" if name in constants else _type_of(name, pointer, group) for name in function.arg_names
     }
@@ -127,10 +129,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--capability", type=int, nargs="+", default=[80, 90])
-    parser.add_argument("--kernel", nargs="+", default=list(KERNELS), choices=KERNELS)
-    parser.add_argument("--form", nargs="+", default=["dense"], choices=FORMS)
-    parser.add_argument("--precision", nargs="+", default=["bfloat16"], choices=PRECISIONS)
     parser.add_argument("--group", type=int, default=1, help="query heads that share a key head")
+    for name, default, choices in (
+        ("kernel", KERNELS, KERNELS), ("form", ["dense"], FORMS), ("precision", ["bfloat16"], PRECISIONS)
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", nargs="+", default=default, choices=choices)
     options = parser.parse_args()
     chosen = (options.precision, options.capability, options.width, options.kernel, options.form)
     for precision, capability, width, kernel, form in itertools.product(*chosen):

@@ -8,57 +8,45 @@ import torch
 
 from anlit import Plain, ScaleInvariant
 from anlit.attention.backends import blockwise, eager, sdpa
-from tests.attention.kernels import (
-    MECHANISMS,
-    WIDTHS,
-    assert_same,
-    check,
-    dtypes,
-    gradients,
-    inputs,
-    kinds,
-    packed,
-    packings,
-    repeated,
-    windowed,
-)
+from tests.attention import kernels
+from tests.attention.kernels import MECHANISMS, WIDTHS, assert_same, check, gradients, inputs, packed, windowed
 
 pytestmark = pytest.mark.usefixtures("poison")
 BACKENDS = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
 WAYS = {
-    "eager": (eager, eager, "QUERIES_PER_BLOCK", 16),
-    "sdpa, each document": (sdpa, sdpa, "SHORTEST_MEAN", 1),
-    "sdpa, masked": (sdpa, sdpa, "SHORTEST_MEAN", 1000),
-    "blockwise, recomputed": (blockwise, blockwise, "KEPT_WEIGHTS", 0),
-    "blockwise, kept": (blockwise, blockwise, "KEPT_WEIGHTS", 2**30),
+    "eager": (eager, "QUERIES_PER_BLOCK", 16),
+    "sdpa, each document": (sdpa, "SHORTEST_MEAN", 1),
+    "sdpa, masked": (sdpa, "SHORTEST_MEAN", 1000),
+    "blockwise, recomputed": (blockwise, "KEPT_WEIGHTS", 0),
+    "blockwise, kept": (blockwise, "KEPT_WEIGHTS", 2**30),
 }
-"""The back end, and what decides its way through it: the module and name of a setting, and its value."""
+"""The back end, and the name and value of the setting that decides the way through it."""
 CASES = [
     (way, name) for way in WAYS for name in MECHANISMS if WAYS[way][0].unsupported_reason(MECHANISMS[name]) is None
 ]
 H, D = 4, 8
 
 
-@kinds
+@kernels.kinds
 @pytest.mark.parametrize("n_kv_heads", [1, 2, H])
 @pytest.mark.parametrize(("way", "name"), CASES)
 @pytest.mark.covering(2)
 def test_every_mechanism_is_the_formula(way, name, n_kv_heads, kind, monkeypatch) -> None:
     """Output and gradients, at two whole blocks of queries and a rest; shared keys are as keys copied for each head."""
-    backend, module, setting, value = WAYS[way]
+    backend, setting, value = WAYS[way]
     mechanism = windowed(MECHANISMS[name], kind).for_layer(H, D, 0).double()
     tensors = inputs(2, H, 39, D, dtype=torch.float64, n_heads_kv=n_kv_heads)
-    expected = gradients(repeated(eager.attend), mechanism, tensors, packed(2, 39, kind))
+    expected = gradients(kernels.repeated(eager.attend), mechanism, tensors, packed(2, 39, kind))
     monkeypatch.setattr(eager, "QUERIES_PER_BLOCK", 16)
     monkeypatch.setattr(blockwise, "QUERIES", 16)
-    monkeypatch.setattr(module, setting, value)
+    monkeypatch.setattr(backend, setting, value)
     result = gradients(backend.attend, mechanism, tensors, packed(2, 39, kind))
     assert result["k"].shape == (2, n_kv_heads, 39, D)
     assert_same(result, expected)
 
 
-@kinds
-@dtypes
+@kernels.kinds
+@kernels.dtypes
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_width_and_dtype_is_the_reference(backend, width, dtype, kind) -> None:
@@ -67,7 +55,7 @@ def test_every_width_and_dtype_is_the_reference(backend, width, dtype, kind) -> 
     check(BACKENDS[backend], name, kind, (1, 2, length, width), dtype)
 
 
-@packings
+@kernels.packings
 @pytest.mark.parametrize("room", [0, 2**30])
 @pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 300])
 def test_any_length_of_blockwise(length, kind, room, monkeypatch) -> None:
@@ -85,14 +73,14 @@ def test_logits_are_those_that_attention_takes_the_softmax_of(name) -> None:
     torch.testing.assert_close(logits.softmax(-1) @ v[..., :11, :], expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("length", "n_blocks"), [(512, 0), (513, 2), (1030, 3)])
-def test_long_sequences_take_blocks(length, n_blocks, monkeypatch) -> None:
-    calls = []
-    real = eager.checkpoint
-    monkeypatch.setattr(eager, "checkpoint", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
-    q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, length, D, dtype=torch.float32))
-    eager.attend(q, k, v, ScaleInvariant(), packed(1, length, "dense"), 0.0)
-    assert len(calls) == n_blocks
+def test_a_long_sequence_keeps_no_logits_for_the_backward_pass() -> None:
+    """It takes blocks of 512 queries, each of which the backward pass computes again."""
+    for length, is_kept in ((512, True), (513, False)):
+        kept: list[torch.Tensor] = []
+        q, k, v, _ = (x.requires_grad_() for x in inputs(1, 1, length, D, dtype=torch.float32))
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):
+            eager.attend(q, k, v, ScaleInvariant(), packed(1, length, "dense"), 0.0)
+        assert any(x.numel() >= 512 * 512 for x in kept) == is_kept
 
 
 def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
@@ -132,18 +120,16 @@ def test_blockwise_keeps_nothing_without_gradients(keeps, n_numbers) -> None:
     torch.testing.assert_close(out, eager.attend(q, k, v, Plain(), packed(2, 33, "dense"), 0.0))
 
 
-@packings
+@kernels.packings
 @pytest.mark.parametrize("room", [0, 2**30])
 @pytest.mark.parametrize("n_kv_heads", [1, 3])
 def test_blockwise_is_an_operator_of_torch(n_kv_heads, room, kind, monkeypatch) -> None:
     """Its fake kernels, its schema and its autograd formula are what torch.compile relies on."""
     monkeypatch.setattr(blockwise, "KEPT_WEIGHTS", room)
     q, k, v, _ = inputs(2, 3, 70, D, dtype=torch.float64, n_heads_kv=n_kv_heads)
-    a, m = torch.rand(2, 3, 70, dtype=torch.float64)
-    bounds = packed(2, 70, kind).bounds
-    starts = None if bounds is None else bounds[0]
-    arguments = (*(x.requires_grad_() for x in (q, k, v, a, m)), starts, 40, True)
-    torch.library.opcheck(torch.ops.anlit.blockwise_attention.default, arguments)
+    tensors = (x.requires_grad_() for x in (q, k, v, *torch.rand(2, 3, 70, dtype=torch.float64)))
+    starts, _ = packed(2, 70, kind).bounds or (None, None)
+    torch.library.opcheck(torch.ops.anlit.blockwise_attention.default, (*tensors, starts, 40, True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -13,19 +13,8 @@ from anlit.attention.backends.triton import tables
 from anlit.attention.backends.triton.blocks import PADDING
 from anlit.attention.backends.triton.operator import triton_attention
 from anlit.attention.documents import Documents
-from tests.attention.kernels import (
-    MECHANISMS,
-    ONE_COEFFICIENT,
-    WIDTHS,
-    assert_close,
-    check,
-    dtypes,
-    gradients,
-    inputs,
-    kinds,
-    packed,
-    repeated,
-)
+from tests.attention import kernels
+from tests.attention.kernels import MECHANISMS, ONE_COEFFICIENT, WIDTHS, assert_close, check, gradients, inputs, packed
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("poison")
@@ -39,7 +28,7 @@ def interpreter(monkeypatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
-@kinds
+@kernels.kinds
 @pytest.mark.parametrize("name", ONE_COEFFICIENT)
 @pytest.mark.covering(1)
 def test_every_mechanism_is_the_reference(name, kind) -> None:
@@ -48,7 +37,7 @@ def test_every_mechanism_is_the_reference(name, kind) -> None:
     check(backend, name, kind, (1, 2, length, 16), torch.float32)
 
 
-@dtypes
+@kernels.dtypes
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.covering(1)
 def test_every_width_and_dtype_is_the_reference(width, dtype) -> None:
@@ -70,12 +59,10 @@ def test_far_tiles_are_the_reference(name, monkeypatch) -> None:
     for setting, value in {"FIRST": 16, "SHORTEST": 0, "LARGEST_RISE": 1e3}.items():
         monkeypatch.setattr(tables, setting, value)
     monkeypatch.setitem(tables.TOLERANCES, torch.float32, 1e-3)
-    taken = []
-    monkeypatch.setattr(
-        backend, "linear_tables", lambda *given: taken.append(tables.linear_tables(*given)) or taken[-1]
-    )
+    made, make = [], tables.linear_tables
+    monkeypatch.setattr(backend, "linear_tables", lambda *given: made.append(make(*given)) or made[-1])
     check(backend, name, "dense", (1, 2, 53, 16), torch.float32)
-    [(_, far_start)] = taken
+    [(_, far_start)] = made
     assert far_start.tolist() == [16, 16]
 
 
@@ -103,7 +90,9 @@ def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) 
 def test_heads_in_groups_share_keys(n_heads_kv) -> None:
     tensors = inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv)
     mechanism = ALiBi().for_layer(4, 8, 0)
-    expected = gradients(repeated(eager.attend), mechanism, [x.double() for x in tensors], packed(1, 21, "dense"))
+    expected = gradients(
+        kernels.repeated(eager.attend), mechanism, [x.double() for x in tensors], packed(1, 21, "dense")
+    )
     assert_close(gradients(backend.attend, mechanism, tensors, packed(1, 21, "dense")), expected, torch.float32)
 
 
@@ -121,20 +110,20 @@ def test_blocks_out_of_sight_are_not_touched(kind, reach) -> None:
     T = 64
     ids = (torch.arange(T) >= 32).long()[None] if kind == "documents" else None
     mechanism = (Plain() if kind == "documents" else SlidingWindow(17)).for_layer(1, 8, 0)
-    documents = Documents(ids, T, torch.device("cpu"))
-    q, k, v, probe = inputs(1, 1, T, 8, dtype=torch.float32)
-    for hole in (k, v):
-        hole[:, :, :32] = torch.nan
-    result = gradients(backend.attend, mechanism, [q, k, v, probe], documents)
+
+    def with_nan(*holes: int, tokens: slice) -> dict[str, torch.Tensor]:
+        tensors = inputs(1, 1, T, 8, dtype=torch.float32)
+        for hole in holes:
+            tensors[hole][:, :, tokens] = torch.nan
+        return gradients(backend.attend, mechanism, tensors, Documents(ids, T, torch.device("cpu")))
+
+    of_keys, of_gradients = with_nan(1, 2, tokens=slice(0, 32)), with_nan(3, tokens=slice(48, T))
     for name in ("output", "q"):
-        assert result[name][:, :, 32 if kind == "documents" else 48 :].isfinite().all()
-        assert result[name][:, :, :32].isnan().all()
-    q, k, v, probe = inputs(1, 1, T, 8, dtype=torch.float32)
-    probe[:, :, 48:] = torch.nan
-    result = gradients(backend.attend, mechanism, [q, k, v, probe], documents)
+        assert of_keys[name][:, :, T - reach :].isfinite().all()
+        assert of_keys[name][:, :, :32].isnan().all()
     for name in ("k", "v"):
-        assert result[name][:, :, :reach].isfinite().all()
-        assert result[name][:, :, 48:].isnan().all()
+        assert of_gradients[name][:, :, :reach].isfinite().all()
+        assert of_gradients[name][:, :, 48:].isnan().all()
 
 
 def test_the_operator_is_as_torch_wants_it() -> None:
