@@ -1,8 +1,8 @@
 """One style for all figures: each architecture and mechanism has the same colour and marker in all figures.
 
-In a figure of several architectures the colour is the architecture's, and so is the marker; with several mechanisms the
-marker is the mechanism's. In one of several mechanisms of one architecture both are the mechanism's. Lines that would
-still be alike differ in marker and dashes.
+With several architectures the colour is the architecture's, and so is the marker unless there are several mechanisms:
+then the marker is the mechanism's. With several mechanisms of one architecture both are the mechanism's. Lines that
+would still be alike differ in marker and dashes.
 """
 
 import re
@@ -29,7 +29,7 @@ COLUMN, TEXT = 3.35, 6.75
 INK = "#333333"
 """The colour of axes, baselines and text."""
 # Okabe and Ito's palette without its yellow, which is too light for a line on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = BLUE, RED, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (8, 2, 1, 2, 1, 2)), (0, (9, 4)))
 MAP = "cividis"
 """The colour map of heat maps, readable with every kind of colour vision and in grey."""
@@ -51,37 +51,25 @@ class LineStyle(NamedTuple):
     dash: Any
 
 
-ARCHITECTURES = {"GPT+": (INK, "o"), "nGPT": (COLOURS[1], "^"), "anGPT": (COLOURS[0], "s")}
+ARCHITECTURES = {"GPT+": (INK, "o"), "nGPT": (RED, "^"), "anGPT": (BLUE, "s")}
 MECHANISMS = {
-    "plain": (INK, "o"),
-    "scale-invariant": (COLOURS[0], "s"),
-    "LogN": (COLOURS[1], "^"),
-    "SqrtLogN": (COLOURS[2], "v"),
-    "√(2 log n)": (COLOURS[2], "v"),
-    "dynamic NTK": (COLOURS[3], "D"),
-    "ALiBi": (COLOURS[4], "P"),
-    "window": (COLOURS[5], "X"),
-    "p-RoPE": (COLOURS[5], "<"),
-    "no positions": (COLOURS[4], ">"),
-    "log-bias": (COLOURS[5], "p"),
-    "log bias": (COLOURS[5], "p"),
-    "beta": (COLOURS[3], "h"),
-    "expected-maximum": (COLOURS[1], "*"),
-}
+    "plain": (INK, "o"), "scale-invariant": (BLUE, "s"), "LogN": (RED, "^"), "SqrtLogN": (GREEN, "v"),
+    "√(2 log n)": (GREEN, "v"), "dynamic NTK": (PURPLE, "D"), "ALiBi": (ORANGE, "P"), "window": (SKY, "X"),
+    "p-RoPE": (SKY, "<"), "no positions": (ORANGE, ">"), "log-bias": (SKY, "p"), "log bias": (SKY, "p"),
+    "beta": (PURPLE, "h"), "expected-maximum": (RED, "*"),
+}  # fmt: skip
 """By the name in a label, also of position encodings that stand for a mechanism."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
     """The look of each label's line in a figure that has all of them."""
-    architectures = [_word(label, ARCHITECTURES) for label in labels]
-    mechanisms = [_word(label, MECHANISMS) for label in labels]
-    one_mechanism = len({mechanism or "plain" for mechanism in mechanisms}) == 1
-    by_architecture = one_mechanism or len(set(architectures)) > 1
-    reserved = [colour for colour, _ in ARCHITECTURES.values()] if by_architecture else []
-    spare = [colour for colour in COLOURS if colour not in reserved]
+    words = [(_word(label, ARCHITECTURES), _word(label, MECHANISMS)) for label in labels]
+    one_mechanism = len({mechanism or "plain" for _, mechanism in words}) == 1
+    by_architecture = one_mechanism or len({architecture for architecture, _ in words}) > 1
+    spare = [colour for colour in COLOURS if not by_architecture or colour not in (BLUE, RED)]
     styles: dict[str, LineStyle] = {}
-    for number, (label, architecture, mechanism) in enumerate(zip(labels, architectures, mechanisms, strict=True)):
+    for number, (label, (architecture, mechanism)) in enumerate(zip(labels, words, strict=True)):
         colour, marker = MECHANISMS[mechanism or "plain"]
         if by_architecture and architecture is not None:
             colour, own = ARCHITECTURES[architecture]
@@ -128,19 +116,10 @@ def _word(label: str, names: dict[str, Any]) -> str | None:
 def style(size: float = 10) -> AbstractContextManager[None]:
     """The matplotlib settings for making and writing a figure, with text of a size in points."""
     return plt.rc_context({
-        "font.size": size,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlelocation": "left",
-        "axes.titlesize": size,
-        "axes.edgecolor": INK,
-        "axes.unicode_minus": True,
-        "axes.formatter.useoffset": False,
-        "grid.alpha": 0.25,
-        "grid.linewidth": 0.6,
-        "legend.frameon": False,
-        "figure.constrained_layout.use": True,
-        "savefig.facecolor": "white",  # also on a dark page
+        "font.size": size, "axes.titlesize": size, "axes.titlelocation": "left", "axes.edgecolor": INK,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.unicode_minus": True,
+        "axes.formatter.useoffset": False, "grid.alpha": 0.25, "grid.linewidth": 0.6, "legend.frameon": False,
+        "figure.constrained_layout.use": True, "savefig.facecolor": "white",  # also on a dark page
         "pdf.fonttype": 42,  # keep text as text
         "svg.hashsalt": "anlit",  # the same figure is the same file
     })  # fmt: skip

@@ -22,8 +22,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     After a crash or a power cut `path` has its old content or the new one.
     """
-    # The name is random, because machines that share the folder may have equal process ids. The dot hides it from
-    # *.json.
+    # Random, because machines that share the folder may have equal process ids; with a dot, which hides it from *.json.
     temporary = path.with_name(f".{path.name}{TEMPORARY}{secrets.token_hex(8)}")
     try:
         yield temporary
@@ -50,11 +49,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def jsonable(value: Any, digits: int | None = None) -> Any:
-    """`value` as JSON types: null for a number that is not finite, a string for types that JSON does not have.
+    """`value` as JSON types, numbers with so many significant `digits` (default: all).
 
-    Args:
-        value: Any value. Keys of dictionaries become strings, dataclasses and named tuples objects, arrays lists.
-        digits: Significant digits that numbers keep (default: all).
+    Keys become strings, dataclasses and named tuples objects, arrays lists, numbers that are not finite null, and what
+    JSON does not have a string.
     """
     if is_dataclass(value) and not isinstance(value, type):
         value = vars(value)
@@ -67,9 +65,7 @@ def jsonable(value: Any, digits: int | None = None) -> Any:
     if isinstance(value, list | tuple):
         return [jsonable(below, digits) for below in value]
     if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        return value if digits is None else float(f"{value:.{digits}g}")
+        return None if not math.isfinite(value) else value if digits is None else float(f"{value:.{digits}g}")
     return value if isinstance(value, str | int | bool | None) else str(value)
 
 
@@ -79,22 +75,15 @@ def output_folder(output: str) -> Path:
     Raises:
         UserError: It cannot be created.
     """
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output {output} cannot be made ({error.strerror}): give a writable folder") from error
-    return folder
+    with writing(Path(output), "made"):
+        Path(output).mkdir(parents=True, exist_ok=True)
+    return Path(output)
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turns errors of writing into --output into a UserError.
-
-    Raises:
-        UserError: The folder cannot be written.
-    """
+def writing(folder: Path, done: str = "written") -> Iterator[None]:
+    """Turns errors of writing into --output into a UserError."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"--output {folder} cannot be written ({error.strerror}): give a writable folder") from error
+        raise UserError(f"--output {folder} cannot be {done} ({error.strerror}): give a writable folder") from error

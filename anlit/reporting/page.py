@@ -22,18 +22,13 @@ PICTURE = re.compile(r"(?:[\w-]+/)?[\w-]+\.png")
 
 
 def write_page(folder: Path, stem: str, parts: Iterable[str]) -> Path:
-    """Write paragraphs of Markdown as STEM.md, and as a page STEM.html; empty ones are left out.
+    """Write paragraphs of Markdown, without empty ones, as STEM.md and as STEM.html; returns the path of the latter.
 
-    Args:
-        folder: An existing folder, with the pictures that the paragraphs name.
-
-    Returns:
-        The path of the page.
+    Pictures that they name are in `folder`.
     """
     markdown = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
-    page = folder / f"{stem}.html"
     write_text(folder / f"{stem}.md", markdown)
-    write_text(page, html(markdown, folder))
+    write_text(page := folder / f"{stem}.html", html(markdown, folder))
     return page
 
 
@@ -45,26 +40,21 @@ def listed(sentences: Iterable[str]) -> str:
 def html(markdown: str, folder: Path) -> str:
     """The page: `markdown` rendered, with the PNG files in `folder` that it names inside.
 
-    The page loads nothing: other pictures appear as their text, HTML and links as they are written, and a content
-    policy forbids all requests. The first heading is the title. Sections of the second level are listed below it, and
-    some are folded.
+    It loads nothing: other pictures appear as their text, HTML and links as they are written, and a content policy
+    forbids all requests. The first heading is the title. Sections of the second level are listed below it.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "autolink", "reference"])
     parser.add_render_rule("image", lambda renderer, tokens, index, options, env: _image(tokens[index], folder))
     head, *sections = re.split(r"^## ", markdown, flags=re.MULTILINE)
     title = re.search(r"^# (.*)$", head, re.MULTILINE)
-    links, body = [], [parser.render(head)]
-    for number, section in enumerate(sections):
-        heading, _, content = section.partition("\n")
+    links, body = [], []
+    for number, (heading, _, content) in enumerate(section.partition("\n") for section in sections):
         name, rendered = _plain(parser, heading.strip()), parser.render(content)
         links.append(f'<a href="#s{number}">{name}</a>')
-        if heading.strip() in FOLDED:
-            body.append(f'<details id="s{number}"><summary>{name}</summary>\n{rendered}</details>')
-        else:
-            body.append(f'<h2 id="s{number}">{name}</h2>\n{rendered}')
-    if links:
-        body.insert(1, f"<nav>{' '.join(links)}</nav>")
-    text = "\n".join(body).replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+        folded = f'<details id="s{number}"><summary>{name}</summary>\n{rendered}</details>'
+        body.append(folded if heading.strip() in FOLDED else f'<h2 id="s{number}">{name}</h2>\n{rendered}')
+    text = "\n".join([parser.render(head), *([f"<nav>{' '.join(links)}</nav>"] if links else []), *body])
+    text = text.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     return template.substitute(title=_plain(parser, title[1] if title else "Report"), body=text)
 

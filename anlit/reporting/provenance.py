@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,17 +21,9 @@ PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """The beginning of every record: {when, git, versions, hardware, load_before}.
-
-    Call it before measuring, because it records the load of the machine.
-    """
-    return {
-        "when": now(),
-        "git": git_state(),
-        "versions": versions(),
-        "hardware": machine(),
-        "load_before": os.getloadavg()[0],
-    }
+    """The beginning of every record. Call it before measuring, because it has the load of the machine."""
+    return {"when": now(), "git": git_state(), "versions": versions(), "hardware": machine(),
+            "load_before": os.getloadavg()[0]}  # fmt: skip
 
 
 def now() -> str:
@@ -52,17 +45,15 @@ def git_state() -> dict[str, Any] | None:
 
     Outside a checkout of anlit it is that in ANLIT_COMMIT, which images set (docker/Dockerfile).
     """
-    where = Path(anlit.__file__).parent
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=True).stdout
+        folder = Path(anlit.__file__).parent
+        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")  # exclude another project's checkout around site-packages
-        return {
-            "commit": git("rev-parse", "HEAD").strip(),
-            "dirty": bool(git("status", "--porcelain", "--untracked-files=no").strip()),
-        }
+        dirty = git("status", "--porcelain", "--untracked-files=no").strip()
+        return {"commit": git("rev-parse", "HEAD").strip(), "dirty": bool(dirty)}
     except (OSError, subprocess.CalledProcessError):
         commit = os.environ.get("ANLIT_COMMIT")
         return {"commit": commit, "dirty": commit.endswith("-dirty")} if commit else None
@@ -70,12 +61,9 @@ def git_state() -> dict[str, Any] | None:
 
 def machine() -> dict[str, Any]:
     """{cpu, cores, memory_gb, system} of this machine; cores are those that this process may use."""
-    return {
-        "cpu": processor_name(),
-        "cores": cores(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "system": f"{platform.system()} {platform.release()}",
-    }
+    memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
+    system = f"{platform.system()} {platform.release()}"
+    return {"cpu": processor_name(), "cores": cores(), "memory_gb": memory, "system": system}
 
 
 def cores() -> int:
@@ -86,8 +74,6 @@ def cores() -> int:
 @cache
 def processor_name() -> str:
     """The processor's model name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    path = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*:\s*(.*)$", path.read_text(), re.MULTILINE) if path.is_file() else ()
+    return next(iter(names), platform.processor() or platform.machine())

@@ -23,16 +23,9 @@ LEAST = 16
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """A table in Markdown.
-
-    Args:
-        head: Titles of the columns.
-        rows: Cells, each already Markdown; line breaks become spaces.
-        left: Columns that are aligned left; the others, with numbers, are aligned right.
-    """
-    rule = [":---" if number in left else "---:" for number in range(len(head))]
-    lines = [[_cell(cell) for cell in line] for line in (head, *rows)]
-    lines.insert(1, rule)
+    """A table in Markdown, whose cells are Markdown; columns other than `left`, with numbers, are aligned right."""
+    lines = [[" ".join(cell.split("\n")).replace("|", "\\|") for cell in line] for line in (head, *rows)]
+    lines.insert(1, [":---" if number in left else "---:" for number in range(len(head))])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -41,11 +34,7 @@ class Table:
     """A table for Markdown and for `console().print`, which loses no character whatever the width of the terminal.
 
     In a terminal that is too narrow each row is a block of lines. Cells are shown there literally: without rich's
-    markup, and with control characters escaped.
-
-    Args:
-        title: For the terminal.
-        left: Columns of text, which may be wrapped; cells of the others are never wrapped.
+    markup, and with control characters escaped. Columns of text, `left`, may be wrapped, numbers never.
     """
 
     title: str
@@ -59,29 +48,26 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable | Text]:
         rows = [[without_control_codes(cell, keep="\n") for cell in row] for row in self.rows]
-        table = RichTable(title=Text(without_control_codes(self.title)), title_justify="left", box=box.SIMPLE_HEAD,
-                          padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)  # fmt: skip
+        title = Text(without_control_codes(self.title))
+        table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+                          show_edge=False)  # fmt: skip
         for column, heading in enumerate(self.head):
-            lines = [line for row in rows for line in row[column].split("\n")]
-            if column in self.left:
-                most = max(map(cell_len, [*heading.split("\n"), *lines]))
-                table.add_column(Text(heading), min_width=min(LEAST, most), overflow="fold")
-            else:  # a fixed width, because rich narrows others below their smallest
-                width = max(map(cell_len, [*heading.split(), *lines]), default=0)
-                table.add_column(Text(heading), justify="right", width=width, overflow="fold")
+            is_text, lines = column in self.left, [line for row in rows for line in row[column].split("\n")]
+            width = max(map(cell_len, [*heading.split("\n" if is_text else None), *lines]), default=0)
+            # A fixed width for numbers, because rich narrows others below their smallest.
+            size: dict[str, Any] = {"min_width": min(LEAST, width)} if is_text else {"justify": "right", "width": width}
+            table.add_column(Text(heading), overflow="fold", **size)
         for row in rows:
             table.add_row(*map(Text, row))
         least = Measurement.get(console, options.update(max_width=UNLIMITED), table).minimum
         if least < options.max_width:  # rich counts a table without edges one too narrow
             yield table
             return
-        yield Text(without_control_codes(self.title))
+        yield title
         for row in rows:
-            block = []
-            for heading, cell in zip(self.head, row, strict=True):
-                name, words = " ".join(heading.split()), " ".join(cell.split("\n"))
-                block.append(f"  {name}: {words}" if name else f"  {words}")
-            yield Text("\n".join(["", *block]), overflow="fold")
+            cells = zip((" ".join(heading.split()) for heading in self.head), row, strict=True)
+            lines = [f"{name}: {cell}" if name else cell for name, cell in cells]
+            yield Text("".join("\n  " + " ".join(line.split("\n")) for line in lines), overflow="fold")
 
 
 class SafeConsole(Console):
@@ -96,7 +82,3 @@ def console(stderr: bool = False) -> SafeConsole:
     """Standard output or error, as wide as the terminal; without a terminal nothing is wrapped."""
     stream = sys.stderr if stderr else sys.stdout
     return SafeConsole(width=None if stream.isatty() else UNLIMITED, stderr=stderr)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split("\n")).replace("|", "\\|")

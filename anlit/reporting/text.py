@@ -8,20 +8,16 @@ import time
 import unicodedata
 from typing import Any, TextIO
 
-# Control, format (writing direction, invisible), surrogate and private characters, line and paragraph separators.
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-# What begins a link, a picture, HTML, code, emphasis or an entity; an underscore inside a word begins nothing.
+"""Control, format (writing direction, invisible), surrogate and private characters, line and paragraph separators."""
 KEPT = "\n\t\u200c\u200d"
 """What `echo` leaves as it is: line breaks, tabs, and the joiners that Persian, Hindi and emoji are written with."""
 MARKUP = re.compile(r"[\\`*\[\]<>&]|(?<![^\W_])_|_(?![^\W_])")
+"""What begins a link, a picture, HTML, code, emphasis or an entity; an underscore inside a word begins nothing."""
 
 
 def without_control_codes(text: str, keep: str = "") -> str:
-    r"""`text` with control characters escaped, such as `\x1b` for Escape, so that a terminal obeys none of them.
-
-    Args:
-        keep: Characters that are not escaped.
-    """
+    r"""`text` with control characters but those to `keep` escaped, such as `\x1b`, so that a terminal obeys none."""
     return "".join(
         char if char in keep or unicodedata.category(char) not in HIDDEN else char.encode("unicode_escape").decode()
         for char in text
@@ -66,10 +62,9 @@ def say(text: str) -> None:
 
 def short_number(value: float) -> str:
     """`1.3M`, `820k`, `0.004`."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
+    sizes = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+    size, letter = next((pair for pair in sizes if value >= pair[0]), (1.0, ""))
+    return f"{value / size:.3g}{letter}"
 
 
 def minus(number: str) -> str:

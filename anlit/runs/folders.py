@@ -1,8 +1,8 @@
 """Run folders: finding them and reading what is in them.
 
-A run folder holds `config.yaml` (the resolved configuration), `metrics.csv` (one row per log call,
-empty cells where a row has no value) and `run.json` (launches, data fingerprint, status).
-A crashed run may lack any of them. It is read all the same, so that a report can list it.
+A run folder holds `config.yaml` (the resolved configuration), `metrics.csv` (a row for each log call) and `run.json`
+(launches, data fingerprint, status). A crashed run may lack any of them. It is read all the same, so that a report can
+list it.
 """
 
 import os
@@ -110,13 +110,13 @@ class Run:
 
     @property
     def commit(self) -> str | None:
-        """Short commit, with `+dirty` if the tree had uncommitted changes; those of all launches if they differ."""
-        return _joined([commit_label(launch) for launch in self.launches])
+        """`commit_label` of the launches, those that differ joined by "and"."""
+        return " and ".join(dict.fromkeys(filter(None, map(commit_label, self.launches)))) or None
 
     @property
     def hardware(self) -> str | None:
-        """Devices, with the processor if it is the device, of all launches; None if they were not recorded."""
-        return _joined([hardware_label(launch) for launch in self.launches])
+        """`hardware_label` of the launches, those that differ joined by "and"."""
+        return " and ".join(dict.fromkeys(filter(None, map(hardware_label, self.launches)))) or None
 
     @property
     def status(self) -> str:
@@ -141,11 +141,6 @@ class Run:
         return self.comparable and self.status in ("finished", "unknown")
 
 
-def _joined(labels: list[str | None]) -> str | None:
-    """The distinct labels, in order; None if there are none."""
-    return " and ".join(dict.fromkeys(label for label in labels if label)) or None
-
-
 def commit_label(launch: dict[str, Any]) -> str | None:
     """The short commit of a launch, with `+dirty` if the tree had uncommitted changes; None if not recorded."""
     git = mapping(launch.get("git"))
@@ -156,11 +151,9 @@ def hardware_label(record: dict[str, Any]) -> str | None:
     """The hardware of a record in words: devices, with the processor if it is the device; None if not recorded."""
     hardware = mapping(record.get("hardware"))
     devices = [str(device) for device in hardware.get("devices") or []]
-    if not devices:
-        return None
-    if any(device != "cpu" for device in devices):
-        return ", ".join(devices)
-    return f"{hardware.get('cpu') or 'unnamed'} cpu, {hardware.get('cores', '?')} cores"
+    if devices and all(device == "cpu" for device in devices):
+        return f"{hardware.get('cpu') or 'unnamed'} cpu, {hardware.get('cores', '?')} cores"
+    return ", ".join(devices) or None
 
 
 def find_runs(paths: Iterable[str]) -> list[Path]:
@@ -173,14 +166,18 @@ def find_runs(paths: Iterable[str]) -> list[Path]:
     for given in paths:
         if not Path(given).is_dir():
             raise UserError(f"{given} is not a folder: give run folders or folders that hold run folders.")
-        below = list(_walk(Path(given)))
-        if not below:
+        found = False
+        for folder, below, files in os.walk(given):
+            below.sort()
+            if (CONFIG in files and (METRICS in files or RECORD in files)) or {METRICS, RECORD} <= set(files):
+                below.clear()
+                folders.setdefault(Path(folder).resolve(), Path(folder))
+                found = True
+        if not found:
             raise UserError(
                 f"{given} holds no run folder: a run folder has {CONFIG} with {METRICS} or {RECORD}; "
                 "give the run_dir of a training or a folder above it."
             )
-        for folder in below:
-            folders.setdefault(folder.resolve(), folder)
     return list(folders.values())
 
 
@@ -194,14 +191,6 @@ def load_run(folder: Path) -> Run:
     record = read_json(folder / RECORD, RECORD_SCHEMA, LEAVE_OUT) if (folder / RECORD).exists() else {}
     curve, bits = _read_validation(folder / METRICS)
     return Run(folder, mapping(config), record, curve, bits)
-
-
-def _walk(root: Path) -> Iterable[Path]:
-    for folder, below, files in os.walk(root):
-        below.sort()
-        if (CONFIG in files and (METRICS in files or RECORD in files)) or {METRICS, RECORD} <= set(files):
-            below.clear()
-            yield Path(folder)
 
 
 def _read_validation(path: Path) -> tuple[Curve, float | None]:

@@ -66,10 +66,8 @@ class Group:
 
     def loss_by_seed(self) -> dict[Any, float]:
         """Final loss by the seeds of model and data order; by number if a pair of seeds occurs twice."""
-        seeds = [run.seeds for run in self.counted]
-        return dict(
-            zip(seeds if len(set(seeds)) == len(seeds) else range(len(seeds)), self.final_losses(), strict=True)
-        )
+        losses = {run.seeds: run.final_loss for run in self.counted}
+        return losses if len(losses) == len(self.counted) else dict(enumerate(self.final_losses()))
 
     def seeded_curves(self) -> list[tuple[Any, Curve]]:
         """Seeds and curve, without its NaN points, of each counted run."""
@@ -124,12 +122,9 @@ def learned_settings(run: Run) -> dict[str, Any]:
 def differing(settings: list[dict[str, Any]]) -> list[str]:
     """Keys whose values differ, those of the model first. If a class differs, its arguments are left out."""
 
-    def place(key: str) -> tuple[int, str]:
-        section = key.split(".")[0]
-        return (SECTIONS.index(section) if section in SECTIONS else len(SECTIONS)), key
-
-    keys = sorted({key for each in settings for key in each}, key=place)
-    keys = [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+    keys = [key for key in {key: None for each in settings for key in each}
+            if len({repr(each.get(key)) for each in settings}) > 1]  # fmt: skip
+    keys.sort(key=lambda key: (*(not key.startswith(f"{section}.") for section in SECTIONS), key))
     classes = [key.removesuffix("class_path") + "init_args." for key in keys if key.endswith("class_path")]
     return [key for key in keys if not key.startswith(tuple(classes))]
 
@@ -137,13 +132,10 @@ def differing(settings: list[dict[str, Any]]) -> list[str]:
 def short_names(keys: list[str]) -> dict[str, str]:
     """The shortest ending of each dotted key that no other key has: `lr`, `positions`."""
     parts = {key: [p for p in key.split(".") if p not in ("init_args", "class_path")] for key in keys}
-    names = {}
-    for key, own in parts.items():
-        others = [other for name, other in parts.items() if name != key]
-        lengths = range(1, len(own) + 1)
-        length = next((n for n in lengths if all(other[-n:] != own[-n:] for other in others)), len(own))
-        names[key] = ".".join(own[-length:])
-    return names
+    endings = Counter(tuple(own[-n:]) for own in parts.values() for n in range(1, len(own) + 1))
+    lengths = {key: next((n for n in range(1, len(own)) if endings[tuple(own[-n:])] == 1), len(own))
+               for key, own in parts.items()}  # fmt: skip
+    return {key: ".".join(own[-lengths[key] :]) for key, own in parts.items()}
 
 
 def show(value: Any) -> str:
@@ -161,8 +153,7 @@ def show(value: Any) -> str:
 def mean_curve(curves: list[Curve]) -> tuple[Curve, NDArray[np.float64]]:
     """Pointwise mean over runs and the sample standard deviation of the loss (0 for one run).
 
-    It has all validation points in the range of tokens that every curve covers. A curve without a
-    point there is interpolated linearly.
+    It has all validation points in the range of tokens that every curve covers, between its own points linearly.
 
     Raises:
         ValueError: the curves have no range in common.
@@ -175,8 +166,8 @@ def mean_curve(curves: list[Curve]) -> tuple[Curve, NDArray[np.float64]]:
     grid = grid[(grid >= low) & (grid <= high)]
     if len(grid) == 0:
         raise ValueError("the curves have no range in common")
-    losses = np.stack([np.interp(grid, curve.tokens, curve.loss) for curve in curves])
-    seconds = np.stack([np.interp(grid, curve.tokens, curve.seconds) for curve in curves])
+    losses, seconds = (np.stack([np.interp(grid, curve.tokens, getattr(curve, name)) for curve in curves])
+                       for name in ("loss", "seconds"))  # fmt: skip
     return Curve(grid, seconds.mean(0), losses.mean(0)), losses.std(0, ddof=1)
 
 
