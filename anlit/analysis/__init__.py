@@ -1,5 +1,1 @@
-"""Reads run folders and compares them: convergence speed-up, plot, tables.
-
-Nothing here imports torch or lightning, so that a comparison starts at once and runs where no
-model could.
-"""
+"""Comparisons and studies of run folders, without torch: they start at once and run where no model could."""

@@ -22,28 +22,23 @@ TimeSteps = Callable[[list[Group], Path], None]
 def compare(
     runs: list[str], output: str, baseline: str | None = None, time_steps: TimeSteps | None = None
 ) -> Comparison:
-    """Compares `runs`, prints the table and writes report.html, report.md, convergence.json and the picture.
+    """Compares run folders, or all below folders; writes report.html, report.md, convergence.json and the picture.
 
     Args:
-        runs: Run folders, or folders with run folders anywhere below them.
-        output: Folder for the results; made where missing.
         baseline: A label, an architecture or a run folder; by default the GPT+ group, and of several
             the one with the lowest mean final validation loss.
         time_steps: Times steps of every configuration in turns, given the groups and the folder. Without it the
             report uses what an earlier call measured for `output`.
 
     Raises:
-        UserError: nothing to compare, no such baseline, different tokenizers, `output` not writable or of
-            another comparison.
+        UserError: Nothing to compare, no such baseline, other tokenizers, `output` not writable or of other runs.
     """
     loaded = [load_run(folder) for folder in find_runs(runs)]
     every = group_runs(loaded)
     groups = [group for group in every if group.counted]
     if not groups:
-        raise UserError(
-            f"None of the {len(loaded)} runs in {', '.join(runs)} has a configuration and a "
-            "finite validation loss: wait for the first validation, or give other runs."
-        )
+        raise UserError(f"None of the {len(loaded)} runs in {', '.join(runs)} has a configuration and a finite "
+                        "validation loss: wait for the first validation, or give other runs.")  # fmt: skip
     chosen, notes = _find_baseline(groups, baseline)
     refuse_other_tokenizers(groups)
     folder = output_folder(output)
@@ -63,11 +58,7 @@ def compare(
 
 
 def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[str]]:
-    """The group that the others are compared with, and notes on how it was chosen.
-
-    Raises:
-        UserError: no group, or more than one, answers to `name`; or no GPT+ group without a name.
-    """
+    """The group that the others are compared with, and notes on how it was chosen."""
     labels = "; ".join(repr(group.label) for group in groups)
     if name is not None:
         folder, spelled = Path(name).resolve(), name.casefold()

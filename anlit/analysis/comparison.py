@@ -15,21 +15,17 @@ from anlit.runs.groups import Group
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """One configuration and how it compares with the baseline.
-
-    Args:
-        group: Its runs.
-        speedup: Over the baseline, in tokens.
-        time: Per token over the baseline's; None for the baseline and if no steps were timed.
-        loss: The test of its final loss minus the baseline's; None for the baseline and without two seeds.
-        p_holm: That test's p, corrected for the number of configurations.
-    """
+    """One configuration and how it compares with the baseline, for which `time` and `loss` are None."""
 
     group: Group
     speedup: SpeedUp
+    """Over the baseline, in tokens."""
     time: Interval | None = None
+    """Per token over the baseline's, if steps were timed."""
     loss: Test | None = None
+    """The test of its final loss minus the baseline's, with two seeds or more."""
     p_holm: float | None = None
+    """That test's p, corrected for the number of configurations."""
 
     @property
     def label(self) -> str:
@@ -41,7 +37,7 @@ class Result:
 
     @property
     def wall_clock(self) -> Interval | None:
-        """The speed-up in wall-clock; None if no steps were timed, or if the speed-up in tokens has no mean.
+        """The speed-up in wall-clock; None without `time`, or if the speed-up in tokens has no mean.
 
         Its interval combines that of `time` with the one over seeds, if there are several.
         """
@@ -57,11 +53,10 @@ class Result:
         runs = self.group.counted
         seconds = [float(run.curve.seconds[-1]) for run in runs]
         return {
-            "final_loss": self.final_loss,
-            "bits_per_byte": Summary([run.bits_per_byte for run in runs]),
+            "final_loss": self.final_loss, "bits_per_byte": Summary([run.bits_per_byte for run in runs]),
             "tokens": Summary([float(run.curve.tokens[-1]) for run in runs]),
             "seconds": Summary([value if math.isfinite(value) else None for value in seconds]),
-        }
+        }  # fmt: skip
 
     def raw(self) -> dict[str, Any]:
         """What JSON holds of it; the curves are those of the runs."""
@@ -80,24 +75,20 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A comparison as written to the folder `output`.
-
-    Args:
-        command: What the user typed.
-        results: The baseline first, then by final loss.
-        runs: All runs, also those that are not counted.
-        notes: What makes it less fair, and where its numbers are not known.
-        steps: The times of interleaved steps, if they were measured.
-        name: The beginning of the picture's file name, if a folder holds several comparisons.
-    """
+    """A comparison as written to the folder `output`; `command` is what the user typed."""
 
     output: Path
     command: str
     results: tuple[Result, ...]
+    """The baseline first, then by final loss."""
     runs: tuple[Run, ...]
+    """All runs, also those that are not counted."""
     notes: tuple[str, ...]
-    steps: StepTimes | None = None
-    name: str = ""
+    """What makes it less fair, and where its numbers are not known."""
+    steps: StepTimes | None
+    """The times of interleaved steps, if they were measured."""
+    plot: Path
+    """The picture."""
 
     @property
     def baseline(self) -> Result:
@@ -107,10 +98,6 @@ class Comparison:
     def others(self) -> tuple[Result, ...]:
         return self.results[1:]
 
-    @property
-    def plot(self) -> Path:
-        return self.output / f"{self.name}convergence.png"
-
     def label_of(self, run: Run) -> str | None:
         """Label of the group whose numbers include `run`."""
         return next((result.label for result in self.results if run in result.group.counted), None)
@@ -118,13 +105,10 @@ class Comparison:
     def raw(self) -> dict[str, Any]:
         """Everything that it says, for `write_json`; its runs by their folders."""
         return {
-            "command": self.command,
-            "baseline": self.baseline.label,
-            "target_loss": float(self.baseline.group.mean()[0].loss[-1]),
-            "notes": self.notes,
-            "groups": [result.raw() for result in self.results],
-            "runs": [str(run.folder) for run in self.runs],
-        }
+            "command": self.command, "baseline": self.baseline.label,
+            "target_loss": float(self.baseline.group.mean()[0].loss[-1]), "notes": self.notes,
+            "groups": [result.raw() for result in self.results], "runs": [str(run.folder) for run in self.runs],
+        }  # fmt: skip
 
 
 def compare_groups(
@@ -142,6 +126,7 @@ def compare_groups(
     Args:
         every: All groups; those without a counted run are only noted.
         runs: All runs, also those in no group.
+        name: The beginning of the picture's file name, if a folder holds several comparisons.
         notes: Notes to print before the others.
         steps: Times of interleaved steps (default: those that were measured for `output`).
 
@@ -163,8 +148,8 @@ def compare_groups(
     results = [Result(baseline, SpeedUp((1.0,))),
                *(replace(result, p_holm=p) for result, p in zip(others, corrected, strict=True))]  # fmt: skip
     own = notes_on({result.group: result.speedup for result in results}, every, runs)
-    said = (*notes, *own, *(left_out if others else ()))
-    return Comparison(output, command, tuple(results), tuple(runs), said, timed, name)
+    said, plot = (*notes, *own, *(left_out if others else ())), output / f"{name}convergence.png"
+    return Comparison(output, command, tuple(results), tuple(runs), said, timed, plot)
 
 
 def record_runs(comparisons: Sequence[Comparison]) -> dict[str, Any]:

@@ -23,28 +23,17 @@ LEAST_PARTED, GAP = 4, 3.0
 
 
 def refuse_other_tokenizers(groups: Sequence[Group]) -> None:
-    """Nats per token mean nothing across tokenizers.
-
-    Raises:
-        UserError: two runs recorded different tokenizers.
-    """
+    """Raises a UserError if two runs recorded different tokenizers: nats per token mean nothing across them."""
     folders = {run.tokenizer_hash: run.folder for group in groups for run in group.counted if run.tokenizer_hash}
     if len(folders) > 1:
         (ours, folder), (theirs, other) = list(folders.items())[:2]
-        raise UserError(
-            f"{folder} and {other} were trained with different tokenizers ({ours[:12]}, {theirs[:12]}), "
-            "whose losses per token cannot be compared: give only runs that share a tokenizer."
-        )
+        hashes = f"{ours[:12]}, {theirs[:12]}"
+        raise UserError(f"{folder} and {other} were trained with different tokenizers ({hashes}), whose losses per "
+                        "token cannot be compared: give only runs that share a tokenizer.")  # fmt: skip
 
 
 def notes_on(speedups: dict[Group, SpeedUp], every: Sequence[Group], runs: Sequence[Run]) -> list[str]:
-    """All notes.
-
-    Args:
-        speedups: That of each compared group, the baseline first.
-        every: All groups in the order of their runs, also those without a counted run.
-        runs: All runs, also those in no group.
-    """
+    """All notes, given the speed-up of each compared group, the baseline first; all groups, and all runs."""
     (baseline, *others), groups = speedups, [group for group in every if group.counted]
     notes = [note for group in speedups for note in _parted(group)]
     notes += [note for group in others for note in _pairing(group, baseline, speedups[group])]
@@ -56,10 +45,9 @@ def notes_on(speedups: dict[Group, SpeedUp], every: Sequence[Group], runs: Seque
 
 
 def parted(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
-    """Final losses in two groups, if a gap of more than three times the spread within parts them.
+    """Final losses in two groups, if a gap of more than three times the larger range within parts them.
 
-    The spread within is the larger range of the two groups. Of fewer than four runs nothing is said: of three numbers
-    drawn by chance half are parted so.
+    Of fewer than four runs nothing is said: of three numbers drawn by chance half are parted so.
     """
     ordered = sorted(losses)
     if len(ordered) < LEAST_PARTED:

@@ -43,11 +43,7 @@ class StepTimes:
 
 
 def read_step_times(folder: Path) -> StepTimes | None:
-    """The steps that were timed for the report in `folder`; None if there are none.
-
-    Raises:
-        UserError: The file is damaged.
-    """
+    """The steps that were timed for the report in `folder`; None if there are none."""
     advice = "remove it and measure again with --measure_steps"
     return StepTimes(read_json(folder / FILE, SCHEMA, advice)) if (folder / FILE).exists() else None
 

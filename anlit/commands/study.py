@@ -117,7 +117,7 @@ def check_study(study: Study) -> None:
     Raises:
         UserError: Something of it would fail; of a configuration it names the arm, the key and the file.
     """
-    from anlit.analysis.study.sections import require_sections  # with matplotlib, as torch: --help does not wait
+    from anlit.analysis.study.report import require_sections  # with matplotlib, as torch: --help does not wait
 
     require_sections(study)
     for name, template in (study.content.get("after") or {}).items():

@@ -157,11 +157,7 @@ def hardware_label(record: dict[str, Any]) -> str | None:
 
 
 def find_runs(paths: Iterable[str]) -> list[Path]:
-    """Run folders among `paths` and anywhere below them, each once, in the order of their names.
-
-    Raises:
-        UserError: a path is not a folder, or holds no run folder.
-    """
+    """Run folders among `paths` and anywhere below them, each once, in the order of their names."""
     folders: dict[Path, Path] = {}
     for given in paths:
         if not Path(given).is_dir():
@@ -174,19 +170,13 @@ def find_runs(paths: Iterable[str]) -> list[Path]:
                 folders.setdefault(Path(folder).resolve(), Path(folder))
                 found = True
         if not found:
-            raise UserError(
-                f"{given} holds no run folder: a run folder has {CONFIG} with {METRICS} or {RECORD}; "
-                "give the run_dir of a training or a folder above it."
-            )
+            raise UserError(f"{given} holds no run folder: a run folder has {CONFIG} with {METRICS} or {RECORD}; give "
+                            "the run_dir of a training or a folder above it.")  # fmt: skip
     return list(folders.values())
 
 
 def load_run(folder: Path) -> Run:
-    """Reads one run folder; missing files give an empty configuration, record or curve.
-
-    Raises:
-        UserError: a file is there but cannot be parsed.
-    """
+    """Reads one run folder; missing files give an empty configuration, record or curve, damaged ones a UserError."""
     config = read_yaml(folder / CONFIG, (dict, type(None)), LEAVE_OUT) if (folder / CONFIG).exists() else {}
     record = read_json(folder / RECORD, RECORD_SCHEMA, LEAVE_OUT) if (folder / RECORD).exists() else {}
     curve, bits = _read_validation(folder / METRICS)
@@ -196,16 +186,15 @@ def load_run(folder: Path) -> Run:
 def _read_validation(path: Path) -> tuple[Curve, float | None]:
     """The validation curve and the last bits per byte.
 
-    A resumed run repeats the steps after its checkpoint. When the tokens go back, the later points replace the
-    earlier ones.
+    A resumed run repeats the steps after its checkpoint: where the tokens go back, later points replace earlier ones.
     """
-    points: list[tuple[float, ...]] = []
+    points: list[list[float]] = []
     for row in read_rows(path) if path.exists() else []:
-        tokens, *rest = (number(row, f"val/{name}", path) for name in ("tokens", "seconds", "loss", "bits_per_byte"))
-        if np.isfinite(tokens) and row.get("val/loss"):
-            while points and points[-1][0] >= tokens:
+        point = [number(row, f"val/{name}", path) for name in ("tokens", "seconds", "loss", "bits_per_byte")]
+        if np.isfinite(point[0]) and row.get("val/loss"):
+            while points and points[-1][0] >= point[0]:
                 points.pop()
-            points.append((tokens, *rest))
+            points.append(point)
     columns = np.array(points, dtype=np.float64).reshape(-1, 4).T
     bits = float(columns[3, -1]) if points and np.isfinite(columns[3, -1]) else None
     return Curve(*columns[:3]), bits

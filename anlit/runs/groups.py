@@ -31,11 +31,7 @@ SPELLED = {"DynamicNTK": "dynamic NTK", "PRoPE": "p-RoPE", "NoPE": "no positions
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs with the same `settings`, which map dotted keys to values.
-
-    `counted` are the runs behind every number of the group: the complete ones, or, if there is none, the unfinished
-    ones that have validation points.
-    """
+    """Runs with the same `settings`, which map dotted keys to values."""
 
     label: str
     runs: tuple[Run, ...]
@@ -43,6 +39,7 @@ class Group:
 
     @property
     def counted(self) -> tuple[Run, ...]:
+        """The runs behind every number: the complete ones, or, if there is none, those that can be compared so far."""
         complete = tuple(run for run in self.runs if run.complete)
         return complete or tuple(run for run in self.runs if run.comparable)
 
@@ -74,17 +71,12 @@ class Group:
         return [(run.seeds, run.curve.finite()) for run in self.counted]
 
     def mean(self) -> tuple[Curve, NDArray[np.float64]]:
-        """The mean curve over the counted runs and the loss's standard deviation at its points.
-
-        Raises:
-            UserError: the runs have no range of training tokens in common.
-        """
+        """`mean_curve` of the counted runs; UserError if they have no training tokens in common."""
         try:
             return mean_curve([curve for _, curve in self.seeded_curves()])
         except ValueError as error:
-            raise UserError(
-                f"The runs of {self.label!r} have no training tokens in common: leave out the one that ended early."
-            ) from error
+            raise UserError(f"The runs of {self.label!r} have no training tokens in common: leave out the one that "
+                            "ended early.") from error  # fmt: skip
 
 
 def group_runs(runs: list[Run]) -> list[Group]:
@@ -102,18 +94,15 @@ def group_runs(runs: list[Run]) -> list[Group]:
 def learned_settings(run: Run) -> dict[str, Any]:
     """The configuration as dotted keys, without nulls and without settings that do not change learning.
 
-    If the hash of the data was recorded, it replaces the paths. Initial weights are True if there were some, because
-    each seed has its own.
+    A recorded hash of the data replaces the paths; initial weights are True, because each seed has its own.
     """
+    unlearned = [f"{key}." for key in UNLEARNED]
+    if run.attention == "plain":  # the same as null
+        unlearned.append("model.init_args.attention.")
     kept = {}
     for key, value in flatten(run.config):
-        ignored = any(key == prefix or key.startswith(prefix + ".") for prefix in UNLEARNED)
-        if key.startswith("data.") and run.content_hash:
-            name = key.rsplit(".", 1)[-1]
-            ignored |= name in PATHS or name.endswith(tuple(f"_{path}" for path in PATHS))
-        if key.startswith("model.init_args.attention."):
-            ignored |= run.attention == "plain"  # the same as null
-        if not ignored:
+        is_path = key.startswith("data.") and key.rsplit(".", 1)[-1].rsplit("_", 1)[-1] in PATHS
+        if not f"{key}.".startswith(tuple(unlearned)) and not (is_path and run.content_hash):
             kept[key] = True if key == "initial_weights" else value
     hashes = {"data.content": run.content_hash, "data.tokenizer": run.tokenizer_hash}
     return kept | {key: value[:12] for key, value in hashes.items() if value}
@@ -153,10 +142,8 @@ def show(value: Any) -> str:
 def mean_curve(curves: list[Curve]) -> tuple[Curve, NDArray[np.float64]]:
     """Pointwise mean over runs and the sample standard deviation of the loss (0 for one run).
 
-    It has all validation points in the range of tokens that every curve covers, between its own points linearly.
-
-    Raises:
-        ValueError: the curves have no range in common.
+    It has all validation points in the range of tokens that every curve covers, between its own points linearly;
+    ValueError if there is no such range.
     """
     if len(curves) == 1:
         return curves[0], np.zeros(len(curves[0]))
@@ -199,11 +186,8 @@ def _labels(plain: list[str], settings: list[dict[str, Any]]) -> list[str]:
             values = {name: settings[i].get(key) for key, name in names.items()}
             words = [show(value) if _is_class(value) else f"{name}={show(value)}" for name, value in values.items()]
             labels[i] = ", ".join([label, *words[:MOST_SETTINGS]]) + (", …" if len(words) > MOST_SETTINGS else "")
-    seen: Counter[str] = Counter()
-    for i, label in enumerate(labels):
-        seen[label] += 1
-        labels[i] += f" ({seen[label]})" if seen[label] > 1 else ""
-    return labels
+    earlier = [labels[:i].count(label) for i, label in enumerate(labels)]
+    return [f"{label} ({n + 1})" if n else label for label, n in zip(labels, earlier, strict=True)]
 
 
 def _is_class(value: Any) -> bool:

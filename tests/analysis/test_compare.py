@@ -58,24 +58,21 @@ def test_plot_markdown_and_json_agree(runs, tmp_path, capsys):
     assert raw["target_loss"] == pytest.approx(3.1)
     assert [group["label"] for group in raw["groups"]] == ["GPT+, plain", "anGPT, plain", "nGPT, plain"]
 
-    angpt = raw["groups"][1]
+    loss, speedup = raw["groups"][1]["final_loss"], raw["groups"][1]["speedup_tokens"]
     at = [200 + 100 * 0.2 / 0.4, 100 + 300 * 1.0 / 1.5]  # where 3.0 and 3.2 are, the baseline's losses of each seed
-    assert angpt["speedup_tokens"]["values"] == pytest.approx([400 / x for x in at])
-    cells = table_row(markdown, "anGPT, plain")
-    loss, speedup = angpt["final_loss"], angpt["speedup_tokens"]
-    assert cells[1] == "2"
-    assert cells[3] == f"{loss['mean']:.4f} ± {loss['sd']:.4f}" == "2.6500 ± 0.0707"
+    assert speedup["values"] == pytest.approx([400 / x for x in at])
     assert speedup["mean"] == pytest.approx((400 / at[0] * 400 / at[1]) ** 0.5)
+    cells = table_row(markdown, "anGPT, plain")
+    assert (cells[1], cells[3]) == ("2", f"{loss['mean']:.4f} ± {loss['sd']:.4f}") == ("2", "2.6500 ± 0.0707")
     assert cells[7].startswith(f"{speedup['mean']:.2f} (")
     assert cells[8] == f"{100 / speedup['mean']:.0f} %"
     assert table_row(markdown, "GPT+, plain (baseline)")[7] == "1.00"
-    assert "nGPT, plain: its speed-up is of the 1 seeds that it has in common with the baseline." in raw["notes"]
     assert table_row(markdown, "nGPT, plain")[6:] == ["–", "not reached", "–", "–", "–"], "no times and no crossing"
 
-    assert "failed, no validation: out of memory" in markdown
+    assert "nGPT, plain: its speed-up is of the 1 seeds that it has in common with the baseline." in raw["notes"]
     assert "nGPT, plain: 1 of 2 runs are counted; left out: 1 failed, no validation." in raw["notes"]
-    assert "0123456789" in markdown
-    assert "`anlit fit --config a.yaml`" in markdown
+    for needed in ("failed, no validation: out of memory", "0123456789", "`anlit fit --config a.yaml`"):
+        assert needed in markdown
     assert len(raw["runs"]) == len(report.runs) == 6
     assert str(out / "convergence.png") in capsys.readouterr().out
 
@@ -109,14 +106,11 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
 
 
 @pytest.mark.usefixtures("no_plot")
-@pytest.mark.parametrize(
-    ("paired", "record", "note"),
-    [
-        (None, {}, "no steps were timed in turns: add --measure_steps"),
-        ({}, H200, "the runs were trained on different hardware"),
-        (H200, {}, "steps were timed on H200 and the runs were trained on test cpu, 2 cores"),
-    ],
-)
+@pytest.mark.parametrize(("paired", "record", "note"), [
+    (None, {}, "no steps were timed in turns: add --measure_steps"),
+    ({}, H200, "the runs were trained on different hardware"),
+    (H200, {}, "steps were timed on H200 and the runs were trained on test cpu, 2 cores"),
+])  # fmt: skip
 def test_without_comparable_times_the_column_says_so_and_is_empty(make_run, tmp_path, paired, record, note):
     folders = [make_run("a"), make_run("b", FASTER, ANGPT, record=record)]
     if paired is not None:
@@ -167,40 +161,31 @@ def test_another_comparison_is_not_written_over(make_run, tmp_path):
     assert (tmp_path / "o" / "convergence.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("points", "record", "words"),
-    [
-        (SLOWER, {"data": {"content_sha256": "c0", "tokenizer_sha256": "t1"}}, "different tokenizers"),
-        ([], {}, "None of the 1 runs"),
-    ],
-)
-def test_a_comparison_without_meaning_is_refused(make_run, tmp_path, points, record, words):
-    runs = [str(make_run("b", points, NGPT, record=record)), *([str(make_run("a"))] if points else [])]
-    with pytest.raises(UserError, match=words):
-        compare(runs, str(tmp_path / "o"))
+def test_a_comparison_without_meaning_is_refused(make_run, tmp_path):
+    foreign = make_run("b", model=NGPT, record={"data": {"content_sha256": "c0", "tokenizer_sha256": "t1"}})
+    for runs, words in (
+        ([make_run("a"), foreign], "different tokenizers"),
+        ([make_run("c", [])], "None of the 1 runs"),
+    ):
+        with pytest.raises(UserError, match=words):
+            compare([str(run) for run in runs], str(tmp_path / "o"))
     assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.usefixtures("no_plot")
-@pytest.mark.parametrize(
-    ("changes", "note"),
-    [
-        (
-            {"record": {"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}}},
-            "nGPT, plain: other data: content is c1, the baseline c0.",
-        ),
-        ({"settings": {"model.init_args.context_length": 512}}, "context_length is 512, the baseline 256."),
-        ({"settings": {"data.init_args.batch_size": 32}}, "trained differently: batch_size is 32, the baseline 16."),
-        ({"settings": {"trainer.val_check_interval": 50}}, "validated differently: val_check_interval is 50"),
-        ({"points": [(100, 5.0), (800, 2.0)]}, "800 training tokens, the baseline 400"),
-        ({"record": H200}, "Hardware differs"),
-        ({"record": {"git": {"commit": "f" * 40, "dirty": True}}}, "different commits"),
-        ({"record": {"git": {"commit": "f" * 40, "dirty": True}}}, "uncommitted changes"),
-        ({"record": {"versions": {"torch": "3"}}}, "different versions"),
-        ({"record": {"data": None}}, "not verified"),
-        ({"record": {"parameters": 2000}}, "2,000 parameters, the baseline 1,000"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "note"), [
+    ({"record": {"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}}}, "other data: content is c1"),
+    ({"settings": {"model.init_args.context_length": 512}}, "context_length is 512, the baseline 256."),
+    ({"settings": {"data.init_args.batch_size": 32}}, "trained differently: batch_size is 32, the baseline 16."),
+    ({"settings": {"trainer.val_check_interval": 50}}, "validated differently: val_check_interval is 50"),
+    ({"points": [(100, 5.0), (800, 2.0)]}, "800 training tokens, the baseline 400"),
+    ({"record": H200}, "Hardware differs"),
+    ({"record": {"git": {"commit": "f" * 40, "dirty": True}}}, "different commits"),
+    ({"record": {"git": {"commit": "f" * 40, "dirty": True}}}, "uncommitted changes"),
+    ({"record": {"versions": {"torch": "3"}}}, "different versions"),
+    ({"record": {"data": None}}, "not verified"),
+    ({"record": {"parameters": 2000}}, "2,000 parameters, the baseline 1,000"),
+])  # fmt: skip
 def test_unfair_comparisons_are_noted_and_fair_ones_are_not(make_run, tmp_path, changes, note):
     baseline, fair = make_run("a"), make_run("fair", model=NGPT)
     other = make_run("b", model=NGPT, **changes)
@@ -217,22 +202,14 @@ def slowing(tokens):
     return 0.1 * tokens + max(0.0, 0.05 * (tokens - 500))
 
 
-@pytest.mark.parametrize(
-    ("given", "noted"),
-    [
-        pytest.param([{"seconds_of": lambda tokens: 5.0 + 0.1 * tokens}], None, id="compiled before the first point"),
-        pytest.param([{"seconds_of": lambda tokens: float("nan")}], None, id="no times"),
-        pytest.param([{"seconds_of": slowing, "settings": GROWING}], None, id="a growing context explains it"),
-        pytest.param(
-            [{"seconds_of": slowing}], "0: unstable throughput, 10 tokens/s in its first half and 7", id="slow"
-        ),
-        pytest.param(
-            [{"seconds_of": lambda tokens: 0.12 * tokens}, {"seed": 2}],
-            "GPT+, plain: unstable throughput between seeds, 8 tokens/s in 0 and 10 in 1",
-            id="seeds at different speeds",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "noted"), [
+    pytest.param([{"seconds_of": lambda tokens: 5.0 + 0.1 * tokens}], None, id="compiled before the first point"),
+    pytest.param([{"seconds_of": lambda tokens: float("nan")}], None, id="no times"),
+    pytest.param([{"seconds_of": slowing, "settings": GROWING}], None, id="a growing context explains it"),
+    pytest.param([{"seconds_of": slowing}], "0: unstable throughput, 10 tokens/s in its first half and 7", id="slow"),
+    pytest.param([{"seconds_of": lambda tokens: 0.12 * tokens}, {"seed": 2}],
+                 "GPT+, plain: unstable throughput between seeds, 8 tokens/s in 0 and 10 in 1", id="seeds' speeds"),
+])  # fmt: skip
 def test_runs_whose_machine_was_not_steady_are_named(make_run, given, noted):
     folders = [make_run(str(number), LONG, **options) for number, options in enumerate(given)]
     notes = list(unstable_throughput(group_runs([load_run(folder) for folder in folders])))
@@ -254,24 +231,17 @@ def test_the_legend_lies_within_the_picture(make_run, runs, tmp_path, monkeypatc
 
 EVIL = "x\x1b[2J ![p](http://evil/p.png) ![q](../secret.png) <img src=http://evil/r.png> [l](http://evil) `"
 TOLD = {"command": EVIL, "git": {"commit": EVIL, "dirty": False}, "hardware": {"devices": [EVIL]}, "error": EVIL}
-SETTINGS = {"model.init_args.note": EVIL, "data.init_args.name": EVIL}
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("b\x1b[2J` ![p](http:evil.png)", {"model": ANGPT}),
-        ("b", {"model": f"anlit.{EVIL}"}),
-        ("b", {"settings": SETTINGS}),
-        ("b", {"record": {**TOLD, "versions": {"torch": EVIL}}, "model": ANGPT}),
-        ("b", {"record": {**TOLD, "status": "failed"}, "model": ANGPT}),
-    ],
-)
-def test_foreign_text_of_a_run_is_shown_and_not_obeyed(make_run, tmp_path, capsys, name, given):
+def test_foreign_text_of_runs_is_shown_and_not_obeyed(make_run, tmp_path, capsys):
     make_run("a")
-    make_run(name, **given)
+    make_run("b\x1b[2J` ![p](http:evil.png)", model=ANGPT)
+    make_run("class", model=f"anlit.{EVIL}")
+    make_run("settings", settings={"model.init_args.note": EVIL, "data.init_args.name": EVIL})
+    make_run("told", model=NGPT, record={**TOLD, "versions": {"torch": EVIL}})
+    make_run("failed", model=NGPT, seed=2, record={**TOLD, "status": "failed"})
     (tmp_path / "secret.png").write_bytes((b"\x89PNG" + bytes(16)) * 2)
-    assert cli.main(["compare", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
+    assert cli.main(["compare", str(tmp_path / "runs"), "--output", str(tmp_path / "out"), "--baseline", "nGPT"]) == 0
     printed = capsys.readouterr()
     assert "\x1b[2J" not in printed.out + printed.err
     page, text = ((tmp_path / "out" / f"report.{kind}").read_text() for kind in ("html", "md"))

@@ -46,8 +46,8 @@ def printed(width: int, title: str, head: list[str], rows: list[list[str]]) -> l
 
 def test_terminals_get_no_control_characters_and_no_markup() -> None:
     lines = "".join(printed(100, "\x1b[2Jtitle", ["name", "x"], [["[red]\x1b]0;owned\x07\u202egnp", "1"]]))
-    assert r"[red]\x1b]0;owned\x07\u202egnp" in lines
-    assert r"\x1b[2Jtitle" in lines
+    for shown in (r"[red]\x1b]0;owned\x07\u202egnp", r"\x1b[2Jtitle"):
+        assert shown in lines
     assert "\x1b" not in lines
     assert without_control_codes("anGPT τ ☕ 日本\n", keep="\n") == "anGPT τ ☕ 日本\n"
     assert without_control_codes("a\nb") == r"a\nb"
@@ -71,8 +71,6 @@ def test_every_number_is_there_whole(n_columns: int) -> None:
 
 def test_a_table_where_there_is_room_and_else_a_block_for_each_row() -> None:
     wide, narrow = printed(UNLIMITED, "A title", HEAD, ROWS), printed(80, "A title", HEAD, ROWS)
-    assert sum("─" in line for line in wide) == 1
-    assert sum("seeds" in line for line in wide) == 1
-    assert not any("─" in line for line in narrow)
-    assert sum("seeds: 3" in line for line in narrow) == len(ROWS)
+    assert [sum(text in line for line in wide) for text in ("─", "seeds")] == [1, 1]
+    assert [sum(text in line for line in narrow) for text in ("─", "seeds: 3")] == [0, len(ROWS)]
     assert [line.strip() for line in narrow][:2] == ["A title", ""]

@@ -1,7 +1,4 @@
-"""The section `dynamics`: the loss, norms, steps and rotations over training.
-
-The values are those of `anlit.training.callbacks.TrainingDynamics`.
-"""
+"""The section `dynamics`: the loss, and norms, steps and rotations of `TrainingDynamics`, over training."""
 
 import textwrap
 from collections.abc import Sequence

@@ -41,9 +41,11 @@ def overview(study: Study, jobs: int) -> str:
     rate = None if pace.get("flops_per_second") is None else float(pace["flops_per_second"])
     lines, total = [f"{study.title} ({study.label})"], 0.0
     for arm in study.arms:
-        tuned = f"{len(arm.points)} settings × {len(study.tuning_seeds)} tuning seeds, the best on "
-        seeds = f"{len(study.seeds)} seeds"
-        lines.append(f"  {arm.name}: " + (tuned + seeds if arm.is_tuned else f"{seeds}, no tuning"))
+        tuned, seeds = (
+            f"{len(arm.points)} settings × {len(study.tuning_seeds)} tuning seeds",
+            f"{len(study.seeds)} seeds",
+        )
+        lines.append(f"  {arm.name}: " + (f"{tuned}, the best on {seeds}" if arm.is_tuned else f"{seeds}, no tuning"))
     measured = study.measured_runs({arm.name: arm.points[0] for arm in study.arms})
     for phase, runs in (("tuning", study.tuning_runs()), ("measuring", measured)):
         costs = [cost_of(run) for run in runs]
@@ -54,18 +56,15 @@ def overview(study: Study, jobs: int) -> str:
             line += f", about {hours:.2f} h"
         lines.append(line)
     if rate is None:
-        lines.append("estimate: none, because the study's YAML has no `pace: {flops_per_second: …}` for this budget")
+        estimate = "none, because the study's YAML has no `pace: {flops_per_second: …}` for this budget"
     else:
-        where = f"each run at {rate:.3g} FLOP/s ({pace.get('measured') or ''})"
-        lines.append(f"estimate: {total:.2f} h with --jobs {jobs}, {where}")
-    return "\n".join(lines)
+        estimate = f"{total:.2f} h with --jobs {jobs}, each run at {rate:.3g} FLOP/s ({pace.get('measured') or ''})"
+    return "\n".join([*lines, f"estimate: {estimate}"])
 
 
 def configuration_of(run: Trial) -> dict[str, Any]:
     """The run's configuration files and settings merged, without the defaults of the classes that they name."""
     parts = [mapping(read_config(path)) for path in run.arm.configs]
     for key, value in run.settings.items():
-        for name in reversed(key.split(".")):
-            value = {name: value}
-        parts.append(value)
+        parts.append(reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value))
     return reduce(merged, parts, {})

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from anlit.analysis.study.plan import Trial
 from anlit.analysis.study.state import LOG, PREEMPTED, note_end, note_start, read_launches, state_of
@@ -57,9 +57,9 @@ class _Job(NamedTuple):
 def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int, tell: Tell) -> None:
     """Train those of `runs` that are not finished and have not failed, each in its folder under `output`.
 
-    At most `n_jobs` at a time, with `threads` each. A run that another launcher works on is waited for. On SIGINT or
-    SIGTERM the runs are told to end, they write their checkpoints, and KeyboardInterrupt is raised. A SIGKILL leaves
-    them training. Whoever starts the study again waits for them, because the lock belongs to the training process.
+    At most `n_jobs` at a time, with `threads` each. On SIGINT or SIGTERM the runs are told to end, they write their
+    checkpoints, and KeyboardInterrupt is raised. A SIGKILL leaves them training; whoever starts the study again waits
+    for them as for those of another launcher, because the lock belongs to the training process.
     """
     pending, jobs, waited = list(runs), list[_Job](), set[str]()
     n_done, began = 0, time.monotonic()
@@ -115,9 +115,8 @@ def _start(run: Trial, folder: Path, lock: IO[bytes], threads: int) -> _Job:
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     note_start(folder, "local")
     with (folder / LOG).open("ab") as log:
-        process = subprocess.Popen(
-            command(run, folder), stdout=log, stderr=log, env=environment, pass_fds=(lock.fileno(),)
-        )
+        options: Any = {"stdout": log, "stderr": log, "env": environment, "pass_fds": [lock.fileno()]}
+        process = subprocess.Popen(command(run, folder), **options)
     return _Job(folder, process, lock, time.monotonic())
 
 
@@ -135,20 +134,14 @@ def _signals() -> Iterator[list[int]]:
 
 
 def submit(runs: list[Trial], output: Path, again: list[str], options: list[str], at_once: int) -> str | None:
-    """Submit the `runs` that are not done as a job array, and after it a command that continues the study.
+    """Submit the `runs` that are not done as a job array; returns its number, or None if nothing was left.
 
-    Args:
-        output: The study's folder; scripts and logs go to its folder `slurm`.
-        again: The arguments of `anlit`, which runs on one core when the array has ended, also after failures.
-        options: Options of sbatch; they win over those in docker/slurm/train.sbatch.
-        at_once: Most tasks that run at the same time; 0 for no limit.
-
-    Returns:
-        The array's job number; None if nothing was left to submit.
+    When it has ended, also after failures, `anlit` continues the study on one core with the arguments `again`. Scripts
+    and logs go to the folder `slurm` of `output`. At most `at_once` tasks run at the same time, 0 for no limit;
+    `options` of sbatch win over those in docker/slurm/train.sbatch.
 
     Raises:
-        UserError: docker/slurm/train.sbatch is not here, sbatch refuses, or an earlier array with some of the runs has
-            not ended.
+        UserError: That file is not here, sbatch refuses, or an earlier array with some of the runs has not ended.
     """
     todo = [run for run in runs if not state_of(output / run.name).has_ended]
     if not todo:
@@ -193,11 +186,10 @@ def _sbatch(*arguments: str) -> str:
 
 
 def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path], tell: Tell) -> None:
-    """Give each run that has not begun the finished run with its settings from one of `studies`, folders of studies.
+    """Give each run that has not begun the finished run with its hash from one of `studies`, folders of studies.
 
-    Two runs are the same if the hashes in their folders' names are equal. The hash is of all settings and configuration
-    files. It does not include the code, whose commit the report lists for each run. Files become hard links, or copies
-    on another file system.
+    The hash is of all settings and configuration files, not of the code, whose commit the report lists for each run.
+    Files become hard links, or copies on another file system.
     """
     finished: dict[str, Path] = {}
     for folder in (folder for study in studies for folder in sorted(study.iterdir())):

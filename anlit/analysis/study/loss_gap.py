@@ -7,13 +7,13 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
-from anlit.analysis.statistics import SpeedUp, Summary, difference, mean_sd, speed_up
+from anlit.analysis.statistics import SpeedUp, Summary, mean_difference, mean_sd, speed_up
 from anlit.analysis.study.results import StudyResults
 from anlit.analysis.study.trend import apart, axis_label, named
 from anlit.errors import UserError
 from anlit.reporting.figure import BASELINE_LINE, COLUMN, INK, line_styles, save, style
 from anlit.reporting.table import markdown_table
-from anlit.reporting.text import minus, short_number
+from anlit.reporting.text import short_number
 
 COLUMNS = 3
 """Panels in a row."""
@@ -34,20 +34,10 @@ class Gap(NamedTuple):
     def differences(self) -> list[float]:
         return [self.ours[seed] - self.theirs[seed] for seed in self.ours]
 
-    @property
-    def words(self) -> str:
-        """The mean difference with its interval; without one for a single seed."""
-        test = difference(self.ours, self.theirs)
-        interval = f" ({test.low:+.4f} … {test.high:+.4f})" if test else ""
-        return minus(f"{np.mean(self.differences):+.4f}{interval}")
-
 
 def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """Options: `baseline`, an arm; `each`, a name of `vary` with a panel for each of its values; `over` (default:
-    tokens_per_parameter).
-
-    Raises:
-        UserError: The baseline is no arm, or `each` is no name of `vary`.
+    tokens_per_parameter). UserError if one is unknown.
     """
     over, each = str(options.get("over", "tokens_per_parameter")), options["each"]
     gaps = _gaps(results, options["baseline"], each, over)
@@ -58,7 +48,8 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
     path = results.output / f"loss_gap-{over}.png"
     draw(gaps, baseline, each, over, path)
     rows = [[gap.panel, short_number(gap.x), gap.title, str(len(gap.ours)),
-             mean_sd(Summary([*gap.theirs.values()]), 4), gap.words, gap.speedup.words] for gap in gaps]  # fmt: skip
+             mean_sd(Summary([*gap.theirs.values()]), 4), mean_difference(gap.ours, gap.theirs, "+.4f"),
+             gap.speedup.words] for gap in gaps]  # fmt: skip
     columns = ("arm", "seeds", "baseline's loss", "minus the baseline's (95 %)", "speed-up, tokens")
     return [
         title,

@@ -5,7 +5,7 @@
     seeds, tuning_seeds  a number (of initial weights and data order), or a mapping of settings
     budgets              name → settings that are merged over all others for that budget
     comparisons          [{title, baseline, arms: [names]}]; `baseline` alone compares all arms
-    sections             what the report shows, see `anlit.analysis.study.sections`
+    sections             what the report shows, see `anlit.analysis.study.report`
 
 Every point of `vary` is a separate arm and is measured. Every point of `tune` is trained on the tuning seeds; the one
 with the lowest validation loss is measured on the seeds.
@@ -32,25 +32,20 @@ ARM_KEYS = frozenset({"title", "configs", "settings", "tune", "vary"})
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """One point of a grid.
-
-    Args:
-        shown: Short name → value, for folder names, tables and plots.
-        settings: Dotted key → value, as `anlit fit` takes them.
-    """
+    """One point of a grid: short names → values, for tables; dotted keys → values, as `anlit fit` takes them."""
 
     shown: dict[str, Any]
     settings: dict[str, Any]
 
     @property
-    def name(self) -> str:
-        """`lr=0.004_size=d128`; empty for an empty choice."""
-        return "_".join(f"{key}={plain(value)}" for key, value in self.shown.items())
+    def words(self) -> str:
+        """`lr=0.004, size=d128`, for tables; empty for an empty choice."""
+        return ", ".join(f"{key}={plain(value)}" for key, value in self.shown.items())
 
     @property
-    def words(self) -> str:
-        """`lr=0.004, size=d128`, for tables."""
-        return ", ".join(f"{key}={plain(value)}" for key, value in self.shown.items())
+    def name(self) -> str:
+        """`lr=0.004_size=d128`, for folders."""
+        return "_".join(f"{key}={plain(value)}" for key, value in self.shown.items())
 
 
 UNCHANGED = Setting({}, {})
@@ -59,8 +54,8 @@ UNCHANGED = Setting({}, {})
 def grid(grids: Any, where: str) -> list[Setting]:
     """All points of a grid, or of a list of grids, each once; [UNCHANGED] without a grid.
 
-    In a grid `key: value` and `key: [values]` are values of the setting with that dotted key; `name: {choice: {key:
-    value, …}, …}` are named choices that change several settings together. A grid is the product of its lines.
+    A grid is the product of its lines: `key: value` and `key: [values]` are values of the setting with that dotted key;
+    `name: {choice: {key: value, …}, …}` are named choices that change several settings together.
 
     Raises:
         UserError: `grids` has another form; `where` says what it belongs to.
@@ -94,16 +89,10 @@ def plain(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One configuration that the study measures, at the best of `points`.
+    """One configuration that the study measures, at the best of `points`, its tuning grid.
 
-    Args:
-        name: The name of the YAML's arm, with its point of `vary`.
-        base: The YAML's arm.
-        title: Its name in tables and plots.
-        configs: Configuration files, later ones over earlier ones.
-        varied: The point of `vary`.
-        settings: The settings that all points share, including those of `varied`.
-        points: The tuning grid; a single point is measured as it is.
+    It is the YAML's arm `base` at its point `varied` of `vary`; `name` and `title`, for tables and plots, have both.
+    Later ones of `configs` win over earlier ones, and over them the `settings`, which all points share.
     """
 
     name: str
@@ -192,9 +181,9 @@ class Study:
         return [Trial(arm, point, seed) for seed in self.tuning_seeds for arm, point in tuned]
 
     def measured_runs(self, selected: dict[str, Setting]) -> list[Trial]:
-        """Every arm at its selected point (arm's name → point) on the seeds, without arms that have no point yet.
+        """Every arm at its selected point (arm's name → point, if it has one yet) on the seeds.
 
-        The runs are ordered by seed, so that an interrupted study has compared all arms, on fewer seeds.
+        They are ordered by seed, so that an interrupted study has compared all arms, on fewer seeds.
         """
         arms = [arm for arm in self.arms if arm.name in selected]
         return [Trial(arm, selected[arm.name], seed) for seed in self.seeds for arm in arms]
@@ -204,8 +193,7 @@ def read_study(path: str, budget: str | None) -> Study:
     """The study in the file `path`, local or shipped, with a budget; None if the file lists no budgets.
 
     Raises:
-        UserError: The file, a configuration file or the budget does not exist, a key is not known, the arms' tuning
-            budgets differ without `equal_tuning: false`, a seed both tunes and measures, or nothing would be run.
+        UserError: A file or the budget does not exist, a key is not known, or `_refuse_unfair`.
     """
     content = read_config(path)
     if not isinstance(content, dict):
@@ -262,8 +250,7 @@ def _arms(name: str, spec: Any, content: dict[str, Any], path: str) -> list[Arm]
 
 def _seeds(content: dict[str, Any], key: str, default: list[int], path: str) -> tuple[Setting, ...]:
     """A number seeds the initial weights and the order of the data; a mapping gives the settings of a seed."""
-    values = content.get(key, default)
-    if not isinstance(values, list):
+    if not isinstance(values := content.get(key, default), list):
         raise UserError(f"{key} of {path} is {values!r}, which is no list: write `{key}: [1, 2, 3]`")
     return tuple(grid(value, "a seed")[0] if isinstance(value, dict)
                  else Setting({"seed": value}, {"seed_everything": value, "data.init_args.seed": value})
@@ -293,7 +280,8 @@ def _comparisons(content: dict[str, Any], arms: tuple[Arm, ...], path: str) -> t
 
 def _refuse_unfair(study: Study) -> None:
     """Raises:
-    UserError: Nothing would be run, a setting would be ignored, or an arm would be favoured.
+    UserError: Nothing would be run, a setting would be ignored, a seed both tunes and measures, or the grids have
+        different sizes without `equal_tuning: false`.
     """
     path, seeds, tuning_seeds = study.path, study.seeds, study.tuning_seeds
     seeded = {key for seed in (*seeds, *tuning_seeds) for key in seed.settings}
@@ -317,11 +305,7 @@ def _refuse_unfair(study: Study) -> None:
 
 
 def read_config(name: str) -> Any:
-    """The content of a configuration file, local or shipped.
-
-    Raises:
-        UserError: The file does not exist, or is no YAML.
-    """
+    """The content of a configuration file, local or shipped; UserError if there is none, or it is no YAML."""
     path = configuration_file(name)
     return _parsed(path, Path(path).stat().st_mtime_ns if Path(path).exists() else 0)
 

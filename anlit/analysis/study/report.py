@@ -1,4 +1,15 @@
-"""A study's report: one HTML page, its Markdown twin, and the raw numbers; and recorded reports recomputed.
+"""A study's report: an HTML page, its Markdown twin, and the raw numbers; and recorded reports recomputed.
+
+A section of it is a function of the results and of the options in the YAML; `arms` names those to show (default: all).
+
+    convergence   {}                           each comparison: curves, losses, speed-ups, tests
+    tuning        {}                           what each arm's grid found, and where it was too narrow
+    trend         {value, over, arms}          loss, or the best value of a setting, over another value; a power law
+    loss_gap      {baseline, each, over}       losses minus the baseline's at each point of `vary`
+    scaling       {}                           L(N, D) and L(C), see `anlit.analysis.study.scaling`
+    onset         {loss, after, baseline}      when each run's loss falls below a level, and the loss some tokens later
+    dynamics      {arms}                       norms, steps and rotations over training, see `TrainingDynamics`
+    embed         {name}                       the report of one of the study's `after` commands
 
 `anlit study --recompute FOLDER…` makes the comparisons of a recorded study anew, by today's definitions, from the runs
 and curves in its report.json: their numbers, their sections of report.md and their pictures. What needs more than
@@ -8,7 +19,7 @@ curves (tuning, scaling, dynamics) stays as it was recorded.
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +29,13 @@ from anlit.analysis.comparison import Comparison, compare_groups, record_runs
 from anlit.analysis.comparison_report import section, sources
 from anlit.analysis.plots import plot_convergence
 from anlit.analysis.statistics import Summary, mean_sd
-from anlit.analysis.study.plan import merged
+from anlit.analysis.study.dynamics import dynamics
+from anlit.analysis.study.loss_gap import loss_gap
+from anlit.analysis.study.onset import onset
+from anlit.analysis.study.plan import Study, merged
 from anlit.analysis.study.results import StudyResults
-from anlit.analysis.study.sections import NOT_COMPARED, render, winners
+from anlit.analysis.study.scaling import scaling
+from anlit.analysis.study.trend import trend
 from anlit.analysis.wall_clock import StepTimes
 from anlit.errors import UserError
 from anlit.reading import read_json
@@ -36,6 +51,7 @@ SCHEMA = {"comparisons": [dict], "measured": dict, "shared": {"config": dict, "r
 STATES = {"finished": "finished", "failed": "failed", "interrupted": "under way or interrupted", "pending": "pending"}
 DIGITS = 6
 """Significant digits of a recorded number."""
+NOT_COMPARED = "no run can be compared, see Failures."
 
 
 def write(results: StudyResults) -> Path:
@@ -75,8 +91,8 @@ def _paragraphs(results: StudyResults) -> list[str]:
         f"# {study.title}",
         str(study.content.get("question") or "").strip(),
         _progress(results),
-        *render(results),
-        *([] if "tuning" in dict(study.sections) else winners(results)),
+        *_sections(results),
+        *([] if "tuning" in dict(study.sections) else _winners(results)),
         "## Failures",
         markdown_table(["run", "why"], failed, left=(0, 1)) if failed else "No run failed.",
         *sources(read, lambda run: labels.get(run.folder), read, made),
@@ -114,17 +130,108 @@ def _progress(results: StudyResults) -> str:
     return " ".join(sentences)
 
 
-def recompute(folder: Path) -> list[Comparison]:
-    """The comparisons recorded in `folder`, computed again and written.
+def _sections(results: StudyResults) -> list[str]:
+    """All sections of the study's YAML in Markdown; UserError if a section or an option is not known."""
+    parts = []
+    require_sections(results.study)
+    for name, options in results.study.sections:
+        try:
+            parts += SECTIONS[name](results, options)
+        except KeyError as error:
+            raise UserError(f"the section '{name}' of {results.study.path} needs the option {error}") from error
+    return parts
 
-    Raises:
-        UserError: There is no report.json of a study, or it is damaged.
+
+def require_sections(study: Study) -> None:
+    """Raises:
+    UserError: A section, or an arm that one names, is not known.
     """
+    known = dict.fromkeys(arm.base for arm in study.arms)
+    for name, options in study.sections:
+        if name not in SECTIONS:
+            raise UserError(f"{study.path} asks for the section '{name}': choose one of {', '.join(SECTIONS)}")
+        for arm in options.get("arms") or ():
+            if arm not in known:
+                raise UserError(f"the section '{name}' of {study.path} names the arm '{arm}', which is none of "
+                                + ", ".join(known))  # fmt: skip
+
+
+def _convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
+    parts: list[str] = []
+    explained = False
+    for planned, comparison in results.comparisons:
+        parts.append(f"## {planned.title}")
+        if comparison is None:
+            parts.append(f"The baseline, {planned.baseline.title}, has no finished run yet.")
+            continue
+        plot_convergence(comparison)
+        missing = [f"{arm.title}: {NOT_COMPARED}" for arm in planned.arms if results.group(arm) is None]
+        parts += [*section(comparison, explained), listed([*comparison.notes, *missing])]
+        explained = True
+    return parts
+
+
+def _winners(results: StudyResults) -> list[str]:
+    """Each tuned arm's best setting, and where its grid was too narrow; a report without `tuning` has this too."""
+    if not results.tunings:
+        return []
+    seeds = [seed.name for seed in results.study.tuning_seeds]
+    counts = sorted({len(tuning.points) for tuning in results.tunings})
+    equal = f"{counts[0]} settings for each arm"
+    budget = equal if len(counts) == 1 else f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
+    rows = []
+    for tuning in results.tunings:
+        best, second, *_ = tuning.points
+        states = [state for point in tuning.points for state in point.states]
+        done, failed = sum(state.has_ended for state in states), sum(state.status == "failed" for state in states)
+        known = best.loss < math.inf
+        rows.append([
+            tuning.arm.title, f"{done} of {len(states)}", str(failed), best.setting.words if known else NONE,
+            _loss(best.loss), _loss(second.loss), "; ".join(tuning.edges) or ("inside the grid" if known else NONE),
+        ])  # fmt: skip
+    head = ["arm", "runs done", "failed", "best setting", "its loss", "second best", "edge of the grid"]
+    return [
+        "## Tuning",
+        f"Tuning budget: {budget}, each trained on {len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(seeds)}) that "
+        "the measurement does not use, in full length. The best by final validation loss (nats per token) is measured. "
+        "A best value at the edge of its grid means that a wider grid might find a better one.",
+        markdown_table(head, rows),
+    ]
+
+
+def _tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
+    rows = [[tuning.arm.title, point.setting.words, _loss(point.loss), ", ".join(
+             literal(f"{state.status} {state.reason}".strip()) for state in point.states)]
+            for tuning in results.tunings for point in tuning.points]  # fmt: skip
+    table = markdown_table(["arm", "setting", "validation loss", "state"], rows, left=(0, 1, 3))
+    return [*_winners(results), "## Tuning, all settings", table] if rows else []
+
+
+def _embed(results: StudyResults, options: dict[str, Any]) -> list[str]:
+    name = options["name"]
+    twin = results.output / name / f"{name}.md"
+    if not twin.is_file():
+        return [f"## {name.capitalize()}", "Not measured yet."]
+    lines = [f"#{line}" if line.startswith("#") else line for line in twin.read_text().splitlines()]
+    return [f"## {name.capitalize()}", "\n".join(lines).replace("](", f"]({name}/")]
+
+
+def _loss(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else NONE
+
+
+SECTIONS: dict[str, Callable[[StudyResults, dict[str, Any]], list[str]]] = {
+    "convergence": _convergence, "tuning": _tuning, "trend": trend, "loss_gap": loss_gap, "scaling": scaling,
+    "onset": onset, "dynamics": dynamics, "embed": _embed,
+}  # fmt: skip
+
+
+def recompute(folder: Path) -> list[Comparison]:
+    """The comparisons recorded in `folder`, computed again and written; UserError without a whole report.json."""
     path, page = folder / "report.json", folder / "report.md"
     record = read_json(path, SCHEMA, "give the folder of a study's report")
     try:
-        comparisons = [_compare(folder, number, recorded, record)
-                       for number, recorded in enumerate(record["comparisons"], 1)]  # fmt: skip
+        comparisons = [_compare(folder, n, recorded, record) for n, recorded in enumerate(record["comparisons"], 1)]
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise UserError(f"{path} is no report of a study ({error}): give the folder of one") from error
     record |= {"comparisons": [comparison.raw() for comparison in comparisons], **record_runs(comparisons)}

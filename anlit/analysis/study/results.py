@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anlit.analysis.comparison import Comparison, compare_groups
 from anlit.analysis.study.plan import Arm, PlannedComparison, Setting, Study, Trial
@@ -15,8 +15,7 @@ from anlit.runs.folders import Run, load_run
 from anlit.runs.groups import Group, learned_settings
 
 
-@dataclass(frozen=True, eq=False)
-class GridPoint:
+class GridPoint(NamedTuple):
     """One point of an arm's grid: its mean final validation loss over the tuning seeds, infinite if one failed."""
 
     setting: Setting
@@ -24,13 +23,12 @@ class GridPoint:
     states: tuple[State, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Tuning:
+class Tuning(NamedTuple):
     """The points of an arm's grid, best first; `edges` names settings whose best value is at an end of the grid."""
 
     arm: Arm
-    points: tuple[GridPoint, ...]
-    edges: tuple[str, ...]
+    points: list[GridPoint]
+    edges: list[str]
 
     @property
     def best(self) -> Setting | None:
@@ -42,25 +40,19 @@ class Tuning:
 def tune(study: Study, output: Path) -> list[Tuning]:
     """The tuning of each arm under `output`, as far as it is; a point that failed comes last."""
     tunings = []
-    for arm in study.arms if study.tuning_seeds else ():
-        if arm.is_tuned:
-            points = []
-            for setting in arm.points:
-                folders = [output / Trial(arm, setting, seed).name for seed in study.tuning_seeds]
-                loss = sum(map(_final_loss, folders)) / len(folders)
-                points.append(GridPoint(setting, loss, tuple(map(state_of, folders))))
-            points.sort(key=lambda point: point.loss)
-            edges = edges_of(arm.points, points[0].setting) if points[0].loss < math.inf else []
-            tunings.append(Tuning(arm, tuple(points), tuple(edges)))
+    for arm in (arm for arm in study.arms if arm.is_tuned and study.tuning_seeds):
+        points = []
+        for setting in arm.points:
+            folders = [output / Trial(arm, setting, seed).name for seed in study.tuning_seeds]
+            states = tuple(map(state_of, folders))
+            curves = [load_run(folder).curve.finite() for folder, state in zip(folders, states, strict=True)
+                      if state.status == "finished"]  # fmt: skip
+            ends = [float(curve.loss[-1]) for curve in curves if len(curve)]
+            points.append(GridPoint(setting, sum(ends) / len(ends) if len(ends) == len(folders) else math.inf, states))
+        points.sort(key=lambda point: point.loss)
+        edges = edges_of(arm.points, points[0].setting) if points[0].loss < math.inf else []
+        tunings.append(Tuning(arm, points, edges))
     return tunings
-
-
-def _final_loss(folder: Path) -> float:
-    """The last validation loss of a finished run in nats per token; infinite for every other run."""
-    if state_of(folder).status != "finished":
-        return math.inf
-    losses = load_run(folder).curve.finite().loss
-    return float(losses[-1]) if len(losses) else math.inf
 
 
 def select(study: Study, tunings: list[Tuning]) -> dict[str, Setting]:
@@ -88,16 +80,11 @@ def edges_of(settings: tuple[Setting, ...], best: Setting) -> list[str]:
     return edges
 
 
-@dataclass(frozen=True, eq=False)
-class Point:
+class Point(NamedTuple):
     """A measured configuration as a point in a plot.
 
-    Args:
-        arm: The arm that it belongs to.
-        values: Short setting name → value, with `parameters`, `tokens`, `tokens_per_parameter` and `flops`
-            (6·parameters·tokens) of its runs.
-        losses: Final validation losses in nats per token, one per seed.
-        failed: Number of seeds without a loss.
+    `values` are those of its settings by short names, with `parameters`, `tokens`, `tokens_per_parameter` and `flops`
+    (6·parameters·tokens) of its runs. `losses` are final, in nats per token; `failed` counts the seeds without one.
     """
 
     arm: Arm
@@ -106,11 +93,7 @@ class Point:
     failed: int
 
     def number(self, name: str) -> float:
-        """A value as a number.
-
-        Raises:
-            UserError: The study's configurations have no such number.
-        """
+        """A value as a number; UserError if the study's configurations have no such number."""
         numbers = {key: value for key, value in self.values.items()
                    if isinstance(value, int | float) and not isinstance(value, bool)}  # fmt: skip
         if name not in numbers:
@@ -121,21 +104,17 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class StudyResults:
-    """The content of a study's run folders.
-
-    Args:
-        command: What the user typed, for the record.
-        tunings: Each tuned arm's grid.
-        selected: Arm's name → the setting that is measured; arms whose tuning has not ended are not in it.
-        runs: Every planned run so far with its state, and what its folder holds if it has begun.
-    """
+    """The content of a study's run folders; `command` is what the user typed."""
 
     study: Study
     output: Path
     command: str
-    tunings: tuple[Tuning, ...]
+    tunings: list[Tuning]
+    """Each tuned arm's grid."""
     selected: dict[str, Setting]
-    runs: tuple[tuple[Trial, State, Run | None], ...]
+    """Arm's name → the setting that is measured; arms whose tuning has not ended are not in it."""
+    runs: list[tuple[Trial, State, Run | None]]
+    """Every planned run so far with its state, and what its folder holds if it has begun."""
 
     def measured(self, arm: Arm) -> tuple[Run, ...]:
         """The arm's runs on the seeds that measure, whatever their state."""
@@ -183,7 +162,7 @@ def results_of(study: Study, output: Path, command: str = "") -> StudyResults:
     for name, trial in {trial.name: trial for trial in planned(study, selected)}.items():
         state = state_of(output / name)
         runs.append((trial, state, load_run(output / name) if state.status != "pending" else None))
-    return StudyResults(study, output, command, tuple(tunings), selected, tuple(runs))
+    return StudyResults(study, output, command, tunings, selected, runs)
 
 
 def planned(study: Study, selected: dict[str, Setting]) -> list[Trial]:

@@ -54,12 +54,10 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
         rows = [[label, short_number(x), f"{y:.4f}" + (f" ± {sd:.4f}" if sd else "")]
                 for label, line in series.items() for x, y, sd in sorted(line)]  # fmt: skip
         return [*parts, markdown_table(["arm", over_name, "validation loss (nats/token)"], rows)]
-    rows = [
-        [label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
-        for label, (_, (b, low, high)) in laws.items()
-    ]
-    law = f"{named(value).capitalize()} = a · {over_name}^b, fitted over the logarithms."
-    law += " A grid's best value is known no finer than its steps."
+    rows = [[label, str(len(series[label])), f"{b:.2f}", f"{low:.2f} … {high:.2f}" if low < high else NONE]
+            for label, (_, (b, low, high)) in laws.items()]  # fmt: skip
+    law = (f"{named(value).capitalize()} = a · {over_name}^b, fitted over the logarithms. A grid's best value is known "
+           "no finer than its steps.")  # fmt: skip
     return [*parts, law, markdown_table(["arm", "points", "exponent b", "95 % interval"], rows)]
 
 
@@ -108,8 +106,7 @@ def apart(values: Sequence[float]) -> list[float]:
     """The values in order, without those that differ little from the one before."""
     kept: list[float] = []
     for value in sorted(values):
-        if not kept or value > kept[-1] * ALIKE:
-            kept.append(value)
+        kept += [value] if not kept or value > kept[-1] * ALIKE else []
     return kept
 
 

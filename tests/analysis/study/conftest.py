@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from anlit.analysis.study import launch, sections
+from anlit.analysis.study import launch, report
 from anlit.analysis.study.plan import Study, read_study
 from anlit.commands import study as command
 from anlit.errors import UserError
@@ -82,7 +82,7 @@ class Process:
             os.dup2(log.fileno(), 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         launch.POLL_SECONDS = 0.01
-        sections.plot_convergence = lambda report: None  # it takes most of the time; test_report.py has the pictures
+        report.plot_convergence = lambda comparison: None  # it takes most of the time; test_report.py has the pictures
         command.time_steps = not_measured
         command.check_study = lambda study: None  # the stand-in has settings of its own
         launch.command = lambda run, folder: [sys.executable, "-S", str(STAND_IN), str(step), *run.options(folder)]

@@ -122,18 +122,10 @@ def test_a_run_that_another_process_trains_is_waited_for(study: Study, start: La
     assert "another process trains it" in finish(process)
 
 
-@pytest.mark.parametrize(
-    ("code", "record", "status"),
-    [
-        (75, None, "interrupted"),
-        (-9, None, "failed"),
-        (2, None, "failed"),
-        (None, "finished", "finished"),
-        (None, "failed", "failed"),
-        (None, "interrupted", "interrupted"),
-        (None, "running", "interrupted"),
-    ],
-)
+@pytest.mark.parametrize(("code", "record", "status"), [
+    (75, None, "interrupted"), (-9, None, "failed"), (2, None, "failed"), (None, "finished", "finished"),
+    (None, "failed", "failed"), (None, "interrupted", "interrupted"), (None, "running", "interrupted"),
+])  # fmt: skip
 def test_what_a_folder_says_of_its_run(tmp_path: Path, code: int | None, record: str | None, status: str) -> None:
     assert state_of(tmp_path).status == "pending"
     if code is not None:

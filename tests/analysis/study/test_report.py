@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,14 +30,8 @@ from .conftest import write_configs, write_study
 from .synthetic import SHARE, Final, curve_to, train
 
 TOKENS = 400 * 8 * 256
-SAID = {
-    ("gpt", 1): 3.50,
-    ("gpt", 2): 3.53,
-    ("gpt", 3): 3.49,
-    ("angpt", 1): 3.30,
-    ("angpt", 2): 3.36,
-    ("angpt", 3): 3.31,
-}
+SAID = {("gpt", 1): 3.50, ("gpt", 2): 3.53, ("gpt", 3): 3.49,
+        ("angpt", 1): 3.30, ("angpt", 2): 3.36, ("angpt", 3): 3.31}  # fmt: skip
 SEEDS = (1, 2, 3)
 TWO = {name: {"title": title, "configs": [f"{name}.yaml"]} for name, title in (("gpt", "GPT+"), ("angpt", "anGPT"))}
 COMMAND = "anlit study --config study.yaml"
@@ -174,10 +169,8 @@ def test_a_study_does_not_write_over_the_report_of_another(folder: Path) -> None
 
 
 def test_a_study_notes_what_is_unfair_and_refuses_other_tokenizers(folder: Path) -> None:
-    arms = {
-        name: TWO[name] | {"settings": {"data.init_args.batch_size": size}}
-        for name, size in (("gpt", 8), ("angpt", 16))
-    }
+    arms = {name: TWO[name] | {"settings": {"data.init_args.batch_size": size}}
+            for name, size in (("gpt", 8), ("angpt", 16))}  # fmt: skip
     study = trained(folder, arms=arms, sections=["convergence"])
     text = write(results(study)).with_suffix(".md").read_text()
     assert "trained differently: batch_size is 16, the baseline 8" in text
@@ -200,9 +193,7 @@ def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Pa
     console = Console(width=80, record=True)
     show(results(study), console)
     printed = console.export_text()
-    gpt, angpt = (
-        next(line for line in printed.splitlines() if line.startswith(f"{title} ")) for title in ("GPT+", "anGPT")
-    )
+    gpt, angpt = (line for line in printed.splitlines() if line.startswith(("GPT+ ", "anGPT ")))
     assert gpt.split() == ["GPT+", "lr=0.1", "3", "3.1000", "±", "0.0000", "1.00"]
     assert angpt.split()[1:3] == ["lr=0.1", "3"]
     assert max(map(len, printed.splitlines())) <= 80
@@ -320,19 +311,17 @@ def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
         assert rows[1][column] == minus(f"{fmean(pairs):.3f} ({low:.3f} … {high:.3f})")
 
 
-@pytest.mark.parametrize(
-    ("sections", "words"),
-    [
-        (["curves"], "section 'curves'"),
-        ([{"trend": {"value": "lr"}}], "needs the option 'over'"),
-        ([{"loss_gap": {"baseline": "gpt"}}], "needs the option 'each'"),
-        ([{"loss_gap": {"baseline": "other", "each": "lr"}}], "'other', which is no arm"),
-        ([{"loss_gap": {"baseline": "gpt", "each": "size"}}], "each 'size': choose one of none"),
-        ([{"dynamics": {"arms": ["gpt", "bert"]}}], "names the arm 'bert', which is none of gpt, angpt"),
-        ([{"trend": {"over": "depth"}}], "'depth', which is no number of arm 'gpt'"),
-    ],
-)
-def test_mistakes_in_sections_are_told(folder: Path, sections: list, words: str) -> None:
-    study = trained(folder, arms=TWO, sections=sections, seeds=[1])
+@pytest.mark.parametrize(("section", "words"), [
+    ("curves", "section 'curves'"),
+    ({"trend": {"value": "lr"}}, "needs the option 'over'"),
+    ({"loss_gap": {"baseline": "gpt"}}, "needs the option 'each'"),
+    ({"loss_gap": {"baseline": "other", "each": "lr"}}, "'other', which is no arm"),
+    ({"loss_gap": {"baseline": "gpt", "each": "size"}}, "each 'size': choose one of none"),
+    ({"onset": {"loss": 4, "after": 9, "baseline": "bert"}}, "the baseline 'bert', which is none of gpt, angpt"),
+    ({"dynamics": {"arms": ["gpt", "bert"]}}, "names the arm 'bert', which is none of gpt, angpt"),
+    ({"trend": {"over": "depth"}}, "'depth', which is no number of arm 'gpt'"),
+])  # fmt: skip
+def test_mistakes_in_sections_are_told(folder: Path, section: Any, words: str) -> None:
+    study = trained(folder, arms=TWO, sections=[section], seeds=[1])
     with pytest.raises(UserError, match=words):
         write(results(study))
