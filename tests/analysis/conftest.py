@@ -13,34 +13,22 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 CONFIG: dict[str, Any] = {
-    "seed_everything": 1,
-    "model": {
-        "class_path": "anlit.models.gpt.GPT",
-        "init_args": {
-            "vocab_size": 1024,
-            "context_length": 256,
-            "attention": None,
-            "positions": {"class_path": "anlit.layers.positions.RoPE", "init_args": {"fraction": 0.5}},
-            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001, "betas": [0.9, 0.95]}},
-        },
-    },
+    "seed_everything": 1, "run_dir": "runs/a", "ckpt_path": None,
+    "model": {"class_path": "anlit.models.gpt.GPT", "init_args": {
+        "vocab_size": 1024, "context_length": 256, "attention": None,
+        "positions": {"class_path": "anlit.layers.positions.RoPE", "init_args": {"fraction": 0.5}},
+        "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001, "betas": [0.9, 0.95]}},
+    }},
     "data": {"class_path": "anlit.data.Tokens", "init_args": {"path": "data/a", "batch_size": 16, "seed": 1}},
     "trainer": {"max_steps": 1000, "logger": True, "callbacks": None, "val_check_interval": 100},
-    "run_dir": "runs/a",
-    "ckpt_path": None,
-}
+}  # fmt: skip
 HARDWARE = {"cpu": "test", "cores": 2, "devices": ["cpu"]}
 RECORD: dict[str, Any] = {
-    "anlit": "0.1.0",
-    "versions": {"python": "3.12", "torch": "2.11"},
-    "git": {"commit": "0123456789abcdef", "dirty": False},
-    "command": "anlit fit --config a.yaml",
-    "hardware": HARDWARE,
+    "anlit": "0.1.0", "versions": {"python": "3.12", "torch": "2.11"}, "command": "anlit fit --config a.yaml",
+    "git": {"commit": "0123456789abcdef", "dirty": False}, "hardware": HARDWARE, "parameters": 1000,
     "data": {"corpus": "small", "content_sha256": "c0", "tokenizer_sha256": "t0", "tokens": 1000},
-    "parameters": 1000,
-    "status": "finished",
-    "error": None,
-}
+    "status": "finished", "error": None,
+}  # fmt: skip
 NGPT, ANGPT = "anlit.models.ngpt.NGPT", "anlit.models.angpt.AnGPT"
 Points = list[tuple[float, float]]
 """Tokens and loss of each validation."""
@@ -50,9 +38,7 @@ SecondsOf = Callable[[float], float]
 MakeRun = Callable[..., Path]
 
 
-def write_run(
-    folder: Path, config: dict[str, Any], record: dict[str, Any], points: Points, seconds_of: SecondsOf
-) -> None:
+def write_run(folder: Path, config: Any, record: dict[str, Any], points: Points, seconds_of: SecondsOf) -> None:
     """A run folder; `seconds_of` tokens is the time of a validation."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))

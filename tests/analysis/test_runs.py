@@ -72,18 +72,12 @@ WINDOW = {"class_path": "SlidingWindow", "init_args": {"width": 8, "mechanism": 
 PATTERN = {"class_path": "anlit.AttentionPattern", "init_args": {"layers": [WINDOW, {"class_path": "anlit.SqrtLogN"}]}}
 
 
-@pytest.mark.parametrize(
-    ("spec", "label"),
-    [
-        (None, "plain"),
-        (PLAIN, "plain"),
-        ("alibi", "ALiBi"),
-        ({"class_path": "LogN", "init_args": {}}, "LogN"),
-        ("sqrt_log_n", "SqrtLogN"),
-        ([SCALE_INVARIANT, None, SCALE_INVARIANT], "scale-invariant + plain"),
-        (PATTERN, "scale-invariant in a window of 8 + SqrtLogN"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "label"), [
+    (None, "plain"), (PLAIN, "plain"), ("alibi", "ALiBi"), ("sqrt_log_n", "SqrtLogN"),
+    ({"class_path": "LogN", "init_args": {}}, "LogN"),
+    ([SCALE_INVARIANT, None, SCALE_INVARIANT], "scale-invariant + plain"),
+    (PATTERN, "scale-invariant in a window of 8 + SqrtLogN"),
+])  # fmt: skip
 def test_attention_labels(spec, label):
     assert attention_label(spec) == label
 

@@ -26,12 +26,12 @@ def curve_to(loss: float) -> np.ndarray:
 def train(study: Study, output: Path, final: Final) -> None:
     """Write all runs of both phases."""
     for run in study.tuning_runs():
-        write(output / run.name, run, final)
+        _write(output / run.name, run, final)
     for run in study.measured_runs(select(study, tune(study, output))):
-        write(output / run.name, run, final)
+        _write(output / run.name, run, final)
 
 
-def write(folder: Path, run: Trial, final: Final) -> None:
+def _write(folder: Path, run: Trial, final: Final) -> None:
     cost = cost_of(run)
     values = {**run.arm.varied.shown, **run.point.shown, "seed": run.seed.shown.get("seed", 0)}
     loss = final(run, values, cost.parameters, cost.tokens)

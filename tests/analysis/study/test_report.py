@@ -161,13 +161,6 @@ def test_a_recorded_report_is_computed_again_from_its_curves(page: Page, tmp_pat
         main(["--recompute", str(tmp_path)])
 
 
-def test_a_study_does_not_write_over_the_report_of_another(folder: Path) -> None:
-    report(trained(folder))
-    (folder / "other.yaml").write_text((folder / "study.yaml").read_text())
-    with pytest.raises(UserError, match="report of another study"):
-        main(["--config", "other.yaml", "--output", "out", "--report_only"])
-
-
 def test_a_study_notes_what_is_unfair_and_refuses_other_tokenizers(folder: Path) -> None:
     arms = {name: TWO[name] | {"settings": {"data.init_args.batch_size": size}}
             for name, size in (("gpt", 8), ("angpt", 16))}  # fmt: skip
@@ -180,12 +173,15 @@ def test_a_study_notes_what_is_unfair_and_refuses_other_tokenizers(folder: Path)
         write(results(study))
 
 
-def test_a_report_of_nothing_shows_markup_in_a_title_and_obeys_none(folder: Path) -> None:
+def test_a_report_of_nothing_obeys_no_markup_in_its_title_and_is_not_written_over(folder: Path) -> None:
     study = read_study(write_study(folder, title="<script>alert(1)</script>"), None)
     page = write(results(study))
-    assert "6 runs: 6 pending" in page.with_suffix(".md").read_text()
-    assert "GPT+, has no finished run yet" in page.with_suffix(".md").read_text()
+    for words in ("6 runs: 6 pending", "GPT+, has no finished run yet"):
+        assert words in page.with_suffix(".md").read_text()
     assert "<script>" not in page.read_text()
+    (folder / "study.yaml").rename(folder / "other.yaml")
+    with pytest.raises(UserError, match="report of another study"):
+        main(["--config", "other.yaml", "--output", "out", "--report_only"])
 
 
 def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Path) -> None:
