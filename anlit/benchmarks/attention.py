@@ -5,7 +5,9 @@ timed. Then they take turns in this one process.
 """
 
 import argparse
+from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -70,23 +72,15 @@ PRESETS = {
 """`tokens` is B·T at least; one sequence where T is more. `d_model` is H·D."""
 
 
-def shapes_of(given: argparse.Namespace) -> list[Shape]:
-    """The shapes from the shortest to the longest, so that a time limit leaves out the longest."""
-    return [
-        Shape(width, length, layout == "documents", max(1, given.d_model // width), max(1, given.tokens // length))
-        for length in given.lengths
-        for width in given.widths
-        for layout in given.layouts
-    ]
-
-
-def group_of(shape: Shape, given: argparse.Namespace, device: torch.device) -> Group:
-    """All entrants on one shape."""
-    layout = "documents" if shape.documents else "dense"
-    title = f"D {shape.width}, T {shape.length}, {layout}, {shape.batch} × {shape.heads} heads"
-    cases = [{"label": f"{mechanism}, {kernel}", "mechanism": mechanism, "kernel": kernel, "shape": shape._asdict()}
-             for mechanism, kernel in given.entrants]  # fmt: skip
-    return Group(title, partial(_build, shape, DTYPES[given.dtype], device), cases)
+def groups_of(given: argparse.Namespace, device: torch.device) -> Iterator[Group]:
+    """All entrants on each shape, from the shortest to the longest, so that a time limit leaves out the longest."""
+    for length, width, layout in product(given.lengths, given.widths, given.layouts):
+        n_heads, n_rows = max(1, given.d_model // width), max(1, given.tokens // length)
+        shape = Shape(width, length, layout == "documents", n_heads, n_rows)
+        cases = [{"label": f"{mechanism}, {kernel}", "mechanism": mechanism, "kernel": kernel,
+                  "shape": shape._asdict()} for mechanism, kernel in given.entrants]  # fmt: skip
+        title = f"D {width}, T {length}, {layout}, {n_rows} × {n_heads} heads"
+        yield Group(title, partial(_build, shape, DTYPES[given.dtype], device), cases)
 
 
 def _build(shape: Shape, dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row]) -> Ready:
@@ -131,6 +125,6 @@ def main(argv: list[str]) -> int:
         torch.set_flush_denormal(True)  # as a run does
     benchmark = Benchmark("attention", argv, given, device)
     benchmark.keep(peak_flops_per_second=matrix_peak(device, DTYPES[given.dtype]))
-    benchmark.measure(group_of(shape, given, device) for shape in shapes_of(given))
+    benchmark.measure(groups_of(given, device))
     benchmark.publish("first", {"error": lambda row: f"{max(row['error'].values()):.0e}"})
     return 0

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,18 +24,17 @@ from anlit.models.runtime import enough_memory
 SMALLER = "set a smaller --batch_size or --max_tokens, or give a shorter prompt"
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request for one continuation."""
+class Request(NamedTuple):
+    """A request for one continuation of a prompt of at least one token.
+
+    `sample` is its number among several continuations of this prompt; it chooses the random numbers.
+    """
 
     prompt: Sequence[int]
-    """At least one token."""
     sample: int = 0
-    """Which of several continuations of this prompt; it chooses the random numbers."""
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """What separates documents; a continuation ends with its document.
 
     Args:

@@ -12,7 +12,6 @@ The rest of the text sees the separator only if training texts did: if documents
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,17 +51,16 @@ ROW_GROUP = 1 << 17
 """Tokens in a row group, which is written at once."""
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """The scores of the tokens of one document, in order; each array is (n,)."""
+class Scores(NamedTuple):
+    """The scores of the tokens of one document, in order; each array is (n,), and what they are says `SCHEMA`.
+
+    A first token without context has a log-likelihood of NaN and a rank of 0.
+    """
 
     tokens: np.ndarray
     log_likelihood: np.ndarray
-    """float32, nats; NaN for a first token without context."""
     rank: np.ndarray
-    """int32, 1 if the token was the most probable; 0 if it was not scored."""
     n_context: np.ndarray
-    """int32, the number of tokens of the document that the model saw before it."""
 
 
 class Window(NamedTuple):

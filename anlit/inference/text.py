@@ -61,13 +61,11 @@ class CheckpointTokenizer:
 
 
 def text_of(checkpoint: Checkpoint, tokenizer: str | None = None) -> CheckpointTokenizer:
-    """The tokenizer of a checkpoint: the named one, else that of its run or exported folder, else that of its data.
+    """The tokenizer of a checkpoint: the named one (a tokenizer.json, or a folder or address that has it), else that of
+    its run or exported folder, else that of its data.
 
     The separator of documents is that of the training data; if the checkpoint does not name these, that of the manifest
     beside the tokenizer.
-
-    Args:
-        tokenizer: A tokenizer.json, or a folder or address that has one; None to find it.
 
     Raises:
         MissingTokenizerError: There is none.
