@@ -34,26 +34,18 @@ BATCH_TOKENS = 4096
 """Tokens in a batch: enough short sequences for efficient matrix products."""
 COPIES = 16
 """Sequences of random tokens and their copy."""
-COLUMNS = {
-    "entropy": ("entropy (nats)", 2),
-    "inverse_largest_weight": ("1/w_max", 1),
-    "participation": ("Σw²", 4),
-    "attention_sink": ("first token", 3),
-    "weight_latest_100": ("last 100", 3),
-    "squared_average": ("‖Σwv‖ /‖v‖", 3),
-    "orthogonal": ("√Σw²", 3),
+COLUMNS: dict[str, tuple[str, int, str]] = {
+    "entropy": ("entropy (nats)", 2, "entropy (nats)"),
+    "inverse_largest_weight": ("1/w_max", 1, "1/w_max (keys)"),
+    "participation": ("Σw²", 4, "Σw²"),
+    "attention_sink": ("first token", 3, "weight on the first token"),
+    "weight_latest_100": ("last 100", 3, "weight on the last 100 tokens"),
+    "squared_average": ("‖Σwv‖ /‖v‖", 3, "‖Σwv‖ / ‖v‖, root mean squares"),
+    "orthogonal": ("√Σw²", 3, ""),
 }
-"""Statistic: title and decimals in the table."""
+"""Statistic: title and decimals in the table, and the title of its panel, if it has one."""
+PANELS = {name: panel for name, (_, _, panel) in COLUMNS.items() if panel}
 NOT_PRINTED = "participation"  # the terminal's table has its root, and must fit into 80 columns
-PANELS = {
-    "entropy": "entropy (nats)",
-    "inverse_largest_weight": "1/w_max (keys)",
-    "participation": "Σw²",
-    "attention_sink": "weight on the first token",
-    "weight_latest_100": "weight on the last 100 tokens",
-    "squared_average": "‖Σwv‖ / ‖v‖, root mean squares",
-}
-"""Statistic: title of its panel."""
 LOGARITHMIC = ("inverse_largest_weight", "participation", "squared_average")
 HEADS = "line: mean over heads; band: from the smallest to the largest head"
 MOST_NUMBERS = 12
@@ -108,7 +100,7 @@ class Diagnose(Evaluation):
             low, high = last_bin(own)
             parts += [
                 f"## Sequences of {own['length']:,} tokens\n\n{own['tokens']:,} tokens read.",
-                markdown_table(["layer", *(title for title, _ in COLUMNS.values())], rows(own)),
+                markdown_table(["layer", *(title for title, *_ in COLUMNS.values())], rows(own)),
                 DEFINITIONS.format(low=low, high=high),
             ]
         parts += [f"## Copying\n\n{line}" for line in copied]
@@ -121,7 +113,7 @@ class Diagnose(Evaluation):
         draws = {"statistics": statistics_figure, "ranges": ranges_figure, "heads": heads_figure}
         figures = {f"{name}.png": partial(draw, longest, checkpoint["training_length"]) for name, draw in draws.items()}
         low, high = last_bin(longest)
-        printed = {name: title for name, (title, _) in COLUMNS.items() if name != NOT_PRINTED}
+        printed = {name: title for name, (title, *_) in COLUMNS.items() if name != NOT_PRINTED}
         body = [[row[0], *(cell.partition(" [")[0] for cell in row[1:])] for row in rows(longest, printed)]
         head = ["layer", *(title.replace(" ", "\n") for title in printed.values())]
         table = Table(f"{checkpoint['label']}: n = {low:,} to {high:,}, means over heads", head, body)
