@@ -92,9 +92,10 @@ class TokenStream(BlockStream):
 
     def batch(self, number: int) -> Blocks:
         first, count = self.first_draw(number), self.share.batch_size
-        if first >= self._look_ahead_at and any(store.cache for store in self.stores):
+        if first >= self._look_ahead_at:
             self._look_ahead_at = first + DRAWS_AHEAD // 16
-            self._fetch_ahead(first)
+            if any(store.cache for store in self.stores):
+                self._fetch_ahead(first)
         sources, blocks = self.order.draw(first, count)
         if len(self.stores) == 1:
             return Blocks(self.stores[0].read_blocks(blocks, self.length), None)
