@@ -95,13 +95,6 @@ def test_the_format_follows_from_the_name() -> None:
     assert in_parts == ["b.jsonl", "c.parquet", "a.JSONL"]  # the others cannot be entered in the middle
 
 
-def test_a_fault_in_a_late_part_names_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    lines = LINES.splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:150], b"not JSON\n", *lines[150:]]))
-    assert problems(records(path, part_bytes=2000)) == [("line 151", "not_json")]
-
-
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 def test_compressed_text_is_one_document(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a.txt{ending}"

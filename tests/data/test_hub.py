@@ -203,25 +203,17 @@ def test_something_else_nobody_who_answers_and_nobody_there(server: Hub, monkeyp
         HubFiles("allenai/c4").listing()
 
 
-@pytest.mark.parametrize(
-    ("offline", "says"),
-    [(True, "HF_HUB_OFFLINE is set, so the dataset cerebras/SlimPajama-627B is not fetched: unset it"),
-     (False, "The hub fails to give the dataset cerebras/SlimPajama-627B (status 503)")],
-)  # fmt: skip
 def test_a_hub_that_is_not_there(
-    offline: bool, says: str, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By the command, which works in the same place when the hub is there again."""
     command = ["prepare", "SlimPajama", "--output", str(tmp_path / "out")]
-    server.refusal = (503, "")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert main(command) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f"anlit: error: {says}")
-    assert line.endswith("prepare from a local copy with --source DIR.")
+    said = "HF_HUB_OFFLINE is set, so the dataset cerebras/SlimPajama-627B is not fetched: unset it, or"
+    assert line == f"anlit: error: {said} prepare from a local copy with --source DIR."
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    server.refusal = None
     assert main(command) == 0
 
 

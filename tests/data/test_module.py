@@ -1,7 +1,6 @@
 """Reading prepared shards: the stream, and what the module tells about them."""
 
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,6 @@ def test_training_gives_every_block_once_before_any_again(prepared: str, streams
 def test_without_shuffling_the_tokens_come_as_they_lie(prepared: str, streams: dict[str, np.ndarray]) -> None:
     targets = counted(ready(prepared, shuffle=False).train_dataloader())
     assert targets == streams["train"][1 : 1 + 179 * 4 * LENGTH].tolist()
-
-
-def test_devices_share_the_stream(prepared: str) -> None:
-    alone = blocks_of(list(ready(prepared, batch_size=6).train_dataloader()))
-    loaders = [with_trainer(prepared, rank, 3, batch_size=2).train_dataloader() for rank in range(3)]
-    assert {len(loader) for loader in loaders} == {len(alone) // 6}
-    assert [row for batches in zip(*loaders, strict=True) for row in blocks_of(list(batches))] == alone
 
 
 def test_reading_draws_no_random_numbers_of_the_model(prepared: str) -> None:
@@ -133,20 +125,6 @@ def test_what_the_module_tells(prepared: str, tiny_shards: str) -> None:
     with_one = TokenShards(tiny_shards)
     assert with_one.tokenizer.get_vocab_size() == 320
     assert with_one.tokenizer.encode("<|endoftext|>").ids != [with_one.manifest["end_of_document"]]
-
-
-def test_another_tokenizer_in_the_folder(tiny_shards: str, tmp_path: Path) -> None:
-    shutil.copytree(tiny_shards, tmp_path / "own")
-    file = tmp_path / "own" / "tokenizer.json"
-    file.write_text(file.read_text().replace('"special": true', '"special": false'))
-    data = TokenShards(str(tmp_path / "own"), context_length=LENGTH)
-    said = r"^.*own/tokenizer\.json is not the tokenizer that made the tokens .*: put that one back\.$"
-    with pytest.raises(UserError, match=said):
-        _ = data.tokenizer
-    with pytest.raises(UserError, match=said):
-        data.setup("fit")
-    file.unlink()
-    data.setup("fit")
 
 
 def test_validation_at_a_longer_context_than_training(prepared: str) -> None:

@@ -279,14 +279,6 @@ def test_a_bad_line_stops_or_is_skipped(
     assert_holds(Path("out"), {"train/RedPajamaC4": good, "val/RedPajamaC4": ["val"]})
 
 
-def test_only_the_first_thousand_places_are_listed(tokenizer: str, tmp_path: Path, out: Path) -> None:
-    write_slimpajama(tmp_path / "hub", json_lines(["good", *[""] * 3000]))
-    recipe = recipe_of("SlimPajama", tmp_path / "hub", {"task_bytes": 1_000_000}, tokenizer=tokenizer)
-    skipped = make(out, recipe, skip_bad=True)["skipped"]["empty"]
-    assert skipped["count"] == 3000
-    assert skipped["listed"] == [f"train/chunk1/a.jsonl, line {number}" for number in range(2, 1002)]
-
-
 def test_what_was_done_before_a_bad_document_is_kept(tokenizer: str, tmp_path: Path, out: Path) -> None:
     """The file is cut into parts; its line is counted from the file's beginning."""
     lines = json_lines(list(documents(60, seed=3))[10:])
