@@ -13,6 +13,38 @@ from anlit.data.module import TokenShards
 from anlit.targets import IGNORED
 
 LENGTH = 64
+Rows = list[tuple[int, ...]]
+
+
+class CrashError(Exception):
+    """What ends an interrupted run."""
+
+
+class Recorder(L.LightningModule):
+    """One weight, and a record of the sequences it was trained on, of this device, and of validation's lengths."""
+
+    context_length = LENGTH
+    vocab_size = 320
+
+    def __init__(self, crash_after: int = -1) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.crash_after = crash_after
+        self.seen: list[Rows] = []
+        self.validated: set[int] = set()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        if len(self.seen) == self.crash_after:
+            raise CrashError
+        self.seen.append([tuple(row) for row in blocks_of([batch])])
+        return self.weight.sum() * batch.tokens.float().mean()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.validated.add(batch.tokens.shape[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        assert self.trainer.estimated_stepping_batches > 0  # Lightning opens the loaders for this
+        return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
 def quiet_trainer(**options: Any) -> L.Trainer:

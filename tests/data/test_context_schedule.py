@@ -3,60 +3,42 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
-import torch
 
-from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from tests.data.modules import LENGTH, quiet_trainer, ready
+from tests.data.modules import LENGTH, Recorder, quiet_trainer, ready
 
 SCHEDULE = {0: 16, 2: 32, 5: LENGTH}
-SHAPES = [(0, (16, 16)), (1, (16, 16)), (2, (8, 32)), (3, (8, 32)), (4, (8, 32)), (5, (4, 64))]
+SHAPES = [(16, 16), (16, 16), (8, 32), (8, 32), (8, 32), (4, 64)]
 
 
-class Lengths(L.LightningModule):
-    """Records the shapes and targets that it is trained and validated on."""
-
-    context_length = LENGTH
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-        self.seen: list[tuple[int, tuple[int, ...]]] = []
-        self.validated: set[int] = set()
-        self.targets: list[int] = []
-
-    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        self.seen.append((self.global_step, tuple(batch.tokens.shape)))
-        self.targets += batch.targets.flatten().tolist()
-        return self.weight.sum()
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.validated.add(batch.tokens.shape[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-def fit(path: str, schedule: Any, start: Path | None = None, save: Path | None = None, **trainer: Any) -> Lengths:
-    model, fitting = Lengths(), quiet_trainer(**{"max_steps": 6, "val_check_interval": 3, **trainer})
+def fit(path: str, schedule: Any, start: Path | None = None, save: Path | None = None, **trainer: Any) -> Recorder:
+    model, fitting = Recorder(), quiet_trainer(**{"max_steps": 6, "val_check_interval": 3, **trainer})
     fitting.fit(model, TokenShards(path, 4, context_schedule=schedule), ckpt_path=start)
     if save is not None:
         fitting.save_checkpoint(save)
     return model
 
 
+def shapes(model: Recorder) -> list[tuple[int, int]]:
+    """(B, T) of each batch."""
+    return [(len(rows), len(rows[0]) - 1) for rows in model.seen]
+
+
+def targets(model: Recorder) -> list[int]:
+    return [token for rows in model.seen for row in rows for token in row[1:]]
+
+
 def test_context_schedule_cuts_the_same_tokens_by_optimizer_steps(prepared: str, tmp_path: Path) -> None:
     model = fit(prepared, SCHEDULE)
-    assert model.seen == SHAPES
+    assert shapes(model) == SHAPES
     assert model.validated == {LENGTH}
-    assert model.targets == fit(prepared, None).targets
+    assert targets(model) == targets(fit(prepared, None))
     accumulated = fit(prepared, SCHEDULE, accumulate_grad_batches=2)
-    assert accumulated.seen == [step for step in SHAPES for _ in range(2)]
+    assert shapes(accumulated) == [shape for shape in SHAPES for _ in range(2)]
     first = fit(prepared, SCHEDULE, save=tmp_path / "3.ckpt", max_steps=3)
-    assert first.seen + fit(prepared, SCHEDULE, tmp_path / "3.ckpt").seen == SHAPES
+    assert shapes(first) + shapes(fit(prepared, SCHEDULE, tmp_path / "3.ckpt")) == SHAPES
 
 
 @pytest.mark.parametrize(

@@ -11,55 +11,21 @@ from typing import Any
 import lightning as L
 import numpy as np
 import pytest
-import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 
-from anlit.data.batch import Batch
 from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from tests.data.devices import on_two_devices
-from tests.data.modules import all_blocks, quiet_trainer
+from tests.data.modules import LENGTH, CrashError, Recorder, Rows, all_blocks, quiet_trainer
 
-LENGTH = 64
 BATCH = 48
 EPOCH = 14  # batches of 48 in 718 blocks; 46 blocks are left over for the next
 STEPS = 3 * EPOCH
 BY_STEPS, BY_EPOCHS = {"max_steps": STEPS}, {"max_epochs": 3, "max_steps": -1}
 
 
-class CrashError(Exception):
-    """What ends an interrupted run."""
-
-
-class Recorder(L.LightningModule):
-    """One weight, and a record of the sequences it was trained on, of this device."""
-
-    context_length = LENGTH
-    vocab_size = 320
-
-    def __init__(self, crash_after: int = -1) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-        self.crash_after = crash_after
-        self.seen: list[list[tuple[int, ...]]] = []
-
-    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        if len(self.seen) == self.crash_after:
-            raise CrashError
-        self.seen.append([tuple(row) for row in torch.cat([batch.tokens, batch.targets[:, -1:]], dim=1).tolist()])
-        return self.weight.sum() * batch.tokens.float().mean()
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        pass
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        assert self.trainer.estimated_stepping_batches > 0  # Lightning opens the loaders for this
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-Rows = list[tuple[int, ...]]
 Data = Callable[..., TokenShards]
 
 

@@ -77,12 +77,7 @@ class BlockStream(IterableDataset):
 
 
 class TokenStream(BlockStream):
-    """The endless stream of a corpus's blocks: global batch g has the draws [start + g·B·W, start + (g + 1)·B·W).
-
-    Args:
-        stores: of the order's sources.
-        length: T.
-    """
+    """The endless stream of a corpus's blocks: global batch g has the draws [start + g·B·W, start + (g + 1)·B·W)."""
 
     def __init__(self, stores: Sequence[TokenStore], order: MixtureOrder, length: int, share: Share) -> None:
         self.stores, self.order, self.length, self.share = list(stores), order, length, share

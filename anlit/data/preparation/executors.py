@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 
@@ -24,23 +24,19 @@ CONTACT_SECONDS = 10
 PR_SET_PDEATHSIG = 1  # Linux sends a process this signal when the one that has started it ends (prctl(2))
 
 
-def run_tasks(job: Job, tasks: Sequence[Task], done: Sequence[Task], workers: int, cluster: str | None) -> None:
-    """Encode `tasks` in any order and show how far it is.
+def run_tasks(job: Job, is_done: Mapping[Task, bool], workers: int, cluster: str | None) -> None:
+    """Encode the tasks that are not done, in any order, and show how far it is; errors are those of `encode_task`.
 
     Args:
-        done: the others of the corpus, for the display.
-        workers: processes on this machine; with fewer than two, this process does the work.
-        cluster: address of a Dask scheduler, whose workers see the same files.
-
-    Raises:
-        UserError: a source file or a document cannot be used, or there is no such cluster.
-        OSError: a file cannot be read or written.
-        BrokenProcessPool: a worker was killed.
+        workers: processes on this machine; with fewer than two, this process does the work. One that is killed raises
+            BrokenProcessPool.
+        cluster: address of a Dask scheduler, whose workers see the same files; UserError if there is none.
     """
+    tasks = [task for task, done in is_done.items() if not done]
     workers = min(workers, len(tasks))
     parts_left = Counter(piece.file for task in tasks for piece in task.pieces)
     alone = nullcontext() if workers < 2 else _processes(workers)
-    with alone if cluster is None else _cluster(cluster) as executor, _Progress(tasks, done) as progress:
+    with alone if cluster is None else _cluster(cluster) as executor, _Progress(is_done) as progress:
         for task, n_tokens in _results(executor, job, tasks):
             progress.count(task, n_tokens)
             for piece in task.pieces:
@@ -117,13 +113,14 @@ def _cluster(address: str) -> Iterator[Executor]:
 class _Progress(rich_progress.Progress):
     """A bar on a terminal, a line every half minute in a log: files, tokens, their rate and the time that is left."""
 
-    def __init__(self, tasks: Sequence[Task], done: Sequence[Task]) -> None:
+    def __init__(self, is_done: Mapping[Task, bool]) -> None:
+        done = [task for task in is_done if is_done[task]]
         columns = (rich_progress.BarColumn(), rich_progress.DownloadColumn(), "{task.description}")
         left = rich_progress.TimeRemainingColumn(elapsed_when_finished=True)
         super().__init__(*columns, left, console=console(stderr=True), disable=not sys.stderr.isatty())
-        self.n_done, self.n_files, self.n_tokens = _files(done), round(_files(done) + _files(tasks)), 0
+        self.n_done, self.n_files, self.n_tokens = _files(done), round(_files(is_done)), 0
         self.last_line = time.monotonic()
-        self.add_task("", total=sum(task.size for task in [*done, *tasks]), completed=sum(task.size for task in done))
+        self.add_task("", total=sum(task.size for task in is_done), completed=sum(task.size for task in done))
 
     def count(self, task: Task, tokens: int) -> None:
         """One task more is done."""
@@ -137,6 +134,6 @@ class _Progress(rich_progress.Progress):
             say(f"{bar.percentage:.1f}%, {counts}, {(bar.time_remaining or 0) / 60:,.0f} min left")
 
 
-def _files(tasks: Sequence[Task]) -> float:
+def _files(tasks: Iterable[Task]) -> float:
     """How many files the tasks have; a part of one counts as much as it is of it."""
     return sum(1 / piece.parts for task in tasks for piece in task.pieces)

@@ -57,13 +57,9 @@ class RunOptions:
 
 
 def prepare(path: str | Path, recipe: Recipe, options: RunOptions | None = None) -> dict[str, Any]:
-    """Make `path` the prepared folder of `recipe`: begin it, go on, or do again what is missing in it.
+    """Make `path` the prepared folder of `recipe`: begin it, go on, or do again what is missing in it; its manifest.
 
-    Returns:
-        The manifest.
-
-    Raises:
-        UserError: the folder holds something else; a source or a document cannot be used; the disk is full.
+    Raises UserError if the folder holds something else, a source or a document cannot be used, or the disk is full.
     """
     options = options or RunOptions()
     target = Path(path)
@@ -148,12 +144,10 @@ def _make(target: Path, recipe: Recipe, options: RunOptions) -> None:
     fetching = recipe if isinstance(recipe.source, HubFiles) else replace(recipe, source=Source())
     job = Job(target, fetching, plan["tokenizer_sha256"], vocab_size, end_of_document, options.skip_bad)
     tasks = tasks_of(listing.files, recipe)
-    done = [task for task in tasks if _is_done(job, task, options.verify)]
-    numbers = {task.number for task in done}
+    done = {task: _is_done(job, task, options.verify) for task in tasks}
     say(f"Preparing {recipe.corpus}: {len(listing.files):,} files, {sum(task.size for task in tasks) / 1e6:,.1f} MB.")
     (target / MANIFEST).unlink(missing_ok=True)  # a folder that is mended is unfinished until its end
-    left = [task for task in tasks if task.number not in numbers]
-    run_tasks(job, left, done, options.workers or cores(), options.cluster)
+    run_tasks(job, done, options.workers or cores(), options.cluster)
     records = [read_record(target, task.number) for task in tasks]
     manifest = publish(job, plan, listing, [record for record in records if record], options.command)
     parts = [f"{manifest[split]['tokens']:,} tokens in {split}" for split in manifest["splits"]]
@@ -244,11 +238,7 @@ def _training_texts(target: Path, recipe: Recipe, listing: Listing) -> Iterator[
 
 
 def _is_done(job: Job, task: Task, checksums: bool) -> bool:
-    """Whether a task has its record and its chunks; UserError for a file that is younger and has another content.
-
-    Args:
-        checksums: compare those of the chunks, too.
-    """
+    """Whether a task has its record and its chunks; UserError for a file that is younger and has another content."""
     record = read_record(job.folder, task.number)
     if record is None or len(record["files"]) != len(task.pieces):
         return False

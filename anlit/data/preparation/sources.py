@@ -59,8 +59,7 @@ class Source:
 class LocalFiles(Source):
     """A folder that holds the corpus in the hub's own layout (or any files of a format that can be read).
 
-    Args:
-        layouts: which files, as globs under it: those of the first layout that has any.
+    A layout is a list of globs under it; the files are those of the first layout that has any.
     """
 
     def __init__(self, root: str | Path, *layouts: Sequence[str]) -> None:
@@ -88,7 +87,6 @@ class DistinctTexts(Source):
 
     Args:
         paths: the files, by labels that do not depend on where the corpus lies.
-        val_fraction: part of the documents that is held out for validation, in (0, 1).
         nothing: the error about a corpus without any files.
     """
 

@@ -30,12 +30,8 @@ def parts_of(name: str, size: int, part_bytes: int) -> int:
 def read_file(name: str, path: Path, columns: Columns, part: int = 0, parts: int = 1) -> Iterator[Record]:
     """The records of one part of a file, in order; all parts together have every record once.
 
-    Streamed: memory is bounded by a few times the longest document.
-
-    Args:
-        name: the ending says what the file is.
-        path: where it lies.
-        parts: 1, or what `parts_of` says.
+    Streamed: memory is bounded by a few times the longest document. The ending of `name` says what the file is; `parts`
+    is 1 or what `parts_of` says.
     """
     if name.lower().endswith(".parquet"):
         return parquet.read(path, columns, part, parts)
