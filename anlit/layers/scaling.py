@@ -9,12 +9,7 @@ from anlit.layers.sharded import replicated_like
 def scale_queries_and_keys(q: Tensor, k: Tensor, s_qk: Tensor) -> tuple[Tensor, Tensor]:
     """q ∘ s_qk and k ∘ s_qk, per head and dimension ([nGPT], section 2.3.2); shapes and dtype stay.
 
-    Heads that share keys have each their own s_qk. Then q takes all of it: (q ∘ s)·(k ∘ s) = (q ∘ s²)·k.
-
-    Args:
-        q: (B, H, T, D).
-        k: (B, G, T, D).
-        s_qk: (H·D,).
+    Heads that share keys have each their own s_qk, (H·D,). Then q takes all of it: (q ∘ s)·(k ∘ s) = (q ∘ s²)·k.
     """
     s = s_qk.view(q.shape[1], 1, -1)
     if q.shape[1] == k.shape[1]:
@@ -27,9 +22,6 @@ class ScalingVector(nn.Module):
 
     Adam moves every entry of ŝ by about the learning rate, so s moves by lr · init / scale: `scale` sets how
     fast this vector learns relative to the matrices.
-
-    Raises:
-        ValueError: `scale` is not positive.
     """
 
     def __init__(self, width: int, init: float, scale: float) -> None:

@@ -19,16 +19,8 @@ from anlit.attention.selection import Selections
 from anlit.errors import UserError
 from anlit.layers.sharded import full_tensor
 from anlit.lightning_internals import completes_step, is_logged, is_made_by_cli, trainer_of
+from anlit.models import continuing
 from anlit.models.config import DecoderConfig
-from anlit.models.continuing import (
-    changes,
-    check_changes,
-    group_settings,
-    refuse_other_shapes,
-    run_settings,
-    take_group_settings,
-    without_paths,
-)
 from anlit.models.kernel_selection import select_at_first_batch, use_saved
 from anlit.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.optim.schedule import Schedule
@@ -114,7 +106,7 @@ class LanguageModel(L.LightningModule):
         self._warm_starts = warm_starts(self.model)
         if self.is_continued:
             scheduler: Any = self.lr_schedulers()
-            take_group_settings(self.trainer.optimizers[0], scheduler, self._configured_groups)
+            continuing.take_group_settings(self.trainer.optimizers[0], scheduler, self._configured_groups)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Logs the loss of the whole step at its last micro-batch, and before that the loss of the micro-batch."""
@@ -164,7 +156,7 @@ class LanguageModel(L.LightningModule):
             optimizer = self.make_optimizer(parameter_groups(self.model))
         except ValueError as error:
             raise UserError(f"model.optimizer: {error}") from error
-        self._configured_groups = group_settings(optimizer)
+        self._configured_groups = continuing.group_settings(optimizer)
         n_steps = self.trainer.max_steps if self.trainer.max_steps > 0 else int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, n_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -222,7 +214,7 @@ class LanguageModel(L.LightningModule):
             "version": anlit.__version__,
             "data": data.fingerprint if data is not None else None,
             "family": self.family,
-            "run": run_settings(self.trainer),
+            "run": continuing.run_settings(self.trainer),
             "attention": final.as_plain() if final is not None else None,
         }
 
@@ -235,7 +227,8 @@ class LanguageModel(L.LightningModule):
                 f"the checkpoint in ckpt_path holds a {record['architecture']}, but the configuration's model is "
                 f"{type(self).__name__}: set --model {record['architecture']} or choose another checkpoint"
             )
-        checkpoint["callbacks"] = without_paths(checkpoint.get("callbacks", {}))  # callbacks read them after this
+        callbacks = checkpoint.get("callbacks", {})  # which read their states after this
+        checkpoint["callbacks"] = continuing.without_paths(callbacks)
         self.family = record.get("family")
         data = self._data()
         then, now = record["data"], data.fingerprint if data is not None else None
@@ -252,11 +245,12 @@ class LanguageModel(L.LightningModule):
     def _continue_from(self, checkpoint: dict[str, Any]) -> None:
         """Compare the settings with the checkpoint's. A strategy that loads the weights itself leaves them out."""
         then = {"model": checkpoint.get("hyper_parameters", {}), **checkpoint["anlit"].get("run", {})}
-        now = {"model": to_plain_values(dict(self.hparams)), **run_settings(self.trainer)}
-        changed = list(changes(then, now))
-        line = check_changes(changed, self.trainer.ckpt_path, self.accept_changes)
+        now = {"model": to_plain_values(dict(self.hparams)), **continuing.run_settings(self.trainer)}
+        changed = list(continuing.changes(then, now))
+        path = self.trainer.ckpt_path
+        line = continuing.check_changes(changed, path, self.accept_changes)
         if "state_dict" in checkpoint:
-            refuse_other_shapes(checkpoint["state_dict"], self.state_dict(), f"ckpt_path={self.trainer.ckpt_path}")
+            continuing.refuse_other_shapes(checkpoint["state_dict"], self.state_dict(), f"ckpt_path={path}")
         if line and not self.is_continued:
             rank_zero_only(_log.info)(line)
         self.is_continued = True

@@ -123,7 +123,7 @@ def check(
 ) -> None:
     """`backend` against the readable one in float64, both with the numbers as `dtype` rounds them.
 
-    A perfect kernel, see `perfect.py`, has at most about half of the bounds in bfloat16.
+    A kernel that rounds nothing but what the matrix units take has at most about half of the bounds in bfloat16.
     """
     B, H, T, D = shape
     mechanism, reference = (windowed(MECHANISMS[name], kind).for_layer(H, D, 0) for _ in range(2))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from anlit import GPT, ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
-from anlit.attention.backends import BACKENDS, candidates, choose, default_backend, flash, flex, sdpa, triton
+from anlit.attention.backends import BACKENDS, candidates, choose, default_backend, flash, flex, triton
 from anlit.attention.selection import mechanism_name
 from anlit.errors import UserError
 from tests.attention.examples import SHIPPED
@@ -159,27 +159,6 @@ def test_what_this_device_cannot_do_is_refused_at_the_first_forward_pass() -> No
     for name, message in (("flash", sentence), ("flex", "no backward pass on CPU")):
         with pytest.raises(UserError, match=message):
             tiny(GPT, backend=name)(random_tokens(2, 16))
-
-
-def test_the_choice_follows_device_precision_and_need_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[torch.dtype, bool]] = []
-
-    def unsupported_reason(mechanism, q=None) -> str | None:
-        if q is not None:
-            assert q.shape == (1, 2, 16, 16)
-            asked.append((q.dtype, q.requires_grad))
-        return None
-
-    monkeypatch.setattr(sdpa, "unsupported_reason", unsupported_reason)
-    model = tiny(GPT, n_layers=1)
-    tokens = random_tokens(2, 16)
-    for _ in range(2):
-        model(tokens)
-        with torch.no_grad():
-            model(tokens)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            model(tokens)
-    assert asked == [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)]
 
 
 def test_the_form_of_a_mechanism_tells_its_window_and_what_is_learned() -> None:

@@ -8,13 +8,7 @@ from anlit.targets import IGNORED
 
 
 def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy in nats per counted token, and the same plus z_loss · mean(log Z)².
-
-    Args:
-        logits: (B, T, V).
-        targets: (B, T), −100 where a token does not count.
-        z_loss: Weight of the squared log-partition (arXiv 2204.02311).
-    """
+    """Mean cross-entropy of logits (B, T, V) in nats per counted token, and the same plus z_loss · mean(log Z)²."""
     logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
     counted = targets != IGNORED
     n_counted = counted.sum().clamp_min(1)  # no target at all: a loss of 0, not NaN

@@ -138,16 +138,9 @@ def shared(vectors: Vectors, head: int, s: Settings) -> Tensor:
 
 
 def attend(
-    q: Heads,
-    k: Heads,
-    v: Heads,
-    x: Vectors,
-    ids: Sequence[int] | None,
-    block: Block,
-    layer: Layer,
-    s: Settings,
+    q: Heads, k: Heads, v: Heads, x: Vectors, ids: Sequence[int] | None, block: Block, layer: Layer, s: Settings,
     norm: Callable[[Tensor, str], Tensor],
-) -> Vectors:
+) -> Vectors:  # fmt: skip
     """Per position, the heads' averages of v side by side, as they go into W_o.
 
     `x` is what the gates read; `norm` is the architecture's norm, called with a vector and the name of its gain.
@@ -318,12 +311,9 @@ def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Sequence[int] | None, 
 
 
 def run(
-    architecture: Callable[..., Tensor],
-    parameters: dict[str, Tensor],
-    tokens: Tensor,
-    document_ids: Tensor | None,
+    architecture: Callable[..., Tensor], parameters: dict[str, Tensor], tokens: Tensor, document_ids: Tensor | None,
     settings: Settings,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """tokens (B, T) → logits (B, T, V), and the embedded input (B, T, d), which keeps its gradient."""
     embedded = parameters["embedding.weight"][tokens]
     embedded.retain_grad()

@@ -141,15 +141,9 @@ def compare(actual: Result, expected: Result, tolerance: float, what: str) -> No
 
 
 def check(
-    architecture,
-    mechanism: str = "plain",
-    positions: str = "rope half",
-    masked: bool = True,
-    qk_norm: bool = True,
-    d_ff: int | None = None,
-    tolerance: float = 1e-9,
-    **others,
-) -> None:
+    architecture, mechanism: str = "plain", positions: str = "rope half", masked: bool = True, qk_norm: bool = True,
+    d_ff: int | None = None, tolerance: float = 1e-9, **others,
+) -> None:  # fmt: skip
     """Each back end that can do the mechanism against `naive.py`; `others` are settings of both."""
     changes = {"document_masking": masked, "qk_norm": qk_norm, "d_ff": d_ff, **others}
     eager = build(architecture, mechanism, positions, "eager", **changes)

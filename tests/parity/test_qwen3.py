@@ -34,20 +34,13 @@ def qwen_name(name: str) -> str:
 
 
 def qwen3(d_ff: int, eps: float) -> torch.nn.Module:
+    n_heads, d_model = SIZE["n_heads"], SIZE["d_model"]
     config = transformers.Qwen3Config(
-        vocab_size=SIZE["vocab_size"],
-        hidden_size=SIZE["d_model"],
-        intermediate_size=d_ff,
-        num_hidden_layers=SIZE["n_layers"],
-        num_attention_heads=SIZE["n_heads"],
-        num_key_value_heads=SIZE["n_heads"],
-        head_dim=SIZE["d_model"] // SIZE["n_heads"],
-        rms_norm_eps=eps,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=False,
-        attention_bias=False,
-        attn_implementation="eager",
-    )
+        vocab_size=SIZE["vocab_size"], hidden_size=d_model, intermediate_size=d_ff, num_hidden_layers=SIZE["n_layers"],
+        num_attention_heads=n_heads, num_key_value_heads=n_heads, head_dim=d_model // n_heads, rms_norm_eps=eps,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, tie_word_embeddings=False,
+        attention_bias=False, attn_implementation="eager",
+    )  # fmt: skip
     return transformers.Qwen3ForCausalLM(config).float()
 
 
@@ -56,9 +49,7 @@ def qwen3(d_ff: int, eps: float) -> torch.nn.Module:
 def test_gpt_is_qwen3(d_ff, backend) -> None:
     model = jolt(tiny(GPT, positions=RoPE(fraction=1.0), d_ff=d_ff, backend=backend, init_std=0.2, norm_eps=1e-3)).model
     reference = qwen3(d_ff or 4 * SIZE["d_model"], 1e-3)
-    missing = reference.load_state_dict({qwen_name(name): p.detach() for name, p in model.named_parameters()})
-    assert not missing.missing_keys
-    assert not missing.unexpected_keys
+    reference.load_state_dict({qwen_name(name): p.detach() for name, p in model.named_parameters()})
     tokens, targets = random_tokens(3, 24), random_tokens(3, 24, seed=1)
 
     logits, expected = model(tokens), reference(tokens).logits

@@ -7,15 +7,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from anlit.attention.backends.eager import (
-    QUERIES_PER_BLOCK,
-    by_blocks,
-    distance_tables,
-    distances,
-    first_key,
-    masked_bias,
-    with_gain,
-)
+from anlit.attention.backends import eager
+from anlit.attention.backends.eager import distance_tables, distances, masked_bias, with_gain
 from anlit.attention.documents import Documents
 from anlit.attention.groups import repeat_kv
 from anlit.attention.mechanism import Mechanism
@@ -36,7 +29,7 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
     """Make the mask that the layers share, if it is one block of `attend`'s."""
-    if documents.are_masked and documents.device.type != "cpu" and documents.length <= QUERIES_PER_BLOCK:
+    if documents.are_masked and documents.device.type != "cpu" and documents.length <= eager.QUERIES_PER_BLOCK:
         documents.mask(mechanism.window)
 
 
@@ -58,12 +51,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
         return _call(q, k, v, _bias(m, window, length, q), dropout)
 
     def block(first: int, q: Tensor, k: Tensor, v: Tensor, m: Tensor | None) -> Tensor:
-        begin, end = first_key(first, window), first + q.shape[-2]
+        begin, end = eager.first_key(first, window), first + q.shape[-2]
         t = distances(q.shape[-2], end - begin, q.device)
         mask = masked_bias(m, t, documents, window, first, q.dtype)
         return fused(q, k[..., begin:end, :], v[..., begin:end, :], mask, dropout)
 
-    return by_blocks(block, q, k, v, m)
+    return eager.by_blocks(block, q, k, v, m)
 
 
 def _one_by_one(
