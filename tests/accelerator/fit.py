@@ -24,14 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import anlit
 from anlit.data.batch import Batch
-from anlit.training.callbacks import (
-    BestCheckpoint,
-    LastCheckpoint,
-    NormMonitor,
-    RandomState,
-    StopOnNonFinite,
-    Throughput,
-)
+from anlit.training import callbacks as ours
 from anlit.training.loggers import CSVLogger
 from tests.accelerator.device import NAME, on_device, register
 from tests.models.tiny import tiny
@@ -147,25 +140,15 @@ def waits_of(model: L.LightningModule, device: torch.device) -> dict[int, list[s
     with tempfile.TemporaryDirectory() as run_dir, FakeTensorMode(allow_non_fake_inputs=True), waits:
         on_device(model.model)
         batch = Batch(*(torch.empty(BATCH, LENGTH, dtype=torch.int64) for _ in range(4)), torch.empty(9).int(), LENGTH)
+        callbacks = [
+            *(kind() for kind in (ours.StopOnNonFinite, ours.Throughput, ours.NormMonitor, ours.RandomState)),
+            ours.BestCheckpoint(run_dir), ours.LastCheckpoint(run_dir), Steps(waits),
+        ]  # fmt: skip
         trainer = L.Trainer(
-            max_steps=LAST_STEP,
-            strategy=OnDevice(device),
-            devices=1,
-            gradient_clip_val=1.0,
-            accumulate_grad_batches=MICRO_BATCHES,
-            log_every_n_steps=LOGGED_EVERY,
-            logger=CSVLogger(run_dir),
+            max_steps=LAST_STEP, strategy=OnDevice(device), devices=1, gradient_clip_val=1.0, callbacks=callbacks,
+            accumulate_grad_batches=MICRO_BATCHES, log_every_n_steps=LOGGED_EVERY, logger=CSVLogger(run_dir),
             enable_model_summary=False,
-            callbacks=[
-                StopOnNonFinite(),
-                Throughput(),
-                NormMonitor(),
-                RandomState(),
-                BestCheckpoint(run_dir),
-                LastCheckpoint(run_dir),
-                Steps(waits),
-            ],
-        )
+        )  # fmt: skip
         with contextlib.suppress(EnoughError):
             trainer.fit(model, Batches(batch))
             raise AssertionError(f"the run ended before step {LAST_STEP}")

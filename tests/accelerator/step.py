@@ -26,15 +26,16 @@ BATCH, LENGTH, VOCAB = 4, 64, 512
 LONG = 1100
 """Tokens of some blocks of queries, the last of them not full."""
 NORMS = dict.fromkeys(("v_norm", "attention_norm", "post_norm"), True)
+
+
+def by(*pairs: tuple[Mechanism, str], prefix: str, **others: Any) -> dict[str, dict[str, Any]]:
+    """Settings of each mechanism and back end."""
+    return {f"{prefix} {type(m).__name__} by {b}": {"attention": m, "backend": b, **others} for m, b in pairs}
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
-    **{
-        f"{type(mechanism).__name__} by {backend}": {"attention": mechanism, "backend": backend}
-        for mechanism, backends in (
-            (Plain(), ("eager", "sdpa", "flash", "triton")),
-            (ScaleInvariant(), ("eager", "triton")),
-        )
-        for backend in backends
-    },
+    **by(*[(Plain(), b) for b in ("eager", "sdpa", "flash", "triton")],
+         *[(ScaleInvariant(), b) for b in ("eager", "triton")], prefix="eagerly"),
     "LogN": {"attention": LogN()},
     "ALiBi": {"attention": ALiBi()},
     "a window": {"attention": SlidingWindow(16)},
@@ -45,12 +46,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Muon": {"optimizer": MuonAdamW},
     "dropout": {"dropout": 0.1, "backend": "eager"},
     "recomputed": {"runtime": Runtime(recompute_every=1)},
-    **{
-        f"compiled over {backend}": {"runtime": Runtime(compile=True), "attention": mechanism, "backend": backend}
-        for mechanism, backends in ((Plain(), ("flash", "sdpa")), (ScaleInvariant(), ("triton", "flex", "eager")))
-        for backend in backends
-    },
-}
+    **by(*[(Plain(), b) for b in ("flash", "sdpa")], *[(ScaleInvariant(), b) for b in ("triton", "flex", "eager")],
+         prefix="compiled", runtime=Runtime(compile=True)),
+}  # fmt: skip
 DENSE_TOO = 6
 """So many of the settings are tried with one document a row as well as packed."""
 
