@@ -4,9 +4,8 @@
     logits = decoder(prompt, cache=cache)            # the whole prompt at once
     logits = decoder(next_token, cache=cache)        # (B, 1) tokens, and so on
 
-The rows of a batch are padded on the left, so they all end at the same slot. No token sees the padding. Rows differ in
-one number only: the slot at which the current document began. Positions, the counts n and the distances follow from
-this number and the slot.
+The rows of a batch are padded on the left, so they all end at the same slot. Rows differ in one number only: the slot
+at which the current document began. Positions, counts n and distances follow from it; no token sees the padding.
 
 Shape letters: B rows, H heads of queries, G heads of keys, Q new tokens, K keys, D head width. A slot is an index along
 a row, from 0.
@@ -45,7 +44,7 @@ class KeyValueCache:
         return sum(buffer.nbytes for store in self._layers.values() for buffer in store.buffers)
 
     def read(self, n_tokens: int, document_ids: Tensor | None, device: torch.device) -> "Continuation":
-        """The documents of the next Q tokens, for the layers' forward pass. Each layer then calls `extend` once.
+        """The documents of the next Q tokens, after which each layer calls `extend` once.
 
         `document_ids`, (B, Q), continue those of the tokens before; None for one document.
         """

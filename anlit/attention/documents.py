@@ -1,19 +1,10 @@
 """Packed documents: everything that attention derives from the document ids of a batch."""
 
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class Packing(NamedTuple):
-    """Documents for kernels that take `cu_seqlens`. Compiled code fits those of every batch: the sizes are dynamic."""
-
-    cu_seqlens: Tensor
-    """As `Documents.cu_seqlens`, on the device."""
-    longest: Tensor
-    """(n, 0) on the host, where n is an upper bound of a document's tokens: the size stands for the number."""
 
 
 class Documents:
@@ -37,7 +28,7 @@ class Documents:
         """The length of the sequence in tokens; with a cache, its final length."""
         self._cu_seqlens, self._longest = cu_seqlens, longest
         self._masks: dict[int | None, Tensor] = {}
-        self._packing: Packing | None = None
+        self._packing: tuple[Tensor, Tensor] | None = None
         self._bounds: tuple[Tensor, Tensor] | None = None  # no cached_property, which torch cannot trace
         self.flex_masks: dict[int | None, Any] = {}
         """FlexAttention's masks for all layers, by window."""
@@ -85,8 +76,11 @@ class Documents:
         begins = (positions.flatten() == 0).nonzero().flatten()
         return torch.cat((begins, begins.new_tensor([positions.numel()]))).int()
 
-    def packing(self, n_rows: int) -> Packing:
-        """The documents of `n_rows` sequences; computed once per batch."""
+    def packing(self, n_rows: int) -> tuple[Tensor, Tensor]:
+        """`cu_seqlens` of `n_rows` sequences on the device; (n, 0) on the host, where no document is longer than n.
+
+        Computed once per batch. Compiled code fits those of every batch: the sizes are dynamic.
+        """
         if self._packing is None:
             rows = torch.arange(0, n_rows * self.length + 1, self.length, dtype=torch.int32)
             starts = self.cu_seqlens if self.are_masked else rows
@@ -95,7 +89,7 @@ class Documents:
             if self.are_masked:
                 for size in sizes:
                     torch._dynamo.mark_dynamic(size, 0)
-            self._packing = Packing(*sizes)
+            self._packing = sizes
         return self._packing
 
     def visible(self, first_query: int, end_query: int, window: int | None = None, first_key: int = 0) -> Tensor:

@@ -5,8 +5,7 @@ With q and k of unit root mean square, S_ij = q_i·k_j/√d_head has variance ab
     L_ij = a(i−j) · g(n_i) · S_ij + m(i−j)        over the keys j that query i may see,
 
 where n_i is the number of those keys and t = i − j the distance. A mechanism is three small functions, and may have a
-window.
-To add one, write a subclass with the functions that are not trivial, and a YAML file that names it.
+window. To add one, write a subclass with the functions that are not trivial, and a YAML file that names it.
 """
 
 import copy

@@ -1,9 +1,8 @@
 """Statistics of attention weights, per query, from the logits.
 
-Shape letters: B sequences, H heads of queries, G of keys, Q queries, K keys, D head width. `logits` is always
-(B, H, Q, K), −∞ where a key is not visible. The last query is at the last key, so the distance of key j from query i is
-t = (K − Q + i) − j. Weights are w = softmax(logits) over the keys. Results are (B, H, Q), in float32 at least. They are
-NaN, not 0, where a query sees none of the keys in question.
+`logits` are those of B sequences, H heads, Q queries and K keys, (B, H, Q, K), −∞ where a key is not visible. The last
+query is at the last key, so the distance of key j from query i is t = (K − Q + i) − j. Weights are w = softmax(logits).
+Results are (B, H, Q), in float32 at least; NaN, not 0, where a query sees none of the keys in question.
 """
 
 import math

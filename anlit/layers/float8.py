@@ -54,11 +54,7 @@ class Float8Product:
 
 
 def use_float8(module: nn.Module, recipe: Recipe, device_type: str) -> None:
-    """Let all `ScaledLinear` in `module` multiply in float8, emulated on a CPU.
-
-    Raises:
-        UserError: torchao is missing, the device does not support the recipe, or a matrix has an unsuitable side.
-    """
+    """Let all `ScaledLinear` in `module` multiply in float8, emulated on a CPU; UserError where that is impossible."""
     if device_type == "cuda" and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()
         if capability < CAPABILITY[recipe]:

@@ -58,10 +58,7 @@ def fused_linear(x: Tensor, *maps: ScaledLinear, scales: Sequence[Tensor | None]
     Multiplies once for all maps, which is faster and needs no sum of gradients by x. For a few tokens it multiplies
     each map separately, because concatenating the weights would cost more. Each matrix stays a parameter of its own.
 
-    Args:
-        x: The input of all maps.
-        maps: Maps with the same d_in.
-        scales: For each map its vector over the outputs, (d_out,) or None; empty if no map has one.
+    `scales` are for each map its vector over the outputs, (d_out,) or None; empty if no map has one.
     """
     weights = [linear.scaled(scale) for linear, scale in zip(maps, scales or [None] * len(maps), strict=True)]
     if x.numel() < x.shape[-1] ** 2:

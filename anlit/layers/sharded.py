@@ -21,11 +21,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def local_part(weight: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
-    """What this rank holds of a weight, in the same memory, and the ranks that share its vectors along `dim`.
-
-    Returns:
-        The part; the group of ranks, or None if each vector is on one rank.
-    """
+    """What this rank holds of a weight, in the same memory, and the ranks among which vectors along `dim` are split."""
     if not isinstance(weight, DTensor):
         return weight, None
     axes = [axis for axis, placement in enumerate(weight.placements) if placement.is_shard(dim)]

@@ -60,9 +60,6 @@ class DecoderConfig:
         dropout: Dropout probability of the attention weights and of each block's two updates.
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         runtime: Compiled blocks, activation checkpointing, late initial values, float8.
-
-    Raises:
-        UserError: A setting is missing or out of range.
     """
 
     vocab_size: int | None = None

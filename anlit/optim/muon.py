@@ -1,8 +1,8 @@
 """A step of torch's Muon on matrices that are sharded over ranks by rows (FSDP2).
 
-torch computes Newton-Schulz on a sharded matrix as it stands, so ranks meet for almost every product. Here weights and
-momentum stay where they are, and each rank orthogonalises some of the matrices, whole. Ranks meet twice in a step,
-however many matrices there are: updates go to their rank, in bfloat16, in which torch computes, and changes come back.
+torch computes Newton-Schulz on a sharded matrix as it stands, so ranks meet for almost every product. Here each rank
+orthogonalises some of the matrices, whole. Ranks meet twice in a step, however many matrices there are: updates go to
+their rank, in bfloat16, in which torch computes, and changes come back.
 """
 
 import math

@@ -11,9 +11,6 @@ class Schedule:
     Args:
         warmup: Share of the optimizer steps in which the rate rises linearly to the peak, in [0, 1).
         final: Rate at the last step as a share of the peak; [anGPT] uses 0.01.
-
-    Raises:
-        ValueError: `warmup` is not in [0, 1).
     """
 
     warmup: float = 0.0

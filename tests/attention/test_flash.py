@@ -87,5 +87,5 @@ def test_a_batch_tells_where_documents_begin_without_asking_the_device(monkeypat
         assert logits.isfinite().all()
     starts, longest = batch.cu_seqlens, batch.longest
     for ids, expected in ((batch.document_ids, (starts.tolist(), longest)), (None, ([0, 16, 32], 16))):
-        packing = Documents(ids, 16, torch.device("cpu"), starts, longest).packing(2)
-        assert (packing.cu_seqlens.tolist(), len(packing.longest)) == expected
+        cu_seqlens, size = Documents(ids, 16, torch.device("cpu"), starts, longest).packing(2)
+        assert (cu_seqlens.tolist(), len(size)) == expected

@@ -1,7 +1,6 @@
 """Flash attention from libraries, for mechanisms with a(t) = 1 and no m(t) other than ALiBi's.
 
-PyTorch's `varlen_attn` computes it; for ALiBi's slopes, which PyTorch's does not have, the package flash-attn if it is
-installed. g(n) multiplies q. Documents are sequences of varying length, so nothing is computed between documents.
+PyTorch's `varlen_attn` computes it, ALiBi's slopes the package flash-attn. Documents are sequences of varying length.
 `torch.nn.attention.activate_flash_attention_impl("FA4")` lets PyTorch take the package flash-attn-4 for it.
 """
 
@@ -69,10 +68,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Doc
     is_grouped = k.shape[1] != q.shape[1]
     window = (-1 if mechanism.window is None else mechanism.window - 1, 0)
     q = with_gain(q, mechanism, documents)
-    packing = documents.packing(rows)
-    longest = packing.longest.shape[0]
+    starts, longest = documents.packing(rows)
     qkv = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B·T, H or G, D)
-    given: tuple[Any, ...] = (*qkv, packing.cu_seqlens, packing.cu_seqlens, longest, longest)
+    given: tuple[Any, ...] = (*qkv, starts, starts, longest.shape[0], longest.shape[0])
     if m is None:
         grouped: dict[str, Any] = {"enable_gqa": True} if is_grouped else {}
         out = varlen.varlen_attn(*given, window_size=window, **grouped)

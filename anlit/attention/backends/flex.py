@@ -1,8 +1,7 @@
 """PyTorch's FlexAttention: the general form as a function of the score, which it compiles into its kernel.
 
-a(t) and m(t) are tables over the distance. Learned coefficients get their gradient through them. Blocks that are masked
-as a whole are skipped. The documents at the ends of each block tell which these are, so the (T, T) mask is never made,
-and no mask function has to be compiled for it.
+a(t) and m(t) are tables over the distance, through which learned coefficients get their gradient. Blocks that are
+masked as a whole are skipped: the documents at the ends of each block tell which, so the (T, T) mask is never made.
 
 With the package flash-attn-4, Hopper and Blackwell compute it by FlashAttention-4's kernel, into which PyTorch writes
 the function of the score. No GPU has run this.

@@ -10,9 +10,8 @@ gain is then log2(e)/√D. Kernels may read entries past distance T − 1 but do
 what `linear_tables` makes of the tables, or None. `starts` and `ends`, (B, T) int32, are the bounds of each token's
 document. out is stored (B, T, H, D), viewed (B, H, T, D); lse (B, H, T) float32 is in base 2.
 
-`coefficient`, (H or 1,) or None, is a learned number on which the tables depend, and `tangents`, of shape (H or 1,
-T + PADDING, 2 or 1) like the tables, their derivative by it; of last size 1 if only the biases depend on it. The
-coefficient is there for its gradient alone, as the tables themselves get none.
+`coefficient`, (H or 1,) or None, is a learned number on which the tables depend, there for its gradient alone, and
+`tangents`, shaped like the tables, their derivative by it; of last size 1 if only the biases depend on it.
 """
 
 import math
