@@ -99,14 +99,12 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def block_mask(documents: Documents, window: int | None) -> BlockMask:
-    """Which blocks of 128 × 128 logits are visible in part, and which completely; found once per batch."""
-    if window not in documents.flex_masks:
-        documents.flex_masks[window] = _find_blocks(documents, window)
-    return documents.flex_masks[window]
+    """Which blocks of 128 × 128 logits are visible in part, and which completely; found once per batch.
 
-
-def _find_blocks(documents: Documents, window: int | None) -> BlockMask:
-    """The block mask, from the ids of each block's first and last token: ids do not decrease along a row."""
+    It follows from the ids of each block's first and last token, because ids do not decrease along a row.
+    """
+    if window in documents.flex_masks:
+        return documents.flex_masks[window]
     length, device = documents.length, documents.device
     first = torch.arange(0, length, BLOCK, device=device)
     last = (first + BLOCK - 1).clamp_max(length - 1)
@@ -130,7 +128,9 @@ def _find_blocks(documents: Documents, window: int | None) -> BlockMask:
         return seen if ids is None else seen & (ids[b, i] == ids[b, j])
 
     listed = (*_as_list(any_visible & ~all_visible), *_as_list(all_visible))
-    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length))
+    mask = BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length))
+    documents.flex_masks[window] = mask
+    return mask
 
 
 def _as_list(blocks: Tensor) -> tuple[Tensor, Tensor]:
