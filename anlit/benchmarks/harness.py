@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anlit.attention.trial import seconds_of_calls
+from anlit.attention.trial import first_line, seconds_of_calls
 from anlit.benchmarks.timing import Seconds, alternate, clocks, paired_ratio, peak_bytes, quartiles, warm_up
 from anlit.reporting.files import output_folder, write_json, write_text
 from anlit.reporting.provenance import environment
@@ -148,8 +148,7 @@ class Benchmark:
             except NotTimedError as reason:
                 row["reason"] = str(reason)
             except Exception as error:  # kernels, compilers and peers have exceptions of their own
-                lines = str(error).splitlines() or [type(error).__name__]
-                row["reason"] = f"it fails: {lines[0][:200]}"
+                row["reason"] = f"it fails: {first_line(error)}"
             rows.append(row)
             if row["reason"] is not None:
                 say(f"{row['label']} is left out: {row['reason']}")

@@ -12,10 +12,7 @@ from torch.nn.functional import silu
 
 
 def is_trained_eagerly_on_cpu(x: Tensor) -> bool:
-    """Whether x is on a CPU, its gradient is wanted, and no compiler is tracing.
-
-    On other devices torch has fused kernels, and a compiler fuses passes by itself: there the formula is enough.
-    """
+    """Whether x is on a CPU, its gradient is wanted, and no compiler is tracing, which fuses passes by itself."""
     return x.requires_grad and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

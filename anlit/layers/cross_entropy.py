@@ -1,10 +1,9 @@
 """Next-token cross-entropy from hidden states, without ever holding all logits.
 
-Logits are (tokens, V): at V = 50,304 and 16,384 tokens 3.3 GB in float32, more than all else in a small model, and
-the usual way holds several such tensors. `linear_cross_entropy` takes a chunk of tokens at a time through the
-vocabulary projection, the softmax and back to the gradients of the hidden states and of the projection, because the
-gradient of a mean cross-entropy needs nothing from later chunks (as in Liger, arXiv 2410.10989). The backward pass
-only multiplies these gradients by the upstream gradient.
+At V = 50,304 and 16,384 tokens the logits are 3.3 GB in float32, and the usual way holds several such tensors.
+`linear_cross_entropy` takes a chunk of tokens at a time through the projection, the softmax and back to the gradients
+of hidden states and projection, because the gradient of a mean cross-entropy needs nothing from later chunks (as in
+Liger, arXiv 2410.10989). The backward pass only multiplies these gradients by the upstream gradient.
 
 Letters: N tokens, d width, V vocabulary.
 """

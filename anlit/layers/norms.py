@@ -80,8 +80,7 @@ def nu_linear(d_in: int, d_out: int) -> float:
 def nu_concatenated_heads(n_heads: int, d_in: int, d_out: int) -> float:
     """√(D / d_out) for d_in = H·D: H concatenated unit vectors have norm √H, and the map (d_out, d_in) has unit rows.
 
-    Heads that share keys and values have correlated averages. The factor is the same, because the mean over random unit
-    rows is ‖Wx‖² = ‖x‖²·d_out/d_in for every x.
+    The mean over such rows is ‖Wx‖² = ‖x‖²·d_out/d_in for every x, also where heads share keys and values.
     """
     return nu_linear(d_in, d_out) / math.sqrt(n_heads)
 

@@ -14,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from anlit.errors import UserError
 from anlit.layers.float8 import Recipe, use_float8
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_INT, KEPT_BLOCK = -1, -3, 2**31 - 1, 2**30
 """From glibc's malloc.h: limits of the free memory at the end of the heap, and of the size of blocks inside it."""
-LARGEST_INT, KEPT_BLOCK = 2**31 - 1, 2**30
 RECOMPILE_LIMIT = 64
 """Compilations of one block's code, at least."""
 HAS_TRITON = importlib.util.find_spec("triton") is not None
