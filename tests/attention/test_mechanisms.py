@@ -6,20 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anlit import (
-    GPT,
-    AnGPT,
-    AttentionPattern,
-    LogBias,
-    LogN,
-    PositionsPattern,
-    ScaleInvariant,
-    SlidingWindow,
-    SqrtLogN,
-)
+from anlit import GPT, AnGPT, AttentionPattern, LogBias, LogN, ScaleInvariant, SlidingWindow, SqrtLogN
 from anlit.attention.attention import Attention
 from anlit.attention.mechanism import Mechanism
 from anlit.checkpoints.loading import load_checkpoint
+from anlit.layers.positions import DynamicNTK, LinearRoPE, Llama3RoPE, PositionsPattern, RoPE, YaRN
 from anlit.optim.optimizers import parameter_groups
 from tests.attention.examples import LEARNED, LogNWithSlopes
 from tests.attention.kernels import inputs, packed
@@ -44,6 +35,14 @@ SIZES = {"globally": (1, 1), "per_layer": (LAYERS, 1), "per_head": (LAYERS, H)}
         (lambda: SlidingWindow(8, SlidingWindow(4)), "SlidingWindow's mechanism already has a window, of 4 keys"),
         (lambda: AttentionPattern([]), "AttentionPattern's layers must name at least one"),
         (lambda: PositionsPattern([]), "PositionsPattern's layers must name at least one"),
+        (lambda: LinearRoPE(factor=0.5), "LinearRoPE's factor must be at least 1, not 0.5"),
+        (lambda: Llama3RoPE(8.0, 0), "Llama3RoPE's training_length must be at least 1, not 0"),
+        (lambda: Llama3RoPE(8.0, 9, 4.0), "low_freq_factor must be positive and less than high_freq_factor"),
+        (lambda: YaRN(4.0, 9, beta_slow=40.0), "beta_slow must be positive and less than beta_fast, not 40 and 32"),
+        (lambda: YaRN(4.0, 9, attention_factor=0.0), "attention_factor must be positive, not 0"),
+        (lambda: DynamicNTK(training_length=0), "training_length must be at least 1, not 0"),
+        (lambda: RoPE(base=1.0), "RoPE's base must be more than 1, not 1"),
+        *[(lambda share=share: RoPE(share), r"RoPE's fraction must be in \(0, 1\]") for share in (0.0, -0.5, 1.5)],
         (lambda: GPT(vocab_size=8, qk_clip=0.0), "model.qk_clip must be positive, but is 0.0"),
         (lambda: GPT(vocab_size=8, qk_norm_eps=-1.0), "model.qk_norm_eps must not be negative"),
     ],

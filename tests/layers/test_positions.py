@@ -114,24 +114,6 @@ def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None
     assert torch.autograd.gradcheck(lambda x: turned(positions, x), x)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: LinearRoPE(factor=0.5), "LinearRoPE's factor must be at least 1, not 0.5"),
-        (lambda: Llama3RoPE(8.0, 0), "Llama3RoPE's training_length must be at least 1, not 0"),
-        (lambda: Llama3RoPE(8.0, 9, 4.0), "low_freq_factor must be positive and less than high_freq_factor"),
-        (lambda: YaRN(4.0, 9, beta_slow=40.0), "beta_slow must be positive and less than beta_fast, not 40 and 32"),
-        (lambda: YaRN(4.0, 9, attention_factor=0.0), "attention_factor must be positive, not 0"),
-        (lambda: DynamicNTK(training_length=0), "training_length must be at least 1, not 0"),
-        (lambda: RoPE(base=1.0), "RoPE's base must be more than 1, not 1"),
-        *[(lambda fraction=fraction: RoPE(fraction=fraction), "fraction") for fraction in (0.0, -0.5, 1.5)],
-    ],
-)
-def test_settings_without_meaning_are_refused(make, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 @pytest.mark.parametrize(("positions", "d_head"), [(RoPE(fraction=0.5), 128), (RoPE(fraction=1.0), 64), (PRoPE(), 64)])
 def test_tables_are_exact_at_position_60_000(positions, d_head) -> None:
     angles = [60_000 * f for f in positions.frequencies(d_head, 60_001).tolist()]

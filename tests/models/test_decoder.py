@@ -80,20 +80,19 @@ def test_bfloat16_stays_close_to_float32(architecture, mechanism) -> None:
     tokens, targets = random_tokens(2, 16), random_tokens(2, 16, seed=1)
     ids = (torch.arange(16) > 9).long().expand(2, 16)
 
-    def gradients() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    results = []
+    for enabled in (False, True):
         model.zero_grad()
-        logits = model(tokens, ids)
-        next_token_loss(logits, targets)[0].backward()
-        return logits.detach().float(), {name: p.grad.clone() for name, p in model.named_parameters()}
-
-    exact, exact_gradients = gradients()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits, rounded = gradients()
-    assert 1e-5 < (logits - exact).norm() / exact.norm() < 0.03
-    for name, gradient in rounded.items():
-        assert gradient.dtype == torch.float32
-        assert gradient.isfinite().all(), name
-        assert (gradient - exact_gradients[name]).norm() < 0.1 * exact_gradients[name].norm(), name
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            logits = model(tokens, ids)
+            next_token_loss(logits, targets)[0].backward()
+        results.append(
+            {"logits": logits.detach().float(), **{name: p.grad.clone() for name, p in model.named_parameters()}}
+        )
+    for name, exact in results[0].items():
+        assert results[1][name].dtype == torch.float32
+        error = (results[1][name] - exact).norm() / exact.norm()
+        assert 1e-5 < error < (0.03 if name == "logits" else 0.1), name
 
 
 @pytest.mark.parametrize("has_factor", [True, False])
