@@ -17,7 +17,7 @@ _HOME = {
     "load_checkpoint": "anlit.checkpoints.loading",
 }
 _ROOMS = ("anlit.attention.mechanisms", "anlit.layers.positions", "anlit.optim.optimizers", "anlit.data.corpora")
-"""Each public class that one of these defines is `anlit.<Name>`; a room that needs more packages comes later."""
+"""Each public class of these is `anlit.<Name>`; a room that needs more packages comes later."""
 
 
 def __getattr__(name: str) -> Any:

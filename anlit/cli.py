@@ -37,12 +37,6 @@ def _module(command: str) -> Any:
     return importlib.import_module(f"anlit.commands.{FILES.get(command, command)}")
 
 
-def _run(command: str, arguments: list[str]) -> int:
-    make_torchmetrics_lazy()
-    shares_file = command in (*LIGHTNING, *EVALUATIONS)
-    return _module(command).main([command, *arguments] if shares_file else arguments) or 0
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command in `argv` (without the program's name) and return the exit code.
 
@@ -66,7 +60,9 @@ def main(argv: list[str] | None = None) -> int:
             echo(_completion(" ".join(arguments[1:]) or "bash"))
             return 0
         try:
-            return _run(arguments[0], _import_modules(arguments[1:]))
+            command, given = arguments[0], _import_modules(arguments[1:])
+            make_torchmetrics_lazy()
+            return _module(command).main([command, *given] if command in (*LIGHTNING, *EVALUATIONS) else given) or 0
         finally:
             sys.stdout.flush()  # otherwise Python notices at its end, and complains, that nobody reads
     except UserError as error:

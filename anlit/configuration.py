@@ -35,10 +35,9 @@ def attention_label(spec: Any) -> str:
         return f"{attention_label(settings.get('mechanism'))} in a window of {settings.get('width', '?')}"
     if name == "WarmStart":
         return attention_label(settings.get("mechanism"))
-    if spelled := {spelled.lower(): spelled for spelled in _SPELLED}.get(
-        name.lower().replace("_", "")
-    ):  # also of alibi.yaml
-        return spelled
+    for spelled in _SPELLED:
+        if name.lower().replace("_", "") == spelled.lower():  # also of alibi.yaml
+            return spelled
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower() or "plain"
 
 

@@ -19,10 +19,7 @@ HOMES = {
 
 
 def make_torchmetrics_lazy() -> None:
-    """Let `import torchmetrics` load what is asked of it; without effect where it is imported already.
-
-    A version of torchmetrics that cannot be loaded in parts is loaded whole.
-    """
+    """Let `import torchmetrics` load what is asked of it; without effect where it is imported already."""
     spec = None if NAME in sys.modules else importlib.util.find_spec(NAME)
     if spec is not None and spec.loader is not None:
         package = importlib.util.module_from_spec(spec)
@@ -31,18 +28,17 @@ def make_torchmetrics_lazy() -> None:
 
 
 def _attribute(package: ModuleType, name: str) -> Any:
-    """An attribute that the package does not have yet."""
+    """An attribute that the package does not have yet; if it is in no part that is known, the package is loaded."""
     if name.startswith("__") and name not in HOMES:  # what importlib and inspect look for
         raise AttributeError(name)
     try:
-        if name in HOMES and name != "__version__":
+        if name != "__version__":
             importlib.import_module(f"{NAME}.utilities")  # first: its parts import each other in a circle
         value = getattr(importlib.import_module(f"{NAME}.{HOMES[name]}"), name)
-        vars(package)[name] = value
-        return value
-    except (KeyError, ImportError, AttributeError):  # in no part that is known
+    except (KeyError, ImportError, AttributeError):
         vars(package).pop("__getattr__", None)
         assert package.__spec__ is not None
         assert package.__spec__.loader is not None
         package.__spec__.loader.exec_module(package)
-        return getattr(package, name)
+        value = getattr(package, name)
+    return vars(package).setdefault(name, value)

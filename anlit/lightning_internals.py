@@ -5,6 +5,7 @@ tests/test_lightning_internals.py fails where one of them is gone. Nothing else 
 """
 
 import subprocess
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -68,21 +69,22 @@ def set_validation_rule(trainer: L.Trainer, is_due: Callable[[Callable[[], bool]
     loop._should_check_val_fx = lambda data_fetcher: is_due(lambda: own(loop, data_fetcher))
 
 
-def time_fetches(trainer: L.Trainer, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call `before` and `after` next to each `next(loader)` of training, inside of what Lightning does there.
+def time_fetches(trainer: L.Trainer, waited: Callable[[float], None]) -> None:
+    """Tell `waited` the seconds of each `next(loader)` of training, without what Lightning does there besides.
 
     Between the hooks of one batch's end and the next one's start lie also checkpoints, validation, logging and, with
     several ranks, a broadcast that waits for the device.
     """
     loop: Any = trainer.fit_loop.epoch_loop
-    own: Any = type(loop)
+    own, asked_at = type(loop), 0.0
 
     def on_before_fetch() -> None:
+        nonlocal asked_at
         own._on_before_fetch(loop)
-        before()
+        asked_at = time.perf_counter()
 
     def on_after_fetch() -> None:
-        after()
+        waited(time.perf_counter() - asked_at)
         own._on_after_fetch(loop)
 
     loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch

@@ -8,7 +8,7 @@ reader after it meets no surprise. A schema is a type, a tuple of types, `[schem
 import csv
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +53,17 @@ def read_json(path: str | Path, schema: Any = object, advice: str = "repair or r
     Raises:
         UserError: It cannot be read, is no JSON, or is not as `schema` says. The message names the file.
     """
-    try:
-        content = json.loads(read_text(path))
-        _require_shallow(content)
-        check(content, schema)
-        return content
-    except RecursionError as error:
-        raise _unreadable(path, ValueError(TOO_DEEP), advice) from error
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error, advice) from error
+    return _read(path, _parse_json, schema, advice)
 
 
 def read_yaml(path: str | Path, schema: Any = object, advice: str = "correct it there") -> Any:
     """The content of a YAML file; arguments and errors are those of `read_json`."""
+    return _read(path, parse_yaml, schema, advice)
+
+
+def _read(path: str | Path, parse: Callable[[str], Any], schema: Any, advice: str) -> Any:
     try:
-        content = parse_yaml(read_text(path))
+        content = parse(read_text(path))
         check(content, schema)
         return content
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -115,13 +111,14 @@ def parse_yaml(text: str) -> Any:
         ValueError: It is nested too deep, or its aliases expand to too much.
         yaml.YAMLError: It is no YAML.
     """
-    _check_size(text)
+    _refuse_large(text)
     return yaml.load(text, Loader=LOADER)
 
 
-def check(value: Any, schema: Any, name: str = "") -> None:
+def check(value: Any, schema: Any, name: str = "", complete: bool = False) -> None:
     """Raises:
-    ValueError: `value` is not as `schema` says. The message names the part of it, such as `hardware.devices`.
+    ValueError: `value` is not as `schema` says, or lacks a part of it where it must be complete. The message names
+        the part, such as `hardware.devices`.
     """
     kind: Any = type(schema) if isinstance(schema, dict | list) else schema
     kinds = kind if isinstance(kind, tuple) else (kind,)
@@ -129,51 +126,59 @@ def check(value: Any, schema: Any, name: str = "") -> None:
         names = " or ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{name or 'its content'} is {type(value).__name__} in place of {names}")
     if isinstance(schema, list):
+        if complete and not value:
+            raise ValueError(f"{name} is empty")
         for item in value:
-            check(item, schema[0], f"an entry of {name or 'its content'}")
+            check(item, schema[0], f"an entry of {name or 'its content'}", complete)
     if isinstance(schema, dict):
         for key, part in schema.items():
+            inner = f"{name}.{key}".removeprefix(".")
             if value.get(key) is not None:
-                check(value[key], part, f"{name}.{key}".removeprefix("."))
+                check(value[key], part, inner, complete)
+            elif complete:
+                raise ValueError(f"{inner} is missing")
 
 
-def _require_shallow(value: Any, depth: int = 0) -> None:
-    if depth > DEEPEST:
-        raise ValueError(TOO_DEEP)
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            _require_shallow(item, depth + 1)
+def _parse_json(text: str) -> Any:
+    def require_shallow(value: Any, depth: int = 0) -> None:
+        if depth > DEEPEST:
+            raise ValueError(TOO_DEEP)
+        if isinstance(value, dict | list):
+            for item in value.values() if isinstance(value, dict) else value:
+                require_shallow(item, depth + 1)
+
+    try:
+        content = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+    require_shallow(content)
+    return content
 
 
-def _check_size(text: str) -> None:
-    """Count the values that the text expands to, and their depth, from its events alone: nothing is built."""
-    events = yaml.parse(text, Loader=LOADER)
+def _refuse_large(text: str) -> None:
+    """Count the values that a YAML text expands to, and their depth, from its events alone: nothing is built."""
     anchors: dict[str, tuple[int, int]] = {}
-    for event in events:
-        if isinstance(event, yaml.NodeEvent):
-            _measure(event, events, anchors, 1)
-
-
-def _measure(event: Any, events: Iterator[Any], anchors: dict[str, tuple[int, int]], level: int) -> tuple[int, int]:
-    """The values in the node that begins with `event` at a level of nesting, and the levels within it."""
-    if isinstance(event, yaml.AliasEvent):
-        if event.anchor not in anchors:
-            raise ValueError(f"its alias *{event.anchor} is within itself or unknown")
-        values, depth = anchors[event.anchor]
-    elif isinstance(event, yaml.ScalarEvent):
-        values, depth = 1 + len(event.value) // LONG_STRING, 0
-    else:
-        values, depth = 1, 0
-        while level <= DEEPEST and not isinstance(part := next(events), yaml.CollectionEndEvent):
-            more, below = _measure(part, events, anchors, level + 1)
-            values, depth = values + more, max(depth, below + 1)
-    if level + depth > DEEPEST:
-        raise ValueError(TOO_DEEP)
-    if values > MOST_VALUES:
-        raise ValueError(f"it expands to more than {MOST_VALUES:,} values")
-    if event.anchor:
-        anchors[event.anchor] = values, depth
-    return values, depth
+    nodes: list[tuple[str | None, int, int]] = [(None, 0, 0)]  # that are open: anchor, values, levels below
+    for event in yaml.parse(text, Loader=LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            nodes.append((event.anchor, 1, 0))
+        elif isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+            if isinstance(event, yaml.AliasEvent):
+                if event.anchor not in anchors:
+                    raise ValueError(f"its alias *{event.anchor} is within itself or unknown")
+                anchor, (values, depth) = None, anchors[event.anchor]
+            elif isinstance(event, yaml.ScalarEvent):
+                anchor, values, depth = event.anchor, 1 + len(event.value) // LONG_STRING, 0
+            else:
+                anchor, values, depth = nodes.pop()
+            if anchor is not None:
+                anchors[anchor] = values, depth
+            above, more, deepest = nodes[-1]
+            nodes[-1] = above, more + values, max(deepest, depth + 1)
+            if more + values > MOST_VALUES:
+                raise ValueError(f"it expands to more than {MOST_VALUES:,} values")
+        if len(nodes) + nodes[-1][2] > DEEPEST + 1:
+            raise ValueError(TOO_DEEP)
 
 
 def _unreadable(path: str | Path, error: Exception, advice: str) -> UserError:

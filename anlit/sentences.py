@@ -22,6 +22,7 @@ _VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: |\n|$)")
 _UNKNOWN = re.compile(
     r"unrecognized arguments: ([^\s=]+)|does not accept option '([^']+)'|(?:Option '([^']+)' is|Key '([^']+)' is) not "
 )
+_NO_MAPPING = re.compile(r"Unable to load config '(.*?)'|Unexpected config: (.*)")
 _MISSING = re.compile(r"the following arguments are required: (.*)")
 _OPTION = re.compile(
     r"argument ([^:]+): (?:invalid (\w+) value: '(.*)'|invalid choice: '?(.*?)'? \(choose from (.*)\))?"
@@ -36,6 +37,7 @@ _KINDS = {
     "int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list",
     "dict": "a mapping", "numbers": "integers such as 1,2",
 }  # fmt: skip
+NO_MAPPING = "is of the wrong type: give a mapping, or a file that has one"
 NO_GPU = (
     "trainer.accelerator needs a GPU, and none was found: set --trainer.accelerator cpu --trainer.devices 1, or check "
     "with nvidia-smi"
@@ -50,19 +52,13 @@ ADVICE = {
 
 
 class ToolParser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are a UserError that names option, value and fix.
-
-    Args:
-        settings: Of `argparse.ArgumentParser`; `prog` is the whole command, such as `anlit score`.
-    """
+    """argparse without abbreviations, whose errors are a UserError; `prog` is the whole command: `anlit score`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Raises:
-        UserError: Always.
-        """
+        """Raises UserError, which names option, value and fix."""
         raise UserError(sentence(message, self.options, self.prog))
 
     @property
@@ -89,10 +85,9 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def sentence(message: str, options: Collection[str], program: str) -> str:
-    """The cause in a message of a parser.
+    """The cause in what a parser said.
 
     Args:
-        message: What the parser said.
         options: All that may be given, for "did you mean".
         program: The whole command, such as `anlit fit`.
     """
@@ -102,14 +97,13 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
         if not owner and match[1] and not name.startswith("-"):
             return f"{program} does not know what to do with {name}: {see}"
         if owner:
-            name, options, see = (
-                name.lstrip("-"),
-                _settings_of(owner),
-                "the class has none, so leave it out, or choose a class that has it",
-            )
+            name, options = name.lstrip("-"), _settings_of(owner)
+            see = "the class has none, so leave it out, or choose a class that has it"
         what = f"an option of {program}" if name.startswith("-") else f"a setting of {owner or program}"
         return f"{'.'.join([*key, name])} is not {what}: {_suggestion(name, options, see)}"
     key = _key(message)
+    if match := _NO_MAPPING.search(message):
+        return f"{'.'.join(key) or '--config'}={_first(match)} {NO_MAPPING}"
     if match := _MISSING.search(message):
         names = [f"--{'.'.join([*key, name])}" if key else name for name in match[1].split(", ")]
         names = [name.replace(f"{program.split()[-1]}.", "--", 1) for name in names]
@@ -191,12 +185,12 @@ def _settings_of(class_path: str) -> list[str]:
 
 def _suggestion(name: str, options: Collection[str], see: str) -> str:
     """The option that was meant, else all if they are few."""
-    dashes, plain = name[: len(name) - len(name.lstrip("-"))], [option.lstrip("-") for option in options]
-    wanted = name.lstrip("-")
+    wanted, plain = name.lstrip("-"), [option.lstrip("-") for option in options]
     for part in (wanted, wanted.split(".")[0]):
         if close := difflib.get_close_matches(part, plain, n=1):
-            return f"did you mean {dashes}{close[0]}?"
-    return f"choose one of {', '.join(options)}" if options and not dashes and len(options) < 40 else see
+            return f"did you mean {name.removesuffix(wanted)}{close[0]}?"
+    few = options and wanted == name and len(options) < 40
+    return f"choose one of {', '.join(options)}" if few else see
 
 
 def _kind(name: str) -> str:

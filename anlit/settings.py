@@ -39,6 +39,22 @@ def to_plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def module_to_plain_values(part: nn.Module) -> dict[str, Any]:
+    """A module of the network as its class and the attributes named like its arguments."""
+    arguments = {name: getattr(part, name) for name in _annotations(type(part))}
+    return {"class_path": _path_of(type(part)), "init_args": to_plain_values(arguments)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return module_to_plain_values(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def build_from_plain(kind: type[T], arguments: Mapping[str, Any], where: str) -> T:
     """An object of `kind` from plain values, the inverse of `to_plain_values`.
 
@@ -54,8 +70,7 @@ def build_from_plain(kind: type[T], arguments: Mapping[str, Any], where: str) ->
     known = _annotations(kind)
     if unknown := [name for name in arguments if name not in known]:
         raise UserError(f"{where} has {shown(unknown[0])}, which is not a setting of {kind.__name__}: remove it")
-    made = {name: _convert(known[name], value, kind, f"{where}.{name}") for name, value in arguments.items()}
-    return kind(**made)
+    return kind(**{name: _convert(known[name], value, kind, f"{where}.{name}") for name, value in arguments.items()})
 
 
 def subclass_named(base: type[T], path: str, where: str) -> type[T]:
@@ -65,7 +80,10 @@ def subclass_named(base: type[T], path: str, where: str) -> type[T]:
         UserError: There is none, or there are several.
     """
     package, name = path.partition(".")[0], path.rpartition(".")[2]
-    classes = [kind for kind in _family(base) if kind.__name__ == name]
+    family = [base]
+    for kind in family:
+        family += [child for child in kind.__subclasses__() if child not in family]
+    classes = [kind for kind in family if kind.__name__ == name]
     if "." in path:  # a package may offer the class under a shorter path, so the package and the name are enough
         exact = [kind for kind in classes if _path_of(kind) == path]
         classes = exact or [kind for kind in classes if kind.__module__.partition(".")[0] == package]
@@ -83,24 +101,8 @@ def shown(name: Any) -> str:
     return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
 
 
-def module_to_plain_values(part: nn.Module) -> dict[str, Any]:
-    """A module of the network as its class and the attributes named like its arguments."""
-    arguments = {name: getattr(part, name) for name in _annotations(type(part))}
-    return {"class_path": _path_of(type(part)), "init_args": to_plain_values(arguments)}
-
-
 def _path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, nn.Module):
-        return module_to_plain_values(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def parameters_of(kind: type) -> list[Any]:
@@ -112,14 +114,6 @@ def parameters_of(kind: type) -> list[Any]:
 def _annotations(kind: type) -> dict[str, Any]:
     empty = inspect.Parameter.empty
     return {p.name: Any if p.annotation is empty else p.annotation for p in parameters_of(kind)}
-
-
-def _family(base: type[T]) -> list[type[T]]:
-    """`base` and its subclasses, each once."""
-    family = [base]
-    for kind in family:
-        family += [child for child in kind.__subclasses__() if child not in family]
-    return family
 
 
 def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
@@ -147,35 +141,30 @@ def _convert(annotation: Any, value: Any, owner: type, where: str) -> Any:
         return {_convert(key, k, owner, where): _convert(of, v, owner, where) for k, v in value.items()}
     if _is_ours(annotation, owner) and isinstance(value, str | dict):
         return _build_part(annotation, value, where)
-    raise UserError(f"{where} is {shown(value)}, which cannot be read as {_words(annotation)}: give another value")
+    kind = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    raise UserError(f"{where} is {shown(value)}, which cannot be read as {kind}: give another value")
 
 
 def _first_fit(choices: Sequence[Any], value: Any, owner: type, where: str) -> Any:
     """`value` as one of the types of a union. The error is that of the last type that is not None."""
-    last_error: UserError | None = None
-    for choice in choices:
+    errors: list[UserError] = []
+    for choice in sorted(choices, key=lambda choice: choice is not type(None)):  # None first
         try:
             return _convert(choice, value, owner, where)
         except UserError as error:
-            last_error = last_error if choice is type(None) and last_error else error
-    assert last_error is not None
-    raise last_error
+            errors.append(error)
+    raise errors[-1]
 
 
 def _build_part(base: type, value: str | dict[str, Any], where: str) -> Any:
     """A module of the network or a dataclass, from a name, {class_path, init_args}, or the arguments alone."""
-    if isinstance(value, str):
-        return build_from_plain(subclass_named(base, value, where), {}, where)
-    if "class_path" not in value:
-        return build_from_plain(base, value, where)
-    arguments = value.get("init_args", {})
-    if (
-        not isinstance(value["class_path"], str)
-        or not isinstance(arguments, dict)
-        or len(value) > 1 + ("init_args" in value)
-    ):
+    spec: dict[str, Any] = {"class_path": value} if isinstance(value, str) else value
+    if "class_path" not in spec:
+        return build_from_plain(base, spec, where)
+    path, arguments = spec["class_path"], spec.get("init_args", {})
+    if not isinstance(path, str) or not isinstance(arguments, dict) or spec.keys() - {"class_path", "init_args"}:
         raise UserError(f"{where} is {shown(value)}: give class_path and init_args, and nothing else")
-    return build_from_plain(subclass_named(base, value["class_path"], where), arguments, where)
+    return build_from_plain(subclass_named(base, path, where), arguments, where)
 
 
 def _is_ours(annotation: Any, owner: type) -> bool:
@@ -190,7 +179,3 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return "class_path" not in value and all(is_plain(part) for part in (*value, *value.values()))
     return all(is_plain(part) for part in value) if isinstance(value, list) else isinstance(value, SCALARS)
-
-
-def _words(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")

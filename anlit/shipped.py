@@ -22,14 +22,13 @@ def configuration_file(name: str, option: str = "--config") -> str:
     """
     if Path(name).is_file():
         return name
-    inner = Path(name).as_posix().removeprefix("configs/")
-    # An absolute path, or one with "..", would lead out of the folder.
-    if not Path(name).is_absolute() and ".." not in Path(name).parts and (FOLDER / inner).is_file():
-        return str(FOLDER / inner)
     if Path(name).is_dir():
         raise UserError(f"{option} {name} is a folder: give a YAML file")
-    known = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.yaml"))
-    close = difflib.get_close_matches(inner, known, n=1, cutoff=0.75)
+    shipped = {path.relative_to(FOLDER).as_posix(): str(path) for path in FOLDER.rglob("*.yaml")}
+    inner = Path(name).as_posix().removeprefix("configs/")
+    if inner in shipped:
+        return shipped[inner]
+    close = difflib.get_close_matches(inner, shipped, n=1, cutoff=0.75)
     advice = f"did you mean {close[0]}?" if close else "check the path, or give a shipped one such as model/angpt.yaml"
     raise UserError(f"{option} {name} does not exist, here or among the files that anlit ships: {advice}")
 
@@ -44,17 +43,13 @@ def with_configuration_files(arguments: list[str]) -> list[str]:
         UserError: One of the files does not exist.
     """
     command, *rest = arguments
-    files: list[str] = []
-    options: list[str] = []
-    classes: list[str] = []
+    files, options, classes = list[str](), list[str](), list[str]()
     while rest:
-        argument = rest.pop(0)
-        flag, equals, name = argument.partition("=")
-        if flag not in ("-c", "--config") or not (equals or rest):
-            options.append(argument)
-            if flag in ("--model", "--data") and (equals or rest):
-                classes.append(f"{flag}={name or rest[0]}")
-        else:
-            name = name if equals else rest.pop(0)
-            files.append(f"--config={configuration_file(name)}")
+        flag, equals, value = (argument := rest.pop(0)).partition("=")
+        if flag in ("-c", "--config") and (equals or rest):
+            files.append(f"--config={configuration_file(value if equals else rest.pop(0))}")
+            continue
+        options.append(argument)
+        if flag in ("--model", "--data") and (equals or rest):
+            classes.append(f"{flag}={value or rest[0]}")
     return [command, *(classes if files else []), *files, *options]

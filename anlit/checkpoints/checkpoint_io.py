@@ -20,7 +20,7 @@ from anlit.checkpoints.integrity import (
 )
 from anlit.checkpoints.location import REST, is_exported, is_sharded, refuse_address
 from anlit.checkpoints.parts import read_tensors, with_tensors
-from anlit.checkpoints.writing import PARTIAL, first_cause, give_name, remove_checkpoint, write_durably, write_failed
+from anlit.checkpoints.writing import PARTIAL, give_name, remove_checkpoint, write_durably, write_failed
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -51,7 +51,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             give_name(partial, target)
         except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
             partial.unlink(missing_ok=True)  # on a full disk run.json needs the space
-            raise write_failed(target, first_cause(error)) from error
+            raise write_failed(target, error) from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """A checkpoint of one file or of parts, in the form of one file. Only tensors and plain values are read.
@@ -61,30 +61,25 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         refuse_address(path)
         try:
-            return _read(Path(path), mmap=False)  # the optimizer goes on with these tensors when the file is gone
+            return read_checkpoint(path, mmap=False)  # the optimizer goes on with these tensors when the file is gone
         except UNREADABLE as error:
             raise damaged(Path(path), error) from error
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        if str(path) not in self.written:
-            return
-        if "://" in str(path):
-            super().remove_checkpoint(path)
-        else:
-            remove_checkpoint(Path(path))
+        if str(path) in self.written:
+            super().remove_checkpoint(path) if "://" in str(path) else remove_checkpoint(Path(path))
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
     """A checkpoint of any form, or an exported model, on the CPU, read with weights_only=True.
 
     Raises:
         DamagedError: It has changed since it was written, or its parts do not fit together.
         Exception: One of `UNREADABLE`.
     """
-    return read_exported(path) if is_exported(path) else _read(Path(path), mmap=True)
-
-
-def _read(path: Path, mmap: bool) -> dict[str, Any]:
+    path = Path(path)
+    if is_exported(path):
+        return read_exported(path)
     verify(path)
     content = _read_without_parts(path, mmap)
     if is_sharded(path):
@@ -117,8 +112,7 @@ def refuse_damaged(path: Path) -> None:
 
 
 def _read_without_parts(path: Path, mmap: bool = True) -> dict[str, Any]:
-    file = path / REST if path.is_dir() else path
-    return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    return torch.load(path / REST if path.is_dir() else path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def by_number(state: dict[str, Any]) -> dict[str, Any]:

@@ -37,12 +37,13 @@ def write_exported(content: dict[str, Any], settings: dict[str, Any], folder: Pa
         tokenizer: The content of tokenizer.json; None for no such file.
         separators: Values of `SEPARATORS`, as far as they are known.
     """
+    origin = content["anlit"]
     record = {
         "anlit": anlit.__version__,
-        "architecture": content["anlit"]["architecture"],
+        "architecture": origin["architecture"],
         "step": content["global_step"],
-        "data": content["anlit"]["data"],
-        "family": content["anlit"].get("family"),
+        "data": origin["data"],
+        "family": origin.get("family"),
         **{key: separators.get(key) for key in SEPARATORS},
         "settings": settings,
     }
@@ -86,15 +87,11 @@ def read_exported(folder: str | Path) -> dict[str, Any]:
     weights = load_file(Path(folder) / WEIGHTS)
     if record["settings"].get("tie_embeddings") and EMBEDDING in weights:
         weights[HEAD] = weights[EMBEDDING]
+    origin = {key: record.get(key) for key in ("architecture", "data", "family")}
     return {
         "state_dict": {PREFIX + name: tensor for name, tensor in weights.items()},
         "hyper_parameters": record["settings"],
         "pytorch-lightning_version": version("lightning"),  # the form of this dictionary
         "global_step": record["step"],
-        "anlit": {
-            "architecture": record["architecture"],
-            "version": record["anlit"],
-            "data": record["data"],
-            "family": record.get("family"),
-        },
+        "anlit": {**origin, "version": record["anlit"]},
     }

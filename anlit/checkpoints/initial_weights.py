@@ -33,36 +33,37 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     Raises:
         UserError: There is no such file, it is damaged, anlit did not write it, or its weights do not fit the model.
     """
+    given = f"initial_weights={path}"
     if not is_checkpoint(path) and not is_exported(path):
-        raise UserError(f"initial_weights={path} is not a file: give a checkpoint such as RUN/checkpoints/best.ckpt")
+        raise UserError(f"{given} is not a file: give a checkpoint such as RUN/checkpoints/best.ckpt")
     content = read_model(Path(path))
     saved, expected = content["anlit"]["architecture"], type(model).__name__
     if saved.startswith("Folded"):
         raise UserError(
-            f"initial_weights={path} holds a folded model, which cannot be trained: give the run's checkpoint, or "
-            "export it without --fold"
+            f"{given} holds a folded model, which cannot be trained: give the run's checkpoint, or export it without "
+            "--fold"
         )
     if saved != expected:
         raise UserError(
-            f"initial_weights={path} holds a {saved}, but the configuration's model is {expected}: set --model {saved} "
-            "or choose another checkpoint"
+            f"{given} holds a {saved}, but the configuration's model is {expected}: set --model {saved} or choose "
+            "another checkpoint"
         )
     saved_weights, weights = content["state_dict"], model.state_dict()
     then = content["hyper_parameters"].get("attention")
     now = to_plain_values(dict(model.hparams)).get("attention")
     if _mechanisms(then) != _mechanisms(now):
         _log.info(
-            f"attention is {attention_label(then)} in initial_weights={path} and {attention_label(now)} in the model: "
-            "what the mechanism itself learns starts from its initial values"
+            f"attention is {attention_label(then)} in {given} and {attention_label(now)} in the model: what the "
+            "mechanism itself learns starts from its initial values"
         )
-        saved_weights = {name: value for name, value in saved_weights.items() if not _is_of_mechanism(name)}
-        saved_weights |= {name: value for name, value in weights.items() if _is_of_mechanism(name)}
-    refuse_other_shapes(saved_weights, weights, f"initial_weights={path}")
-    embedding, head = (f"{PREFIX}{name}" for name in (EMBEDDING, HEAD))
-    if model.model.tie_embeddings and not saved_weights[embedding].equal(saved_weights[head]):
-        raise UserError(
-            f"initial_weights={path} has an embedding and a head that differ: leave out model.tie_embeddings"
+        saved_weights, weights_of_mechanism = (
+            {name: value for name, value in weights.items() if any(part in name for part in OF_MECHANISMS) == own}
+            for weights, own in ((saved_weights, False), (weights, True))
         )
+        saved_weights |= weights_of_mechanism
+    refuse_other_shapes(saved_weights, weights, given)
+    if model.model.tie_embeddings and not saved_weights[PREFIX + EMBEDDING].equal(saved_weights[PREFIX + HEAD]):
+        raise UserError(f"{given} has an embedding and a head that differ: leave out model.tie_embeddings")
     model.load_state_dict(saved_weights)
     model.family = content["anlit"].get("family")
 
@@ -74,7 +75,3 @@ def _mechanisms(plain: Any) -> list[str]:
     if not isinstance(plain, dict):
         return []
     return [class_name(plain) or "Plain", *_mechanisms(list(init_args(plain).values()))]
-
-
-def _is_of_mechanism(name: str) -> bool:
-    return any(part in name for part in OF_MECHANISMS)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import anlit.attention.mechanisms  # noqa: F401  a checkpoint may name any of them; what is not imported is refused
 from anlit.checkpoints.checkpoint_io import read_checkpoint
-from anlit.checkpoints.integrity import MODEL, UNREADABLE, DamagedError, require_content, unreadable
+from anlit.checkpoints.integrity import MODEL, UNREADABLE, DamagedError, reason, require_content
 from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
-from anlit.configuration import ARCHITECTURES, CONFIG, attention_label
+from anlit.configuration import ARCHITECTURES, CONFIG, attention_label, mapping
 from anlit.errors import UserError
 from anlit.models import angpt, fold, gpt, ngpt  # noqa: F401  as above
 from anlit.models.kernel_selection import use_saved
@@ -21,7 +21,7 @@ from anlit.models.runtime import flush_denormals, keep_freed_memory
 from anlit.reading import check, read_yaml
 from anlit.settings import build_from_plain, subclass_named
 
-EMBEDDING, BLOCKS, MLP = "model.embedding.weight", "model.blocks.", "W_u.weight"
+EMBEDDING, BLOCKS, MLP = "model.embedding.weight", "model.blocks.", "model.blocks.0.W_u.weight"
 ORIGIN = {"anlit": {"data": {"tokenizer_sha256": str}, "family": str}}
 """What a checkpoint may say of where its model comes from, as a schema of `anlit.reading`."""
 
@@ -86,20 +86,20 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
         flush_denormals()
     file = find_checkpoint(path)
     content = read_model(file)
-    saved = content["hyper_parameters"].items()
+    saved, record = content["hyper_parameters"].items(), content["anlit"]
     settings = {name: value for name, value in saved if not name.startswith("_") and name != "optimizer"}
     try:
         model = _rebuild(content, settings, file, changes)
     except UserError:
         raise
     except UNREADABLE as error:
-        raise unreadable(file, error) from error
+        raise _unreadable(file, error) from error
     model = model.to(target).eval().requires_grad_(False)
-    record = content["anlit"]
     model.selections = use_saved(model.model, record.get("attention"), target)
-    return Checkpoint(
-        model, file, content["global_step"], _run_config(file), record.get("data"), settings, record.get("family")
-    )
+    in_run = file.parent.name == CHECKPOINTS and (file.parent.parent / CONFIG).exists()
+    advice = "correct it, or copy the checkpoint elsewhere"
+    config = mapping(read_yaml(file.parent.parent / CONFIG, advice=advice)) if in_run else None
+    return Checkpoint(model, file, content["global_step"], config, record.get("data"), settings, record.get("family"))
 
 
 def find_device(name: str) -> torch.device:
@@ -132,7 +132,11 @@ def read_model(file: Path) -> dict[str, Any]:
             raise DamagedError("not all of state_dict are tensors")
         return content
     except UNREADABLE as error:
-        raise unreadable(file, error) from error
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: BaseException) -> UserError:
+    return UserError(f"{file} cannot be read as a checkpoint ({reason(error)}): choose another one from a run folder")
 
 
 def _rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path, changes: dict[str, Any]) -> LanguageModel:
@@ -164,11 +168,13 @@ def _check_sizes(settings: dict[str, Any], weights: dict[str, Tensor], architect
     if claimed > 2 * held:  # views of a small tensor can claim any shape; twice, for a weight that two layers share
         raise UserError(f"{file} claims {claimed:,} bytes of weights and holds {held:,}: choose another checkpoint")
     layers = {name.split(".")[2] for name in weights if name.startswith(BLOCKS)}
-    sizes = {"n_layers": len(layers)}
-    sizes["vocab_size"], sizes["d_model"] = _shape(weights, EMBEDDING, file)
-    first_mlp = f"{BLOCKS}0.{MLP}"
-    if first_mlp in weights or (layers and architecture.__module__.startswith("anlit.")):  # others may have another MLP
-        sizes["d_ff"] = _shape(weights, first_mlp, file)[0]
+    sizes, matrices = {"n_layers": len(layers)}, {EMBEDDING: ("vocab_size", "d_model")}
+    if MLP in weights or (layers and architecture.__module__.startswith("anlit.")):  # others may have another MLP
+        matrices[MLP] = ("d_ff", "d_model")
+    for name, axes in matrices.items():
+        if name not in weights or weights[name].dim() != 2:
+            raise UserError(f"{file} has no matrix {name} among its weights: choose another checkpoint")
+        sizes |= zip(axes, weights[name].shape, strict=True)
     for name, size in sizes.items():
         if settings.get(name, size) not in (size, None):
             raise UserError(
@@ -177,24 +183,8 @@ def _check_sizes(settings: dict[str, Any], weights: dict[str, Tensor], architect
             )
 
 
-def _shape(weights: dict[str, Tensor], name: str, file: Path) -> tuple[int, int]:
-    if name not in weights or weights[name].dim() != 2:
-        raise UserError(f"{file} has no matrix {name} among its weights: choose another checkpoint")
-    rows, columns = weights[name].shape
-    return rows, columns
-
-
-def _run_config(file: Path) -> dict[str, Any] | None:
-    """The content of the run folder's config.yaml; None if there is none."""
-    path = file.parent.parent / CONFIG
-    if file.parent.name != CHECKPOINTS or not path.exists():
-        return None
-    config = read_yaml(path, advice="correct it, or copy the checkpoint elsewhere")
-    return config if isinstance(config, dict) else None
-
-
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """One checkpoint in a record."""
+    """The checkpoint in a record of what was measured."""
     return {
         "label": checkpoint.label,
         "file": str(checkpoint.file),

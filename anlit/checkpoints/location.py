@@ -53,9 +53,9 @@ def find_checkpoint(path: str) -> Path:
     Raises:
         UserError: There is none.
     """
+    require_path(path)
     if is_checkpoint(path) or is_exported(path):
         return Path(path)
-    require_path(path)
     if (file := checkpoint_of_run(path)) is None:
         raise UserError(
             f"{path} has no {CHECKPOINTS}/{' or '.join(BEST_THEN_LAST)}: give a run folder whose training has saved "
@@ -65,13 +65,13 @@ def find_checkpoint(path: str) -> Path:
 
 
 def require_path(path: str) -> None:
-    """Raise UserError where nothing is there."""
+    """Raises UserError where nothing is there."""
     if not Path(path).exists():
         raise UserError(f"{path} does not exist: give a run folder or a checkpoint such as RUN/checkpoints/best.ckpt")
 
 
 def refuse_address(path: str | Path) -> None:
-    """Raise UserError for a checkpoint that is not on a file system of this machine."""
+    """Raises UserError for a checkpoint that is not on a file system of this machine."""
     if "://" in str(path) or str(path).startswith("registry"):
         raise UserError(
             f"the checkpoint {path} is not on this machine: download it, and give the path of the file or folder"

@@ -1,4 +1,4 @@
-"""The tensors of a sharded checkpoint: a safetensors file from every rank, written and read without any pickle.
+"""The tensors of a sharded checkpoint: a safetensors file from every rank, read without any pickle.
 
 A file's header has the shape, the dtype and the offset in the whole tensor of each part that the file holds. The
 structure around the tensors (optimizer states, parameter groups) is plain values, kept in `REST` with a mark where
@@ -6,8 +6,7 @@ each tensor belongs.
 """
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.futures import Future
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-from anlit.checkpoints.integrity import UNREADABLE, DamagedError, checksum
+from anlit.checkpoints.integrity import UNREADABLE, DamagedError
 from anlit.checkpoints.writing import first_cause
 
 MARK = "tensor of the parts: "
@@ -29,11 +27,7 @@ def without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[path] = value
         return MARK + path
-    if isinstance(value, dict):
-        return {key: without_tensors(entry, f"{path}.{key}", tensors) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(without_tensors(entry, f"{path}.{n}", tensors) for n, entry in enumerate(value))
-    return value
+    return _mapped(lambda inner, key: without_tensors(inner, f"{path}.{key}", tensors), value)
 
 
 def with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -46,10 +40,15 @@ def with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         if (name := value.removeprefix(MARK)) not in tensors:
             raise DamagedError(f"its parts have no {name}")
         return tensors[name]
+    return _mapped(lambda inner, _: with_tensors(inner, tensors), value)
+
+
+def _mapped(change: Callable[[Any, Any], Any], value: Any) -> Any:
+    """A dictionary, list or tuple with `change(entry, key)` in place of each entry; another value as it is."""
     if isinstance(value, dict):
-        return {key: with_tensors(entry, tensors) for key, entry in value.items()}
+        return {key: change(entry, key) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(with_tensors(entry, tensors) for entry in value)
+        return type(value)(change(entry, number) for number, entry in enumerate(value))
     return value
 
 
@@ -100,10 +99,9 @@ def read_into(tensors: dict[str, Tensor], folder: Path, no_dist: bool = False) -
 
 
 def refuse_other_tensors(folder: Path, tensors: Mapping[str, Tensor], complete: bool) -> None:
-    """Compare the headers with the tensors that they will be read into.
+    """Compare the headers with the tensors or DTensors that they will be read into.
 
     Args:
-        tensors: By name; whole ones or DTensors.
         complete: Whether the files may have no others.
 
     Raises:
@@ -111,38 +109,7 @@ def refuse_other_tensors(folder: Path, tensors: Mapping[str, Tensor], complete: 
     """
     headers = read_headers(folder)
     for name, tensor in tensors.items():
-        if name not in headers:
-            raise DamagedError(f"its parts have no {name}")
-        if headers[name] != (expected := (tensor.shape, tensor.dtype)):
-            (stored, stored_dtype), (shape, dtype) = headers[name], expected
-            raise DamagedError(f"its {name} is {tuple(stored)}, {stored_dtype}, and should be {tuple(shape)}, {dtype}")
+        if headers.get(name) != (tensor.shape, tensor.dtype):
+            raise DamagedError(f"its parts have no {name} of {tuple(tensor.shape)}, {tensor.dtype}")
     if complete and (others := sorted(headers.keys() - tensors.keys())):
         raise DamagedError(f"its parts have {others[0]}, which the model has not")
-
-
-class PartsWriter(HuggingFaceStorageWriter):
-    """torch's writer of a rank's file; rank 0 gets the size and checksum of each file, in `files`."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(str(folder), save_distributed=True)
-        self.files: dict[str, dict[str, int]] = {}
-
-    def write_data(self, *args: Any, **kwargs: Any) -> Any:
-        """Write this rank's file and give its checksum to rank 0.
-
-        An error on its way to other ranks loses the one behind it, so its words have the cause.
-        """
-        try:
-            results = super().write_data(*args, **kwargs).wait()
-            paths = {result.storage_data.relative_path for result in results}
-            sums = {path: checksum(Path(self.path) / path) for path in paths}
-        except Exception as error:
-            raise RuntimeError(first_cause(error)) from error
-        done: Future = Future()
-        done.set_result([replace(result, storage_data=sums) for result in results])
-        return done
-
-    def finish(self, metadata: Any, results: list[list[Any]]) -> None:
-        """On rank 0, when all ranks have written."""
-        for rank in results:
-            self.files |= rank[0].storage_data if rank else {}

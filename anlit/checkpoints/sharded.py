@@ -1,21 +1,25 @@
 """Writes sharded checkpoints, at once or in the background; all ranks learn of an error on any rank."""
 
+import json
+import os
 import shutil
 import uuid
+from collections import ChainMap
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, distributed
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-from anlit.checkpoints.integrity import write_sums
+from anlit.checkpoints.integrity import SUMS, checksum
 from anlit.checkpoints.location import REST, SHARDED
-from anlit.checkpoints.parts import PartsWriter, without_tensors
+from anlit.checkpoints.parts import without_tensors
 from anlit.checkpoints.writing import (
     PARTIAL,
     first_cause,
@@ -46,7 +50,7 @@ class ShardedCheckpoints:
         self.asynchronous, self.timeout = asynchronous, timeout
         self._written: set[Path] = set()
         self._group: distributed.ProcessGroup | None = None
-        self._pending: tuple[Future, Path, Path] | None = None
+        self._pending: tuple[Future, Path] | None = None
 
     def save(self, checkpoint: dict[str, Any], path: Path) -> None:
         """Write the checkpoint `path`: all ranks write their part of the tensors, rank 0 writes the rest.
@@ -66,20 +70,20 @@ class ShardedCheckpoints:
         folder = path.parent / SHARDED / f"{path.stem}-{names[0]}"
         self._agree(lambda: _begin(folder, {**checkpoint, **states}), folder, path)
         self._written.add(path)
-        writer = PartsWriter(folder)
-        if self.asynchronous:
-            finish = dcp.async_save(tensors, storage_writer=writer, process_group=self._group).result  # type: ignore[union-attr]
-        else:
-            finish = partial(dcp.save, tensors, storage_writer=writer, process_group=self._group)
+        settings: Any = {
+            "storage_writer": HuggingFaceStorageWriter(str(folder), save_distributed=True),
+            "process_group": self._group,
+        }
 
-        def write() -> None:
-            finish()
-            _publish(writer, path)
+        def write(save: Callable[[], Any]) -> None:
+            sums = self._agree(lambda: _write_part(save, folder), folder, path)
+            self._agree(lambda: _publish(folder, path, dict(ChainMap(*sums))), folder, path)
 
         if self.asynchronous:
-            self._pending = ThreadPoolExecutor(1).submit(write), folder, path
+            copied: Any = dcp.async_save(tensors, **settings)
+            self._pending = ThreadPoolExecutor(1).submit(write, copied.result), path
         else:
-            self._agree(write, folder, path)
+            write(lambda: dcp.save(tensors, **settings))
 
     def remove(self, path: Path) -> None:
         """Remove a checkpoint that this process wrote, and no other: the path may come from somebody's checkpoint."""
@@ -93,34 +97,32 @@ class ShardedCheckpoints:
             RunError: On all ranks, if it could not be written.
         """
         if self._pending is not None:
-            (pending, folder, path), self._pending = self._pending, None
-            self._agree(lambda: pending.result(self.timeout.total_seconds()), folder, path)
+            (pending, path), self._pending = self._pending, None
+            try:
+                pending.result(self.timeout.total_seconds())
+            except TimeoutError as error:
+                raise write_failed(path, "a rank has not written its part in time") from error
 
     def abandon(self) -> None:
         """Wait for this rank's write and ignore its errors: the run has failed, and other ranks may be gone."""
-        if self._pending is not None:
-            (pending, *_), self._pending = self._pending, None
-            _error_of(lambda: pending.result(self.timeout.total_seconds()))
+        with suppress(Exception):
+            self.wait()
 
-    def _agree(self, action: Callable[[], Any], folder: Path, path: Path) -> None:
-        """Do something and wait for all ranks. If any has an error, remove the folder and raise on all."""
-        error = _error_of(action)
-        reasons: list[Any] = [None] * distributed.get_world_size(self._group)
-        distributed.all_gather_object(reasons, None if error is None else first_cause(error), group=self._group)
-        if not any(reasons):
-            return
-        if distributed.get_rank() == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise write_failed(path, next(filter(None, reasons))) from error
-
-
-def _error_of(action: Callable[[], Any]) -> BaseException | None:
-    """The error of an action, for the other ranks. torch's CheckpointException is not an `Exception`."""
-    try:
-        action()
-    except (Exception, CheckpointException) as error:
-        return error
-    return None
+    def _agree(self, action: Callable[[], Any], folder: Path, path: Path) -> list[Any]:
+        """Do something on all ranks; its results. If any has an error, remove the folder and raise on all."""
+        result, cause = None, None
+        try:
+            result = action()
+        except (Exception, CheckpointException) as error:  # torch's is no `Exception`
+            cause = error
+        ends: list[Any] = [None] * distributed.get_world_size(self._group)
+        own = (result, None if cause is None else first_cause(cause))
+        distributed.all_gather_object(ends, own, group=self._group)
+        if reasons := [reason for _, reason in ends if reason is not None]:
+            if distributed.get_rank() == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise write_failed(path, reasons[0]) from cause
+        return [result for result, _ in ends]
 
 
 def _begin(folder: Path, rest: dict[str, Any]) -> None:
@@ -131,11 +133,19 @@ def _begin(folder: Path, rest: dict[str, Any]) -> None:
         write_durably(rest, folder / REST)
 
 
-def _publish(writer: PartsWriter, path: Path) -> None:
-    """On rank 0, make `path` a link to the complete folder."""
+def _write_part(save: Callable[[], Any], folder: Path) -> dict[str, dict[str, int]]:
+    """Write this rank's files; returns their checksums. torch has the number of the rank in their names."""
+    save()
+    return {file.name: checksum(file) for file in folder.glob(f"shard-{distributed.get_rank() + 1:05}-*")}
+
+
+def _publish(folder: Path, path: Path, sums: dict[str, Any]) -> None:
+    """On rank 0, write the parts' checksums durably and make `path` a link to the complete folder."""
     if distributed.get_rank() == 0:
-        folder = Path(writer.path)
-        write_sums(folder, writer.files)
+        with (folder / SUMS).open("x") as file:
+            json.dump(sums, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
         link = path.with_name(PARTIAL + path.name)
         link.unlink(missing_ok=True)
         link.symlink_to(folder.relative_to(path.parent), target_is_directory=True)

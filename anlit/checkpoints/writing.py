@@ -56,8 +56,9 @@ def remove_unnamed(checkpoints: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_failed(path: Path, reason: str) -> RunError:
+def write_failed(path: Path, reason: BaseException | str) -> RunError:
     """The error that ends a run that cannot save."""
+    reason = reason if isinstance(reason, str) else first_cause(reason)
     last = path.with_name(LAST)
     advice = f"{last} is complete, continue with --ckpt_path last" if last.exists() else "start the run again"
     return RunError(f"{path} could not be written ({reason}): make room or repair the disk; then {advice}")

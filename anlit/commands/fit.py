@@ -46,7 +46,7 @@ from anlit.training.callbacks.throughput import Throughput
 from anlit.training.callbacks.whole_steps import WholeSteps
 from anlit.training.interruption import TRY_AGAIN, Preempted
 from anlit.training.loggers import CSVLogger
-from anlit.training.refusals import StopListening, refusals
+from anlit.training.refusals import refusals
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the operating system says where a disk, a quota or the limit of a file's size is used up."""
@@ -168,7 +168,7 @@ class FitCommand(ConfigurationParser):
             BestCheckpoint(run_dir),
             LastCheckpoint(run_dir, self.setting("checkpoint_every_n_steps")),
             WholeSteps(),
-            StopListening(),
+            refusals,
         ]
 
 

@@ -40,6 +40,8 @@ TRAINER_DEFAULTS = {
     "log_every_n_steps": 10,
     "enable_model_summary": False,  # RunProgress says how many parameters there are
 }
+CONFIGURATION = dict.fromkeys(("trainer", "model", "data"), (dict, str))
+"""A schema of `anlit.reading` for configuration files. The parser takes any number for the Trainer's settings."""
 USUAL_VOCABULARY = 50_257
 """GPT-2's, where the configuration names neither a vocabulary nor data that are to make one."""
 WARNINGS = (
@@ -207,7 +209,7 @@ def _with_checked_files(arguments: list[str]) -> list[str]:
     arguments = with_configuration_files(arguments)
     for argument in arguments:
         if argument.startswith("--config="):
-            read_yaml(argument.removeprefix("--config="))
+            read_yaml(argument.removeprefix("--config="), CONFIGURATION)
     return arguments
 
 

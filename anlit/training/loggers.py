@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ class CSVLogger(Logger):
     def __init__(self, run_dir: str) -> None:
         super().__init__()
         self.path = Path(run_dir) / METRICS
-        self._columns: list[str] | None = None  # None: the file has not been looked at
+        self._columns: list[str] = []
 
     @property
     def save_dir(self) -> str:
@@ -37,31 +38,24 @@ class CSVLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Append a row. For names that the header lacks the file is written anew, so that a kill loses nothing."""
         row: dict[str, Any] = {"step": step, **convert_tensors_to_scalars(metrics)}
-        if self._columns is None:
-            self.drop_from(math.inf)
-        if new := row.keys() - set(self._columns or []):
-            self._columns = sorted({*(self._columns or []), *new})
-            self._rewrite(read_rows(self.path) if self.path.is_file() else [])
+        if not row.keys() <= {*self._columns}:
+            self.rewrite(more_columns=row)
         with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self._columns or []).writerow(row)
+            csv.DictWriter(file, self._columns).writerow(row)
 
-    def drop_from(self, step: float) -> list[dict[str, str]]:
-        """Remove the rows of step `step` (from 0) and of later ones; returns the rows that stay."""
+    def rewrite(self, before: float = math.inf, more_columns: Iterable[str] = ()) -> list[dict[str, str]]:
+        """Write the rows of steps (from 0) below `before` anew, so that a kill loses nothing; returns them."""
         rows = read_rows(self.path) if self.path.is_file() else []
-        kept = [row for row in rows if number(row, "step", self.path) < step]
-        self._columns = list(rows[0]) if rows else []
-        if rows:
-            self._rewrite(kept)
-        return kept
-
-    def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path) as partial, partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns or [])
-            writer.writeheader()
-            writer.writerows(rows)
+        self._columns = sorted({*more_columns, *(rows[0] if rows else [])})
+        rows = [row for row in rows if number(row, "step", self.path) < before]
+        if self._columns:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path) as partial, partial.open("w", newline="") as file:
+                writer = csv.DictWriter(file, self._columns)
+                writer.writeheader()
+                writer.writerows(rows)
+        return rows
 
 
 def log_settings(logger: Logger, settings: dict[str, Any]) -> None:

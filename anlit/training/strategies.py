@@ -35,21 +35,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class FullySharded(MeshStrategy):
     """Parameters, gradients and optimizer states are sharded over the ranks; each block is gathered while it runs.
 
-    This is Lightning's ModelParallelStrategy with data parallelism over all ranks; its "auto" sizes would mean tensor
-    parallelism inside a node. Master weights are float32; with `precision: bf16-mixed` matrix products are in bfloat16.
+    Master weights are float32; with `precision: bf16-mixed` matrix products are in bfloat16.
 
     Args:
         replicas: Number of complete copies of the model, each sharded over world size / replicas ranks (hybrid
             sharding). With one replica per node, parameters are gathered inside nodes only.
-        gather_dtype: The dtype in which parameters are sent and used. bfloat16 halves the traffic, and rounds gains
-            and scaling vectors too.
-        reshard_after_forward: Free a block's gathered parameters after its forward pass and gather them again for the
-            backward pass. False needs more memory and two thirds of the traffic.
+        gather_dtype: In which parameters are sent and used. bfloat16 halves the traffic, and rounds gains too.
+        reduce_dtype: In which gradients are summed.
+        reshard_after_forward: Free a block's gathered parameters after its forward pass. False needs more memory and
+            two thirds of the traffic.
         sharded_checkpoints: Each rank writes its part into a folder; otherwise rank 0 writes one file.
         async_checkpoints: Write the parts in the background, from a copy in host memory.
         process_group_backend: nccl or gloo; by default that of the device.
-        timeout_minutes: How long a collective operation waits for a rank that may be dead, and a checkpoint for its
-            parts.
+        timeout_minutes: How long a rank, and a checkpoint in the background, waits for ranks that may be dead.
     """
 
     def __init__(
@@ -85,19 +83,17 @@ class FullySharded(MeshStrategy):
         Raises:
             UserError: `replicas` does not divide the number of ranks.
         """
-        ranks = self.num_nodes * self.num_processes
-        if ranks % self.replicas:
+        if (ranks := self.num_nodes * self.num_processes) % self.replicas:
             raise UserError(
-                f"trainer.strategy.replicas={self.replicas} does not divide the number of ranks, {ranks}: "
-                "choose one that does"
+                f"trainer.strategy.replicas={self.replicas} does not divide the number of ranks, {ranks}: choose one "
+                "that does"
             )
         super().setup_environment()
 
     def make_mesh(self) -> DeviceMesh:
-        if self.replicas == 1:
-            return init_device_mesh(self.root_device.type, (self.world_size,), mesh_dim_names=("shard",))
-        shape = (self.replicas, self.world_size // self.replicas)
-        return init_device_mesh(self.root_device.type, shape, mesh_dim_names=("replicate", "shard"))
+        sizes, names = (self.replicas, self.world_size // self.replicas), ("replicate", "shard")
+        first = int(self.replicas == 1)
+        return init_device_mesh(self.root_device.type, sizes[first:], mesh_dim_names=names[first:])
 
     def setup(self, trainer: L.Trainer) -> None:
         """Shard the decoder and draw missing weights; then Lightning sets up the optimizer."""
@@ -114,12 +110,12 @@ class FullySharded(MeshStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        if not self.writes_parts:
-            path = self.broadcast(str(filepath))
+        path = self.broadcast(str(filepath))
+        if self.writes_parts:
+            checkpoint["state_dict"] = self._without_shared(checkpoint["state_dict"])
+            self._checkpoints.save(checkpoint, Path(path))
+        else:
             super(ModelParallelStrategy, self).save_checkpoint(checkpoint, path, storage_options)
-            return
-        checkpoint["state_dict"] = self._without_shared(checkpoint["state_dict"])
-        self._checkpoints.save(checkpoint, Path(self.broadcast(str(filepath))))
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         if not self.writes_parts:
@@ -147,9 +143,9 @@ class FullySharded(MeshStrategy):
         """
         assert self.lightning_module is not None
         path = Path(self.broadcast(str(checkpoint_path)))
-        if self.lightning_module.trainer.state.fn != TrainerFn.FITTING:  # before a fit, the command line has looked
-            self._refuse_damaged(path)
         try:
+            if self.lightning_module.trainer.state.fn != TrainerFn.FITTING:  # before a fit, the command line has looked
+                self._verify(path)
             rest = read_rest(path)
             self.lightning_module.on_load_checkpoint(rest)  # refuses another model's before its weights do
             optimizers = [] if self.lightning_module.begins_new_optimizer else self.optimizers
@@ -159,8 +155,19 @@ class FullySharded(MeshStrategy):
             raise damaged(path, error) from error
         return rest
 
+    def _verify(self, path: Path) -> None:
+        """Compare the checkpoint's sums on rank 0; all ranks raise DamagedError if they do not fit."""
+        problem = ""
+        if self.is_global_zero:
+            try:
+                verify(path)
+            except DamagedError as error:
+                problem = str(error)
+        if problem := self.broadcast(problem):
+            raise DamagedError(problem)
+
     def _load_parts(self, path: Path, saved: list[dict[str, Any]], optimizers: list[Optimizer]) -> None:
-        """Read this rank's rows. Each optimizer first gets an empty state, into which the tensors are read."""
+        """Read this rank's rows into the tensors of the model and of empty optimizer states."""
         model: Any = self.model
         tensors: dict[str, Tensor] = {}
         without_tensors(self._without_shared(get_model_state_dict(model)), "state_dict", tensors)
@@ -196,23 +203,8 @@ class FullySharded(MeshStrategy):
                 weights[name] = f"{MARK}state_dict.{first[parameter]}"
         return weights
 
-    def _refuse_damaged(self, path: Path) -> None:
-        """Compare the checkpoint's sums on rank 0.
-
-        Raises:
-            UserError: On all ranks, if they do not fit.
-        """
-        problem = None
-        if self.is_global_zero:
-            try:
-                verify(path)
-            except DamagedError as error:
-                problem = str(damaged(path, error))
-        if (problem := self.broadcast(problem)) is not None:
-            raise UserError(problem)
-
     def wait_for_checkpoints(self) -> None:
-        """Wait until a checkpoint in the background is complete."""
+        """Wait until a checkpoint that is written in the background is complete."""
         self._checkpoints.wait()
 
     def on_exception(self, exception: BaseException) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import yaml
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-from anlit.checkpoints.integrity import checksum, write_sums
+from anlit.checkpoints.integrity import SUMS, checksum
 from anlit.checkpoints.location import REST
-from anlit.checkpoints.parts import PartsWriter, without_tensors
+from anlit.checkpoints.parts import without_tensors
 from anlit.checkpoints.sharded import STATES
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
@@ -76,15 +77,15 @@ def write_parts(content: dict[str, Any], folder: Path) -> Path:
     """A checkpoint's content as a single rank writes it into its part."""
     tensors: dict[str, torch.Tensor] = {}
     states = {key: without_tensors(content[key], key, tensors) for key in STATES}
-    dcp.save(tensors, storage_writer=PartsWriter(folder), no_dist=True)
+    dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True), no_dist=True)
     torch.save({**content, **states}, folder / REST)
     return with_sums(folder)
 
 
 def with_sums(folder: Path) -> Path:
     """Write sums.json again: whoever makes a folder can make that too."""
-    (folder / "sums.json").unlink(missing_ok=True)
-    write_sums(folder, {part.name: checksum(part) for part in folder.glob("*.safetensors") if part.is_file()})
+    sums = {part.name: checksum(part) for part in folder.glob("*.safetensors") if part.is_file()}
+    (folder / SUMS).write_text(json.dumps(sums))
     return folder
 
 

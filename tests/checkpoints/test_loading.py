@@ -90,7 +90,7 @@ def test_a_changed_checkpoint_is_refused(tmp_path: Path) -> None:
     for changed, sentence in (
         ({"anlit": {**content["anlit"], "architecture": "Mamba"}}, "names 'Mamba', which is no LanguageModel of anlit"),
         ({"anlit": {**content["anlit"], "data": 5}}, "anlit.data is int in place of dict"),
-        ({"hyper_parameters": None}, "hyper_parameters is missing in it"),
+        ({"hyper_parameters": None}, "hyper_parameters is missing"),
         ({"state_dict": {"a": 5}}, "not all of state_dict are tensors"),
         ({"state_dict": without("model.embedding.weight")}, "has no matrix model.embedding.weight among its weights"),
         ({"state_dict": without("model.head.weight")}, 'Missing key(s) in state_dict: "model.head.weight"'),

@@ -7,6 +7,10 @@ SCALE_INVARIANT = f"{FIT} --model.attention=ScaleInvariant"
 FAST = [
     ("fit", r"needs --data \(SlimPajama, .*\) and --model \(GPT, NGPT or AnGPT\): give it in a --config FILE or"),
     (f"{FIT} --model.optimizer.lr high", r"model\.optimizer\.lr=high is of the wrong type: give a number$"),
+    (
+        "fit --config three.yaml",
+        r"three\.yaml cannot be read \(trainer is int in place of dict or str\): correct it there",
+    ),
     (f"{FIT} --seed_everything -1", r"seed_everything=-1 is out of range: give 0 to 4294967295"),
     (f"{FIT} --trainer.devices x", r"trainer\.devices is no number of processes: give --trainer\.devices 1"),
     (f"{FIT} --data.path beyond", r"beyond/train is damaged \(it has token 4,9.*vocabulary has 320\)"),

@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("texts", "empty"):
         (place / name).mkdir()
     for name, text in (("texts/0.txt", "the cat sat on the mat"), ("empty.txt", ""), ("bad.jsonl", "{\n"),
-                       ("cut.yaml", "model: ["), ("tiny.yaml", yaml.safe_dump(TINY))):  # fmt: skip
+                       ("cut.yaml", "model: ["), ("three.yaml", "trainer: 3"), ("tiny.yaml", yaml.safe_dump(TINY))):  # fmt: skip
         (place / name).write_text(text)
     (place / "cut.ckpt").write_bytes((run / "checkpoints" / "last.ckpt").read_bytes()[:1000])
     for name, changes in STUDIES.items():

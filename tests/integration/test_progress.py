@@ -9,7 +9,7 @@ from rich.console import Console
 
 from anlit import AnGPT
 from anlit.reporting.text import short_number
-from anlit.training.callbacks.progress import RunProgress, clock, numbers
+from anlit.training.callbacks.progress import RunProgress, numbers
 from tests.models.tiny import batches, tiny
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -41,4 +41,3 @@ def test_numbers_are_short() -> None:
     shown = numbers({"train/tokens_per_second": 12345.6, "loss": 3.21456, "val/loss": 3.3, "other": 1})
     assert shown == "12.3k tokens/s  loss 3.215  val 3.300"
     assert [short_number(x) for x in (0.004, 12, 963, 1.5e6, 2e9)] == ["0.004", "12", "963", "1.5M", "2B"]
-    assert [clock(x) for x in (5, 252, 90061)] == ["0:05", "4:12", "25:01:01"]

@@ -1,6 +1,7 @@
 """Tokens and seconds are counted over the whole run, validation left out."""
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 from anlit import GPT
 from anlit.models.flops import flops_per_token
 from anlit.training.callbacks import Throughput
-from anlit.training.callbacks.throughput import StepTimes, leave_out, peak_flops, peak_memory
+from anlit.training.callbacks.throughput import StepTimes, measuring, peak_flops, peak_memory
 from tests.models.tiny import batches, fit, tiny
 from tests.training.recorder import Recorder
+
+FLOPS = flops_per_token(tiny(GPT).model, 16)
 
 
 def test_tokens_and_seconds_go_on_after_a_resume() -> None:
@@ -27,30 +30,27 @@ def test_tokens_and_seconds_go_on_after_a_resume() -> None:
     assert resumed.seconds > counter.seconds > 0
 
 
-class Clock:
-    """Time that passes only when somebody lets it."""
-
-    now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 class Passing(L.Callback):
-    """Batch i computes for 1 + i seconds, its fetch takes 2 seconds; validation and a measurement take long."""
+    """Time passes here alone: batch i computes for 1 + i seconds, its fetch takes 2; validation and measuring long."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.clock.now += 1 + batch_idx
+        self.now += 1 + batch_idx
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            with measuring(trainer, pl_module):
+                self.now += 1e6
 
     def on_validation_batch_start(self, *args: Any) -> None:
-        self.clock.now += 1e6
+        self.now += 1e6
 
 
 class SlowLoader:
-    def __init__(self, clock: Clock, n_batches: int) -> None:
+    def __init__(self, clock: Passing, n_batches: int) -> None:
         self.clock, self.inner = clock, batches(4 * n_batches, 16)
 
     def __len__(self) -> int:
@@ -62,60 +62,28 @@ class SlowLoader:
             yield batch
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("anlit.training.callbacks.throughput.time", clock)
-    return clock
-
-
-def logged_rows(clock: Clock, n_batches: int, *callbacks: L.Callback, **trainer: Any) -> dict[int, dict[str, float]]:
-    """Rows of steps 1 and 3, each of an interval of two steps."""
-    recorder = Recorder()
-    names = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+@pytest.mark.parametrize(
+    ("accumulate", "times", "waited"), [(1, ([3, 4], [5, 6]), 2), (2, ([7, 11], [15, 19]), 4)], ids=["1", "2"]
+)
+def test_step_times_waiting_and_speed_of_each_interval(
+    monkeypatch: pytest.MonkeyPatch, accumulate: int, times: tuple[list[int], list[int]], waited: int
+) -> None:
+    """Of two steps; several micro-batches are one step, and what is no training is left out."""
+    monkeypatch.setattr("anlit.training.callbacks.throughput.peak_flops", lambda *_: 1e9)
+    clock, recorder, quiet = Passing(monkeypatch), Recorder(), ("checkpointing", "progress_bar", "model_summary")
     L.Trainer(
         accelerator="cpu", max_epochs=1, logger=recorder, num_sanity_val_steps=0, log_every_n_steps=2,
-        callbacks=[Throughput(), Passing(clock), *callbacks], limit_val_batches=1, **dict.fromkeys(names, False),
-        **trainer,
-    ).fit(tiny(GPT), SlowLoader(clock, n_batches), batches(4, 16))  # fmt: skip
-    return recorder.rows
-
-
-def test_step_times_waiting_and_speed_of_each_interval(clock: Clock) -> None:
-    """Steps take 3, 4, 5 and 6 seconds, 2 of them waiting; validation is left out."""
-    rows = logged_rows(clock, 4, val_check_interval=1)
-    expected = {"p50": (3.5, 5.5), "p90": (3.9, 5.9), "p99": (3.99, 5.99)}
-    for row, place in ((1, 0), (3, 1)):
-        for name, values in expected.items():
-            assert rows[row][f"train/step_seconds_{name}"] == pytest.approx(values[place])
-    assert rows[1]["train/data_wait_share"] == pytest.approx(4 / 7)
-    assert rows[3]["train/data_wait_share"] == pytest.approx(4 / 11)
-    assert rows[3]["train/seconds"] == pytest.approx(18)
-    assert rows[3]["train/tokens_per_second"] == pytest.approx(2 * 4 * 16 / 11)
-
-
-def test_a_step_of_several_micro_batches_is_one_step(clock: Clock) -> None:
-    """Steps take 3 + 4, 5 + 6, 7 + 8 and 9 + 10 seconds."""
-    rows = logged_rows(clock, 8, accumulate_grad_batches=2)
-    assert rows[1]["train/step_seconds_p50"] == pytest.approx(9)
-    assert rows[3]["train/step_seconds_p50"] == pytest.approx(17)
-    assert rows[3]["train/tokens_per_second"] == pytest.approx(4 * 4 * 16 / 34)
-    assert rows[3]["train/data_wait_share"] == pytest.approx(8 / 34)
-
-
-def test_mfu_counts_the_flops_of_the_batches(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anlit.training.callbacks.throughput.peak_flops", lambda device, precision: 1e9)
-    flops = flops_per_token(tiny(GPT).model, 16)
-    assert logged_rows(clock, 2)[1]["train/mfu"] == pytest.approx(flops * 2 * 4 * 16 / 7 / 1e9)
-
-
-def test_time_that_is_left_out_is_no_training_time(clock: Clock) -> None:
-    class Measures(L.Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-            clock.now += 1e6
-            leave_out(trainer, 1e6)
-
-    assert logged_rows(clock, 4, Measures())[3]["train/seconds"] == pytest.approx(18)
+        accumulate_grad_batches=accumulate, callbacks=[Throughput(), clock], limit_val_batches=1,
+        val_check_interval=accumulate, **{f"enable_{name}": False for name in quiet},
+    ).fit(tiny(GPT), SlowLoader(clock, 4 * accumulate), batches(4, 16))  # fmt: skip
+    for step, seconds in zip((1, 3), times, strict=True):
+        row, (first, second) = recorder.rows[step], seconds
+        tokens = 2 * accumulate * 4 * 16
+        expected = {f"step_seconds_p{share}": first + (second - first) * share / 100 for share in (50, 90, 99)}
+        expected |= {"data_wait_share": 2 * waited / (first + second), "tokens_per_second": tokens / (first + second)}
+        expected["mfu"] = FLOPS * expected["tokens_per_second"] / 1e9
+        assert {name: row[f"train/{name}"] for name in expected} == pytest.approx(expected)
+    assert recorder.rows[3]["train/seconds"] == pytest.approx(sum(map(sum, times)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="compares with /proc")
@@ -144,12 +112,10 @@ def test_step_times_of_a_device_are_its_own() -> None:
     assert times.take() == []
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "tera"), [("NVIDIA H200", "bf16-mixed", 989), ("NVIDIA A100-SXM4-80GB", "bf16-true", 312)]
-)
+@pytest.mark.parametrize(("name", "tera"), [("NVIDIA H200", 989), ("NVIDIA A100-SXM4-80GB", 312)])
 def test_peaks_are_dense_data_sheet_values_and_a_cpu_has_none(
-    monkeypatch: pytest.MonkeyPatch, name: str, precision: str, tera: float
+    monkeypatch: pytest.MonkeyPatch, name: str, tera: float
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert peak_flops(torch.device("cuda", 0), precision) == pytest.approx(tera * 1e12, rel=0.01)
-    assert peak_flops(torch.device("cpu"), precision) is None
+    assert peak_flops(torch.device("cuda", 0), "bf16-mixed") == pytest.approx(tera * 1e12, rel=0.01)
+    assert peak_flops(torch.device("cpu"), "bf16-mixed") is None

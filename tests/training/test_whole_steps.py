@@ -14,7 +14,7 @@ QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"),
 
 
 class Seen(L.Callback):
-    """After how many optimizer steps validation came; asks for the run's end after micro-batch `stop_after`."""
+    """Notes after how many steps validation came; asks for the run's end after micro-batch `stop_after`."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.validated: list[int] = []

@@ -7,7 +7,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from anlit.checkpoints.location import BEST, is_checkpoint
+from anlit.checkpoints.location import BEST, CHECKPOINTS, is_checkpoint
 from anlit.lightning_internals import (
     completes_step,
     last_saved_step,
@@ -23,13 +23,8 @@ class BestCheckpoint(ModelCheckpoint):
     """Keeps the checkpoint of the lowest validation loss as `checkpoints/best.ckpt`."""
 
     def __init__(self, run_dir: str) -> None:
-        super().__init__(
-            dirpath=Path(run_dir) / "checkpoints",
-            filename="best",
-            monitor="val/loss",
-            save_on_train_epoch_end=False,
-            enable_version_counter=False,
-        )
+        settings: dict[str, Any] = {"save_on_train_epoch_end": False, "enable_version_counter": False}
+        super().__init__(Path(run_dir) / CHECKPOINTS, "best", monitor="val/loss", **settings)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Join the best score to this run's own best.ckpt; `LanguageModel` has taken all paths out of the state."""
@@ -48,12 +43,8 @@ class LastCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, run_dir: str, every_n_steps: int = 500) -> None:
-        super().__init__(
-            dirpath=Path(run_dir) / "checkpoints",
-            filename="last",
-            every_n_train_steps=every_n_steps,
-            enable_version_counter=False,
-        )
+        settings: dict[str, Any] = {"every_n_train_steps": every_n_steps, "enable_version_counter": False}
+        super().__init__(Path(run_dir) / CHECKPOINTS, "last", **settings)
         self.interruption = Interruption()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -64,27 +55,24 @@ class LastCheckpoint(ModelCheckpoint):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.interruption.restore()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
         if not completes_step(trainer) or validation_follows(trainer):
             return
         if self.interruption.all_ranks_stop():
-            save_checkpoint_now(self, trainer)
-            self._stop(trainer)
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            self._save_and_stop(trainer)
+        super().on_train_batch_end(trainer, *batch)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save after a validation, not before it: a resumed run would skip that validation."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            save_checkpoint_now(self, trainer)
             if self.interruption.all_ranks_stop():
-                self._stop(trainer)
+                self._save_and_stop(trainer)
+            save_checkpoint_now(self, trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if last_saved_step(self) != trainer.global_step:
             save_checkpoint_now(self, trainer)
-        finish_writing(trainer)  # here an error still fails the run
+        _finish_writing(trainer)  # here an error still fails the run
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Restore the signal handlers, and end the other ranks, which would wait for this one."""
@@ -93,9 +81,10 @@ class LastCheckpoint(ModelCheckpoint):
         if not isinstance(exception, KeyboardInterrupt):  # for an interrupt Lightning ends them
             _end_launched_ranks(trainer)
 
-    def _stop(self, trainer: L.Trainer) -> None:
+    def _save_and_stop(self, trainer: L.Trainer) -> None:
         """End the run when the checkpoint is complete."""
-        finish_writing(trainer)
+        save_checkpoint_now(self, trainer)
+        _finish_writing(trainer)
         trainer.strategy.barrier()
         _end_launched_ranks(trainer)
         rank_zero_info(
@@ -117,6 +106,6 @@ def _end_launched_ranks(trainer: L.Trainer) -> None:
         child.wait()
 
 
-def finish_writing(trainer: L.Trainer) -> None:
+def _finish_writing(trainer: L.Trainer) -> None:
     """Wait for checkpoints that are being written in the background."""
     getattr(trainer.strategy, "wait_for_checkpoints", lambda: None)()

@@ -1,6 +1,6 @@
 """What happens inside a model while it trains: the hidden states' norms, the blocks' steps, the weights' rotation."""
 
-import time
+from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from anlit.errors import UserError
 from anlit.layers.sharded import full_tensor
-from anlit.training.callbacks.attention_statistics import evaluating
-from anlit.training.callbacks.throughput import leave_out
+from anlit.training.callbacks.attention_statistics import require_positive
+from anlit.training.callbacks.norms import row_norms
+from anlit.training.callbacks.throughput import measuring
 
 MOST_COPIED = 128
 """Tokens that the copy is made of, or half of a sequence."""
@@ -31,8 +31,7 @@ class TrainingDynamics(L.Callback):
       model that has learnt to copy (Olsson et al., arXiv 2209.11895) has a lower one on the second copy.
     - `norms/share_at_bound`: the share of constrained vectors whose norm is at least 0.999; not for GPT+.
 
-    The extra forward passes have no gradient and no dropout and draw no random numbers, so training does not change. It
-    needs one copy of the weights during a measured step.
+    Training does not change, as in `AttentionStatistics`. It needs one copy of the weights during a measured step.
 
     Args:
         every_n_steps: Optimizer steps between two measurements.
@@ -40,10 +39,7 @@ class TrainingDynamics(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 50, sequences: int = 4) -> None:
-        if every_n_steps < 1 or sequences < 1:
-            raise UserError(
-                f"TrainingDynamics has sequences={sequences} and every_n_steps={every_n_steps}: both must be at least 1"
-            )
+        require_positive(self, every_n_steps=every_n_steps, sequences=sequences)
         self.every_n_steps, self.sequences = every_n_steps, sequences
         self._before: list[tuple[str, Tensor]] = []
 
@@ -54,23 +50,18 @@ class TrainingDynamics(L.Callback):
             decoder: Any = pl_module.model
             self._before = [(name, full_tensor(weight.detach()).clone()) for name, weight in decoder.matrices()]
 
-    @torch.no_grad()
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not self._before:
             return
-        begun = time.perf_counter()
         decoder: Any = pl_module.model
-        values = rotations(self._before, [full_tensor(weight) for _, weight in decoder.matrices()])
-        values |= share_at_bound(decoder)
-        self._before = []
-        with evaluating(pl_module), trainer.precision_plugin.forward_context():
+        with measuring(trainer, pl_module) as values:
+            values |= rotations(self._before, [full_tensor(weight) for _, weight in decoder.matrices()])
+            values |= share_at_bound(decoder)
+            self._before = []
             values |= hidden_states(pl_module, batch, self.sequences)
             values |= copying(pl_module, batch.tokens.shape[1], self.sequences, batch.tokens.device)
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.global_step - 1)  # where Lightning logs the loss of this batch
-        leave_out(trainer, time.perf_counter() - begun)
 
 
 def copying(model: Any, length: int, sequences: int, device: torch.device) -> dict[str, float]:
@@ -110,29 +101,25 @@ def angles(old: Tensor, new: Tensor) -> Tensor:
 
 def share_at_bound(decoder: Any) -> dict[str, float]:
     """The share of constrained vectors at their bound, `norms/share_at_bound`; empty for GPT+."""
-    norms = [full_tensor(rows) for rows in decoder.row_norms()]
-    return {"norms/share_at_bound": float((torch.cat(norms) >= AT_BOUND).double().mean())} if norms else {}
+    norms = row_norms(decoder)
+    return {"norms/share_at_bound": float((norms >= AT_BOUND).double().mean())} if len(norms) else {}
 
 
 def hidden_states(model: Any, batch: Any, sequences: int) -> dict[str, float]:
     """Run `model` on the first sequences of `batch`; returns each block's `hidden/layer_00/…`."""
     values: dict[str, float] = {}
 
-    def record(number: int, h: Tensor, result: Tensor) -> None:
+    def record(name: str, h: Tensor, result: Tensor) -> None:
         before, after = h.float(), result.float()
         norm, step = (torch.linalg.vector_norm(x, dim=-1) for x in (after, after - before))
-        name = f"hidden/layer_{number:02d}"
         values[f"{name}/norm"] = float(norm.mean())
         values[f"{name}/norm_spread"] = float(norm.std() / norm.mean())
         values[f"{name}/step"] = float((step / torch.linalg.vector_norm(before, dim=-1)).mean())
 
-    handles = [
-        block.register_forward_hook(lambda _, arguments, result, number=number: record(number, arguments[0], result))
-        for number, block in enumerate(model.model.blocks)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for number, block in enumerate(model.model.blocks):
+            name = f"hidden/layer_{number:02d}"
+            hook = block.register_forward_hook(lambda _, given, result, name=name: record(name, given[0], result))
+            hooks.enter_context(hook)
         model(batch.tokens[:sequences], batch.document_ids[:sequences])
-    finally:
-        for handle in handles:
-            handle.remove()
     return values

@@ -24,27 +24,24 @@ class StopOnNonFinite(L.Callback):
     def __init__(self) -> None:
         self._finite: dict[str, Tensor] = {}  # whether all numbers of a kind were
 
-    def on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
-        """Check the norm. It is the same on all ranks, so all of them stop."""
-        if trainer.precision == "16-mixed":
-            return
-        self._note("gradient", norm)
-        if pl_module.device.type == "cpu":
-            self._check(trainer, trainer.global_step + 1)
-
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         if trainer.precision != "16-mixed":  # there the loss is multiplied by a large factor
             self._note("training loss", loss)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_gradient_norm(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
+        """Check the norm. It is the same on all ranks, so all of them stop."""
+        if trainer.precision != "16-mixed":
+            self._note("gradient", norm)
+            if pl_module.device.type == "cpu":
+                self._check(trainer, trainer.global_step + 1)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         if trainer.precision == "16-mixed":
             self._note("training loss", outputs["loss"])
         if pl_module.device.type == "cpu" or is_logged(trainer, trainer.global_step):
             self._check(trainer, trainer.global_step)
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, *_: Any) -> None:
         self._check(trainer, trainer.global_step)
 
     def _note(self, what: str, number: Tensor) -> None:
@@ -52,16 +49,15 @@ class StopOnNonFinite(L.Callback):
         self._finite[what] = self._finite.get(what, finite) & finite
 
     def _check(self, trainer: L.Trainer, step: int) -> None:
-        for what, finite in sorted(self._finite.items(), reverse=True):  # a loss comes before its gradient
-            if not bool(finite):
+        for what in ("training loss", "gradient"):
+            if not bool(self._finite.get(what, True)):
                 raise divergence_error(trainer, f"the {what} became NaN or infinite at step {step}")
 
 
 class FiniteCheckpoints(L.Callback):
-    """Refuses to write a checkpoint whose weights or optimizer state are NaN or infinite.
+    """Refuses to start from, and to write, weights or an optimizer state that are NaN or infinite.
 
-    The previous file stays. The state is also checked when training starts. It waits for the device only then and when
-    a checkpoint is saved, which waits anyway.
+    The previous file stays. It waits for the device only where training starts and a checkpoint is saved.
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -71,7 +67,7 @@ class FiniteCheckpoints(L.Callback):
                 "checkpoint in ckpt_path or initial_weights"
             )
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if n_tensors := _n_non_finite(trainer, pl_module):
             what = f"weights or optimizer state became NaN or infinite by step {trainer.global_step}"
             raise divergence_error(trainer, f"{what} ({n_tensors} tensors)")
@@ -92,10 +88,7 @@ def _n_non_finite(trainer: L.Trainer, model: torch.nn.Module) -> int:
 
 
 def divergence_error(trainer: L.Trainer, what: str) -> UserError:
-    """The error that ends a run after `what` happened, with advice and the newest checkpoint of its callbacks.
-
-    Because of `FiniteCheckpoints` that one has finite weights.
-    """
+    """The error that ends a run after `what` happened, with the newest checkpoint: `FiniteCheckpoints` kept it good."""
     folders = {Path(c.dirpath) for c in trainer.checkpoint_callbacks if getattr(c, "dirpath", None)}  # type: ignore[attr-defined]
     files = [file for folder in folders for file in complete_checkpoints(folder)]
     last = max(files, key=lambda file: file.stat().st_mtime, default="none yet")

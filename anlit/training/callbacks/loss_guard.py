@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any, Literal
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
@@ -21,21 +22,12 @@ LEAST_SPREAD = 1e-3
 """Lower limit of the standard deviation as a share of the mean, for a loss that hardly changes."""
 
 
-class RecentValues:
-    """The last values of good steps, to measure how far a new value is above them."""
-
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self.values: deque[float] = deque(maxlen=window)
-
-    def sigmas(self, value: float) -> float:
-        """Standard deviations of `value` above the mean; −∞ while less than half the window is filled."""
-        n = len(self.values)
-        if n < max(2, self.window // 2):
-            return -math.inf
-        mean = math.fsum(self.values) / n
-        spread = math.sqrt(math.fsum((x - mean) ** 2 for x in self.values) / (n - 1))
-        return (value - mean) / max(spread, LEAST_SPREAD * abs(mean), 1e-30)
+def sigmas(recent: deque[float], value: float) -> float:
+    """Standard deviations of `value` above the mean of recent ones; −∞ while less than half the window is filled."""
+    if len(recent) < max(2, (recent.maxlen or 0) // 2):
+        return -math.inf
+    mean, spread = float(np.mean(recent)), float(np.std(recent, ddof=1))
+    return (value - mean) / max(spread, LEAST_SPREAD * abs(mean), 1e-30)
 
 
 class LossGuard(L.Callback):
@@ -44,12 +36,10 @@ class LossGuard(L.Callback):
     A step is bad if one of them is NaN or infinite, or more than `spike_sigmas` standard deviations above the mean of
     the last `window` good steps, once half as many have been seen (the rule of OLMo's skip-step optimizer). *Skip*
     drops the step's gradients: weights and optimizer state do not change, not even by weight decay. Data, schedule and
-    step number continue, so the bad batch is passed over. The count over the whole run is logged as `guard/skipped`,
-    and each bad step logs a line with its number in metrics.csv. `train/loss` there keeps the value of the bad step,
-    NaN included. A continued run is exact: the checkpoint has the guard's state.
+    step number continue. The count over the whole run is logged as `guard/skipped`, and each bad step logs a line with
+    its number in metrics.csv, whose `train/loss` keeps the value of the bad step. The checkpoint has the guard's state.
 
-    The host waits for the device once per step, which training otherwise does not do. Several ranks also need an
-    all-reduce of two numbers.
+    The host waits for the device once per step. Several ranks also need an all-reduce of two numbers.
 
     Args:
         on_nan: What to do about a loss or gradient norm that is NaN or infinite.
@@ -73,25 +63,21 @@ class LossGuard(L.Callback):
                 "they must be above 0, at least 2 and at least 0"
             )
         self.on_nan, self.on_spike = on_nan, on_spike
-        self.spike_sigmas, self.window, self.limit = spike_sigmas, window, limit
-        self.losses, self.norms = RecentValues(window), RecentValues(window)
+        self.spike_sigmas, self.limit = spike_sigmas, limit
+        self.losses: deque[float] = deque(maxlen=window)
+        self.norms: deque[float] = deque(maxlen=window)
+        self.recent_bad: deque[bool] = deque(maxlen=window)
         self.skipped = 0
-        self._recent_bad: deque[bool] = deque(maxlen=window)
         self._loss: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "losses": list(self.losses.values),
-            "norms": list(self.norms.values),
-            "recent_bad": list(self._recent_bad),
-            "skipped": self.skipped,
-        }
+        recent = {name: list(getattr(self, name)) for name in ("losses", "norms", "recent_bad")}
+        return {**recent, "skipped": self.skipped}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.losses.values.extend(state_dict["losses"])
-        self.norms.values.extend(state_dict["norms"])
-        self._recent_bad.extend(state_dict["recent_bad"])
         self.skipped = state_dict["skipped"]
+        for name in ("losses", "norms", "recent_bad"):
+            getattr(self, name).extend(state_dict[name])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.gradient_clip_algorithm == "value":
@@ -117,9 +103,9 @@ class LossGuard(L.Callback):
         action, why = self.judge(loss_now, norm_now)
         if action == "step":
             return
-        if action == "stop" or sum(self._recent_bad) > self.limit:
-            n_bad = sum(self._recent_bad)
-            many = "" if action == "stop" else f", and {n_bad} of the last {len(self._recent_bad)} steps were bad"
+        n_bad = sum(self.recent_bad)
+        if action == "stop" or n_bad > self.limit:
+            many = "" if action == "stop" else f", and {n_bad} of the last {len(self.recent_bad)} steps were bad"
             raise divergence_error(trainer, f"at step {trainer.global_step} {why}{many}")
         trainer.optimizers[0].zero_grad(set_to_none=True)  # so the optimizer skips all parameters
         for module in pl_module.modules():
@@ -134,24 +120,19 @@ class LossGuard(L.Callback):
         Every rank passes the same numbers and gets the same answer.
         """
         action, why = "step", ""
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            what = f"loss {loss:.4g}" if not math.isfinite(loss) else f"gradient norm {norm:.4g}"
-            action, why = self.on_nan, what
-        elif self.on_spike != "ignore":
-            for what, value, seen in (("loss", loss, self.losses), ("gradient norm", norm, self.norms)):
-                sigmas = seen.sigmas(value)
-                if sigmas > self.spike_sigmas:
-                    action = self.on_spike
-                    why = f"{what} {value:.4g} is {sigmas:.1f} standard deviations above the mean of recent steps"
-                    break
-        self._recent_bad.append(action != "step")
+        for what, value, recent in (("loss", loss, self.losses), ("gradient norm", norm, self.norms)):
+            if not math.isfinite(value):
+                action, why = self.on_nan, f"{what} {value:.4g}"
+                break
+            if self.on_spike == "skip" and not why and (above := sigmas(recent, value)) > self.spike_sigmas:
+                why = f"{what} {value:.4g} is {above:.1f} standard deviations above the mean of recent steps"
+                action = self.on_spike
+        self.recent_bad.append(action != "step")
         if action == "step":
-            self.losses.values.append(loss)
-            self.norms.values.append(norm)
+            self.losses.append(loss)
+            self.norms.append(norm)
         return action, why
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if completes_step(trainer):
             pl_module.log("guard/skipped", torch.tensor(float(self.skipped)))  # kept on the host

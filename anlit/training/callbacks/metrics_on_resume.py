@@ -19,30 +19,28 @@ class MetricsOnResume(L.Callback):
     """
 
     def __init__(self) -> None:
-        self._saved_row: dict[str, Any] | None = None
+        self._missing: dict[str, Any] | None = None
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.training and is_logged(trainer, trainer.global_step):
             checkpoint[KEY] = {"epoch": trainer.current_epoch, **logged_metrics(trainer)}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._saved_row = checkpoint.get(KEY)
+        self._missing = checkpoint.get(KEY)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
-        step, (missing, self._saved_row) = trainer.global_step, (self._saved_row, None)
-        for logger in trainer.loggers:
+        step = trainer.global_step
+        for logger in trainer.loggers if trainer.is_global_zero else []:
             if isinstance(logger, CSVLogger):
-                kept = logger.drop_from(step)
-                if any(row["step"] == str(step - 1) and row.get("train/loss") for row in kept):
-                    missing = None
+                rows = logger.rewrite(before=step)
+                if any(row["step"] == str(step - 1) and row.get("train/loss") for row in rows):
+                    self._missing = None
             elif isinstance(logger, TensorBoardLogger) and step:
                 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # only who logs to it needs it
 
                 writer = logger.experiment.file_writer  # as SummaryWriter does for its purge_step
                 writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
-        if missing:
-            for logger in trainer.loggers:
-                logger.log_metrics(missing, step - 1)
-                logger.save()
+        for logger in trainer.loggers if trainer.is_global_zero and self._missing else []:
+            logger.log_metrics(self._missing or {}, step - 1)
+            logger.save()
+        self._missing = None

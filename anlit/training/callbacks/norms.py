@@ -1,12 +1,10 @@
 """Logs scaling vectors and norms of weights during training."""
 
-import math
 from typing import Any
 
 import lightning as L
 import torch
-from torch import distributed
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import full_tensor
@@ -21,41 +19,18 @@ class NormMonitor(L.Callback):
     GPT+.
     """
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if is_logged(trainer, trainer.global_step):
-            with torch.no_grad():
-                decoder: Any = pl_module.model
-                pl_module.log_dict(scaling_means(decoder) | row_norm_range(decoder))
+            kinds: dict[str, list[Tensor]] = {}
+            for name, module in pl_module.named_modules():
+                if isinstance(module, ScalingVector):
+                    kinds.setdefault(name.rsplit(".", 1)[-1], []).append(full_tensor(module()).abs().mean())
+            pl_module.log_dict({f"scaling/{kind}": torch.stack(means).mean() for kind, means in kinds.items()})
+            if len(norms := row_norms(pl_module.model)):
+                pl_module.log_dict({"norms/row_max": norms.max(), "norms/row_min": norms.min()})
 
 
-def scaling_means(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Mean |s| for each name of scaling vector, over the layers: `scaling/<name>` → 0-d tensor."""
-    kinds: dict[str, list[torch.Tensor]] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, ScalingVector):
-            kinds.setdefault(name.rsplit(".", 1)[-1], []).append(full_tensor(module()).abs().mean())
-    return {f"scaling/{kind}": torch.stack(means).mean() for kind, means in kinds.items()}
-
-
-def row_norm_range(model: Any) -> dict[str, torch.Tensor]:
-    """The largest and smallest norm among the constrained vectors, as 0-d tensors; empty for GPT+.
-
-    Of sharded weights each rank reads its own rows, which may be none. One all-reduce follows.
-    """
-    norms = list(model.row_norms())
-    if not norms:
-        return {}
-    local = torch.cat([_of_this_rank(rows) for rows in norms])
-    ends = torch.stack([local.max(), -local.min()]) if len(local) else local.new_full((2,), -math.inf)
-    if any(isinstance(rows, DTensor) for rows in norms):
-        distributed.all_reduce(ends, distributed.ReduceOp.MAX)
-    return {"norms/row_max": ends[0], "norms/row_min": -ends[1]}
-
-
-def _of_this_rank(rows: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a 1-d tensor, or all of it if its entries are partial sums over ranks."""
-    if not isinstance(rows, DTensor):
-        return rows
-    return rows.full_tensor() if any(placement.is_partial() for placement in rows.placements) else rows.to_local()
+def row_norms(decoder: Any) -> Tensor:
+    """The norms of all vectors that the architecture constrains, of the shards of all ranks; none for GPT+."""
+    return torch.cat([full_tensor(rows) for rows in decoder.row_norms()] or [torch.empty(0)])

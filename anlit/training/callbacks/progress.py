@@ -1,7 +1,7 @@
 """The progress of a run in one line: redrawn in a terminal, printed now and then in a log file."""
 
 import time
-from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import lightning as L
@@ -18,7 +18,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class RunProgress(ProgressBar):
-    """Shows `step 120/1950 ━━━━ 12.3k tokens/s  loss 3.214  val 3.301  4:12 left`.
+    """Shows `step 120/1950 ━━━━ 12.3k tokens/s  loss 3.214  val 3.301  0:04:12 left`.
 
     The numbers change at logged steps only, where the host waits for the device anyway. Lightning's progress bars count
     the batches of an epoch, but runs here are measured in steps. `enable_progress_bar: false` turns it off.
@@ -31,7 +31,6 @@ class RunProgress(ProgressBar):
         super().__init__()
         self._console = console or table.console()
         self._live: Progress | None = None
-        self._task = TaskID(0)
         self._is_enabled = True
         self._first_step, self._step, self._total = 0, 0, 0
         self._began, self._paused_at, self._printed_at = 0.0, 0.0, 0.0
@@ -44,44 +43,51 @@ class RunProgress(ProgressBar):
     def enable(self) -> None:
         self._is_enabled = True
 
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`trainer.print` above the line."""
+        if self._is_enabled:
+            (self._live.console if self._live else self._console).print(*args, soft_wrap=True, **kwargs)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         total = trainer.estimated_stepping_batches
         self._total = int(total) if 0 < total < float("inf") else 0  # 0: neither max_steps nor the data tell
         self._first_step = self._step = trainer.global_step
         self._began = self._printed_at = time.monotonic()
-        self._numbers = ""
-        if self._is_enabled:
-            self.print(self._headline(trainer, pl_module))
-            if self._console.is_terminal:
-                self._open(self._count, self._total, self._step)
+        decoder: Any = pl_module.model
+        device = f"{trainer.world_size} × {pl_module.device.type}" if trainer.world_size > 1 else pl_module.device.type
+        begun = f", continuing at step {self._step}" if self._step else ""
+        self.print(
+            f"{type(pl_module).__name__}, {decoder.n_parameters():,} parameters, {device}, {trainer.precision}, in "
+            f"{trainer.default_root_dir}{begun}"
+        )
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not self._is_enabled or trainer.global_step == self._step:  # several micro-batches make one step
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == self._step:  # several micro-batches make one step
             return
         self._step = trainer.global_step
         if is_logged(trainer, self._step):
             self._numbers = numbers(trainer.progress_bar_metrics)
             if time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES:
                 self._print_line()
-        self._redraw()
+        self._draw_step(self._status)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._paused_at = time.monotonic()
 
-    def on_validation_batch_end(self, trainer: L.Trainer, *arguments: Any, **_: Any) -> None:
-        self._show_batch(trainer, "validation", trainer.num_val_batches, *arguments[3:])
+    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any,
+                                batch_idx: int, dataloader_idx: int = 0) -> None:  # fmt: skip
+        self._show_batch(trainer, "validation", batch_idx, trainer.num_val_batches[dataloader_idx])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._began += time.monotonic() - self._paused_at  # the speed is that of steps
-        if self._is_enabled and trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._numbers = numbers(trainer.progress_bar_metrics)
             self._print_line()
-            self._redraw()
+            self._draw_step(self._status)
 
-    def on_test_batch_end(self, trainer: L.Trainer, *arguments: Any, **_: Any) -> None:
-        self._show_batch(trainer, "test", trainer.num_test_batches, *arguments[3:])
+    def on_test_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any,
+                          batch_idx: int, dataloader_idx: int = 0) -> None:  # fmt: skip
+        self._show_batch(trainer, "test", batch_idx, trainer.num_test_batches[dataloader_idx])
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._close()
@@ -89,82 +95,58 @@ class RunProgress(ProgressBar):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._close()
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """`trainer.print` above the line."""
-        (self._live.console if self._live else self._console).print(*args, soft_wrap=True, **kwargs)
-
-    def _headline(self, trainer: L.Trainer, pl_module: L.LightningModule) -> str:
-        decoder: Any = pl_module.model
-        device = f"{trainer.world_size} × {pl_module.device.type}" if trainer.world_size > 1 else pl_module.device.type
-        begun = f", continuing at step {self._step}" if self._step else ""
-        return (
-            f"{type(pl_module).__name__}, {decoder.n_parameters():,} parameters, {device}, {trainer.precision}, in "
-            f"{trainer.default_root_dir}{begun}"
-        )
-
-    def _open(self, description: str, total: float, completed: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[numbers]}"))
-        self._live = Progress(*columns, console=self._console, refresh_per_second=4)
-        self._task = self._live.add_task(description, total=total or None, completed=completed, numbers="")
-        self._live.start()
-
-    def _redraw(self) -> None:
+    def _close(self) -> None:
         if self._live is not None:
-            shown = "  ".join(filter(None, [self._numbers, self._left]))
-            self._live.update(self._task, description=self._count, completed=self._step, numbers=shown)
+            self._live.stop()
+            self._live = None
 
-    def _show_batch(
-        self, trainer: L.Trainer, what: str, totals: Sequence[float], batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
+    def _show_batch(self, trainer: L.Trainer, what: str, batch_idx: int, total: float) -> None:
+        shown = f"{what} {batch_idx + 1}/{total:.0f}"
+        if trainer.state.fn == "fit":
+            self._draw_step(shown)
+        else:
+            self._draw(shown, batch_idx + 1, total)
+
+    def _draw_step(self, status: str) -> None:
+        self._draw(self._count, self._step, self._total, status)
+
+    def _draw(self, description: str, completed: int, total: float, status: str = "") -> None:
+        """Redraw the line of a terminal."""
         if not self._is_enabled or not self._console.is_terminal:
             return
-        total = totals[dataloader_idx]
-        shown = f"{what} {batch_idx + 1}/{total:.0f}"
         if self._live is None:
-            self._open(shown, total, 0)
-        assert self._live is not None
-        if trainer.state.fn == "fit":
-            self._live.update(self._task, numbers=shown)
-        else:
-            self._live.update(self._task, description=shown, completed=batch_idx + 1)
+            columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[status]}"))
+            self._live = Progress(*columns, console=self._console, refresh_per_second=4)
+            self._live.add_task(description, status=status)
+            self._live.start()
+        settings: dict[str, Any] = {"completed": completed, "total": total or None, "status": status}
+        self._live.update(TaskID(0), description=description, **settings)
 
     def _print_line(self) -> None:
-        """Print a line, unless a terminal shows the one that is redrawn."""
-        if self._live is None:
+        """Print a line where none is redrawn."""
+        if self._is_enabled and not self._console.is_terminal:
             self._printed_at = time.monotonic()
-            echo("  ".join(filter(None, [self._count, self._numbers, self._left])))
+            echo("  ".join(filter(None, [self._count, self._status])))
 
     @property
     def _count(self) -> str:
         return f"step {self._step}/{self._total or '?'}"
 
     @property
-    def _left(self) -> str:
-        """The time left at the mean speed of this process's steps, without validations."""
-        done = self._step - self._first_step
-        if not self._total or not done:
-            return ""
-        return f"{clock((time.monotonic() - self._began) / done * (self._total - self._step))} left"
-
-    def _close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+    def _status(self) -> str:
+        """The numbers, and the time left at the mean speed of this process's steps, without validations."""
+        left, done = "", self._step - self._first_step
+        if self._total and done:
+            seconds = (time.monotonic() - self._began) / done * (self._total - self._step)
+            left = f"{timedelta(seconds=round(seconds))} left"
+        return "  ".join(filter(None, [self._numbers, left]))
 
 
 def numbers(metrics: dict[str, Any]) -> str:
     """Speed, training loss and validation loss from Lightning's progress bar metrics, as far as known."""
-    speed, loss, val = (metrics.get(name) for name in ("train/tokens_per_second", "loss", "val/loss"))
-    parts = [
-        f"{short_number(float(speed))} tokens/s" if speed is not None else "",
-        f"loss {float(loss):.3f}" if loss is not None else "",
-        f"val {float(val):.3f}" if val is not None else "",
-    ]
-    return "  ".join(filter(None, parts))
-
-
-def clock(seconds: float) -> str:
-    """252 → 4:12; 90061 → 25:01:01."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    forms = {
+        "train/tokens_per_second": lambda x: f"{short_number(x)} tokens/s",
+        "loss": lambda x: f"loss {x:.3f}",
+        "val/loss": lambda x: f"val {x:.3f}",
+    }
+    return "  ".join(form(float(metrics[name])) for name, form in forms.items() if name in metrics)

@@ -16,9 +16,7 @@ class RandomState(L.Callback):
     state. Without `seed_everything` nothing is seeded.
     """
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         run_seed = os.environ.get("PL_GLOBAL_SEED")  # set by seed_everything
         if run_seed is not None:
             key = (int(run_seed), trainer.global_step, batch_idx % trainer.accumulate_grad_batches, trainer.global_rank)

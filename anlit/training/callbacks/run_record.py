@@ -18,7 +18,7 @@ from anlit.models.continuing import run_settings
 from anlit.reading import read_json
 from anlit.reporting.files import replacing, write_json
 from anlit.reporting.provenance import git_state, machine, now, versions
-from anlit.runs.folders import RECORD_SCHEMA
+from anlit.runs.folders import RECORD, RECORD_SCHEMA
 from anlit.settings import to_plain_values
 from anlit.training.loggers import log_settings
 
@@ -34,7 +34,7 @@ class RunRecord(L.Callback):
     """
 
     def __init__(self, run_dir: str) -> None:
-        self.path = Path(run_dir) / "run.json"
+        self.path = Path(run_dir) / RECORD
         self.record: dict[str, Any] = {}
         self._is_training = False
         self._selections: Any = None
@@ -58,38 +58,49 @@ class RunRecord(L.Callback):
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._is_training = True
-        self.record |= {"status": "running", "ended": None}
-        self.record["launches"] = [*self.record["launches"], launch(trainer)]
+        launch = {
+            "started": now(),
+            "step": trainer.global_step,
+            "command": shlex.join(["anlit", *sys.argv[1:]]),
+            "versions": versions(),
+            "git": git_state(),
+            "hardware": {
+                **machine(),
+                "threads": torch.get_num_threads(),
+                "devices": [device_name(trainer.strategy.root_device)] * trainer.world_size,
+            },
+        }
         self._add_selections(pl_module)
-        self._write()
-        for logger in trainer.loggers:
-            log_settings(logger, settings(trainer, pl_module))
+        self._write(status="running", ended=None, launches=[*self.record["launches"], launch])
         data = getattr(trainer, "datamodule", None)
+        settings = {
+            "model": {"architecture": type(pl_module).__name__, **to_plain_values(dict(pl_module.hparams))},
+            "data": {"batch_size": getattr(data, "batch_size", None)},
+            **run_settings(trainer),
+        }
+        for logger in trainer.loggers:
+            log_settings(logger, settings)
         if data is not None and data.manifest.get("tokenizer_sha256"):
             with suppress(UserError), replacing(self.path.with_name(TOKENIZER)) as partial:  # it may be lost
                 partial.write_bytes(data.tokenizer_content)
 
     @rank_zero_only
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if self._add_selections(pl_module):
             self._write()
 
     @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._is_training or self.record["status"] != "finished":
-            self.record |= {"status": "finished", "ended": now()}
-            self._write()
+            self._write(status="finished", ended=now())
 
     @rank_zero_only
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if not self._is_training:
             return
         status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
-        self.record |= {"status": status, "ended": now(), "error": f"{type(exception).__name__}: {exception}"}
         try:
-            self._write()
+            self._write(status=status, ended=now(), error=f"{type(exception).__name__}: {exception}")
         except OSError as error:  # for example a full disk, which the exception reports
             _log.warning(f"{self.path} still says 'running': it could not be written ({error.strerror})")
 
@@ -101,26 +112,7 @@ class RunRecord(L.Callback):
         self.record["attention"] = pl_module.selections.as_plain()
         return True
 
-    def _write(self) -> None:
+    def _write(self, **changes: Any) -> None:
+        self.record |= changes
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, self.record)
-
-
-def settings(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-    """The settings of a run as plain values: those of the model, the data's batch size, the Trainer's and the seed."""
-    model = {"architecture": type(module).__name__, **to_plain_values(dict(module.hparams))}
-    data = {"batch_size": getattr(getattr(trainer, "datamodule", None), "batch_size", None)}
-    return {"model": model, "data": data, **run_settings(trainer)}
-
-
-def launch(trainer: L.Trainer) -> dict[str, Any]:
-    """What trains from this step on: {started, step, command, versions, git, hardware}, with each rank's device."""
-    devices = [device_name(trainer.strategy.root_device)] * trainer.world_size
-    return {
-        "started": now(),
-        "step": trainer.global_step,
-        "command": shlex.join(["anlit", *sys.argv[1:]]),
-        "versions": versions(),
-        "git": git_state(),
-        "hardware": {**machine(), "threads": torch.get_num_threads(), "devices": devices},
-    }

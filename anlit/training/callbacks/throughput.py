@@ -3,6 +3,8 @@
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -15,51 +17,46 @@ from anlit.lightning_internals import completes_step, is_logged, time_fetches
 from anlit.models.flops import flops_per_token
 
 # Lightning's table has twice the dense bf16 peak for the H200; NVIDIA's data sheet: 989 TFLOP/s without sparsity.
-DENSE_PEAK = {"h200": {torch.bfloat16: 989e12, torch.float16: 989e12}}
+H200_PEAK = {torch.bfloat16: 989e12, torch.float16: 989e12}
 PERCENTILES = (50, 90, 99)
 
 
 class StepTimes:
     """Seconds between the ends of successive optimizer steps, by the device's clock on CUDA.
 
-    On CUDA an event is recorded at each end, without waiting. `take` reads the events and waits for the last one. The
-    host's clock would show how fast it queues work, not how fast the device does it.
+    There an event is recorded at each end, and nothing waits until `take`. The host's clock would show how fast it
+    queues work, not how fast the device does it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.on_cuda = device.type == "cuda"
-        self._ends: list[list[Any]] = [[]]
+        self._ends: list[Any] = []  # None: a pause
 
     def pause(self) -> None:
         """Leave out the time until the next `mark`."""
-        self._ends.append([])
+        self._ends.append(None)
 
     def mark(self) -> None:
         """Record the end of a step, which is the beginning of the next."""
-        if not self.on_cuda:
-            self._ends[-1].append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._ends[-1].append(event)
+        end: Any = torch.cuda.Event(enable_timing=True) if self.on_cuda else time.perf_counter()
+        if self.on_cuda:
+            end.record()
+        self._ends.append(end)
 
     def take(self) -> list[float]:
-        """The step times since the last call, in seconds."""
-        pairs = [pair for ends in self._ends for pair in pairwise(ends)]
-        self._ends = [self._ends[-1][-1:]]
-        if not self.on_cuda:
-            return [end - begin for begin, end in pairs]
-        if pairs:
+        """The step times since the last call, in seconds; waits for the last step's end."""
+        pairs = [(begin, end) for begin, end in pairwise(self._ends) if begin is not None and end is not None]
+        self._ends = self._ends[-1:]
+        if self.on_cuda and pairs:
             pairs[-1][1].synchronize()
-        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+        return [begin.elapsed_time(end) / 1e3 if self.on_cuda else end - begin for begin, end in pairs]
 
 
 class Throughput(L.Callback):
     """Counts tokens and seconds over the whole run, across resumes, and logs them with the present speed.
 
-    For the whole run, and in the checkpoint: `train/tokens` and `val/tokens` are the training tokens seen by all ranks.
-    `train/seconds` and `val/seconds` are the wall-clock of training with data loading and checkpoints, but without
-    validation.
+    `train/tokens` and `val/tokens` are the training tokens that all ranks have seen in the whole run, `train/seconds`
+    and `val/seconds` the wall-clock of training with data loading and checkpoints, but without validation.
 
     Since the last logging step, measured by rank 0: `train/tokens_per_second` of all ranks; `train/mfu`, if the
     device's peak is known; `train/step_seconds_p50`, `_p90`, `_p99`, see `StepTimes`; `train/data_wait_share`, the
@@ -73,8 +70,7 @@ class Throughput(L.Callback):
 
     def __init__(self) -> None:
         self.tokens, self.seconds = 0, 0.0
-        self._flops, self._waited, self._asked_at = 0.0, 0.0, 0.0
-        self._mark = 0.0
+        self._flops, self._waited, self._mark = 0.0, 0.0, 0.0
         self._logged = (0, 0.0)
         self._peak: float | None = None
         self._steps = StepTimes(torch.device("cpu"))
@@ -89,15 +85,12 @@ class Throughput(L.Callback):
         self._steps = StepTimes(pl_module.device)
         self._peak = peak_flops(pl_module.device, trainer.precision)
         self._start_interval()
-        time_fetches(trainer, self._begin_wait, self._end_wait)
+        time_fetches(trainer, self._wait)
         self._mark = time.perf_counter()
         self._steps.mark()
 
-    def _begin_wait(self) -> None:
-        self._asked_at = time.perf_counter()
-
-    def _end_wait(self) -> None:
-        self._waited += time.perf_counter() - self._asked_at
+    def _wait(self, seconds: float) -> None:
+        self._waited += seconds
 
     def _start_interval(self) -> None:
         self._logged = (self.tokens, self.seconds)
@@ -140,8 +133,8 @@ class Throughput(L.Callback):
         if self._peak:
             values["train/mfu"] = self._flops / seconds / (self._peak * trainer.world_size)
         if times := self._steps.take():
-            for percent, value in zip(PERCENTILES, np.percentile(times, PERCENTILES), strict=True):
-                values[f"train/step_seconds_p{percent}"] = float(value)
+            percentiles = zip(PERCENTILES, np.percentile(times, PERCENTILES), strict=True)
+            values |= {f"train/step_seconds_p{percent}": float(value) for percent, value in percentiles}
         pl_module.log_dict(values | peak_memory(pl_module.device))
         # On the host, because Lightning reads the progress bar's metrics in every step.
         pl_module.log("train/tokens_per_second", torch.tensor(tokens / seconds), prog_bar=True)
@@ -150,6 +143,28 @@ class Throughput(L.Callback):
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "fit":
             pl_module.log_dict({"val/tokens": float(self.tokens), "val/seconds": self.seconds})
+
+
+@contextmanager
+def measuring(trainer: L.Trainer, model: L.LightningModule) -> Iterator[dict[str, Any]]:
+    """For forward passes between steps: in eval mode, in the precision of training, and left out of its time.
+
+    What is put into the dictionary is logged at the step of the last batch. Each module's mode is restored.
+    """
+    begun, modes = time.perf_counter(), {module: module.training for module in model.modules()}
+    values: dict[str, Any] = {}
+    model.eval()
+    try:
+        with torch.no_grad(), trainer.precision_plugin.forward_context():
+            yield values
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step=trainer.global_step - 1)  # where Lightning logs the loss of this batch
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Throughput):
+            callback.leave_out(time.perf_counter() - begun)
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
@@ -168,15 +183,5 @@ def peak_flops(device: torch.device, precision: str | int | None) -> float | Non
     if device.type != "cuda":
         return None
     low = {"bf": torch.bfloat16, "16": torch.float16}.get(str(precision)[:2], torch.float32)
-    name = torch.cuda.get_device_name(device).lower()
-    for key, peaks in DENSE_PEAK.items():
-        if key in name and low in peaks:
-            return peaks[low]
-    return get_available_flops(device, low)
-
-
-def leave_out(trainer: L.Trainer, seconds: float) -> None:
-    """Do not count these seconds, which were just spent on a measurement, as training; without `Throughput` nothing."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Throughput):
-            callback.leave_out(seconds)
+    own = H200_PEAK if "h200" in torch.cuda.get_device_name(device).lower() else {}
+    return own.get(low) or get_available_flops(device, low)
