@@ -16,8 +16,8 @@ LONGEST_MESSAGE = 300
 class UserError(ValueError):
     """Something in the user's command, configuration or data is wrong.
 
-    The message is one sentence that names the key, the value and the fix; the command line prints
-    it alone, without a traceback, and exits with `exit_code`.
+    The message is one sentence that names the key, the value and the fix. The command line prints it without a
+    traceback, and exits with `exit_code`.
     """
 
     exit_code = 2

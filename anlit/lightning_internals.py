@@ -39,7 +39,7 @@ def completes_step(trainer: L.Trainer) -> bool:
 def is_logged(trainer: L.Trainer, step: int) -> bool:
     """Whether loggers are told of optimizer step number `step`, from 1, which the training batch under way completes.
 
-    Of several micro-batches only the last does; in all others, and in other steps, nothing is to wait for the device.
+    In other steps, and in all but the last micro-batch of this one, nothing is to wait for the device.
     """
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     return every > 0 and step % every == 0 and completes_step(trainer)
@@ -70,10 +70,9 @@ def set_validation_rule(trainer: L.Trainer, is_due: Callable[[Callable[[], bool]
 
 
 def time_fetches(trainer: L.Trainer, waited: Callable[[float], None]) -> None:
-    """Tell `waited` the seconds of each `next(loader)` of training, without what Lightning does there besides.
+    """Tell `waited` the seconds of each `next(loader)` of training.
 
-    Between the hooks of one batch's end and the next one's start lie also checkpoints, validation, logging and, with
-    several ranks, a broadcast that waits for the device.
+    Between the hooks of a batch's end and the next one's start lie also checkpoints, validation and a broadcast.
     """
     loop: Any = trainer.fit_loop.epoch_loop
     own, asked_at = type(loop), 0.0
@@ -91,10 +90,7 @@ def time_fetches(trainer: L.Trainer, waited: Callable[[float], None]) -> None:
 
 
 def stop_asking_for_sigterm(trainer: L.Trainer) -> None:
-    """Leave out Lightning's question before every batch, with several ranks, whether the first was sent SIGTERM.
-
-    It waits for the device; `Interruption` agrees on signals without, and Lightning hears of none then.
-    """
+    """Leave out Lightning's question to all ranks before every batch. `Interruption` asks without waiting."""
     loop: Any = trainer.fit_loop.epoch_loop
     loop._broadcast_sigterm_tensor = lambda: None
 

@@ -14,7 +14,7 @@ COMP_WORDS=({words}); COMP_CWORD={at}; _shtab_anlit; echo "${{COMPREPLY[@]}}"
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def script(tmp_path_factory) -> Path:
     pytest.importorskip("shtab", reason="shtab is not installed: make extras EXTRAS=completion")
     file = tmp_path_factory.mktemp("completion") / "anlit.bash"
     with pytest.MonkeyPatch.context() as patch, file.open("w") as out:
@@ -38,6 +38,6 @@ def test_bash_takes_the_script_and_completes_commands(script: Path) -> None:
     assert completed(script, "anlit", "score", "run", "--ba") == ["--batch_size"]
 
 
-def test_an_unknown_shell_is_named(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_shell_is_named(script: Path, capsys) -> None:
     assert main(["--print_completion", "dos"]) == 2
     assert "--print_completion dos is not known: choose one of bash, zsh, tcsh" in capsys.readouterr().err

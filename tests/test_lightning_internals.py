@@ -14,7 +14,6 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer import call
 
 import anlit
-from anlit import lightning_internals as internals
 
 PACKAGE = Path(anlit.__file__).parent
 HOME = PACKAGE / "lightning_internals.py"
@@ -61,16 +60,6 @@ def test_nothing_else_uses_private_members_of_lightning() -> None:
         if path != HOME:
             actual += [f"{path.relative_to(PACKAGE)}: {name}" for name in foreign(ast.parse(path.read_text()), known)]
     assert not actual, "move these into anlit/lightning_internals.py"
-
-
-def test_private_members_are_recognised() -> None:
-    tree = ast.parse("from lightning.x import _call\nclass A(B):\n    def f(self): self._own = self._trainer")
-    assert foreign(tree, {"_call", "_trainer", "_own"}) == ["_call", "_trainer"]
-
-
-def test_the_subcommands_parser_and_settings_can_be_had() -> None:
-    assert {"setting", "parser_of", "run"} <= vars(internals.CommandLine).keys()
-    assert not {"setting", "parser_of", "run"} & vars(LightningCLI).keys()
 
 
 def is_private(name: str) -> bool:

@@ -45,11 +45,11 @@ CASES = [(name, kind) for name, contents in DAMAGED.items() for kind in contents
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     return trained(tmp_path_factory.mktemp("read"), "GPT")
 
 
-def one_sentence(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def one_sentence(capsys, *arguments: object) -> str:
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == 2
     output = capsys.readouterr()

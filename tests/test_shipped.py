@@ -19,7 +19,7 @@ STUDIES = sorted((ROOT / "configs" / "study").glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -62,7 +62,7 @@ def test_every_form_of_the_option_is_understood() -> None:
     assert with_configuration_files(given) == ["fit", "--model=GPT", *[f"--config={path}"] * 3, "--model", "GPT"]
 
 
-def test_an_option_wins_over_a_file_wherever_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_wins_over_a_file_wherever_it_stands(capsys) -> None:
     Path("small.yaml").write_text("trainer: {max_steps: 25, log_every_n_steps: 5}\n")
     Path("later.yaml").write_text("trainer: {max_steps: 30, log_every_n_steps: 7}\n")
     files = ["--config=model/gpt.yaml", "--config", "data/python.yaml", "-c", "small.yaml"]

@@ -10,14 +10,7 @@ import anlit
 from anlit.cli import COMMANDS, LIGHTNING, main
 from anlit.commands.benchmark import BENCHMARKS
 
-HEAVY = (
-    "scipy.signal",
-    "scipy.integrate",
-    "transformers",
-    "torchvision",
-    "tensorboard.summary",
-    "torchao",
-)
+HEAVY = ("scipy.signal", "scipy.integrate", "transformers", "torchvision", "tensorboard.summary", "torchao")
 PROGRAM = """
 import sys
 from anlit.cli import main
@@ -29,14 +22,10 @@ print("imported:", *sys.modules)
 """
 
 
-def imported(words: str) -> set[str]:
-    """The modules that a command has imported when it ends."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *words.split()], capture_output=True, text=True, check=True)
-    return set(done.stdout.rsplit("imported:", 1)[1].split())
-
-
 def test_the_parser_imports_no_library_that_it_does_not_use() -> None:
-    modules = imported("fit --model AnGPT --data PythonSources --print_config")
+    words = "fit --model AnGPT --data PythonSources --print_config"
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *words.split()], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.rsplit("imported:", 1)[1].split())
     assert "lightning" in modules
     assert [name for name in HEAVY if name in modules] == []
 
@@ -85,7 +74,7 @@ TOOLS += [["benchmark", name] for name in BENCHMARKS]
 
 
 @pytest.mark.parametrize("command", TOOLS, ids=" ".join)
-def test_options_are_spelled_with_underscores(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_are_spelled_with_underscores(command: list[str], capsys) -> None:
     with pytest.raises(SystemExit) as end:
         main([*command, "--help"])
     assert end.value.code == 0

@@ -6,7 +6,7 @@ each tensor belongs.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.utils._pytree import tree_map, tree_map_with_path
 
 from anlit.checkpoints.integrity import UNREADABLE, DamagedError
 from anlit.checkpoints.writing import first_cause
@@ -24,10 +25,15 @@ MARK = "tensor of the parts: "
 
 def without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """`value` with a mark in place of each tensor, which is put into `tensors` by its path in `value`."""
-    if isinstance(value, Tensor):
-        tensors[path] = value
-        return MARK + path
-    return _mapped(lambda inner, key: without_tensors(inner, f"{path}.{key}", tensors), value)
+
+    def mark(keys: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        name = ".".join([path, *(str(getattr(key, "key", getattr(key, "idx", ""))) for key in keys)])
+        tensors[name] = leaf
+        return MARK + name
+
+    return tree_map_with_path(mark, value)
 
 
 def with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -36,20 +42,15 @@ def with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     Raises:
         DamagedError: A tensor is missing.
     """
-    if isinstance(value, str) and value.startswith(MARK):
-        if (name := value.removeprefix(MARK)) not in tensors:
+
+    def tensor_of(leaf: Any) -> Any:
+        if not isinstance(leaf, str) or not leaf.startswith(MARK):
+            return leaf
+        if (name := leaf.removeprefix(MARK)) not in tensors:
             raise DamagedError(f"its parts have no {name}")
         return tensors[name]
-    return _mapped(lambda inner, _: with_tensors(inner, tensors), value)
 
-
-def _mapped(change: Callable[[Any, Any], Any], value: Any) -> Any:
-    """A dictionary, list or tuple with `change(entry, key)` in place of each entry; another value as it is."""
-    if isinstance(value, dict):
-        return {key: change(entry, key) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(change(entry, number) for number, entry in enumerate(value))
-    return value
+    return tree_map(tensor_of, value)
 
 
 def read_headers(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -37,7 +37,6 @@ from anlit.sentences import of_lightning
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
 from anlit.training.callbacks.loss_guard import LossGuard
-from anlit.training.callbacks.metrics_on_resume import MetricsOnResume
 from anlit.training.callbacks.norms import NormMonitor
 from anlit.training.callbacks.progress import RunProgress
 from anlit.training.callbacks.random_state import RandomState
@@ -45,7 +44,7 @@ from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.callbacks.throughput import Throughput
 from anlit.training.callbacks.whole_steps import WholeSteps
 from anlit.training.interruption import TRY_AGAIN, Preempted
-from anlit.training.loggers import CSVLogger
+from anlit.training.loggers import CSVLogger, MetricsOnResume
 from anlit.training.refusals import refusals
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -121,7 +120,7 @@ class FitCommand(ConfigurationParser):
                 raise
             raise UserError(str(culprit)) from error
         except (MisconfigurationException, TypeError) as error:
-            if isinstance(error, TypeError) and "CPUAccelerator" not in str(error):  # a mistake in the code
+            if isinstance(error, TypeError) and "CPUAccelerator" not in str(error):  # as above
                 raise
             raise UserError(of_lightning(error)) from error
 
@@ -140,16 +139,20 @@ class FitCommand(ConfigurationParser):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add the callbacks, loggers and plugins that every run has to those of the configuration."""
         trainer, run_dir = self.setting("trainer", default={}), self.setting("run_dir")
-        configured = _as_list(trainer.get("callbacks"))
-        progress = _progress(trainer, configured)
+        callbacks, logger = _as_list(trainer.get("callbacks")), trainer.get("logger")
+        has_progress = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        progress = [] if has_progress or trainer.get("enable_progress_bar") is False else [RunProgress()]
         if self.subcommand == "fit":
             kwargs["default_root_dir"] = run_dir
-            logger = _loggers(trainer.get("logger"), run_dir)
-            callbacks = [*configured, *self._callbacks_of_runs(configured, progress)]
+            callbacks = [*callbacks, *self._callbacks_of_runs(callbacks, progress)]
+            if logger is not False:
+                own = [] if logger is True else _as_list(logger)
+                has_tensorboard = any(isinstance(logger, TensorBoardLogger) for logger in own)
+                tensorboard = [] if has_tensorboard else [TensorBoardLogger(run_dir, "", "")]
+                logger = [CSVLogger(run_dir), *tensorboard, *own]
         else:
             self.save_config_callback = None  # it would write config.yaml into the working directory
-            logger = trainer.get("logger") or False
-            callbacks = [*configured, *progress]
+            callbacks, logger = [*callbacks, *progress], logger or False
         plugins = [*_as_list(trainer.get("plugins")), AtomicCheckpointIO()]  # it reads sharded checkpoints too
         return super().instantiate_trainer(callbacks=callbacks, logger=logger, plugins=plugins, **kwargs)
 
@@ -174,21 +177,6 @@ class FitCommand(ConfigurationParser):
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _progress(trainer: Any, callbacks: list[Any]) -> list[RunProgress]:
-    """Our progress line, unless the configuration has another one or turns it off."""
-    has_another = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    return [] if has_another or trainer.get("enable_progress_bar") is False else [RunProgress()]
-
-
-def _loggers(configured: Any, run_dir: str) -> Any:
-    """CSV and TensorBoard in the run folder, in addition to those configured; False turns all off."""
-    if configured is False:
-        return False
-    own = [] if configured is True else _as_list(configured)
-    has_tensorboard = any(isinstance(logger, TensorBoardLogger) for logger in own)
-    return [CSVLogger(run_dir), *([] if has_tensorboard else [TensorBoardLogger(run_dir, "", "")]), *own]
 
 
 def main(arguments: list[str]) -> int:

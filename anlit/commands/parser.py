@@ -73,6 +73,17 @@ MESSAGES = (
 )
 
 
+OWN_SETTINGS: list[tuple[str, Any, Any, str]] = [
+    ("run_dir", str | None, None, "The run folder (default: runs/<model>-seed<seed>)."),
+    ("checkpoint_every_n_steps", int, 500, "Optimizer steps between two last.ckpt."),
+    ("initial_weights", str | None, None, "A checkpoint whose weights `fit` starts from, with a new optimizer and step "
+     "0; with --ckpt_path last only where the run folder has no last.ckpt yet."),
+    ("accept_changes", bool, False, "Let `fit` continue from --ckpt_path with another model, class of optimizer or "
+     "seed than its checkpoint's; weights that do not fit are refused all the same."),
+]  # fmt: skip
+"""anlit's own, beside those of LightningCLI: name, type, default, help."""
+
+
 def hide_library_messages() -> None:
     """Hide the warnings and messages of Lightning and its libraries that are of no use to users; show all others."""
     for pattern in WARNINGS:
@@ -107,23 +118,8 @@ class ConfigurationParser(CommandLine):
         check(self.config[self.config.subcommand])
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        add = parser.add_argument
-        add("--run_dir", type=str | None, default=None, help="The run folder (default: runs/<model>-seed<seed>).")
-        add("--checkpoint_every_n_steps", type=int, default=500, help="Optimizer steps between two last.ckpt.")
-        add(
-            "--initial_weights",
-            type=str | None,
-            default=None,
-            help="A checkpoint whose weights `fit` starts from, with a new optimizer and step 0; with --ckpt_path last "
-            "only where the run folder has no last.ckpt yet.",
-        )
-        add(
-            "--accept_changes",
-            type=bool,
-            default=False,
-            help="Let `fit` continue from --ckpt_path with another model, class of optimizer or seed than its "
-            "checkpoint's; weights that do not fit are refused all the same.",
-        )
+        for name, kind, default, text in OWN_SETTINGS:
+            parser.add_argument(f"--{name}", type=kind, default=default, help=text)
 
     def read(self, arguments: list[str]) -> Any:
         """The configuration of further arguments of the subcommand.
@@ -216,7 +212,7 @@ def _with_checked_files(arguments: list[str]) -> list[str]:
 def _refusal(error: ArgumentError, command: str) -> UserError:
     """The parser's error about the arguments of a subcommand in one sentence."""
     trainer = (f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters)
-    own = ("run_dir", "checkpoint_every_n_steps", "initial_weights", "accept_changes")
+    own = (name for name, *_ in OWN_SETTINGS)
     names = [*trainer, "model", "data", "config", *own, "ckpt_path", "seed_everything"]
     return UserError(sentence(str(error), [f"--{name}" for name in names], f"anlit {command}"))
 

@@ -58,10 +58,9 @@ def make_run_folder(run_dir: str) -> None:
 def lock_run_folder(run_dir: str) -> IO[str]:
     """Lock the run folder for this process, until the returned file is closed or the process ends in any way.
 
-    It is a record lock of the kernel (`lockf`). Forked processes, such as data loader workers, do not inherit it, so a
-    run that was killed can be continued at once. Between machines it works if the file system supports such locks: NFS
-    (4, or 3 with lockd), GPFS, Lustre mounted with `flock`. If not, a warning says that the folder is not locked. The
-    lock of `anlit study` is another one, which also covers the time before a run has this lock.
+    It is a record lock of the kernel (`lockf`), which data loader workers do not inherit, so a run that was killed can
+    be continued at once. Between machines it works if the file system supports such locks: NFS (4, or 3 with lockd),
+    GPFS, Lustre mounted with `flock`. The lock of `anlit study` is another one, which is held before a run has this.
 
     Raises:
         UserError: Another process trains in this folder.
@@ -73,9 +72,9 @@ def lock_run_folder(run_dir: str) -> IO[str]:
         if error.errno in UNSUPPORTED:
             _log.warning(f"{run_dir} is on a file system without locks: start no second run in it while this one runs")
             return file
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
+        with file:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
         raise UserError(
             f"run_dir={run_dir} is being trained in by {holder}: wait for its end, or choose another --run_dir"
         ) from error
@@ -95,12 +94,13 @@ def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: i
     Raises:
         UserError: A new run would write over another one, or the checkpoint is missing.
     """
+    run = Path(run_dir)
     if ckpt_path is None:
-        _refuse_existing_run(run_dir)
+        _refuse_existing_run(run)
     elif ckpt_path == "last":
-        _refuse_lost_checkpoint(Path(run_dir), every_n_steps)
+        _refuse_lost_checkpoint(run, every_n_steps)
     else:
-        ckpt_path = str(Path(run_dir) / CHECKPOINTS / BEST) if ckpt_path == "best" else ckpt_path
+        ckpt_path = str(run / CHECKPOINTS / BEST) if ckpt_path == "best" else ckpt_path
         refuse_address(ckpt_path)
         if not is_checkpoint(ckpt_path):
             what = "is no checkpoint" if Path(ckpt_path).exists() else "does not exist"
@@ -109,10 +109,10 @@ def checkpoint_to_continue(run_dir: str, ckpt_path: str | None, every_n_steps: i
 
 
 @rank_zero_only
-def _refuse_existing_run(run_dir: str) -> None:
-    if (Path(run_dir) / RECORD).is_file():
+def _refuse_existing_run(run: Path) -> None:
+    if (run / RECORD).is_file():
         raise UserError(
-            f"run_dir={run_dir} already holds a run: continue it with --ckpt_path last, or choose another --run_dir"
+            f"run_dir={run} already holds a run: continue it with --ckpt_path last, or choose another --run_dir"
         )
 
 
@@ -124,13 +124,12 @@ def _refuse_lost_checkpoint(run: Path, every_n_steps: int) -> None:
     """
     if os.path.lexists(run / CHECKPOINTS / LAST):
         return
-    others = complete_checkpoints(run / CHECKPOINTS)
-    metrics, record = run / METRICS, run / RECORD
+    others, metrics = complete_checkpoints(run / CHECKPOINTS), run / METRICS
     rows = read_rows(metrics) if metrics.exists() else []
     n_steps = max((int(number(row, "step", metrics)) + 1 for row in rows if row["step"]), default=0)
-    finished = record.exists() and read_json(record, RECORD_SCHEMA).get("status") == "finished"
-    if not others and n_steps <= 2 * every_n_steps and not finished:
-        if record.is_file():
+    record = read_json(run / RECORD, RECORD_SCHEMA) if (run / RECORD).exists() else {}
+    if not others and n_steps <= 2 * every_n_steps and record.get("status") != "finished":
+        if record:
             echo(f"{run} was stopped before its first checkpoint was complete: it starts again at step 0")
         return
     what = f"holds {others[0].relative_to(run)}" if others else f"holds {n_steps} logged steps"
@@ -162,9 +161,8 @@ def checkpoint_to_evaluate(ckpt_path: str | None, run_dir: str | None, configs: 
         return str(find_checkpoint(ckpt_path))
     names = {None: BEST_THEN_LAST, "best": (BEST,), "last": (LAST,)}[ckpt_path]
     folders = list(dict.fromkeys([*(Path(config).parent for config in configs), *([Path(run_dir)] if run_dir else [])]))
-    for folder in folders:
-        if (checkpoint := checkpoint_of_run(folder, names)) is not None:
-            return str(checkpoint)
+    if files := [file for folder in folders if (file := checkpoint_of_run(folder, names)) is not None]:
+        return str(files[0])
     searched = " or ".join(str(folder / CHECKPOINTS) for folder in folders) or "any run"
     wanted = f"ckpt_path={ckpt_path}" if ckpt_path else f"anlit {command} without --ckpt_path"
     raise UserError(

@@ -11,6 +11,6 @@ __all__ = ["data", "run"]
 
 
 @pytest.fixture(scope="session")
-def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_run(tmp_path_factory) -> Path:
     """An anGPT with a tokenizer, made by `anlit fit`; tests leave it as it is."""
     return trained(tmp_path_factory.mktemp("trained"), "AnGPT")

@@ -12,6 +12,7 @@ import yaml
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
 from anlit.configuration import IMPORTED
+from anlit.data.storage import remote
 from anlit.errors import UserError
 from tests.checkpoints.foreign import FORMS, RunsCode, as_file, as_run, change_config, content_of
 
@@ -44,9 +45,8 @@ def payloads(marker: Path) -> dict[str, dict[str, Any]]:
 
 def silent(marker: Path) -> dict[str, dict[str, Any]]:
     """Such settings that no model needs: they are not looked at."""
-    shell = {"class_path": "os.system", "init_args": {"command": f"mkdir {marker}"}}
     return {
-        "optimizer": {"optimizer": shell},
+        "optimizer": {"optimizer": {"class_path": "os.system", "init_args": {"command": f"mkdir {marker}"}}},
         "a named optimizer": {"optimizer": "os.getcwd"},
         "_instantiator": {"_instantiator": "os.mkdir", "_class_path": "os.mkdir"},
     }
@@ -117,9 +117,8 @@ def test_no_command_makes_the_attention_that_a_checkpoint_names(
 def test_no_command_makes_its_optimizer_or_unpickles_an_object(
     name: str, trained_run: Path, tmp_path: Path, marker: Path
 ) -> None:
-    """What evaluates loads the model in one way."""
     path = as_file(trained_run, tmp_path, silent(marker)["optimizer"])
-    if name in ("generate", *READS_WEIGHTS):
+    if name in READS_WEIGHTS:  # the others load the model as above
         main(command(name, path, trained_run, tmp_path / "out"))
     torch.save({**content_of(trained_run), "extra": RunsCode(marker)}, path)
     assert main(command(name, path, trained_run, tmp_path / "out 2")) == 2
@@ -130,7 +129,7 @@ HERE = "tests.checkpoints.test_foreign"
 MAKER = {"class_path": f"{HERE}.make", "init_args": {"path": "MARKER"}}
 SHELL = {"class_path": "os.system", "init_args": {"command": "mkdir MARKER"}}
 PROCESS = {"class_path": "subprocess.Popen", "init_args": {"args": ["mkdir", "MARKER"]}}
-INSIDE = {"class_path": "LambdaCallback", "init_args": {"setup": f"{HERE}.announce"}}
+INSIDE = {"class_path": "LambdaCallback", "init_args": {"setup": f"{HERE}.make"}}
 CONFIGURED: list[tuple[str, Any]] = [
     ("model.init_args.optimizer", SHELL),
     ("model.init_args.optimizer", MAKER),
@@ -147,10 +146,6 @@ def make(path: str) -> torch.optim.Optimizer:
     """Says that it returns an optimizer, and makes a folder."""
     os.mkdir(path)
     raise AssertionError
-
-
-def announce(*arguments: Any, **more: Any) -> None:
-    raise AssertionError("it was called")
 
 
 CASES = [("fit", *case) for case in CONFIGURED]
@@ -182,7 +177,7 @@ def test_a_configuration_names_classes_of_the_right_type_alone(
 
 
 def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
-    trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    trained_run: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     (tmp_path / "labmade.py").write_text(
         "from anlit.attention.mechanism import Mechanism\n"
@@ -225,3 +220,24 @@ def test_lightning_s_own_loading_is_refused(trained_run: Path) -> None:
         type(load_checkpoint(str(trained_run), "cpu").model).load_from_checkpoint(
             trained_run / "checkpoints" / "best.ckpt"
         )
+
+
+def test_the_address_of_a_checkpoint_s_data_is_not_asked(
+    trained_run: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    asked = []
+
+    def fetch(address: str, *arguments: Any) -> None:
+        asked.append(address)
+        raise FileNotFoundError(address)
+
+    monkeypatch.setattr(remote, "fetch", fetch)
+    content = content_of(trained_run)
+    content["anlit"]["data"]["path"] = "s3://somebody/data"
+    torch.save(content, tmp_path / "a.ckpt")
+    generate = ["generate", str(tmp_path / "a.ckpt"), "the cat", "--device", "cpu"]
+    assert main(generate) == 2
+    assert "has no tokenizer" in capsys.readouterr().err
+    assert asked == []
+    assert main([*generate, "--tokenizer", "s3://my/data"]) == 2
+    assert asked == ["s3://my/data/tokenizer.json"]

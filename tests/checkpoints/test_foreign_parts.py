@@ -24,7 +24,7 @@ from tests.models.tiny import fit, tiny
 EMBEDDING = "state_dict.model.embedding.weight"
 
 
-def assert_refused(path: Path, capsys: pytest.CaptureFixture[str], says: str = "") -> None:
+def assert_refused(path: Path, capsys, says: str = "") -> None:
     """By whatever reads a model, in one sentence; no folder `trace` is made beside it."""
     for attempt in (lambda: load_checkpoint(str(path)), lambda: load_initial_weights(tiny(GPT), str(path))):
         with pytest.raises(UserError, match="cannot be read as a checkpoint") as error:
@@ -37,7 +37,7 @@ def assert_refused(path: Path, capsys: pytest.CaptureFixture[str], says: str = "
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def content(tmp_path_factory) -> dict[str, Any]:
     model, file = fit(tiny(GPT), max_steps=1), tmp_path_factory.mktemp("whole") / "a.ckpt"
     model.trainer.save_checkpoint(file)
     return torch.load(file, weights_only=True)

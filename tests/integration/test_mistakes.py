@@ -46,6 +46,10 @@ TINY: dict[str, Any] = {
     "trainer": {"accelerator": "cpu", "max_steps": 40, "enable_progress_bar": False},
     "run_dir": "new",
 }
+TEXTS = {
+    "texts/0.txt": "the cat sat on the mat", "empty.txt": "", "bad.jsonl": "{\n", "cut.yaml": "model: [",
+    "three.yaml": "trainer: 3", "tiny.yaml": yaml.safe_dump(TINY),
+}  # fmt: skip
 STUDY: dict[str, Any] = {"arms": {"gpt": {"configs": ["tiny.yaml"], "tune": {RATE: [0.1, 0.2]}}}, "seeds": [1, 2]}
 STUDIES: dict[str, dict[str, Any]] = {
     "study": {},
@@ -62,7 +66,7 @@ STUDIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """Where the commands are typed; none of them changes it."""
     place = tmp_path_factory.mktemp("mistakes")
     run = trained(place, "AnGPT")
@@ -75,8 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_prepared(place / name, streams, vocab_size=VOCABULARY)
     for name in ("texts", "empty"):
         (place / name).mkdir()
-    for name, text in (("texts/0.txt", "the cat sat on the mat"), ("empty.txt", ""), ("bad.jsonl", "{\n"),
-                       ("cut.yaml", "model: ["), ("three.yaml", "trainer: 3"), ("tiny.yaml", yaml.safe_dump(TINY))):  # fmt: skip
+    for name, text in TEXTS.items():
         (place / name).write_text(text)
     (place / "cut.ckpt").write_bytes((run / "checkpoints" / "last.ckpt").read_bytes()[:1000])
     for name, changes in STUDIES.items():
@@ -103,8 +106,8 @@ def test_mistake(
     says: str,
     folder: Path,
     rows: list[list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch,
+    capsys,
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", io.StringIO())
@@ -120,9 +123,7 @@ def test_mistake(
     rows.append([code(f"anlit {typed}"), "2", code(sentence)])
 
 
-def test_a_right_study_passes_and_slurms_options_may_stand_apart(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_right_study_passes_and_slurms_options_may_stand_apart(folder: Path, monkeypatch, capsys) -> None:
     """`anlit study` reads the configuration of every run before the first one starts."""
     monkeypatch.chdir(folder)
     assert main(["study", "--config", "study.yaml", "--dry_run", "--slurm", "--gpus-per-node=1 --ntasks=1"]) == 0

@@ -32,12 +32,12 @@ def tmp_path() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tokenizer(tmp_path_factory) -> str:
     return str(train_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"))
 
 
 @pytest.fixture
-def command(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def command(tmp_path: Path, tokenizer: str, monkeypatch) -> list[str]:
     """To prepare the folder `my out` from `hub`, from the folder that has both."""
     layouts.openwebtext(tmp_path / "hub", TEXTS)
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ def command(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> 
     return ["prepare", "OpenWebText", *own, "--workers", "1"]
 
 
-def test_help_lists_corpora_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_corpora_and_options(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["prepare", "--help"])
     shown = capsys.readouterr().out
@@ -59,10 +59,7 @@ def test_help_lists_corpora_and_options(capsys: pytest.CaptureFixture[str]) -> N
         ("FineWeb --workers 2 --cluster tcp://a:1", "--workers counts processes of this machine, and --cluster has"),
         ("Hub --repo allenai/c4", "Hub needs --repo and --files, such as --repo allenai/c4 --files"),
         ("Hub --repo ../c4 --files *", "--repo ../c4 is no dataset of the hub: give owner/name, such as allenai/c4."),
-        ("Hub --repo a/b/c --files *", "--repo a/b/c is no dataset of the hub: give owner/name, such as allenai/c4."),
         ("FineWeb --workers 0", "--workers 0 must be at least 1"),
-        ("FineWeb --workers two", "--workers two is of the wrong type: give an integer"),
-        ("FineWeb --part sample-1BT", "--part sample-1BT is not known: choose one of sample-10BT"),
         ("FineWeb --val_tokens 0", "--val_tokens must be at least 1, not 0"),
         ("TextFiles", "TextFiles needs --source, the folder that holds the texts."),
         ("TextFiles --source . --val_fraction 1", "val_fraction must be between 0 and 1, not 1.0"),
@@ -74,9 +71,7 @@ def test_help_lists_corpora_and_options(capsys: pytest.CaptureFixture[str]) -> N
         ("FineWebBin --source . --tokenizer bpe", "--tokenizer bpe is for text"),
     ],
 )
-def test_a_wrong_command_is_one_sentence(
-    arguments: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_is_one_sentence(arguments: str, says: str, tmp_path: Path, monkeypatch, capsys) -> None:
     """tests/integration/mistakes.py has more."""
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", *arguments.split()]) == 2
@@ -86,9 +81,7 @@ def test_a_wrong_command_is_one_sentence(
     assert hashes(tmp_path) == {}
 
 
-def test_what_is_said_and_what_is_verified(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_said_and_what_is_verified(command: list[str], tmp_path: Path, capsys) -> None:
     assert main(command) == 0
     out, before = tmp_path / "my out", hashes(tmp_path / "my out")
     manifest = read_json(out / "manifest.json")
@@ -114,34 +107,32 @@ def test_the_command_in_the_manifest_makes_the_same_folder(command: list[str], t
     assert hashes(tmp_path / "my out") == before
 
 
-def write_slimpajama(folder: Path) -> None:
-    layouts.slimpajama(folder, {"train": TEXTS[:30], "validation": TEXTS[30:37], "test": TEXTS[37:]})
-
-
-def write_tokens(folder: Path) -> None:
-    layouts.fineweb_bin(folder, [list(range(number, 3 * number)) for number in range(1, 100)], tokens_per_file=3000)
-
-
-def write_texts(folder: Path) -> Path:
-    for number, text in enumerate(TEXTS):
-        write(folder / f"{number}.txt", text.encode())
-    return folder
+WRITE: dict[str, Callable[[Path], object]] = {
+    "SlimPajama": lambda hub: layouts.slimpajama(
+        hub, {"train": TEXTS[:30], "validation": TEXTS[30:37], "test": TEXTS[37:]}
+    ),
+    "OpenWebText": lambda hub: layouts.openwebtext(hub, TEXTS),
+    "FineWeb": lambda hub: layouts.fineweb(hub, TEXTS),
+    "FineWebBin": lambda hub: layouts.fineweb_bin(
+        hub, [list(range(number, 3 * number)) for number in range(1, 100)], tokens_per_file=3000
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("corpus", "config", "write_hub", "options"),
+    ("corpus", "config", "options"),
     [
-        ("SlimPajama", "slimpajama", write_slimpajama, []),
-        ("OpenWebText", "openwebtext", lambda hub: layouts.openwebtext(hub, TEXTS), ["--val_fraction", "0.2"]),
-        ("FineWeb", "fineweb", lambda hub: layouts.fineweb(hub, TEXTS), ["--val_tokens", "500"]),
-        ("FineWebBin", "fineweb_bin", write_tokens, ["--tokenizer", "none"]),
+        ("SlimPajama", "slimpajama", []),
+        ("OpenWebText", "openwebtext", ["--val_fraction", "0.2"]),
+        ("FineWeb", "fineweb", ["--val_tokens", "500"]),
+        ("FineWebBin", "fineweb_bin", ["--tokenizer", "none"]),
     ],
 )
 def test_from_the_hub_s_files_to_training(
-    corpus: str, config: str, write_hub: Callable[[Path], object], options: list[str], tokenizer: str, tmp_path: Path
+    corpus: str, config: str, options: list[str], tokenizer: str, tmp_path: Path
 ) -> None:
     """By each corpus's shipped configuration: its DataModule makes batches, and two of them are trained on."""
-    write_hub(tmp_path / "hub")
+    WRITE[corpus](tmp_path / "hub")
     folder, of_tokens = tmp_path / "out", corpus == "FineWebBin"
     given = ["--source", str(tmp_path / "hub"), "--output", str(folder)]
     assert main(["prepare", corpus, *given, *(options if of_tokens else ["--tokenizer", tokenizer, *options])]) == 0
@@ -174,9 +165,11 @@ def assert_fits(folder: Path, run_dir: Path, vocab_size: int, *arguments: str) -
     assert bool(logged(run_dir, "val/bits_per_byte")) == (manifest["bytes"] is not None)
 
 
-def test_from_text_files_to_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_text_files_to_training(tmp_path: Path, monkeypatch) -> None:
     """The folder that training prepares is the one that the command would make."""
-    source, folder = str(write_texts(tmp_path / "text")), tmp_path / "out"
+    source, folder = str(tmp_path / "text"), tmp_path / "out"
+    for number, text in enumerate(TEXTS):
+        write(tmp_path / "text" / f"{number}.txt", text.encode())
     arguments = ["--data=TextFiles", f"--data.source={source}", f"--data.path={folder}"]
     assert_fits(folder, tmp_path / "run", 300, *arguments, "--data.vocab_size=300", "--data.val_fraction=0.2")
     assert sorted(read_texts(folder, "train") + read_texts(folder, "val")) == sorted(TEXTS)
@@ -192,7 +185,7 @@ def test_training_on_what_is_not_prepared(corpus: str, tmp_path: Path) -> None:
         getattr(corpora, corpus)(str(tmp_path / "nowhere")).prepare_data()
 
 
-def test_options_and_command_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_and_command_agree(monkeypatch) -> None:
     """What the command gives by default is what the data modules and other callers give."""
     given: list[Options] = []
 

@@ -12,8 +12,8 @@ import pytest
 
 from anlit.cli import main
 from anlit.commands.run_folder import lock_run_folder, make_run_folder
-from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, run, start, steps_logged
-from tests.integration.ranks import column, start_ranks
+from tests.integration.conftest import fit_arguments, last_checkpoint, run, start, steps_logged
+from tests.integration.ranks import start_ranks
 
 
 def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_all_ranks_may_make_the_folder_at_once(tmp_path: Path) -> None:
     assert not any((tmp_path / "0").iterdir())
 
 
-def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch, caplog) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
@@ -55,7 +55,7 @@ def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("lost", [pytest.param(["last.ckpt"], marks=pytest.mark.slow), ["last.ckpt", "best.ckpt"]])
 def test_without_last_ckpt_a_run_is_not_begun_anew(
-    shards: Path, tmp_path: Path, finished: Path, lost: list[str], capsys: pytest.CaptureFixture[str]
+    shards: Path, tmp_path: Path, finished: Path, lost: list[str], capsys
 ) -> None:
     run_dir = shutil.copytree(finished, tmp_path / "run")
     for name in lost:
@@ -69,9 +69,7 @@ def test_without_last_ckpt_a_run_is_not_begun_anew(
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_goes_on_from_its_best_checkpoint(
-    shards: Path, tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_goes_on_from_its_best_checkpoint(shards: Path, tmp_path: Path, finished: Path, capsys) -> None:
     run_dir = shutil.copytree(finished, tmp_path / "run")
     (run_dir / "checkpoints" / "last.ckpt").unlink()
     arguments = fit_arguments(shards, run_dir, "--trainer.max_steps=22", "--ckpt_path=best")
@@ -83,25 +81,7 @@ def test_a_run_goes_on_from_its_best_checkpoint(
     assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in capsys.readouterr().err
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_anew(shards: Path, tmp_path: Path) -> None:
-    """As a study's and the demo's do, which always say `--ckpt_path last`."""
-    rare = ("--checkpoint_every_n_steps=1000", "--trainer.val_check_interval=1000")
-    arguments = fit_arguments(shards, tmp_path / "run", "--ckpt_path=last", *rare)
-    process = start(arguments)
-    while steps_logged(tmp_path / "run") < 5:
-        assert process.is_alive()
-        time.sleep(0.001)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert not (tmp_path / "run" / "checkpoints").exists()
-    assert run(arguments) == 0
-    assert last_checkpoint(tmp_path / "run")["global_step"] == STEPS
-    assert len(column(tmp_path / "run", "train/loss")) == STEPS
-
-
-def test_each_launch_is_in_the_record_and_in_comparisons(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_launch_is_in_the_record_and_in_comparisons(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     """Begun at one commit, continued twice at another; a launch that finds nothing to do is none."""
     run_dir = tmp_path / "runs" / "run"
     for commit, steps in (("a" * 40, 5), ("b" * 40, 9), ("b" * 40, 12), ("c" * 40, 12)):

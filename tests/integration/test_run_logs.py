@@ -54,9 +54,7 @@ def test_settings_are_in_hparams_yaml_and_in_tensorboard(trained: Train) -> None
     assert [metric.name.tag for metric in experiment.experiment.metric_infos] == ["val/loss"]
 
 
-def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(
-    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(shards: Path, tmp_path: Path, capsys) -> None:
     settings = ("--trainer.enable_progress_bar=true", "--trainer.val_check_interval=2", "--ckpt_path=last")
     for n_steps, head, shown in (
         (4, ("AnGPT, ", f"in {tmp_path / 'run'}"), ["step 2/4", "step 4/4"]),

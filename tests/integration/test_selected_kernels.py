@@ -26,7 +26,7 @@ def saved(run_dir: Path) -> dict | None:
     return last_checkpoint(run_dir)["anlit"]["attention"]
 
 
-def won_by(monkeypatch: pytest.MonkeyPatch, name: str, **failed: str) -> None:
+def won_by(monkeypatch, name: str, **failed: str) -> None:
     """Let this CPU have candidates as a GPU has, and trials from now on end so."""
     monkeypatch.setattr(kernel_selection, "FEWEST_BATCHES", 0)
     monkeypatch.setattr(kernel_selection, "candidates", lambda *_: {n: BACKENDS[n] for n in ("blockwise", "eager")})

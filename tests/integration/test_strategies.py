@@ -73,7 +73,7 @@ def flags(way: Way) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def short_and_long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def short_and_long(tmp_path_factory) -> Path:
     """Shards of many documents of a few tokens, and some of hundreds."""
     source, path = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("data") / "shards"
     for number in range(400):
@@ -256,7 +256,7 @@ def test_written_in_the_background_is_the_same(train: TrainWay) -> None:
 
 
 @pytest.mark.parametrize("way", ["one", pytest.param("ddp2", marks=slow), pytest.param("fsdp2", marks=slow)])
-def test_validate_reads_parts(train: TrainWay, way: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_validate_reads_parts(train: TrainWay, way: str, capfd) -> None:
     run_dir = train("AnGPT", WAYS["fsdp2"])
     n_ranks, _, strategy = WAYS[way]
     saved = ["validate", f"--config={run_dir}/config.yaml", f"--ckpt_path={run_dir}/checkpoints/last.ckpt"]

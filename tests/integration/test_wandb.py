@@ -12,7 +12,7 @@ FRAGMENT = "--config=logger/wandb.yaml"
 
 
 @pytest.mark.slow
-def test_a_continued_run_has_one_id(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_continued_run_has_one_id(shards: Path, tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: make extras EXTRAS=wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -29,9 +29,7 @@ def test_a_continued_run_has_one_id(shards: Path, tmp_path: Path, monkeypatch: p
     assert (saved["id"], saved["save_dir"]) == (None, ".")
 
 
-def test_without_wandb_the_message_says_how_to_install_it(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_wandb_the_message_says_how_to_install_it(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(fit_arguments(shards, tmp_path / "run", FRAGMENT)) == 2
     assert "needs wandb: run `make extras EXTRAS=wandb`" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_stop_is_before_the_weights_are_touched() -> None:
 
 
 @pytest.mark.parametrize("action", ["ignore", "skip"])
-def test_a_spike_is_skipped_or_ignored_and_said(action: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_spike_is_skipped_or_ignored_and_said(action: Any, caplog) -> None:
     guard = LossGuard(on_spike=action, window=16)
     spoilt = train(range(24), Poison([20], factor=30.0), guard)
     lines = [message for message in caplog.messages if message.startswith("step 20: loss")]

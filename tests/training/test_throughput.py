@@ -33,7 +33,7 @@ def test_tokens_and_seconds_go_on_after_a_resume() -> None:
 class Passing(L.Callback):
     """Time passes here alone: batch i computes for 1 + i seconds, its fetch takes 2; validation and measuring long."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch) -> None:
         self.now = 100.0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
@@ -66,7 +66,7 @@ class SlowLoader:
     ("accumulate", "times", "waited"), [(1, ([3, 4], [5, 6]), 2), (2, ([7, 11], [15, 19]), 4)], ids=["1", "2"]
 )
 def test_step_times_waiting_and_speed_of_each_interval(
-    monkeypatch: pytest.MonkeyPatch, accumulate: int, times: tuple[list[int], list[int]], waited: int
+    monkeypatch, accumulate: int, times: tuple[list[int], list[int]], waited: int
 ) -> None:
     """Of two steps; several micro-batches are one step, and what is no training is left out."""
     monkeypatch.setattr("anlit.training.callbacks.throughput.peak_flops", lambda *_: 1e9)
@@ -113,9 +113,7 @@ def test_step_times_of_a_device_are_its_own() -> None:
 
 
 @pytest.mark.parametrize(("name", "tera"), [("NVIDIA H200", 989), ("NVIDIA A100-SXM4-80GB", 312)])
-def test_peaks_are_dense_data_sheet_values_and_a_cpu_has_none(
-    monkeypatch: pytest.MonkeyPatch, name: str, tera: float
-) -> None:
+def test_peaks_are_dense_data_sheet_values_and_a_cpu_has_none(monkeypatch, name: str, tera: float) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_flops(torch.device("cuda", 0), "bf16-mixed") == pytest.approx(tera * 1e12, rel=0.01)
     assert peak_flops(torch.device("cpu"), "bf16-mixed") is None

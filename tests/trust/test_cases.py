@@ -1,7 +1,6 @@
 """Foreign and damaged files of which no other folder has a test: nothing foreign runs, and one sentence says why."""
 
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -12,9 +11,9 @@ import pytest
 import anlit
 from anlit.cli import main
 from tests.checkpoints.conftest import trained_run
-from tests.checkpoints.foreign import RunsCode, as_run, change_json
+from tests.checkpoints.foreign import as_run
 from tests.data.layouts import documents
-from tests.data.preparing import train_tokenizer, write_texts
+from tests.data.preparing import write_texts
 
 __all__ = ["trained_run"]
 FILES = {file: file.read_text(encoding="utf-8") for file in Path(anlit.__file__).parent.rglob("*.py")}
@@ -31,39 +30,13 @@ def test_torch_load_takes_tensors_and_plain_values_alone() -> None:
         assert text.count("torch.load(") == len(RESTRICTED.findall(text)), file
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a refused command prints: one sentence."""
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("anlit: error: ")]
-    assert len(errors) == 1
-    return errors[0]
-
-
 def test_a_tag_for_python_in_a_config_makes_nothing(trained_run: Path, tmp_path: Path, capsys) -> None:
     copy, marker = as_run(trained_run, tmp_path, {}), tmp_path / "marker"
     config = copy / "config.yaml"
     config.write_text(f"x: !!python/object/apply:os.system ['mkdir {marker}']\n{config.read_text()}")
-    assert "config.yaml cannot be read (could not determine a constructor" in said(
-        capsys, "validate", f"--config={config}"
-    )
+    assert main(["validate", f"--config={config}"]) == 2
+    assert "config.yaml cannot be read (could not determine a constructor" in capsys.readouterr().err
     assert not marker.exists()
-
-
-def test_a_pickle_is_no_tokenizer(trained_run: Path, tmp_path: Path, capsys) -> None:
-    file = tmp_path / "tokenizer.json"
-    file.write_bytes(pickle.dumps(RunsCode(tmp_path / "marker")))
-    assert "is not a tokenizer.json that" in said(capsys, "generate", trained_run, "the cat", "--tokenizer", file)
-    assert not (tmp_path / "marker").exists()
-
-
-def test_an_end_of_a_document_that_a_text_may_contain_is_refused(tmp_path: Path, capsys) -> None:
-    tokenizer = train_tokenizer(tmp_path / "tokenizer.json", 500)
-    change_json(tokenizer, lambda content: content["added_tokens"][0].update(special=False))
-    write_texts(tmp_path / "texts", list(documents(10, seed=1)))
-    given = ["TextFiles", "--source", tmp_path / "texts", "--output", tmp_path / "out", "--tokenizer", tokenizer]
-    assert 'inside of a text for the end of a document: set "special": true' in said(capsys, "prepare", *given)
-    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ CODES = "\x1b[2J\x9b31m\u202e\x07"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     """A run whose folder's name clears the screen."""
     return trained(tmp_path_factory.mktemp("terminal") / f"a{CODES}", "GPT")
 
@@ -33,7 +33,7 @@ def checkpoint(run: Path) -> Path:
     return run.parent / "a.ckpt"
 
 
-def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
+def printed(capfd, *arguments: object) -> str:
     capfd.readouterr()
     main([str(argument) for argument in arguments])
     output = capfd.readouterr()
