@@ -76,11 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _completion(shell: str) -> str:
-    """The script that teaches a shell the commands, the tools' options and the names of files; written by shtab.
-
-    Raises:
-        UserError: The shell is not known, or shtab is not installed.
-    """
+    """The script that teaches a shell the commands, the tools' options and the names of files; written by shtab."""
     try:
         import shtab
     except ImportError as error:
@@ -103,11 +99,7 @@ def _completion(shell: str) -> str:
 
 
 def _import_modules(arguments: list[str]) -> list[str]:
-    """Import the modules of `--import MODULE`, so that their classes may be used; returns the other arguments.
-
-    Raises:
-        UserError: There is no such module.
-    """
+    """Import the modules of `--import MODULE`, so that their classes may be used; returns the other arguments."""
     parser = ToolParser(prog="anlit", add_help=False)
     parser.add_argument("--import", dest="modules", action="append", default=[])
     options, others = parser.parse_known_args(arguments)

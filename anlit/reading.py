@@ -28,12 +28,7 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_text(path: str | Path) -> str:
-    """The content of a regular file in UTF-8.
-
-    Raises:
-        OSError: It cannot be opened, or it is a pipe, a device or a folder.
-        ValueError: It is too large, or not UTF-8.
-    """
+    """The content of a regular file in UTF-8; raises OSError or ValueError for a pipe, a folder, or a large one."""
     if Path(path).exists() and not Path(path).is_file():
         raise OSError(0, "it is no regular file")
     with Path(path).open("rb") as file:
@@ -73,8 +68,7 @@ def _read(path: str | Path, parse: Callable[[str], Any], schema: Any, advice: st
 def read_rows(path: str | Path, advice: str = "repair it or leave the run out") -> list[dict[str, str]]:
     """The rows of a CSV file by its header, with "" for an empty cell. A last line without an end is left out.
 
-    Raises:
-        UserError: It cannot be read, or has other rows than its header says. The message names the file.
+    Raises UserError if it cannot be read, or has other rows than its header says. The message names the file.
     """
     try:
         lines = read_text(path).splitlines(keepends=True)
@@ -92,11 +86,7 @@ def read_rows(path: str | Path, advice: str = "repair it or leave the run out") 
 
 
 def number(row: dict[str, str], column: str, path: str | Path) -> float:
-    """The number in a cell, NaN for an empty or missing one.
-
-    Raises:
-        UserError: It is no number.
-    """
+    """The number in a cell, NaN for an empty or missing one. Raises UserError if it is none."""
     try:
         return float(row.get(column) or math.nan)
     except ValueError as error:
@@ -105,12 +95,7 @@ def number(row: dict[str, str], column: str, path: str | Path) -> float:
 
 
 def parse_yaml(text: str) -> Any:
-    """The content of YAML, once it is known to be small.
-
-    Raises:
-        ValueError: It is nested too deep, or its aliases expand to too much.
-        yaml.YAMLError: It is no YAML.
-    """
+    """The content of YAML. Raises YAMLError, or ValueError if it is nested too deep or its aliases expand too far."""
     _refuse_large(text)
     return yaml.load(text, Loader=LOADER)
 

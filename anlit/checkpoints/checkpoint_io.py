@@ -34,11 +34,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.written: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write a checkpoint of one file; an address is Lightning's to write to.
-
-        Raises:
-            RunError: It could not be written.
-        """
+        """Write a checkpoint of one file, or raise RunError; an address is Lightning's to write to."""
         self.written.add(str(path))
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -56,8 +52,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """A checkpoint of one file or of parts, in the form of one file. Only tensors and plain values are read.
 
-        Raises:
-            UserError: `path` is an address, or the checkpoint is damaged.
+        Raises UserError for an address or a damaged checkpoint.
         """
         refuse_address(path)
         try:
@@ -73,9 +68,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
     """A checkpoint of any form, or an exported model, on the CPU, read with weights_only=True.
 
-    Raises:
-        DamagedError: It has changed since it was written, or its parts do not fit together.
-        Exception: One of `UNREADABLE`.
+    Raises one of `UNREADABLE`, DamagedError if it has changed since it was written or its parts do not fit together.
     """
     path = Path(path)
     if is_exported(path):
@@ -99,8 +92,7 @@ def read_rest(path: Path) -> dict[str, Any]:
 def refuse_damaged(path: Path) -> None:
     """Check the whole checkpoint that a run goes on from, before anything is started or written.
 
-    Raises:
-        UserError: It is damaged. The message names another checkpoint, if there is one.
+    Raises UserError if it is damaged. The message names another checkpoint, if there is one.
     """
     try:
         if not path.exists():

@@ -64,11 +64,7 @@ def write_folder(folder: Path, weights: dict[str, Tensor], record: dict[str, Any
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """The content of config.json.
-
-    Raises:
-        ValueError: It is damaged, or another program wrote it.
-    """
+    """The content of config.json. Raises ValueError if it is damaged or another program wrote it."""
     record = read_json(Path(folder) / SETTINGS)
     if isinstance(record, dict) and "model_type" in record:
         raise ValueError("it is a model for transformers; `anlit import` reads those of Qwen3, Llama and others")
@@ -78,11 +74,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
 
 
 def read_exported(folder: str | Path) -> dict[str, Any]:
-    """The exported model in the form of a checkpoint, without optimizer.
-
-    Raises:
-        Exception: One of `UNREADABLE`, if a file is damaged or another program wrote it.
-    """
+    """The exported model in the form of a checkpoint without optimizer, or one of the errors `UNREADABLE`."""
     record = read_settings(folder)
     weights = load_file(Path(folder) / WEIGHTS)
     if record["settings"].get("tie_embeddings") and EMBEDDING in weights:

@@ -42,8 +42,7 @@ class DamagedError(ValueError):
 def verify(path: Path) -> None:
     """Compare all checksums, at about 2 GB/s, of a checkpoint of one file or the folder of a sharded one.
 
-    Raises:
-        DamagedError: Something is missing, truncated or changed.
+    Raises DamagedError if something is missing, truncated or changed.
     """
     if path.is_dir():
         try:
@@ -78,11 +77,7 @@ def checksum(file: Path) -> dict[str, int]:
 
 
 def require_content(content: Any, needed: dict[str, Any]) -> None:
-    """Check that a checkpoint has what is needed of it: `MODEL`, `TRAINING` or `TRAINING_IN_ONE_FILE`.
-
-    Raises:
-        ValueError: Something is missing or has the wrong type.
-    """
+    """Raises ValueError if a checkpoint lacks something of `MODEL`, `TRAINING` or `TRAINING_IN_ONE_FILE`."""
     if not isinstance(content, dict) or not isinstance(content.get("anlit"), dict):
         raise DamagedError("anlit did not write it")
     check(content, needed, complete=True)

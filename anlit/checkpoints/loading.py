@@ -103,11 +103,7 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
 
 
 def find_device(name: str) -> torch.device:
-    """The device `name`; auto is the GPU if there is one.
-
-    Raises:
-        UserError: There is no such device.
-    """
+    """The device `name`; auto is the GPU if there is one. Raises UserError if there is no such device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -119,11 +115,7 @@ def find_device(name: str) -> torch.device:
 
 
 def read_model(file: Path) -> dict[str, Any]:
-    """The content of a checkpoint that has all that a model needs.
-
-    Raises:
-        UserError: It is damaged, or anlit did not write it.
-    """
+    """The content of a checkpoint with all that a model needs; raises UserError if it is damaged or foreign."""
     try:
         content = read_checkpoint(file)
         require_content(content, MODEL | {"state_dict": dict})
@@ -142,9 +134,8 @@ def _unreadable(file: Path, error: BaseException) -> UserError:
 def _rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path, changes: dict[str, Any]) -> LanguageModel:
     """The model with its weights, on the CPU in float32.
 
-    Raises:
-        UserError: It names a class that may not be built, or its settings do not fit its weights.
-        ValueError: A class refuses a setting.
+    Raises UserError if it names a class that may not be built or its settings do not fit its weights, ValueError if a
+    class refuses a setting.
     """
     architecture = subclass_named(LanguageModel, content["anlit"]["architecture"], f"{file}: architecture")
     weights = content["state_dict"]

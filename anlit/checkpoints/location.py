@@ -50,8 +50,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def find_checkpoint(path: str) -> Path:
     """The checkpoint of `path`: a run folder (its best, else its last), a checkpoint or an exported folder.
 
-    Raises:
-        UserError: There is none.
+    Raises UserError if there is none.
     """
     require_path(path)
     if is_checkpoint(path) or is_exported(path):
@@ -81,8 +80,7 @@ def refuse_address(path: str | Path) -> None:
 def refuse_links(run: Path) -> None:
     """Refuse to write anything of a run through a link: metrics, records, the lock, TensorBoard's files, checkpoints.
 
-    Raises:
-        UserError: Something in it, `CHECKPOINTS`, or its folder of sharded checkpoints, is a link.
+    Raises UserError if something in it, `CHECKPOINTS`, or its folder of sharded checkpoints is a link.
     """
     for path in [*sorted(run.iterdir()), run / CHECKPOINTS / SHARDED]:
         if path.is_symlink():

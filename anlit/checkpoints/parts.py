@@ -37,11 +37,7 @@ def without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `without_tensors`.
-
-    Raises:
-        DamagedError: A tensor is missing.
-    """
+    """The inverse of `without_tensors`. Raises DamagedError if a tensor is missing."""
 
     def tensor_of(leaf: Any) -> Any:
         if not isinstance(leaf, str) or not leaf.startswith(MARK):
@@ -56,8 +52,7 @@ def with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 def read_headers(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """The shape and dtype of each tensor. No tensor is larger than its parts together.
 
-    Raises:
-        DamagedError: A header is damaged, or the parts of a tensor do not fit together.
+    Raises DamagedError for a damaged header, or parts of a tensor that do not fit together.
     """
     files = list(folder.glob("*.safetensors"))
     if not files:
@@ -75,11 +70,7 @@ def read_headers(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors, whole, on the CPU.
-
-    Raises:
-        DamagedError: As `read_headers`.
-    """
+    """All tensors, whole, on the CPU. Raises DamagedError as `read_headers` does."""
     tensors = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in read_headers(folder).items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -88,11 +79,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def read_into(tensors: dict[str, Tensor], folder: Path, no_dist: bool = False) -> None:
-    """Fill tensors or DTensors, of the latter the rows of this rank.
-
-    Raises:
-        DamagedError: On all ranks.
-    """
+    """Fill tensors or DTensors, of the latter the rows of this rank. Raises DamagedError on all ranks."""
     try:
         dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=no_dist)
     except CheckpointException as error:
@@ -100,13 +87,11 @@ def read_into(tensors: dict[str, Tensor], folder: Path, no_dist: bool = False) -
 
 
 def refuse_other_tensors(folder: Path, tensors: Mapping[str, Tensor], complete: bool) -> None:
-    """Compare the headers with the tensors or DTensors that they will be read into.
+    """Raises DamagedError if the headers differ in a name, shape or dtype from what they will be read into.
 
     Args:
+        tensors: Whole ones or DTensors, by name.
         complete: Whether the files may have no others.
-
-    Raises:
-        DamagedError: A name, shape or dtype differs.
     """
     headers = read_headers(folder)
     for name, tensor in tensors.items():

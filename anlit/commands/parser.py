@@ -122,11 +122,7 @@ class ConfigurationParser(CommandLine):
             parser.add_argument(f"--{name}", type=kind, default=default, help=text)
 
     def read(self, arguments: list[str]) -> Any:
-        """The configuration of further arguments of the subcommand.
-
-        Raises:
-            UserError: It is wrong.
-        """
+        """The configuration of further arguments of the subcommand. Raises UserError if it is wrong."""
         try:
             config = self.parser.parse_args(_with_checked_files(arguments))[arguments[0]]
         except ArgumentError as error:
@@ -199,8 +195,7 @@ def read_command(kind: type[Parser], arguments: list[str], **settings: Any) -> P
 def _with_checked_files(arguments: list[str]) -> list[str]:
     """The arguments with the paths of their configuration files.
 
-    Raises:
-        UserError: A file is missing or damaged; the parser's own message would not name it.
+    Raises UserError, which names the file, if one is missing or damaged.
     """
     arguments = with_configuration_files(arguments)
     for argument in arguments:

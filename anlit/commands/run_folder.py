@@ -41,8 +41,7 @@ _log = logging.getLogger(__name__)
 def make_run_folder(run_dir: str) -> None:
     """Make the run folder; its ranks do this at the same time.
 
-    Raises:
-        UserError: It cannot be made or written, or something in it is a link.
+    Raises UserError if it cannot be made or written, or something in it is a link.
     """
     try:
         Path(run_dir).mkdir(parents=True, exist_ok=True)

@@ -78,11 +78,7 @@ class FullySharded(MeshStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def setup_environment(self) -> None:
-        """Check the ranks before they wait for each other, then connect them.
-
-        Raises:
-            UserError: `replicas` does not divide the number of ranks.
-        """
+        """Connect the ranks; raises UserError before they wait for each other if `replicas` does not divide them."""
         if (ranks := self.num_nodes * self.num_processes) % self.replicas:
             raise UserError(
                 f"trainer.strategy.replicas={self.replicas} does not divide the number of ranks, {ranks}: choose one "

@@ -37,11 +37,13 @@ def test_the_weights_are_the_checkpoints(checkpoint: Path) -> None:
         (lambda: tiny(GPT, n_layers=1), r"blocks\.1\.\S+ is \S+ in it and missing in the model"),
     ],
 )
-def test_another_model_is_refused(checkpoint: Path, model, message: str) -> None:
+def test_what_does_not_fit_is_refused(checkpoint: Path, model, message: str) -> None:
     other = model()
     before = {name: value.clone() for name, value in other.state_dict().items()}
     with pytest.raises(UserError, match=message):
         load_initial_weights(other, str(checkpoint))
+    with pytest.raises(UserError, match=r"initial_weights=nowhere\.ckpt is not a file"):
+        load_initial_weights(other, "nowhere.ckpt")
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
 
@@ -74,9 +76,3 @@ def test_what_the_same_mechanism_learned_is_taken_and_what_another_one_learned_i
     values = [model.model.blocks[1].attention.mechanism.strength.value for model in (learned, same, other)]
     assert torch.equal(values[0], values[1])
     assert values[2].tolist() == pytest.approx([0.9, 0.9])
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """Those that are no checkpoint are refused as everywhere: test_foreign_parts.py, test_loading.py."""
-    with pytest.raises(UserError, match=r"initial_weights=\S+nowhere\.ckpt is not a file"):
-        load_initial_weights(tiny(GPT), str(tmp_path / "nowhere.ckpt"))

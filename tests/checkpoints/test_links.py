@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from anlit.checkpoints import writing
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from anlit.checkpoints.location import CHECKPOINTS, SHARDED
-from anlit.checkpoints.writing import remove_unnamed
+from anlit.checkpoints.writing import remove_checkpoint, remove_unnamed
 from anlit.cli import main
 from tests.integration.conftest import fit_arguments, run, shards
 
@@ -74,10 +73,10 @@ def test_a_folder_that_has_a_name_is_no_leftover(tmp_path: Path) -> None:
         link.symlink_to(folder)
     storage = AtomicCheckpointIO()
     storage.save_checkpoint({"step": 1}, last)
-    writing.remove_unnamed(tmp_path / "run")
+    remove_unnamed(tmp_path / "run")
     assert read_checkpoint(last) == {"step": 1}
     assert others.is_dir()
     storage.remove_checkpoint(best)
     assert ours.is_dir(), "this process did not write it"
-    writing.remove_checkpoint(best)
+    remove_checkpoint(best)
     assert not ours.exists()

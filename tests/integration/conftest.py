@@ -76,14 +76,12 @@ def finished(trained: Train) -> Path:
 
 def start(arguments: list[str]) -> multiprocessing.Process:
     """`anlit` in a forked child, which inherits what is already imported."""
-    (process,) = start_ranks(arguments, 1)
-    return process
+    return start_ranks(arguments, 1)[0]
 
 
 def run(arguments: list[str]) -> int | None:
     """`anlit` in a child process; its exit code."""
-    (code,) = run_ranks(arguments, 1)
-    return code
+    return run_ranks(arguments, 1)[0]
 
 
 def signal_at(name: str, batch: int, rank: int | None = None) -> list[str]:

@@ -14,6 +14,7 @@ from tests.inference.published import published
 from tests.integration.conftest import (
     VOCABULARY,
     Train,
+    assert_identical,
     fit_arguments,
     last_checkpoint,
     run,
@@ -57,10 +58,8 @@ def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
         torch.testing.assert_close(logits(exported), logits(whole), rtol=0, atol=1e-4 if fold else 1e-5)
 
 
-def test_fine_tuning_on_needles_starts_from_the_weights_and_resumes_exactly(
-    tmp_path: Path, trained: Train, capsys
-) -> None:
-    """As configs/experiment/needle.yaml has it."""
+def test_fine_tuning_on_needles_starts_from_the_weights(tmp_path: Path, trained: Train, capsys) -> None:
+    """As configs/experiment/needle.yaml has it. tests/data/test_needle.py resumes its data."""
     plain = trained(*SHORT, model="GPT")
     last = plain / "checkpoints" / "last.ckpt"
 
@@ -69,21 +68,19 @@ def test_fine_tuning_on_needles_starts_from_the_weights_and_resumes_exactly(
         steps = ("--trainer.max_steps=6", "--trainer.val_check_interval=3", "--data.val_samples=4")
         return ["fit", *files, f"--run_dir={run_dir}", *steps, f"--initial_weights={last}", *extra]
 
-    whole, cut, still = tmp_path / "whole", tmp_path / "cut", tmp_path / "still"
-    assert run(tuning(whole)) == 0
-    config = yaml.safe_load((whole / "config.yaml").read_text())
+    tuned, still = tmp_path / "tuned", tmp_path / "still"
+    assert run(tuning(tuned)) == 0
+    config = yaml.safe_load((tuned / "config.yaml").read_text())
     assert config["data"]["class_path"] == "anlit.NeedleInHaystack"
     assert config["initial_weights"] == str(last)
     assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 2e-5
     assert config["model"]["init_args"]["context_length"] == 150
-    assert json.loads((whole / "run.json").read_text())["data"]["task"] == "NeedleInHaystack"
-    assert last_checkpoint(whole)["optimizer_states"][0]["state"][0]["step"] == 6
+    assert json.loads((tuned / "run.json").read_text())["data"]["task"] == "NeedleInHaystack"
+    assert last_checkpoint(tuned)["optimizer_states"][0]["state"][0]["step"] == 6
     assert run(tuning(still, *FIRST_STEP)) == 0
-    before, after = last_checkpoint(plain)["state_dict"], last_checkpoint(still)["state_dict"]
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert_identical(last_checkpoint(plain)["state_dict"], last_checkpoint(still)["state_dict"], "weights")
     # Where the run goes on with ckpt_path last, the weights are not read again.
-    stop_and_continue(tuning(cut), cut, whole, [*signal_at("SIGINT", 2)], 1)
-    assert run(tuning(cut, "--ckpt_path=last", "--initial_weights=gone.ckpt", "--trainer.max_steps=7")) == 0
+    assert run(tuning(tuned, "--ckpt_path=last", "--initial_weights=gone.ckpt", "--trainer.max_steps=7")) == 0
     assert main(tuning(tmp_path / "run", f"--ckpt_path={last}")) == 2
     assert "both name weights" in capsys.readouterr().err
 
@@ -102,9 +99,8 @@ def test_an_imported_model_trains_on_resumes_exactly_and_goes_back(shards: Path,
 
     whole, cut, still = tmp_path / "whole", tmp_path / "cut", tmp_path / "still"
     assert run(going_on(still, *FIRST_STEP)) == 0
-    before, after = load_checkpoint(str(ours), "cpu").model.state_dict(), last_checkpoint(still)["state_dict"]
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    before = dict(load_checkpoint(str(ours), "cpu").model.state_dict())
+    assert_identical(before, dict(last_checkpoint(still)["state_dict"]), "weights")
     assert run(going_on(whole)) == 0
     stop_and_continue(going_on(cut), cut, whole, signal_at("SIGKILL", 13))
     assert main(["export", str(cut), "--format", "huggingface", "--output", str(tmp_path / "out")]) == 0

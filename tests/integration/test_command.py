@@ -29,16 +29,11 @@ def printed_config(capsys, *arguments: str) -> dict:
 
 
 MODELS = ("gpt", "ngpt", "angpt")
-
-
-def fragments(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (ROOT / "configs" / folder).iterdir())
-
-
 # A fragment whose name begins with a model's is for that model alone.
 MERGED = [
     (model, path)
-    for path in fragments("block", "runtime", "optimizer")
+    for folder in ("block", "runtime", "optimizer", "data", "trainer")
+    for path in sorted((ROOT / "configs" / folder).iterdir())
     for model in MODELS
     if (only := path.stem.partition("_")[0]) == model or only not in MODELS
 ]
@@ -47,38 +42,19 @@ MERGED = [
 @pytest.mark.parametrize(("model", "path"), MERGED, ids=lambda value: getattr(value, "stem", value))
 @pytest.mark.covering(1)
 def test_fragments_merge_with_every_model(capsys, model: str, path: Path) -> None:
-    config = printed_config(
-        capsys, f"--config={ROOT}/configs/model/{model}.yaml", f"--config={path}", "--data=PythonSources"
-    )
-    for key, value in yaml.safe_load(path.read_text())["model"]["init_args"].items():
-        resolved = config["model"]["init_args"][key]
-        if isinstance(value, dict) and "class_path" in value:
-            assert resolved["class_path"] == value["class_path"]
-        else:
-            assert resolved == ({**resolved, **value} if isinstance(value, dict) else value)
-
-
-@pytest.mark.parametrize("path", fragments("data", "trainer"), ids=lambda path: path.stem)
-def test_data_and_trainer_fragments_merge(capsys, path: Path) -> None:
-    content = yaml.safe_load(path.read_text())
-    section = "data" if "data" in content else "trainer"
-    extra = [] if section == "data" else ["--data=PythonSources"]
-    if section == "data" and "class_path" not in content["data"]:  # a fragment for any corpus
-        extra = [f"--config={ROOT}/configs/data/fineweb.yaml"]
-    config = printed_config(capsys, "--model=GPT", *extra, f"--config={path}")
-    given, resolved = content[section], config[section]
-    if section == "data":
-        assert resolved["class_path"] == given.get("class_path", "anlit.FineWeb")
-        given, resolved = given["init_args"], resolved["init_args"]
-    given = json.loads(json.dumps(given))  # printed keys are strings
-    given = {key.removesuffix("+"): value for key, value in given.items()}  # what is added to a list
-    assert part_of(resolved, given) == given
+    """tests/attention/test_fragments.py has those of attention."""
+    given = json.loads(json.dumps(yaml.safe_load(path.read_text())))  # printed keys are strings
+    corpus = [] if "data" in given else ["--data=PythonSources"]
+    if "class_path" not in given.get("data", {"class_path": ""}):  # a fragment for any corpus
+        corpus = ["--config=data/fineweb.yaml"]
+    config = printed_config(capsys, f"--config=model/{model}.yaml", *corpus, f"--config={path}")
+    assert part_of(config, given) == given
 
 
 def part_of(resolved: Any, given: Any) -> Any:
-    """What `resolved` has under the keys of `given`, and below them."""
+    """What `resolved` has under the keys of `given`, and below them; what is added to a list has a + in its key."""
     if isinstance(given, dict):
-        return {key: part_of(resolved[key], value) for key, value in given.items()}
+        return {key: part_of(resolved[key.removesuffix("+")], value) for key, value in given.items()}
     if isinstance(given, list) and all(isinstance(value, dict) for value in given):
         return [part_of(*pair) for pair in zip(resolved, given, strict=True)]
     return resolved

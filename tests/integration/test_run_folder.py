@@ -13,7 +13,7 @@ import pytest
 from anlit.cli import main
 from anlit.commands.run_folder import lock_run_folder, make_run_folder
 from tests.integration.conftest import fit_arguments, last_checkpoint, run, start, steps_logged
-from tests.integration.ranks import start_ranks
+from tests.integration.ranks import ends_of_ranks
 
 
 def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path) -> None:
@@ -24,10 +24,8 @@ def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path
     while steps_logged(run_dir) < 10:
         assert first.is_alive()
         time.sleep(0.01)
-    (second,) = start_ranks(arguments, 1, log=tmp_path / "log")
-    second.join(120)
-    said = (tmp_path / "log.0").read_text()
-    assert second.exitcode == 2
+    (code,), (said,) = ends_of_ranks(arguments, 1, tmp_path / "log")
+    assert code == 2
     assert f"run_dir={run_dir} is being trained in by process {first.pid} on " in said
     assert "Traceback" not in said
     assert json.loads((run_dir / "run.json").read_text())["status"] == "running"

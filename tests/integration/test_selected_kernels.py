@@ -11,7 +11,7 @@ from anlit.attention import trial
 from anlit.attention.backends import BACKENDS
 from anlit.attention.selection import Selection
 from anlit.models import kernel_selection
-from tests.integration.conftest import Train, fit_arguments, last_checkpoint, run, signal_at, stop_and_continue
+from tests.integration.conftest import Train, fit_arguments, last_checkpoint, run
 from tests.integration.ranks import DDP, FSDP
 
 SHORT = ("--trainer.max_steps=6", "--model.attention=ScaleInvariant")
@@ -22,7 +22,7 @@ def recorded(run_dir: Path) -> dict:
     return selection
 
 
-def saved(run_dir: Path) -> dict | None:
+def saved(run_dir: Path) -> dict:
     return last_checkpoint(run_dir)["anlit"]["attention"]
 
 
@@ -49,15 +49,14 @@ def test_on_a_cpu_the_default_is_recorded_and_no_checkpoint_needs_it(trained: Tr
 def test_a_resumed_run_and_a_loaded_model_go_on_with_what_the_checkpoint_names(
     shards: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run_dir = tmp_path / "run"
     won_by(monkeypatch, "eager")
-    assert run(fit_arguments(shards, whole, *SHORT)) == 0
-    left = stop_and_continue(fit_arguments(shards, cut, *SHORT), cut, whole, signal_at("SIGINT", 3), 1)
-    assert left["anlit"]["attention"]["made"] == [recorded(whole)]
+    assert run(fit_arguments(shards, run_dir, *SHORT)) == 0
+    assert saved(run_dir)["made"] == [recorded(run_dir)]
     won_by(monkeypatch, "blockwise")
-    assert run(fit_arguments(shards, cut, *SHORT, "--trainer.max_steps=8", "--ckpt_path=last")) == 0
-    assert recorded(cut)["backend"] == "eager"
-    model = load_checkpoint(str(cut)).model
+    assert run(fit_arguments(shards, run_dir, *SHORT, "--trainer.max_steps=8", "--ckpt_path=last")) == 0
+    assert recorded(run_dir)["backend"] == "eager"
+    model = load_checkpoint(str(run_dir)).model
     with torch.no_grad():
         model(torch.zeros(1, 20, dtype=torch.int64))
     assert {*model.model.blocks[0].attention._backends.values()} == {"eager"}

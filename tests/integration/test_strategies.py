@@ -98,11 +98,6 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
     return last_checkpoint(run_dir)["state_dict"]
 
 
-def largest_difference(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
-    assert one.keys() == two.keys()
-    return max(float((one[name] - two[name]).abs().max()) for name in one)
-
-
 def assert_same_training(run_dir: Path, reference: Path, factor: float = 1.0) -> None:
     """Losses, gradient norms and final weights agree; `factor` widens the tolerances."""
     for name, tolerance in (("train/loss", LOSS_TOLERANCE), ("train/grad_norm", NORM_TOLERANCE)):
@@ -112,7 +107,7 @@ def assert_same_training(run_dir: Path, reference: Path, factor: float = 1.0) ->
     losses = column(reference, "val/loss")
     assert len(losses) == 2
     assert column(run_dir, "val/loss") == pytest.approx(losses, rel=factor * LOSS_TOLERANCE)
-    assert largest_difference(weights(run_dir), weights(reference)) < factor * WEIGHT_TOLERANCE
+    torch.testing.assert_close(weights(run_dir), weights(reference), rtol=0, atol=factor * WEIGHT_TOLERANCE)
 
 
 def assert_norms_hold(run_dir: Path, model: str) -> None:
@@ -184,7 +179,7 @@ def test_what_steps_do_to_sharded_weights(train: TrainWay, variant: str) -> None
 def test_weights_drawn_late_and_recomputed_blocks_change_nothing(train: TrainWay, model: str, setting: str) -> None:
     changed, plain = train(model, WAYS["fsdp2"], setting), train(model, WAYS["fsdp2"])
     assert column(changed, "train/loss") == column(plain, "train/loss")
-    assert largest_difference(weights(changed), weights(plain)) == 0
+    assert_identical(weights(changed), weights(plain), "weights")
 
 
 @slow
@@ -263,9 +258,8 @@ def test_validate_reads_parts(train: TrainWay, way: str, capfd) -> None:
     given = strategy or ["--trainer.strategy=auto", "--trainer.devices=1"]
     capfd.readouterr()
     assert run_ranks([*saved, "--data.batch_size=1", *given], n_ranks) == [0] * n_ranks
-    printed = re.search(r"val/loss\D+([\d.]+)", capfd.readouterr().out)
-    assert printed is not None
-    assert float(printed[1]) == pytest.approx(column(run_dir, "val/loss")[-1], rel=1e-6)
+    (printed,) = re.findall(r"val/loss\D+([\d.]+)", capfd.readouterr().out)
+    assert float(printed) == pytest.approx(column(run_dir, "val/loss")[-1], rel=1e-6)
 
 
 @slow

@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from anlit.layers.sharded import full_tensor
 from anlit.training.callbacks.attention_statistics import require_positive
-from anlit.training.callbacks.norms import row_norms
 from anlit.training.callbacks.throughput import measuring
 
 MOST_COPIED = 128
@@ -101,8 +100,8 @@ def angles(old: Tensor, new: Tensor) -> Tensor:
 
 def share_at_bound(decoder: Any) -> dict[str, float]:
     """The share of constrained vectors at their bound, `norms/share_at_bound`; empty for GPT+."""
-    norms = row_norms(decoder)
-    return {"norms/share_at_bound": float((norms >= AT_BOUND).double().mean())} if len(norms) else {}
+    norms = [full_tensor(rows) for rows in decoder.row_norms()]
+    return {"norms/share_at_bound": float((torch.cat(norms) >= AT_BOUND).double().mean())} if norms else {}
 
 
 def hidden_states(model: Any, batch: Any, sequences: int) -> dict[str, float]:

@@ -5,6 +5,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from anlit.layers.scaling import ScalingVector
 from anlit.layers.sharded import full_tensor
@@ -27,10 +28,16 @@ class NormMonitor(L.Callback):
                 if isinstance(module, ScalingVector):
                     kinds.setdefault(name.rsplit(".", 1)[-1], []).append(full_tensor(module()).abs().mean())
             pl_module.log_dict({f"scaling/{kind}": torch.stack(means).mean() for kind, means in kinds.items()})
-            if len(norms := row_norms(pl_module.model)):
-                pl_module.log_dict({"norms/row_max": norms.max(), "norms/row_min": norms.min()})
+            decoder: Any = pl_module.model
+            if parts := [_of_this_rank(rows) for rows in decoder.row_norms()]:
+                norms = torch.cat(parts)
+                ends = torch.stack([norms.max(), -norms.min()]) if len(norms) else norms.new_full((2,), -torch.inf)
+                largest, smallest = trainer.strategy.reduce(ends, reduce_op="max")  # one meeting, however many weights
+                pl_module.log_dict({"norms/row_max": largest, "norms/row_min": -smallest})
 
 
-def row_norms(decoder: Any) -> Tensor:
-    """The norms of all vectors that the architecture constrains, of the shards of all ranks; none for GPT+."""
-    return torch.cat([full_tensor(rows) for rows in decoder.row_norms()] or [torch.empty(0)])
+def _of_this_rank(rows: Tensor) -> Tensor:
+    """This rank's part of a 1-d tensor, or all of it if its entries are partial sums over ranks."""
+    if isinstance(rows, DTensor) and not any(placement.is_partial() for placement in rows.placements):
+        return rows.to_local()
+    return full_tensor(rows)

@@ -60,6 +60,7 @@ class RunProgress(ProgressBar):
             f"{type(pl_module).__name__}, {decoder.n_parameters():,} parameters, {device}, {trainer.precision}, in "
             f"{trainer.default_root_dir}{begun}"
         )
+        self._draw_step("")
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.global_step == self._step:  # several micro-batches make one step
