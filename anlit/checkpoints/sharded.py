@@ -38,8 +38,7 @@ class ShardedCheckpoints:
     """Writes each sharded checkpoint into a new folder. A name such as last.ckpt is a link to the newest complete one.
 
     The link changes only when all ranks have written, so a kill at any moment leaves the previous checkpoint. An error
-    on one rank, such as a full disk, is raised on all ranks. No wait is longer than `timeout`, so a write must not take
-    longer either.
+    on one rank, such as a full disk, is raised on all ranks.
 
     Args:
         asynchronous: Write in the background, from a copy of the state in host memory.
@@ -91,11 +90,7 @@ class ShardedCheckpoints:
             remove_checkpoint(path)
 
     def wait(self) -> None:
-        """Wait until the checkpoint in the background is complete on all ranks.
-
-        Raises:
-            RunError: On all ranks, if it could not be written.
-        """
+        """Wait until the checkpoint in the background is complete, or raise RunError on all ranks."""
         if self._pending is not None:
             (pending, path), self._pending = self._pending, None
             try:

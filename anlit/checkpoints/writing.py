@@ -26,11 +26,8 @@ def write_durably(content: Any, path: Path) -> None:
 
 
 def give_name(complete: Path, name: Path) -> None:
-    """Rename a complete file or link atomically, and remove the sharded checkpoint that had the name before.
-
-    A copy of a run may have a folder in place of a link. A rename cannot replace a folder, so it is moved away first.
-    """
-    if name.is_dir() and not name.is_symlink():
+    """Rename a complete file or link atomically, and remove the sharded checkpoint that had the name before."""
+    if name.is_dir() and not name.is_symlink():  # in a copy of a run; a rename cannot replace a folder
         (name.parent / SHARDED).mkdir(exist_ok=True)
         os.replace(name, name.parent / SHARDED / f"{name.stem}-{uuid.uuid4().hex[:12]}")
     os.replace(complete, name)

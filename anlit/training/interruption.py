@@ -19,9 +19,8 @@ class Preempted(KeyboardInterrupt):
 class Interruption:
     """Records signals. A second Ctrl-C stops at once; other signals may come more than once.
 
-    Slurm sends SIGUSR1 (`#SBATCH --signal`) to one or all processes, Kubernetes sends SIGTERM, a user Ctrl-C. Ranks
-    receive them at different times. So each step starts a small all-reduce on the host, which the next step reads: all
-    ranks stop after the same step, and none waits for a device.
+    Ranks receive a signal of Slurm (SIGUSR1), Kubernetes (SIGTERM) or a user (Ctrl-C) at different times, or one alone
+    does. So each step starts a small all-reduce on the host, which the next step reads: none waits for a device.
     """
 
     def __init__(self) -> None:
@@ -62,8 +61,7 @@ class Interruption:
             answer = int(flag)
         flag = torch.tensor(self.signal or 0)
         self._asked = flag, distributed.all_reduce(flag, distributed.ReduceOp.MAX, self._group, async_op=True)
-        if answer:
-            self.signal = answer
+        self.signal = answer or self.signal
         return bool(answer)
 
     def exception(self) -> KeyboardInterrupt:

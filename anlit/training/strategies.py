@@ -132,10 +132,8 @@ class FullySharded(MeshStrategy):
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load weights and optimizer states of either form of checkpoint into the shards; returns the rest.
 
-        Lightning numbers an optimizer's parameters in the order of the model; torch, and so a single file, by groups.
-
-        Raises:
-            UserError: It is damaged or another model's.
+        Raises UserError if it is damaged or another model's. Lightning numbers an optimizer's parameters in the order
+        of the model; torch, and so a single file, by groups.
         """
         assert self.lightning_module is not None
         path = Path(self.broadcast(str(checkpoint_path)))

@@ -25,7 +25,7 @@ NOT_RUN = {
     "imported/qwen3/tokenizer.json": "needs a Qwen3 from the hub",
     "needle": "takes minutes; tests/evaluation/test_needle.py runs it",
     "runs/mine": "1,000 steps",
-    "logger/wandb.yaml": "needs wandb; tests/integration/test_wandb.py runs it",
+    "logger/wandb.yaml": "needs wandb; tests/integration/test_run_logs.py runs it",
     "runs/angpt-needle": "300 steps; tests/integration/test_begun_from_weights.py runs it",
     "--slurm=--gpus-per-node=1 --ntasks-per-node=1": "needs Slurm",
     "study/convergence.yaml": "54 runs",

@@ -13,8 +13,10 @@ import fsspec
 import pytest
 import yaml
 
+import anlit
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
+from anlit.errors import UserError
 from tests.integration.conftest import fit_arguments, last_checkpoint, run
 from tests.integration.ranks import column
 
@@ -114,3 +116,71 @@ def test_output_that_nobody_reads_is_no_traceback() -> None:
     with os.fdopen(writing, "wb") as closed:
         done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, env=buffered, text=True)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+PROGRAM = """
+import json, sys
+from anlit.cli import main
+for command in json.loads(sys.argv[1]):
+    print(">", command[0], file=sys.stderr, flush=True)
+    assert main(command) == 0
+"""
+
+
+def test_no_warning_of_a_library_reaches_the_terminal(shards: Path, tmp_path: Path) -> None:
+    """A new run begun with `--ckpt_path last`, as the demo does, and continued; then what is done with it."""
+    run_dir = tmp_path / "runs" / "run"
+    ones = ("--trainer.limit_val_batches=1", "--trainer.val_check_interval=1")
+    begun = fit_arguments(shards, run_dir, "--trainer.max_steps=4", *ones, "--ckpt_path=last", model="GPT")
+    commands = [
+        begun,
+        [*begun, "--trainer.max_steps=6"],
+        ["validate", f"--config={run_dir}/config.yaml"],
+        ["compare", str(run_dir), "--output", str(tmp_path / "compared")],
+        ["export", str(run_dir), "--output", str(tmp_path / "exported")],
+    ]
+    # deprecations too, which Python hides by default
+    everything = {**os.environ, "PYTHONWARNINGS": "default"}
+    program = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
+    done = subprocess.run(program, capture_output=True, text=True, env=everything, check=False)
+    assert done.returncode == 0, done.stderr
+    noise = [line for line in done.stderr.splitlines() if "Continued with changed settings" not in line]
+    assert noise == [f"> {command[0]}" for command in commands]
+    assert f"validate: {run_dir}/checkpoints/best.ckpt" in done.stdout, "not the last one"
+
+
+SMALL = ["--model.context_length=32", "--model.n_layers=1", "--model.n_heads=2", "--model.d_model=16"]
+TRAINER = ["--trainer.accelerator=cpu", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch) -> list[str]:
+    """The options of a corpus that is not prepared yet."""
+    monkeypatch.chdir(tmp_path)
+    Path("texts").mkdir()
+    for number in range(40):
+        Path(f"texts/{number}.txt").write_text(" ".join(f"word{number * 7 + k}" for k in range(60)))
+    return ["--data=TextFiles", "--data.source=texts", "--data.path=shards", "--data.vocab_size=300"]
+
+
+def test_model_takes_the_vocabulary_of_its_data(texts: list[str]) -> None:
+    assert main(["fit", "--model=AnGPT", *SMALL, *TRAINER, *texts, "--run_dir=run"]) == 0
+    saved = yaml.safe_load(Path("run/config.yaml").read_text())
+    checkpoint = last_checkpoint(Path("run"))
+    assert saved["model"]["init_args"]["vocab_size"] == 384  # 300 rounded up to a multiple of 128
+    assert checkpoint["hyper_parameters"]["vocab_size"] == 384
+    assert checkpoint["state_dict"]["model.embedding.weight"].shape == (384, 16)
+
+
+def test_model_without_a_vocabulary_is_refused_in_python() -> None:
+    with pytest.raises(UserError, match="vocab_size is not given"):
+        anlit.GPT(d_model=16, n_heads=2)
+
+
+def test_size_expects_the_vocabulary_of_data_that_do_not_exist_yet(texts: list[str]) -> None:
+    for extra, vocabulary in ((texts, 384), (["--data=FineWeb"], 50_304)):
+        counts = []
+        for given in ([], [f"--model.vocab_size={vocabulary}"]):
+            assert main(["size", "--model=GPT", *SMALL, *extra, *given, "--json", "size.json"]) == 0
+            counts.append(yaml.safe_load(Path("size.json").read_text())["parameters"])
+        assert counts[0] == counts[1]

@@ -1,6 +1,8 @@
 """What a run logs: the end of training is validated, once; settings; lines of progress; when ranks meet for it."""
 
+import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,18 @@ from typing import Any
 import lightning as L
 import pytest
 import yaml
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import distributed
 
+from anlit import AnGPT
 from anlit.cli import main
+from anlit.reporting.text import short_number
+from anlit.training.callbacks.progress import RunProgress, numbers
 from tests.integration import ranks
 from tests.integration.conftest import Train, fit_arguments, logged, run
+from tests.models.tiny import batches, tiny
 
 SHORT = ("--trainer.max_steps=25", "--trainer.val_check_interval=10")
 
@@ -106,3 +113,60 @@ def test_ranks_wait_for_each_other_only_where_they_log(shards: Path, tmp_path: P
         assert last == LAST_STEP
         assert [name for step, name in seen if step == LOGGED_EVERY], "the loss is that of all ranks there"
         assert not [(step, name) for step, name in seen if 0 < step < LAST_STEP and step % LOGGED_EVERY]
+
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "last"),
+    [
+        ({"max_steps": 6}, "step 6/6 "),
+        ({"max_steps": 3, "accumulate_grad_batches": 4}, "step 3/3 "),  # micro-batches are no steps
+        ({"max_epochs": 2}, "step 6/6 "),  # without max_steps the epochs say how many
+    ],
+)
+def test_a_terminal_has_one_line_of_80_columns(trainer: dict[str, int], last: str) -> None:
+    written = io.StringIO()
+    bar = RunProgress(Console(file=written, force_terminal=True, width=80))
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False)
+    model = tiny(AnGPT)
+    data = batches(12, model.context_length, batch_size=4)
+    L.Trainer(accelerator="cpu", devices=1, callbacks=[bar], log_every_n_steps=1, **quiet, **trainer).fit(model, data)
+    shown = re.split(r"[\r\n]+", CONTROL.sub("", written.getvalue()))
+    lines = [line for line in shown if line.startswith("step")]
+    assert lines[-1].startswith(last)
+    assert "loss" in lines[-1]
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_numbers_are_short() -> None:
+    shown = numbers({"train/tokens_per_second": 12345.6, "loss": 3.21456, "val/loss": 3.3, "other": 1})
+    assert shown == "12.3k tokens/s  loss 3.215  val 3.300"
+    assert [short_number(x) for x in (0.004, 12, 963, 1.5e6, 2e9)] == ["0.004", "12", "963", "1.5M", "2B"]
+
+
+@pytest.mark.slow
+def test_a_continued_run_has_one_id_in_wandb(shards: Path, tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed: make extras EXTRAS=wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    folder = tmp_path / "run"
+    for steps, more in ((2, []), (4, ["--ckpt_path=last"])):
+        assert (
+            run(fit_arguments(shards, folder, "--config=logger/wandb.yaml", f"--trainer.max_steps={steps}", *more)) == 0
+        )
+    parts = list((folder / "wandb").glob("offline-run-*"))
+    assert len(parts) == 2
+    assert len({part.name.rpartition("-")[2] for part in parts}) == 1
+    assert b"train/loss" in b"".join(file.read_bytes() for file in (folder / "wandb").rglob("*.wandb"))
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 2
+    assert (folder / "metrics.csv").is_file()
+    saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]["init_args"]
+    assert (saved["id"], saved["save_dir"]) == (None, ".")
+
+
+def test_without_wandb_the_message_says_how_to_install_it(shards: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(fit_arguments(shards, tmp_path / "run", "--config=logger/wandb.yaml")) == 2
+    assert "needs wandb: run `make extras EXTRAS=wandb`" in capsys.readouterr().err

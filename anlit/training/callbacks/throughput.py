@@ -55,17 +55,11 @@ class StepTimes:
 class Throughput(L.Callback):
     """Counts tokens and seconds over the whole run, across resumes, and logs them with the present speed.
 
-    `train/tokens` and `val/tokens` are the training tokens that all ranks have seen in the whole run, `train/seconds`
-    and `val/seconds` the wall-clock of training with data loading and checkpoints, but without validation.
-
-    Since the last logging step, measured by rank 0: `train/tokens_per_second` of all ranks; `train/mfu`, if the
-    device's peak is known; `train/step_seconds_p50`, `_p90`, `_p99`, see `StepTimes`; `train/data_wait_share`, the
-    share of seconds that the host waited for the next batch. A device with queued work continues meanwhile, so this is
-    an upper bound of what the data costs.
-
-    In 10⁹ bytes: `train/peak_memory_gb` is the peak of the tensors on the device, and `train/peak_memory_reserved_gb`
-    the peak that torch reserved. On CPU the first is the process's peak resident memory. The host waits for the device
-    at logging steps only.
+    `train/tokens` are the training tokens that all ranks have seen, `train/seconds` the wall-clock of training with
+    data loading and checkpoints, but without validation. Speed, MFU and step times (`StepTimes`) are those since the
+    last logging step, as is `train/data_wait_share`, the share of seconds that the host waited for the next batch: an
+    upper bound of what the data costs, since a device with queued work continues meanwhile. Memory is the peak in 10⁹
+    bytes, on CPU that of the process. The host waits for the device at logging steps only.
     """
 
     def __init__(self) -> None:
