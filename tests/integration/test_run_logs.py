@@ -153,9 +153,8 @@ def test_a_continued_run_has_one_id_in_wandb(shards: Path, tmp_path: Path, monke
     monkeypatch.setenv("WANDB_SILENT", "true")
     folder = tmp_path / "run"
     for steps, more in ((2, []), (4, ["--ckpt_path=last"])):
-        assert (
-            run(fit_arguments(shards, folder, "--config=logger/wandb.yaml", f"--trainer.max_steps={steps}", *more)) == 0
-        )
+        given = ("--config=logger/wandb.yaml", f"--trainer.max_steps={steps}", *more)
+        assert run(fit_arguments(shards, folder, *given)) == 0
     parts = list((folder / "wandb").glob("offline-run-*"))
     assert len(parts) == 2
     assert len({part.name.rpartition("-")[2] for part in parts}) == 1
