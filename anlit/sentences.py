@@ -22,7 +22,7 @@ _VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: |\n|$)")
 _UNKNOWN = re.compile(
     r"unrecognized arguments: ([^\s=]+)|does not accept option '([^']+)'|(?:Option '([^']+)' is|Key '([^']+)' is) not "
 )
-_NO_MAPPING = re.compile(r"Unable to load config '(.*?)'|Unexpected config: (.*)")
+_NO_MAPPING = re.compile(r"Unable to load config '(.*?)'")
 _MISSING = re.compile(r"the following arguments are required: (.*)")
 _OPTION = re.compile(
     r"argument ([^:]+): (?:invalid (\w+) value: '(.*)'|invalid choice: '?(.*?)'? \(choose from (.*)\))?"
@@ -37,7 +37,6 @@ _KINDS = {
     "int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list",
     "dict": "a mapping", "numbers": "integers such as 1,2",
 }  # fmt: skip
-NO_MAPPING = "is of the wrong type: give a mapping, or a file that has one"
 NO_GPU = (
     "trainer.accelerator needs a GPU, and none was found: set --trainer.accelerator cpu --trainer.devices 1, or check "
     "with nvidia-smi"
@@ -103,7 +102,7 @@ def sentence(message: str, options: Collection[str], program: str) -> str:
         return f"{'.'.join([*key, name])} is not {what}: {_suggestion(name, options, see)}"
     key = _key(message)
     if match := _NO_MAPPING.search(message):
-        return f"{'.'.join(key) or '--config'}={_first(match)} {NO_MAPPING}"
+        return f"{'.'.join(key)}={_first(match)} is of the wrong type: give a mapping, or a file that has one"
     if match := _MISSING.search(message):
         names = [f"--{'.'.join([*key, name])}" if key else name for name in match[1].split(", ")]
         names = [name.replace(f"{program.split()[-1]}.", "--", 1) for name in names]
