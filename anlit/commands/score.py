@@ -119,6 +119,8 @@ def read_documents(files: Sequence[str], field: str) -> Iterator[tuple[str, str]
 
     for name in files:
         try:
+            if Path(name).exists() and not Path(name).is_file():  # a pipe may never end
+                raise OSError(0, "it is no regular file")
             for record in read_file(name, Path(name), Columns(field, max_document_bytes=1 << 40)):
                 if record.text is None:
                     raise UserError(f"{name}, {record.where}: {record.detail}: correct it, or leave it out")
