@@ -56,9 +56,9 @@ def main(argv: list[str]) -> int:
         if given.slurm is None:
             echo(overview(study, jobs))
         for trials in _phases(study, output):
-            reuse(trials, output, given.reuse, echo)
+            reuse(trials, output, given.reuse)
             if given.slurm is None:
-                launch(trials, output, jobs, threads, echo)
+                launch(trials, output, jobs, threads)
             elif array := _submit(trials, output, argv, given):
                 echo(f"submitted as job array {array}; the study goes on by itself when it has ended")
                 return 0

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple
 from anlit.analysis.study.plan import Trial
 from anlit.analysis.study.state import LOG, PREEMPTED, note_end, note_start, read_launches, state_of
 from anlit.errors import UserError
+from anlit.reporting.text import echo
 
 POLL_SECONDS = 0.2
 LOCK, PARTIAL = ".lock", ".partial-"
@@ -34,7 +35,6 @@ line=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {options})
 eval "set -- $line"
 exec bash {train} "$@"
 """
-Tell = Callable[[str], None]
 
 
 class _Job(NamedTuple):
@@ -54,7 +54,7 @@ class _Job(NamedTuple):
         return f"{self.folder.name}: {ending} after {minutes:.1f} min"
 
 
-def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int, tell: Tell) -> None:
+def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int) -> None:
     """Train those of `runs` that are not finished and have not failed, each in its folder under `output`.
 
     At most `n_jobs` at a time, with `threads` each. On SIGINT or SIGTERM the runs are told to end, they write their
@@ -62,14 +62,14 @@ def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int, tell: Tel
     for them as for those of another launcher, because the lock belongs to the training process.
     """
     pending, jobs, waited = list(runs), list[_Job](), set[str]()
-    n_done, began = 0, time.monotonic()
+    n_done, began, environment = 0, time.monotonic(), os.environ | {"OMP_NUM_THREADS": str(threads)}
     with _signals() as signals:
         while (pending or jobs) and not signals:
             for job in [job for job in jobs if job.process.poll() is not None]:
                 jobs.remove(job)
                 n_done, n_left = n_done + 1, len(jobs) + len(pending)
                 hours = (time.monotonic() - began) / n_done * n_left / 3600
-                tell(job.end(job.process.returncode) + (f"; {n_left} to go, about {hours:.1f} h" if n_left else ""))
+                echo(job.end(job.process.returncode) + (f"; {n_left} to go, about {hours:.1f} h" if n_left else ""))
             for run in list(pending):
                 folder = output / run.name
                 if state_of(folder).has_ended:
@@ -80,11 +80,15 @@ def launch(runs: list[Trial], output: Path, n_jobs: int, threads: int, tell: Tel
                         lock.close()
                         continue
                     pending.remove(run)
-                    tell(f"{run.name}: {'continued' if state.status == 'interrupted' else 'started'}")
-                    jobs.append(_start(run, folder, lock, threads))
+                    echo(f"{run.name}: {'continued' if state.status == 'interrupted' else 'started'}")
+                    note_start(folder, "local")
+                    with (folder / LOG).open("ab") as log:
+                        options: Any = {"stdout": log, "stderr": log, "env": environment, "pass_fds": [lock.fileno()]}
+                        process = subprocess.Popen(command(run, folder), **options)
+                    jobs.append(_Job(folder, process, lock, time.monotonic()))
                 elif len(jobs) < n_jobs and run.name not in waited:
                     waited.add(run.name)
-                    tell(f"{run.name}: another process trains it, waiting")
+                    echo(f"{run.name}: another process trains it, waiting")
             time.sleep(POLL_SECONDS if pending or jobs else 0)
         for job in jobs:
             job.process.terminate()
@@ -109,15 +113,6 @@ def try_lock(folder: Path) -> IO[bytes] | None:
         file.close()
         return None
     return file
-
-
-def _start(run: Trial, folder: Path, lock: IO[bytes], threads: int) -> _Job:
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    note_start(folder, "local")
-    with (folder / LOG).open("ab") as log:
-        options: Any = {"stdout": log, "stderr": log, "env": environment, "pass_fds": [lock.fileno()]}
-        process = subprocess.Popen(command(run, folder), **options)
-    return _Job(folder, process, lock, time.monotonic())
 
 
 @contextmanager
@@ -185,7 +180,7 @@ def _sbatch(*arguments: str) -> str:
     return done.stdout.strip().split(";")[0]
 
 
-def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path], tell: Tell) -> None:
+def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path]) -> None:
     """Give each run that has not begun the finished run with its hash from one of `studies`, folders of studies.
 
     The hash is of all settings and configuration files, not of the code, whose commit the report lists for each run.
@@ -205,7 +200,7 @@ def reuse(runs: Sequence[Trial], output: Path, studies: Sequence[Path], tell: Te
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(source, partial, symlinks=True, copy_function=_link)
             partial.rename(folder)  # a kill before it leaves no half of a run
-            tell(f"{run.name}: taken from {source}")
+            echo(f"{run.name}: taken from {source}")
 
 
 def settings_hash(name: str) -> str:

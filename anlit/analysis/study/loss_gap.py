@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from anlit.analysis.statistics import SpeedUp, Summary, mean_difference, mean_sd, speed_up
 from anlit.analysis.study.results import StudyResults
-from anlit.analysis.study.trend import apart, axis_label, named
+from anlit.analysis.study.trend import UNITS, apart, named
 from anlit.errors import UserError
 from anlit.reporting.figure import BASELINE_LINE, COLUMN, INK, line_styles, save, style
 from anlit.reporting.table import markdown_table
@@ -110,7 +110,7 @@ def draw(gaps: list[Gap], baseline: str, each: str, over: str, path: Path) -> No
             ax.tick_params(labelsize=7)
             ax.set(xlim=(ticks[0] / 1.6, ticks[-1] * 1.6), title=f"{named(each)} {panel}")
             ax.grid()
-        grid[-1, grid.shape[1] // 2].set_xlabel(axis_label(over))
+        grid[-1, grid.shape[1] // 2].set_xlabel(UNITS.get(over, named(over)))
         figure.supylabel(f"loss minus {baseline}'s (nats per token)", fontsize=8)
         legend = [Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dash, markersize=4, label=title)
                   for title, look in styles.items()]  # fmt: skip

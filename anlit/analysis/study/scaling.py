@@ -142,7 +142,7 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
         return parts
     path = results.output / "scaling.png"
     draw(runs, fitted, path)
-    largest = max(_flops(own).max() for own in runs.values())
+    largest = max((6 * own[0] * own[1]).max() for own in runs.values())
     return [
         *parts,
         f"![loss over compute]({path.name})",
@@ -167,8 +167,7 @@ def draw(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> None:
     with style(8):
         figure, ax = plt.subplots(figsize=(COLUMN, 2.9))
         for title, own in runs.items():
-            colour, marker, _ = styles[title]
-            flops, losses = _flops(own), own[2]
+            (colour, marker, _), flops, losses = styles[title], 6 * own[0] * own[1], own[2]
             heights += [*losses]
             ax.plot(flops, losses, marker, color=colour, markersize=3.5, alpha=0.6, linestyle="none", label=title)
             ends = ((flops.min(), flops.max(), "-"), (flops.max(), BEYOND * flops.max(), ":"))
@@ -197,7 +196,3 @@ def _prediction(title: str, laws: Array, flops: float, note: str) -> list[str]:
     losses = loss_of_compute(laws, flops)
     span = "{:.3f} … {:.3f}".format(*interval(losses)) if len(losses) > 1 else NONE
     return [title, f"{flops:.2g}", f"{n:.2g}", f"{d:.2g}", f"{losses[0]:.3f}", span, note]
-
-
-def _flops(runs: Array) -> Array:
-    return 6 * runs[0] * runs[1]

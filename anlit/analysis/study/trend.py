@@ -31,6 +31,11 @@ Series = Mapping[str, Sequence[tuple[float, float, float]]]
 """Label → points (x, y, standard deviation of y)."""
 
 
+def named(key: str) -> str:
+    """A setting's name for readers."""
+    return NAMES.get(key, key)
+
+
 def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """Options: `over`, and `value` (default: loss), names of settings or of what a `Point` has; `arms`."""
     value, over, arms = options.get("value", "loss"), options["over"], options.get("arms")
@@ -88,7 +93,7 @@ def draw(series: Series, over: str, value: str, path: Path, laws: Mapping[str, t
             set_ticks(ax.yaxis, heights := [y for line in series.values() for _, y, _ in line])
             ax.set_ylim(min(heights) / 1.3, max(heights) * 1.3)
         ax.grid()
-        ax.set(xlabel=axis_label(over), ylabel=axis_label(value))
+        ax.set(xlabel=UNITS.get(over, named(over)), ylabel=UNITS.get(value, named(value)))
         explained = "bars: ± standard deviation over seeds" if has_bars else None
         figure.legend(loc="outside lower center", ncols=3, title=explained)
         save(figure, path)
@@ -108,13 +113,3 @@ def apart(values: Sequence[float]) -> list[float]:
     for value in sorted(values):
         kept += [value] if not kept or value > kept[-1] * ALIKE else []
     return kept
-
-
-def named(key: str) -> str:
-    """A setting's name for readers."""
-    return NAMES.get(key, key)
-
-
-def axis_label(key: str) -> str:
-    """A setting's name with its unit."""
-    return UNITS.get(key, named(key))
