@@ -18,18 +18,13 @@ def parser() -> ToolParser:
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="run folder, or a folder with run folders below it")
     add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
-    add(
-        "--baseline",
-        metavar="NAME",
-        help="what the others are measured against: a group's label as in the report, an architecture with "
-        f"one group, or a run folder (default: {STANDARD}, of several the one with the lowest final loss)",
+    baseline = (
+        "what the others are measured against: a group's label as in the report, an architecture with one group, or a "
+        f"run folder (default: {STANDARD}, of several the one with the lowest final loss)"
     )
-    add(
-        "--measure_steps",
-        action="store_true",
-        help="time training steps of all configurations in turns on this machine, for the speed-up in wall-clock; "
-        f"{FILE} in DIR keeps them for later calls",
-    )
+    add("--baseline", metavar="NAME", help=baseline)
+    steps = "time training steps of all configurations in turns on this machine, for the speed-up in wall-clock; "
+    add("--measure_steps", action="store_true", help=f"{steps}{FILE} in DIR keeps them for later calls")
     return parser
 
 

@@ -1,6 +1,5 @@
 """`anlit study`: the runs of a study's YAML, launched, and its report."""
 
-import argparse
 import os
 import shlex
 import subprocess
@@ -43,7 +42,10 @@ def main(argv: list[str]) -> int:
     if given.dry_run:
         echo(overview(study, jobs))
         return 0
-    typed = shlex.join(["anlit", "study", *argv])
+    typed, again = (
+        shlex.join(["anlit", "study", *argv]),
+        ["study", *(word for word in argv if word != "--retry_failed")],
+    )
     if given.report_only:
         if not output.is_dir():
             raise UserError(f"--report_only finds no folder {output}: give --output, the folder of the study's runs")
@@ -59,7 +61,7 @@ def main(argv: list[str]) -> int:
             reuse(trials, output, given.reuse)
             if given.slurm is None:
                 launch(trials, output, jobs, threads)
-            elif array := _submit(trials, output, argv, given):
+            elif array := submit(trials, output, again, shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0):
                 echo(f"submitted as job array {array}; the study goes on by itself when it has ended")
                 return 0
         _time_steps(study, output, typed)
@@ -123,10 +125,8 @@ def check_study(study: Study) -> None:
     for name, template in (study.content.get("after") or {}).items():
         program, command, *_ = [*shlex.split(str(template)), "", ""]
         if program != "anlit" or command not in COMMANDS:
-            raise UserError(
-                f"after of {study.path} has {name}: {template}, which is no command of anlit's: give one such as "
-                "`anlit lengths {runs} --output {output}`"
-            )
+            raise UserError(f"after of {study.path} has {name}: {template}, which is no command of anlit's: give one "
+                            "such as `anlit lengths {runs} --output {output}`")  # fmt: skip
 
     from anlit.commands.parser import ConfigurationParser, hide_library_messages, read_command  # torch
 
@@ -169,12 +169,6 @@ def _phases(study: Study, output: Path) -> Iterator[list[Trial]]:
     if not selected:
         raise UserError(f"none of the tuning runs of {study.path} succeeded: see fit.log in the run folders")
     yield study.measured_runs(selected)
-
-
-def _submit(trials: list[Trial], output: Path, argv: list[str], given: argparse.Namespace) -> str | None:
-    """Submit the runs that are left, and a job after them that calls the study again; None if none is left."""
-    again = ["study", *(argument for argument in argv if argument != "--retry_failed")]
-    return submit(trials, output, again, shlex.split(given.slurm), given.jobs if given.jobs > 1 else 0)
 
 
 def _time_steps(study: Study, output: Path, typed: str) -> None:

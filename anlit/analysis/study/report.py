@@ -74,10 +74,8 @@ def show(results: StudyResults, console: SafeConsole | None = None) -> None:
         rows.append([*cells, *([speeds.get(point.arm.title, NONE)] if speeds else [])])
     if rows:
         console.print(Table(results.study.title, head, rows, left=(0, 1)))
-    for tuning in results.tunings:
-        for edge in tuning.edges:
-            note = f"note: {tuning.arm.name}: {edge}: a wider grid might find a better one"
-            console.print(without_control_codes(note))
+    for name, edge in ((tuning.arm.name, edge) for tuning in results.tunings for edge in tuning.edges):
+        console.print(without_control_codes(f"note: {name}: {edge}: a wider grid might find a better one"))
 
 
 def _paragraphs(results: StudyResults) -> list[str]:
@@ -160,13 +158,12 @@ def _convergence(results: StudyResults, options: dict[str, Any]) -> list[str]:
     parts: list[str] = []
     explained = False
     for planned, comparison in results.comparisons:
-        parts.append(f"## {planned.title}")
         if comparison is None:
-            parts.append(f"The baseline, {planned.baseline.title}, has no finished run yet.")
+            parts += [f"## {planned.title}", f"The baseline, {planned.baseline.title}, has no finished run yet."]
             continue
         plot_convergence(comparison)
         missing = [f"{arm.title}: {NOT_COMPARED}" for arm in planned.arms if results.group(arm) is None]
-        parts += [*section(comparison, explained), listed([*comparison.notes, *missing])]
+        parts += [f"## {planned.title}", *section(comparison, explained), listed([*comparison.notes, *missing])]
         explained = True
     return parts
 
