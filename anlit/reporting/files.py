@@ -18,7 +18,7 @@ TEMPORARY = ".tmp-"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to. It replaces `path` at the end, or is removed after an exception.
+    """Yields a temporary path that replaces `path` at the end, or is removed after an exception.
 
     After a crash or a power cut `path` has its old content or the new one.
     """
@@ -35,10 +35,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` atomically, as UTF-8 with Unix line ends.
-
-    Bytes of file names that are not UTF-8 (lone surrogates in Python) become escapes.
-    """
+    """Replace `path` atomically, as UTF-8 with Unix line ends; lone surrogates, of file names, become escapes."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
@@ -70,11 +67,7 @@ def jsonable(value: Any, digits: int | None = None) -> Any:
 
 
 def output_folder(output: str) -> Path:
-    """The folder that --output names, created if missing.
-
-    Raises:
-        UserError: It cannot be created.
-    """
+    """The folder that --output names, made where missing; UserError if it cannot be made."""
     with writing(Path(output), "made"):
         Path(output).mkdir(parents=True, exist_ok=True)
     return Path(output)

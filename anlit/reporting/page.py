@@ -22,10 +22,7 @@ PICTURE = re.compile(r"(?:[\w-]+/)?[\w-]+\.png")
 
 
 def write_page(folder: Path, stem: str, parts: Iterable[str]) -> Path:
-    """Write paragraphs of Markdown, without empty ones, as STEM.md and as STEM.html; returns the path of the latter.
-
-    Pictures that they name are in `folder`.
-    """
+    """Write paragraphs of Markdown, which name pictures in `folder`, as STEM.md and as the page STEM.html."""
     markdown = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
     write_text(folder / f"{stem}.md", markdown)
     write_text(page := folder / f"{stem}.html", html(markdown, folder))

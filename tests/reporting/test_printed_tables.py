@@ -1,4 +1,4 @@
-"""Every command that prints a table prints each of its cells whole, in a terminal of 80 columns and in a pipe."""
+"""Commands print each cell of their tables whole, in a terminal of 80 columns and in a pipe; see also test_table.py."""
 
 import re
 import sys
@@ -8,10 +8,8 @@ import pytest
 
 from anlit.cli import main
 from anlit.reporting.table import Table
-from tests.analysis.study.conftest import Launch, folder, start, write_study
 from tests.checkpoints.foreign import trained
 
-__all__ = ["folder", "start"]
 pytestmark = pytest.mark.slow
 COLUMNS = 80
 COMMANDS = {
@@ -37,22 +35,6 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> list[Table]:
     return printed
 
 
-def assert_whole(tables: list[Table], output: str) -> list[str]:
-    """Each cell of the tables stands in one line of the output, whose lines are returned without codes for bold."""
-    lines = re.sub(r"\x1b\[[\d;]*m", "", output).splitlines()
-    assert tables
-    assert "…" not in "".join(lines).replace(" … ", "")  # as in intervals
-    numbers = [cell for table in tables for row in table.rows for n, cell in enumerate(row) if n not in table.left]
-    for text in (text for cell in numbers for text in cell.split("\n")):
-        assert any(re.search(rf"(?<![\d.,]){re.escape(text)}(?![\d.,]*\d)", line) for line in lines), text
-    return lines
-
-
-def in_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(COLUMNS))
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-
-
 @pytest.mark.parametrize(
     ("command", "is_pipe"), [*((command, False) for command in COMMANDS), ("size", True), ("compare", True)]
 )
@@ -60,22 +42,17 @@ def test_every_cell_is_whole(
     command: str, is_pipe: bool, place: Path, tables: list[Table], monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir(place)
-    if not is_pipe:
-        in_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: not is_pipe)
     assert main([*command.split(), *COMMANDS[command]]) == 0
-    lines = assert_whole(tables, capsys.readouterr().out)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()  # without codes for bold
+    assert tables
+    assert "…" not in "".join(lines).replace(" … ", "")  # as in intervals
+    numbers = [cell for table in tables for row in table.rows for n, cell in enumerate(row) if n not in table.left]
+    for text in (text for cell in numbers for text in cell.split("\n")):
+        assert any(re.search(rf"(?<![\d.,]){re.escape(text)}(?![\d.,]*\d)", line) for line in lines), text
     if is_pipe:
         for table in tables:
             assert any(all(word in line for word in table.rows[0][0].split()) for line in lines)
     else:
         assert all(len(line) <= COLUMNS for line in lines if "─" in line)
-
-
-def test_the_table_of_a_study_is_whole(
-    folder: Path, start: Launch, tables: list[Table], monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    write_study(folder)
-    assert start().wait() == 0
-    in_terminal(monkeypatch)
-    assert main(["study", "--config", "study.yaml", "--output", "out", "--report_only"]) == 0
-    assert_whole(tables, capsys.readouterr().out)
