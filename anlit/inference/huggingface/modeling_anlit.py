@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
-from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 EULER_GAMMA = 0.5772156649015329
@@ -247,23 +247,27 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
         return self.head
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None,
-        use_cache: bool | None = None, labels: Tensor | None = None, logits_to_keep: int = 0, **rest: Any,
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool | None = None,
+        labels: Tensor | None = None, logits_to_keep: int = 0, **rest: Any,
     ) -> CausalLMOutputWithPast:  # fmt: skip
-        """Positions count only tokens that `attention_mask` (B, S) keeps, so batches are padded on the left."""
-        if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
-            past_key_values = DynamicCache()
-        n_seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        """Positions count only tokens that `attention_mask` (B, S) keeps, so batches are padded on the left.
+
+        The argument with the cache is `cache` from transformers 5.24 on, before it `past_key_values`.
+        """
+        past = next((value for value in rest.values() if isinstance(value, Cache)), None)
+        if past is None and (self.config.use_cache if use_cache is None else use_cache):
+            past = DynamicCache()
+        n_seen = past.get_seq_length() if past is not None else 0
         n_queries = input_ids.shape[1]
         tokens = TokenPositions(attention_mask, n_queries, n_seen + n_queries, input_ids.device)
         h = self.embedding(input_ids)
         for block in self.blocks:
-            h = block(h, tokens, past_key_values)
+            h = block(h, tokens, past)
         logits = self.head(self.norm_f(h[:, -logits_to_keep:]))
         loss = None
         if labels is not None:
             loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(loss, logits, past)
 
 
 class GPTConfig(AnlitConfig):

@@ -1,0 +1,67 @@
+"""`anlit study` over real trainings: killed while it trains, started again, and its report the same as undisturbed."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from anlit.analysis.study.launch import LOCK
+from tests.integration.conftest import VOCABULARY
+
+MODEL = {"vocab_size": VOCABULARY, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 32}
+TRAINER = {
+    "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 5, "accelerator": "cpu",
+    "max_steps": 40, "val_check_interval": 10, "limit_val_batches": 2,
+}  # fmt: skip
+
+
+def write_study(folder: Path, shards: Path) -> None:
+    """Two arms, two rates each, two seeds."""
+    data = {"class_path": "anlit.TokenShards", "init_args": {"path": str(shards), "batch_size": 4}}
+    common = {"model": {"init_args": MODEL}, "data": data, "trainer": TRAINER, "checkpoint_every_n_steps": 5}
+    tune = {"model.init_args.schedule.warmup": [0.0, 0.2]}
+    arms = {name: {"configs": [f"{name}.yaml"], "tune": tune} for name in ("GPT", "AnGPT")}
+    study = {"baseline": "GPT", "arms": arms, "shared": {"configs": ["common.yaml"]}, "seeds": [1, 2]}
+    models = {name: {"model": {"class_path": f"anlit.{name}"}} for name in arms}
+    for name, content in {"common": common, "study": study, **models}.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
+
+
+def start(folder: Path) -> "subprocess.Popen[bytes]":
+    options = ["--config", "study.yaml", "--output", "out", "--jobs", "2", "--threads", "1"]
+    return subprocess.Popen([sys.executable, "-m", "anlit", "study", *options], cwd=folder, start_new_session=True)
+
+
+def results(folder: Path) -> list:
+    """What the report says that the clock does not decide."""
+    report = json.loads((folder / "report.json").read_text())
+    return [report[name] for name in ("selected", "tuning", "points")]
+
+
+@pytest.mark.slow
+def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(tmp_path: Path, shards: Path) -> None:
+    write_study(tmp_path, shards)
+    out, last = tmp_path / "out", "*/checkpoints/last.ckpt"
+    assert start(tmp_path).wait(900) == 0
+    undisturbed = results(out.rename(tmp_path / "before"))
+    process, deadline = start(tmp_path), time.monotonic() + 300
+    while not list(out.glob(last)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for lock in out.glob(f"*/{LOCK}"):  # a killed run may still end what it had asked of the disk
+        with lock.open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+    begun = {path.parent.name for path in out.glob("*/run.json")}
+    assert start(tmp_path).wait(900) == 0
+    launches = {path.parent.name: len(json.loads(path.read_text())["launches"]) for path in out.glob("*/run.json")}
+    assert set() < {name for name, times in launches.items() if times > 1} <= begun
+    assert results(out) == undisturbed
+    assert len(undisturbed[2][0]["losses"]) == 2
