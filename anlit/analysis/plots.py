@@ -66,7 +66,7 @@ def plot_convergence(comparison: Comparison) -> None:
                     ax.fill_between(x, curve.loss - sd, curve.loss + sd, color=look.colour, alpha=0.18, linewidth=0)
             target = float(baseline.group.mean()[0].loss[-1])
             ax.axhline(target, color=INK, linestyle=BASELINE_LINE, linewidth=0.8, zorder=1,
-                       label=f"{baseline.label}'s final loss; bands: ± standard deviation over seeds")  # fmt: skip
+                       label=f"final loss of {baseline.label}; bands: ± standard deviation over seeds")  # fmt: skip
             longest = max(float(line.get_xdata()[-1]) for line in ax.get_lines()[:-1])
             ax.set(title=panel.title, xlabel=panel.label, xlim=(0, longest * 1.02))
             ax.grid()
