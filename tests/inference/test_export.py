@@ -112,6 +112,16 @@ def test_every_gate_and_norm_in_code_of_its_own(architecture, settings, tmp_path
 
 
 @pytest.mark.usefixtures("own_code_cache")
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_the_cache_is_read_under_the_name_of_every_transformers(name: str, tmp_path: Path) -> None:
+    theirs = read(write(loud(AnGPT, attention=SHIPPED["window, log n"]), tmp_path / "out"), trust=True)
+    cache = transformers.DynamicCache()
+    for part in (PROMPT[:, :-1], PROMPT[:, -1:]):
+        logits = theirs(part, **{name: cache}).logits
+    torch.testing.assert_close(logits[:, -1], theirs(PROMPT).logits[:, -1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("own_code_cache")
 @pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
 def test_prompts_of_different_lengths_in_one_batch(architecture, tmp_path: Path) -> None:
     model = loud(architecture, attention=SHIPPED["window, log n"], positions=PRoPE())
