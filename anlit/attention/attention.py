@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from anlit.attention import cache
-from anlit.attention.backends import BACKENDS, choose, prepare, unsupported_reason
+from anlit.attention.backends import BACKENDS, BackendName, choose, prepare, unsupported_reason
 from anlit.attention.backends.eager import QUERIES_PER_BLOCK
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.qk_clip import QKClip
-from anlit.attention.selection import Selections, mechanism_name, name_of
+from anlit.attention.selection import Selections, mechanism_name
 
-Backend = Literal["auto", "eager", "sdpa", "blockwise", "flash", "flex", "triton"]
+Backend = Literal["auto", BackendName]
 
 
 class Attention(nn.Module):
@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.dropout = dropout
         self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
         self._selections: Selections | None = None
-        self._backends: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
+        self._backends: dict[tuple[str, torch.dtype, bool, int], str] = {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """q (B, H, T, D); k, v (B, G, T, D), where query head h uses key head h // (H/G) → (B, H, T, D)."""
@@ -52,8 +52,8 @@ class Attention(nn.Module):
             k, v = documents.cache.extend(self, k, v, self.mechanism.window)
             if documents.n_before:
                 return cache.attend(q, k, v, self.mechanism, documents)
+        backend: Any = BACKENDS[self.backend_for(q)]
         dropout = self.dropout if self.training else 0.0
-        backend: Any = BACKENDS[self.backend_for(q, documents.are_masked)]
         return backend.attend(q, k, v, self.mechanism, documents, dropout)  # type: ignore[no-any-return]
 
     def use_selections(self, selections: Selections | None) -> None:
@@ -61,25 +61,20 @@ class Attention(nn.Module):
         self._selections = selections
         self._backends.clear()
 
-    def backend_for(self, q: Tensor, is_packed: bool) -> str:
+    def backend_for(self, q: Tensor) -> str:
         """The name of the back end for queries like `q`, (B, H, T, D). It is looked up once for each kind of queries.
 
         Raises:
             UserError: The back end that the settings name cannot compute this on the device or in the precision of `q`.
         """
-        case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2], is_packed)
+        case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2])
         if case not in self._backends:
-            self._backends[case] = self._find_backend(q, is_packed)
+            names: list[str] = []
+            if self.backend == "auto" and self._selections is not None:
+                names += self._selections.nearest(mechanism_name(self.mechanism), q.shape[-2])
+            supported = (name for name in names if not unsupported_reason(name, self.mechanism, q, self.dropout))
+            self._backends[case] = next(supported, None) or choose(self.backend, self.mechanism, q, self.dropout)
         return self._backends[case]
-
-    def _find_backend(self, q: Tensor, is_packed: bool) -> str:
-        if self.backend == "auto" and self._selections is not None:
-            form, dtype = mechanism_name(self.mechanism), name_of(q.dtype)
-            for selection in self._selections.nearest(form, dtype, is_packed, q.shape[-2]):
-                name = selection.backend
-                if name in BACKENDS and unsupported_reason(name, self.mechanism, q, self.dropout) is None:
-                    return name  # a checkpoint may name one of another version
-        return choose(self.backend, self.mechanism, q, self.dropout)
 
     @torch.no_grad()
     def prepare(self, documents: Documents, h: Tensor) -> None:
@@ -90,7 +85,7 @@ class Attention(nn.Module):
         if isinstance(documents, cache.Continuation) and documents.n_before:
             return
         q = example_query(self.mechanism, h.shape[1], computing_dtype(h), h.device, h.requires_grad)
-        prepare(BACKENDS[self.backend_for(q, documents.are_masked)], self.mechanism, documents, h.shape[0])
+        prepare(BACKENDS[self.backend_for(q)], self.mechanism, documents, h.shape[0])
 
     @torch.no_grad()
     def _observe_scores(self, clip: QKClip, q: Tensor, k: Tensor, documents: Documents) -> None:

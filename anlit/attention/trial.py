@@ -6,36 +6,33 @@ They run in a thread that is left alone when the time is over, so a kernel or a 
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import chain
 from threading import Event, Thread
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from anlit.attention.backends import eager, prepare
-from anlit.attention.coefficient import Reference, shared_coefficients
+from anlit.attention.backends import BACKENDS, BackendName, eager, prepare
+from anlit.attention.coefficient import shared_coefficients
 from anlit.attention.documents import Documents
 from anlit.attention.groups import grouped_product
 from anlit.attention.mechanism import Mechanism
 from anlit.attention.mechanisms.warm_start import warm_starts
 from anlit.attention.selection import AttentionSpec, Selection
 from anlit.errors import UserError
+from anlit.layers.sharded import full_tensor
 
-TIME_LIMIT_S = 120.0
-"""Seconds for all trials of a run."""
-UNTRIED = "no time was left to try it"
-HANGING_S = 10.0
-"""Seconds after that in which a GPU must be free of what the trials left on it."""
+TIME_LIMIT_S, HANGING_S = 120.0, 10.0
+"""Seconds for all trials of a run, and those after which a GPU must be free of what they left on it."""
+UNTRIED, UNFINISHED = "no time was left to try it", "it did not end in time"
 ROUNDS, CALLS = 4, 4
 """How often the back ends take turns, and calls in a turn, which queue up on a GPU as in a run. The shortest counts."""
-MARGIN = 1.05
-"""A back end is taken before one that follows it in the order if it needs at most this many times its seconds."""
 BLOCK, MOST_BLOCKS = 128, 16
 """Queries in a block that is checked, and how many blocks are, evenly spaced over the first row."""
 
@@ -51,76 +48,107 @@ a perfect kernel has the difference of two rounded numbers there, so the error i
 Attend = Callable[[Tensor, Tensor, Tensor, Mechanism, Documents, float], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
-    """What is to be tried for one kind of attention, with the mechanism of one of its layers."""
+    """What is to be tried for one kind of attention, with the mechanism of one of its layers, and the results.
+
+    `default` is taken if none can be timed; `turns` are the seconds of each turn.
+    """
 
     spec: AttentionSpec
     mechanism: Mechanism
-    candidates: dict[str, ModuleType]
-    """The back ends by name, in the order of preference."""
-    default: str
-    """What is taken if none can be timed."""
+    candidates: list[BackendName]
+    default: BackendName
+    wrong: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    turns: dict[str, list[float]] = field(default_factory=dict)
+
+    def run(self, device: torch.device, is_over: Event) -> None:
+        """Check all candidates, then time in turns those that are right, so that other load hits all of them.
+
+        Whatever a kernel or a compiler raises, the run goes on without it.
+        """
+        spec, calls = self.spec, dict[str, Callable[[], object]]()
+
+        @cache
+        def given() -> Inputs:  # made by the first candidate for which there is memory
+            documents = random_documents(spec.rows, spec.length, spec.document, device)
+            sizes = spec.rows, spec.heads, spec.key_heads, spec.width
+            return Inputs(self.mechanism, documents, *sizes, getattr(torch, spec.dtype))
+
+        def check(name: str) -> None:
+            backend = BACKENDS[name]
+            attend = torch.compile(backend.attend, dynamic=False, fullgraph=True) if spec.compiled else backend.attend
+            prepare(backend, self.mechanism, given().documents, spec.rows)
+            if reason := wrong(relative_errors(given(), attend), given().q.dtype):
+                self.wrong[name] = reason
+            else:
+                calls[name] = partial(given().both, attend)
+
+        def take_turn(name: str) -> None:
+            self.turns.setdefault(name, []).append(seconds_of_calls(calls[name], device, CALLS))
+
+        for step in (check, *[take_turn] * ROUNDS):
+            for name in self.candidates if step is check else [*calls]:
+                if is_over.is_set():
+                    return
+                self.failed[name] = UNFINISHED
+                try:
+                    step(name)
+                    self.failed[name] = UNTRIED
+                except Exception as error:
+                    self.failed[name] = f"it fails: {first_line(error)}"
+                    calls.pop(name, None)
+
+    def selection(self) -> Selection:
+        """The fastest of those that took all turns."""
+        timed = [name for name in self.candidates if len(self.turns.get(name, ())) == ROUNDS]
+        seconds: dict[str, float] = {name: min(self.turns[name]) for name in timed}
+        tried = {*timed, *self.wrong}
+        failed: dict[str, str] = {n: self.failed.get(n, UNTRIED) for n in self.candidates if n not in tried}
+        fastest = min(timed, key=seconds.__getitem__, default=self.default)
+        return Selection(self.spec, fastest, seconds, dict(self.wrong), failed)
 
 
-def run_trials(trials: Sequence[Trial], device: torch.device, limit_s: float | None = None) -> list[Selection]:
-    """A selection for each trial, in `limit_s` seconds at most (`TIME_LIMIT_S` if None) for all of them.
+def run_trials(trials: Sequence[Trial], device: torch.device, limit_s: float = TIME_LIMIT_S) -> list[Selection]:
+    """A selection for each trial, in `limit_s` seconds for all of them. What is not tried by then has failed.
 
-    What is not tried by then has failed. Random state and gradients stay as they are.
-
-    Raises:
-        UserError: A candidate left the GPU unusable.
+    Random state and gradients stay as they are. Raises UserError if a candidate left the GPU unusable.
     """
-    limit_s, is_over = TIME_LIMIT_S if limit_s is None else limit_s, Event()
-    results = [
-        Selection(trial.spec, trial.default, failed=dict.fromkeys(trial.candidates, UNTRIED)) for trial in trials
-    ]
+    is_over = Event()
 
     def work() -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        for trial, result in zip(trials, results, strict=True):
-            _try(trial, result, device, f"it did not end within {limit_s:g} s", is_over)
+        for trial in trials:
+            trial.run(device, is_over)
 
     worker = Thread(target=work, name="anlit-attention-trials", daemon=True)  # has no grad or autocast mode of ours
     worker.start()
     worker.join(limit_s)
     is_over.set()
-    selections = [_selected(trial, result) for trial, result in zip(trials, results, strict=True)]
+    selections = [trial.selection() for trial in trials]
     if device.type == "cuda":
         check_gpu(selections, device)
         torch.cuda.empty_cache()
     return selections
 
 
-def _selected(trial: Trial, result: Selection) -> Selection:
-    """The first candidate in the order of preference that is about as fast as the fastest.
-
-    It is a copy, because a thread that hangs may go on.
-    """
-    seconds = dict(result.seconds)
-    limit = MARGIN * min(seconds.values(), default=0.0)
-    fast = [name for name in trial.candidates if seconds.get(name, math.inf) <= limit]
-    return Selection(trial.spec, (*fast, trial.default)[0], seconds, dict(result.wrong), dict(result.failed))
-
-
 def check_gpu(selections: Sequence[Selection], device: torch.device) -> None:
     """Raise UserError if a candidate broke or still occupies the GPU, which nothing in this process can mend."""
-    end, reason = time.monotonic() + HANGING_S, f"it still runs after {HANGING_S:g} s"
+    end = time.monotonic() + HANGING_S
     try:
-        done = torch.cuda.Event()
-        done.record(torch.cuda.current_stream(device))
-        while time.monotonic() < end:
-            if done.query():
-                return
+        done = torch.cuda.current_stream(device).record_event()
+        while not done.query():
+            if time.monotonic() > end:
+                raise RuntimeError(f"it still runs after {HANGING_S:g} s")
             time.sleep(0.01)
     except RuntimeError as error:
-        reason = first_line(error)
-    blamed = [f"'{name}' ({why})" for selection in selections for name, why in selection.failed.items()]
-    raise UserError(
-        f"the GPU cannot be used after a trial of attention back ends ({reason}); these failed: {', '.join(blamed)}: "
-        f"set --model.backend {selections[0].backend}"
-    )
+        failed = [f"'{name}' ({why})" for selection in selections for name, why in selection.failed.items()]
+        raise UserError(
+            f"the GPU cannot be used after a trial of attention back ends ({first_line(error)}); these failed: "
+            f"{', '.join(failed)}: set --model.backend {selections[0].backend}"
+        ) from error
 
 
 def first_line(error: Exception) -> str:
@@ -128,56 +156,10 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _try(trial: Trial, result: Selection, device: torch.device, unfinished: str, is_over: Event) -> None:
-    """Check all candidates, then time in turns those that are right, so that other load hits all of them.
-
-    A candidate is in `result.failed` until it is timed or shown to be wrong.
-    """
-    spec, calls, shortest = trial.spec, dict[str, Callable[[], object]](), dict[str, float]()
-
-    @contextmanager
-    def trying(name: str) -> Iterator[None]:
-        """Whatever a kernel or a compiler raises, the run goes on without it."""
-        result.failed[name] = unfinished
-        try:
-            yield
-            result.failed[name] = "no time was left to time it"
-        except Exception as error:
-            result.failed[name] = f"it fails: {first_line(error)}"
-            calls.pop(name, None)
-
-    @cache
-    def given() -> Inputs:  # made by the first candidate for which there is memory
-        documents = random_documents(spec.rows, spec.length, spec.document, device)
-        sizes = (spec.rows, spec.heads, spec.key_heads, spec.width)
-        return Inputs(own_copy(trial.mechanism), documents, *sizes, getattr(torch, spec.dtype))
-
-    for name, backend in trial.candidates.items():
-        if is_over.is_set():
-            return
-        with trying(name):
-            attend = torch.compile(backend.attend, dynamic=False, fullgraph=True) if spec.compiled else backend.attend
-            prepare(backend, given().mechanism, given().documents, spec.rows)
-            calls[name] = partial(given().both, attend)
-            reason = wrong(relative_errors(given(), attend), given().q.dtype)
-        if name in calls and reason is not None:
-            result.wrong[name] = reason
-            del result.failed[name], calls[name]
-    for name in [*calls] * ROUNDS:
-        if is_over.is_set():
-            return
-        if name in calls:
-            with trying(name):
-                shortest[name] = min(seconds_of_calls(calls[name], device, CALLS), shortest.get(name, math.inf))
-    for name in calls:
-        result.seconds[name] = shortest[name]
-        del result.failed[name]
-
-
 class Inputs:
     """q, k, v and the gradient of the output, from a generator of their own; q and k have unit root mean square.
 
-    They are stored (B, T, H or G, D), viewed (B, H or G, T, D). The mechanism should be an `own_copy`.
+    They are stored (B, T, H or G, D), viewed (B, H or G, T, D).
     """
 
     def __init__(
@@ -186,70 +168,70 @@ class Inputs:
     ) -> None:  # fmt: skip
         device = documents.device
         generator = torch.Generator(device).manual_seed(0)
-
-        def draw(n_heads: int) -> Tensor:
-            size = (rows, documents.length, n_heads, width)
-            return torch.randn(size, generator=generator, device=device).transpose(1, 2)
-
-        q, k, v, probe = (draw(n) for n in (heads, key_heads, key_heads, heads))
+        q, k, v, probe = (
+            torch.randn(rows, documents.length, n, width, generator=generator, device=device).transpose(1, 2)
+            for n in (heads, key_heads, key_heads, heads)
+        )
         q, k = (x / x.square().mean(-1, keepdim=True).sqrt() for x in (q, k))
         self.q, self.k, self.v = (x.to(dtype).requires_grad_() for x in (q, k, v))
-        self.probe = probe.to(dtype)
-        self.mechanism, self.documents = mechanism.to(device), documents
+        self.probe, self.mechanism, self.documents = probe.to(dtype), mechanism.to(device), documents
 
     def forward(self, attend: Attend) -> Tensor:
         return attend(self.q, self.k, self.v, self.mechanism, self.documents, 0.0)
 
     def both(self, attend: Attend, probe: Tensor | None = None) -> list[Tensor]:
         """The output, and the gradients of q, k, v and of what is learned, from `probe` or the inputs' own."""
-        out = self.forward(attend)
-        leaves = (self.q, self.k, self.v, *self.mechanism.parameters())
-        return [out.detach(), *gradients(out, leaves, self.probe if probe is None else probe)]
+        out, leaves = self.forward(attend), (self.q, self.k, self.v, *learned(self.mechanism))
+        probe = self.probe if probe is None else probe
+        return [out.detach(), *torch.autograd.grad(out, leaves, probe, allow_unused=True, materialize_grads=True)]
+
+    def first_row(self) -> "Inputs":
+        """The first sequence in float64."""
+        row, ids = copy.copy(self), self.documents.ids
+        row.q, row.k, row.v = (x[:1].detach().double().requires_grad_() for x in (self.q, self.k, self.v))
+        row.mechanism = copy.deepcopy(self.mechanism)
+        for part in (row.mechanism, *shared_coefficients(row.mechanism)):
+            part.double()
+        row.documents = Documents(None if ids is None else ids[:1], self.documents.length, self.documents.device)
+        return row
 
 
-gradients = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)
-"""Of outputs, by leaves, from the outputs' gradients; 0 for what the outputs do not depend on."""
+def learned(mechanism: Mechanism) -> list[nn.Parameter]:
+    """What a mechanism learns, alone or with other layers."""
+    return [parameter for part in (mechanism, *shared_coefficients(mechanism)) for parameter in part.parameters()]
 
 
 def relative_errors(given: Inputs, attend: Attend) -> dict[str, float]:
     """Errors of the output, of the gradients of q, k, v, and of what is learned, against the formula in float64.
 
-    The kernel computes all rows, the reference up to 16 blocks of 128 queries of the first row; elsewhere the gradient
+    The kernel computes all rows, the formula up to 16 blocks of 128 queries of the first row; elsewhere the gradient
     of the output is 0. An error is inf where a number is not finite.
     """
     length = given.documents.length
     n_blocks = math.ceil(length / BLOCK)
-    firsts = [BLOCK * round(block) for block in np.linspace(0, n_blocks - 1, min(n_blocks, MOST_BLOCKS))]
-    queries = torch.tensor([i for first in firsts for i in range(first, min(first + BLOCK, length))]).to(given.q.device)
+    numbers = np.linspace(0, n_blocks - 1, min(n_blocks, MOST_BLOCKS)).round().astype(int).tolist()
+    queries = [range(BLOCK * number, min(BLOCK * (number + 1), length)) for number in numbers]
+    index = torch.tensor([*chain(*queries)]).to(given.q.device)
     probe = torch.zeros_like(given.probe)
-    probe[0, :, queries] = given.probe[0, :, queries]
+    probe[0, :, index] = given.probe[0, :, index]
     out, *gradients = given.both(attend, probe)
-    expected = _reference(given, probe, firsts)
+
+    def formula(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float) -> Tensor:
+        def block(first: int, end: int) -> Tensor:
+            weights = eager.logits(q, k, mechanism, documents, first, end).softmax(-1)
+            return grouped_product(weights, v[..., :end, :])
+
+        return torch.cat([checkpoint(block, own.start, own.stop, use_reentrant=False) for own in queries], -2)
+
+    expected = given.first_row().both(formula, probe[:1, :, index].double())
     of_v, least = expected[3].norm(), SMALLEST * probe.norm(dtype=torch.float64)
-    values = {}
-    for number, (result, reference) in enumerate(zip([out[:1, :, queries], *gradients], expected, strict=True)):
+    names, values = ["out", "q", "k", "v", *(f"learned {n}" for n in range(len(gradients) - 3))], {}
+    for name, result, reference in zip(names, [out[:1, :, index], *gradients], expected, strict=True):
         norm, rows = reference.norm(), len(reference)  # of the other rows the gradients are 0
         difference = torch.stack([(result[:rows].double() - reference).norm(), result[rows:].norm(dtype=torch.float64)])
         error = (difference.norm() / (torch.maximum(norm, least) if norm > NOTHING * of_v else of_v)).item()
-        name = ("out", "q", "k", "v")[number] if number < 4 else f"learned {number - 4}"
         values[name] = error if math.isfinite(error) else math.inf
     return values
-
-
-def _reference(given: Inputs, probe: Tensor, firsts: Sequence[int]) -> list[Tensor]:
-    """The output of the blocks of queries, (1, H, queries, D), and the gradients, of the first row in float64."""
-    mechanism, documents = copy.deepcopy(given.mechanism).double(), given.documents
-    row = Documents(None if documents.ids is None else documents.ids[:1], documents.length, documents.device)
-    q, k, v = (x[:1].detach().double().requires_grad_() for x in (given.q, given.k, given.v))
-    leaves = (q, k, v, *mechanism.parameters())
-    outputs, totals = [], [torch.zeros_like(leaf) for leaf in leaves]
-    for first in firsts:
-        end = min(first + BLOCK, documents.length)
-        weights = eager.logits(q, k, mechanism, row, first, end).softmax(-1)
-        out = grouped_product(weights, v[..., :end, :])
-        torch._foreach_add_(totals, gradients(out, leaves, probe[:1, :, first:end].double()))
-        outputs.append(out.detach())
-    return [torch.cat(outputs, -2), *totals]
 
 
 def wrong(errors: dict[str, float], dtype: torch.dtype) -> str | None:
@@ -272,30 +254,19 @@ def seconds_of_calls(call: Callable[[], object], device: torch.device, repeats: 
 
 
 def random_documents(rows: int, length: int, mean: float | None, device: torch.device) -> Documents:
-    """Documents of mixed length, always the same ones; one a row if `mean`, their tokens on average, is None.
-
-    What a loader makes on the host is there.
-    """
+    """Documents of `mean` tokens on average, always the same ones; one a row if it is None."""
     if mean is None:
         return Documents(None, length, device)
-    starts = torch.rand(rows, length, generator=torch.Generator().manual_seed(1)) < 1 / mean
-    ids = starts.long().cumsum(1)
-    on_host = Documents(ids, length, torch.device("cpu"))
-    longest = int(on_host.cu_seqlens.diff().max())
-    return Documents(ids.to(device), length, device, on_host.cu_seqlens, longest)
+    ids = (torch.rand(rows, length, generator=torch.Generator().manual_seed(1)) < 1 / mean).cumsum(1)
+    starts = Documents(ids, length, torch.device("cpu")).cu_seqlens
+    return Documents(ids.to(device), length, device, starts, int(starts.diff().max()))
 
 
+@torch.inference_mode(False)
 def own_copy(mechanism: Mechanism) -> Mechanism:
-    """A copy on the CPU with initial values; it shares no coefficient and is never sharded."""
-    learned = [parameter for part in (mechanism, *shared_coefficients(mechanism)) for parameter in part.parameters()]
-    own: dict[int, Any] = {id(parameter): nn.Parameter(torch.zeros(parameter.shape)) for parameter in learned}
+    """A copy that shares no parameter and is not sharded; all ranks must ask for it."""
+    own: dict[int, Any] = {id(p): nn.Parameter(full_tensor(p.detach()).clone()) for p in learned(mechanism)}
     copied = copy.deepcopy(mechanism, own)
-    for module in [*copied.modules()]:
-        for name, part in module.named_children():
-            if isinstance(part, Reference):
-                setattr(module, name, part.coefficient)
-    for module in copied.modules():
-        getattr(module, "reset_parameters", lambda: None)()
     for part in warm_starts(copied):
         part.share.fill_(0.5)  # at 0 every mechanism is plain attention
-    return copied.requires_grad_()
+    return copied

@@ -208,14 +208,13 @@ class LanguageModel(L.LightningModule):
         if "hyper_parameters" in checkpoint:
             checkpoint["hyper_parameters"] = to_plain_values(checkpoint["hyper_parameters"])
         data = self._data()
-        final = self.selections.final() if self.selections is not None else None
         checkpoint["anlit"] = {
             "architecture": type(self).__name__,
             "version": anlit.__version__,
             "data": data.fingerprint if data is not None else None,
             "family": self.family,
             "run": continuing.run_settings(self.trainer),
-            "attention": final.as_plain() if final is not None else None,
+            "attention": self.selections.final() if self.selections is not None else None,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from anlit import load_checkpoint
-from anlit.attention import trial
-from anlit.attention.backends import BACKENDS
 from anlit.attention.selection import Selection
 from anlit.models import kernel_selection
 from tests.integration.conftest import Train, fit_arguments, last_checkpoint, run
@@ -29,10 +27,9 @@ def saved(run_dir: Path) -> dict:
 def won_by(monkeypatch, name: str, **failed: str) -> None:
     """Let this CPU have candidates as a GPU has, and trials from now on end so."""
     monkeypatch.setattr(kernel_selection, "FEWEST_BATCHES", 0)
-    monkeypatch.setattr(kernel_selection, "candidates", lambda *_: {n: BACKENDS[n] for n in ("blockwise", "eager")})
-    monkeypatch.setattr(
-        trial, "run_trials", lambda trials, device: [Selection(t.spec, name, {name: 1.0}, {}, failed) for t in trials]
-    )
+    monkeypatch.setattr(kernel_selection, "candidates", lambda *_: ["blockwise", "eager"])
+    made = lambda trials, device: [Selection(t.spec, name, {name: 1.0}, {}, failed) for t in trials]  # noqa: E731
+    monkeypatch.setattr(kernel_selection, "run_trials", made)
 
 
 @pytest.mark.parametrize(

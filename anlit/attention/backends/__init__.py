@@ -12,10 +12,11 @@ A back end is a module, one file or a folder, with
         derives what all layers share from the documents of `n_rows` sequences, and stores it in `documents`. It is
         called before the first layer, outside of compiled code.
 
-To add one, write a module and enter it in `BACKENDS`, and in `CANDIDATES` for `backend: auto` to try it.
+To add one, write a module, name it in `BackendName` and `BACKENDS`, and in `CANDIDATES` for `backend: auto` to try it.
 """
 
 from types import ModuleType
+from typing import Literal
 
 from torch import Tensor
 
@@ -24,14 +25,18 @@ from anlit.attention.documents import Documents
 from anlit.attention.mechanism import Mechanism
 from anlit.errors import UserError
 
-BACKENDS = {module.__name__.rpartition(".")[2]: module for module in (flash, triton, flex, blockwise, sdpa, eager)}
+BackendName = Literal["eager", "sdpa", "blockwise", "flash", "flex", "triton"]
+BACKENDS: dict[str, ModuleType] = {
+    "flash": flash, "triton": triton, "flex": flex, "blockwise": blockwise, "sdpa": sdpa, "eager": eager
+}  # fmt: skip
 
-DEFAULTS = DROP_WEIGHTS = ("sdpa", "eager")
-DEFAULTS_BY_DISTANCE_ON_CPU = ("blockwise", *DEFAULTS)
-"""What auto takes without a trial: the first that can compute it. On a CPU sdpa needs a T × T mask where logits change
-by distance or there is a window. These were within 2 % of the fastest in all 20 cells of docs/results/speed.md."""
+DROP_WEIGHTS = ("sdpa", "eager")
+DEFAULTS: tuple[BackendName, ...] = ("sdpa", "eager")
+"""What auto takes without a trial: the first that can compute it; where logits change by distance or there is a window
+on a CPU, `blockwise`, because sdpa needs a T × T mask there. These were within 2 % of the fastest in all 20 cells of
+docs/results/speed.md."""
 
-CANDIDATES = {
+CANDIDATES: dict[str, tuple[BackendName, ...]] = {
     "g(n)": ("sdpa", "flash", "flex", "triton", "eager"),
     "m(t)": ("flash", "flex", "triton", "sdpa", "eager"),
     "a(t)": ("triton", "flex", "eager"),
@@ -67,34 +72,33 @@ def choose(name: str, mechanism: Mechanism, q: Tensor | None = None, dropout: fl
         return default_backend(mechanism, "cpu" if q is None else q.device.type, q, dropout)
     if name not in BACKENDS:
         raise UserError(f"backend={name!r} is unknown: choose auto, {', '.join(BACKENDS)}")
-    reasons = {key: unsupported_reason(key, mechanism, q, dropout) for key in BACKENDS}
-    if reasons[name] is not None:
-        supported = ", ".join(key for key in BACKENDS if reasons[key] is None)
+    if reason := unsupported_reason(name, mechanism, q, dropout):
+        others = ", ".join(key for key in BACKENDS if unsupported_reason(key, mechanism, q, dropout) is None)
         label = type(mechanism).__name__
-        raise UserError(f"backend={name!r} cannot do attention {label}: {reasons[name]}; choose auto or {supported}")
+        raise UserError(f"backend={name!r} cannot do attention {label}: {reason}; choose auto or {others}")
     return name
 
 
-def default_backend(mechanism: Mechanism, device_type: str, q: Tensor | None = None, dropout: float = 0.0) -> str:
+def default_backend(
+    mechanism: Mechanism, device_type: str, q: Tensor | None = None, dropout: float = 0.0
+) -> BackendName:
     """What auto takes without a trial on a device of this type, for queries like `q` or in a common precision."""
-    by_distance_on_cpu = device_type == "cpu" and mechanism.depends_on_distance
-    names = DEFAULTS_BY_DISTANCE_ON_CPU if by_distance_on_cpu else DEFAULTS
-    return next(name for name in names if unsupported_reason(name, mechanism, q, dropout) is None)
+    if device_type == "cpu" and mechanism.depends_on_distance and not dropout:
+        return "blockwise"
+    return next(name for name in DEFAULTS if unsupported_reason(name, mechanism, q, dropout) is None)
 
 
-def candidates(mechanism: Mechanism, q: Tensor, is_packed: bool) -> dict[str, ModuleType]:
+def candidates(mechanism: Mechanism, q: Tensor, is_packed: bool) -> list[BackendName]:
     """The back ends to try for queries like `q` on a GPU, in the order of preference; none on other devices.
 
     FlexAttention sums the gradients of learned tables by contended atomics, slowly and never in the same order. So it
     is left out where they are learned and the Triton kernels, which reduce them to the learned number, can do it.
     """
     if q.device.type != "cuda":
-        return {}
+        return []
     by_distance = "a(t)" if mechanism.scales_with_distance else "m(t)"
     names = CANDIDATES[by_distance if is_packed or mechanism.depends_on_distance else "g(n)"]
     supported = [name for name in names if BACKENDS[name].unsupported_reason(mechanism, q) is None]
-    if "triton" in supported and eager.tables_are_learned(mechanism):
-        supported = [name for name in supported if name != "flex"]
-    if q.shape[-2] > LONGEST_EAGER:
-        supported = [name for name in supported if name != "eager"]
-    return {name: BACKENDS[name] for name in supported[:MOST_CANDIDATES]}
+    left_out = {"flex"} if "triton" in supported and eager.tables_are_learned(mechanism) else set()
+    left_out |= {"eager"} if q.shape[-2] > LONGEST_EAGER else set()
+    return [name for name in supported if name not in left_out][:MOST_CANDIDATES]

@@ -4,6 +4,7 @@ import logging
 import shlex
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ class RunRecord(L.Callback):
         if pl_module.selections is None or pl_module.selections is self._selections:
             return False
         self._selections = pl_module.selections
-        self.record["attention"] = pl_module.selections.as_plain()
+        self.record["attention"] = asdict(pl_module.selections)
         return True
 
     def _write(self, **changes: Any) -> None:
