@@ -266,6 +266,8 @@ def random_documents(rows: int, length: int, mean: float | None, device: torch.d
 def own_copy(mechanism: Mechanism) -> Mechanism:
     """A copy that shares no parameter and is not sharded; all ranks must ask for it."""
     own: dict[int, Any] = {id(p): nn.Parameter(full_tensor(p.detach()).clone()) for p in learned(mechanism)}
+    for module in chain(*(part.modules() for part in (mechanism, *shared_coefficients(mechanism)))):
+        own |= {id(hooks): {} for hooks in (module._forward_hooks, module._forward_pre_hooks)}  # such as a profiler's
     copied = copy.deepcopy(mechanism, own)
     for part in warm_starts(copied):
         part.share.fill_(0.5)  # at 0 every mechanism is plain attention
