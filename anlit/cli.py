@@ -10,7 +10,6 @@ from typing import Any
 
 import anlit
 from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
-from anlit.configuration import IMPORTED
 from anlit.errors import RUN_FOLDER, UserError, unforeseen
 from anlit.lazy_torchmetrics import make_torchmetrics_lazy
 from anlit.reporting.text import VisibleRecord, echo
@@ -111,7 +110,6 @@ def _import_modules(arguments: list[str]) -> list[str]:
                 f"--import {module} fails ({error}): give the dotted name of an installed module, or set PYTHONPATH to "
                 "the folder that contains it"
             ) from error
-    IMPORTED[:] = options.modules
     return others
 
 

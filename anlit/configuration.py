@@ -5,8 +5,6 @@ from typing import Any
 
 CONFIG = "config.yaml"
 """Name of the configuration file in a run folder."""
-IMPORTED: list[str] = []
-"""Modules that the user named by `--import`; a process that this one starts imports them too."""
 ARCHITECTURES = {
     "GPT": "GPT+",
     "NGPT": "nGPT",

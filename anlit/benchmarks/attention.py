@@ -8,15 +8,13 @@ import argparse
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import torch
 
 from anlit.attention.backends import BACKENDS, prepare
-from anlit.attention.documents import Documents
 from anlit.attention.trial import Inputs, random_documents, relative_errors, wrong
 from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
-from anlit.benchmarks.options import DTYPES, MECHANISMS, device_of, names, parse, parser_of
+from anlit.benchmarks.options import DTYPES, MECHANISMS, names, parse, parser_of
 from anlit.benchmarks.timing import matrix_peak
 from anlit.sentences import numbers
 
@@ -26,22 +24,21 @@ LAYOUTS = ("dense", "documents")
 """Each row one document, or many in each."""
 BACKWARD = 2.5
 """The backward pass has five matrix products where the forward pass has two: it has to recompute the scores."""
-
-
-class Shape(NamedTuple):
-    """The tensors that all entrants get: batch × heads × length × width, each row one document or many."""
-
-    width: int
-    length: int
-    documents: bool
-    heads: int
-    batch: int
-
-    def packing(self, device: torch.device) -> Documents:
-        """The same for every entrant."""
-        return random_documents(
-            self.batch, self.length, MEAN_DOCUMENT * self.length if self.documents else None, device
-        )
+PRESETS = {
+    "h200": {
+        "entrants": "plain,sdpa plain,flash plain,flex plain,triton log-n,flash scale-invariant,flex "
+                    "scale-invariant,triton scale-invariant-learned,triton",
+        "widths": (64, 128), "lengths": (2048, 4096, 16384, 65536), "rounds": 10,
+        "tokens": 16384, "d_model": 2048, "dtype": "bfloat16",
+    },
+    "cpu": {
+        "entrants": "plain,sdpa plain,blockwise plain,eager alibi,sdpa alibi,blockwise scale-invariant,blockwise "
+                    "scale-invariant,eager",
+        "widths": (64,), "lengths": (256, 1024, 4096), "rounds": 7,
+        "tokens": 4096, "d_model": 128, "dtype": "float32",
+    },
+}  # fmt: skip
+"""`tokens` is B·T at least; one sequence where T is more. `d_model` is H·D."""
 
 
 def entrants(text: str) -> tuple[tuple[str, str], ...]:
@@ -55,52 +52,36 @@ def entrants(text: str) -> tuple[tuple[str, str], ...]:
     return pairs
 
 
-PRESETS = {
-    "h200": {
-        "entrants": entrants("plain,sdpa plain,flash plain,flex plain,triton log-n,flash scale-invariant,flex "
-                             "scale-invariant,triton scale-invariant-learned,triton"),
-        "widths": (64, 128), "lengths": (2048, 4096, 16384, 65536), "rounds": 10,
-        "tokens": 16384, "d_model": 2048, "dtype": "bfloat16",
-    },
-    "cpu": {
-        "entrants": entrants("plain,sdpa plain,blockwise plain,eager alibi,sdpa alibi,blockwise "
-                             "scale-invariant,blockwise scale-invariant,eager"),
-        "widths": (64,), "lengths": (256, 1024, 4096), "rounds": 7,
-        "tokens": 4096, "d_model": 128, "dtype": "float32",
-    },
-}  # fmt: skip
-"""`tokens` is B·T at least; one sequence where T is more. `d_model` is H·D."""
-
-
-def groups_of(given: argparse.Namespace, device: torch.device) -> Iterator[Group]:
+def groups_of(given: argparse.Namespace) -> Iterator[Group]:
     """All entrants on each shape, from the shortest to the longest, so that a time limit leaves out the longest."""
     for length, width, layout in product(given.lengths, given.widths, given.layouts):
-        n_heads, n_rows = max(1, given.d_model // width), max(1, given.tokens // length)
-        shape = Shape(width, length, layout == "documents", n_heads, n_rows)
-        cases = [{"label": f"{mechanism}, {kernel}", "mechanism": mechanism, "kernel": kernel,
-                  "shape": shape._asdict()} for mechanism, kernel in given.entrants]  # fmt: skip
-        title = f"D {width}, T {length}, {layout}, {n_rows} × {n_heads} heads"
-        yield Group(title, partial(_build, shape, DTYPES[given.dtype], device), cases)
+        heads, batch = max(1, given.d_model // width), max(1, given.tokens // length)
+        shape = {"width": width, "length": length, "documents": layout == "documents", "heads": heads, "batch": batch}
+        cases = [{"label": f"{mechanism}, {kernel}", "mechanism": mechanism, "kernel": kernel, "shape": shape}
+                 for mechanism, kernel in given.entrants]  # fmt: skip
+        title = f"D {width}, T {length}, {layout}, {batch} × {heads} heads"
+        yield Group(title, partial(_build, DTYPES[given.dtype], given.device), cases)
 
 
-def _build(shape: Shape, dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row]) -> Ready:
+def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier: list[Row]) -> Ready:
     """Check and prepare an entrant.
 
     Raises:
         NotTimedError: The kernel cannot compute it, or computes something else.
     """
-    mechanism = MECHANISMS[row["mechanism"]].for_layer(shape.heads, shape.width, 0)
-    inputs = Inputs(mechanism, shape.packing(device), shape.batch, shape.heads, shape.heads, shape.width, dtype)
-    backend = BACKENDS[row["kernel"]]
+    width, length, is_packed, heads, batch = row["shape"].values()
+    mean = MEAN_DOCUMENT * length if is_packed else None
+    mechanism, backend = MECHANISMS[row["mechanism"]].for_layer(heads, width, 0), BACKENDS[row["kernel"]]
+    inputs = Inputs(mechanism, random_documents(batch, length, mean, device), batch, heads, heads, width, dtype)
     if reason := backend.unsupported_reason(inputs.mechanism, inputs.q):
         raise NotTimedError(reason)
-    prepare(backend, inputs.mechanism, inputs.documents, shape.batch)
+    prepare(backend, inputs.mechanism, inputs.documents, batch)
     row["error"] = relative_errors(inputs, backend.attend)
     if reason := wrong(row["error"], dtype):
         raise NotTimedError(f"it is wrong: {reason}")
-    visible = shape.packing(torch.device("cpu")).n_visible(torch.float64, inputs.mechanism.window).sum()
-    pairs = int(visible) * (1 if shape.documents else shape.batch)  # of a query and a key, for one head
-    forward = 4.0 * shape.width * shape.heads * pairs
+    on_host = random_documents(batch, length, mean, torch.device("cpu"))
+    visible = int(on_host.n_visible(torch.float64, inputs.mechanism.window).sum())  # of a row if all are alike
+    forward = 4.0 * width * heads * visible * (1 if is_packed else batch)
     row["flops"] = {"forward": forward, "both": (1 + BACKWARD) * forward}
 
     @torch.no_grad()
@@ -120,11 +101,10 @@ def main(argv: list[str]) -> int:
     add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
     add("--layouts", type=names(LAYOUTS), default=LAYOUTS, metavar="A,…", help=f"of {', '.join(LAYOUTS)} (both)")
     given = parse(parser, argv, PRESETS)
-    device = device_of(given)
-    if device.type == "cpu":
+    if given.device.type == "cpu":
         torch.set_flush_denormal(True)  # as a run does
-    benchmark = Benchmark("attention", argv, given, device)
-    benchmark.keep(peak_flops_per_second=matrix_peak(device, DTYPES[given.dtype]))
-    benchmark.measure(groups_of(given, device))
+    benchmark = Benchmark("attention", argv, given)
+    benchmark.keep(peak_flops_per_second=matrix_peak(given.device, DTYPES[given.dtype]))
+    benchmark.measure(groups_of(given))
     benchmark.publish("first", {"error": lambda row: f"{max(row['error'].values()):.0e}"})
     return 0

@@ -27,7 +27,6 @@ from anlit.reporting.table import NONE, Table, console
 from anlit.reporting.text import say
 
 Row = dict[str, Any]
-Column = Callable[[Row], str]
 
 BUILDING, WARMING = 0.7, 0.5
 """The share of a group's time for building and checking; of what is left then, for a GPU to warm up."""
@@ -94,13 +93,11 @@ class Benchmark:
         UserError: The folder cannot be made.
     """
 
-    def __init__(
-        self, name: str, argv: Sequence[str], given: argparse.Namespace, device: torch.device, stem: str = ""
-    ) -> None:
-        self.device, self.given = device, given
+    def __init__(self, name: str, argv: Sequence[str], given: argparse.Namespace, stem: str = "") -> None:
+        self.device, self.given = given.device, given
         self._file, self._began = output_folder(given.output) / (stem or name), time.monotonic()
-        machine = environment()
-        model = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        machine, is_gpu = environment(), self.device.type == "cuda"
+        model = torch.cuda.get_device_name(self.device) if is_gpu else str(self.device)
         machine["hardware"] |= {"device": model, "threads": torch.get_num_threads()}
         command = shlex.join(["anlit", "benchmark", name, *argv])
         self.record: dict[str, Any] = {"benchmark": name, "command": command, "environment": machine}
@@ -114,9 +111,13 @@ class Benchmark:
     def measure(self, groups: Iterable[Group]) -> None:
         """Time every group, the most important first. `left_out` are the titles of those for which there was no time.
 
-        After --minutes only the first round of a group that has begun is started.
+        After --minutes only the first round of a group that has begun is started. Each model, shape and kind of pass is
+        a compilation of its own; beyond torch's limit of them code would be timed uncompiled, so there it fails.
         """
-        prepare_compiler()
+        torch._dynamo.reset()
+        torch._dynamo.config.recompile_limit = 256
+        torch._dynamo.config.accumulated_recompile_limit = 1024
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
         deadline = time.monotonic() + 60 * self.given.minutes
         for group in groups:
             if time.monotonic() >= deadline:
@@ -145,40 +146,31 @@ class Benchmark:
                 ready[number] = group.build(row, rows)
                 turns[number] = ready[number].turn(self.device)
                 row["building_seconds"] = time.monotonic() - start
-            except NotTimedError as reason:
-                row["reason"] = str(reason)
             except Exception as error:  # kernels, compilers and peers have exceptions of their own
-                row["reason"] = f"it fails: {first_line(error)}"
-            rows.append(row)
-            if row["reason"] is not None:
+                row["reason"] = str(error) if isinstance(error, NotTimedError) else f"it fails: {first_line(error)}"
                 say(f"{row['label']} is left out: {row['reason']}")
+            rows.append(row)
             self.keep()
 
         if self.device.type == "cuda" and turns:
             now = time.monotonic()
             record["warm"] = warm_up(turns, now + WARMING * (deadline - now))
-        frequencies: dict[int, list[dict[str, float]]] = {number: [] for number in turns}
 
-        def timed(number: int) -> Seconds:
-            seconds = turns[number]()
-            frequencies[number].append(clocks(self.device))
-            return seconds
-
-        def after_round(results: dict[int, list[Seconds]]) -> None:
+        def after_round(results: dict[int, list[tuple[Seconds, dict[str, float]]]]) -> None:
             for number, rounds in results.items():
-                rows[number]["seconds"] = {kind: quartiles([each[kind] for each in rounds]) for kind in rounds[0]}
-                own = frequencies[number]
-                rows[number]["clocks"] = {name: median(each[name] for each in own) for name in own[0]}
+                seconds, states = zip(*rounds, strict=True)
+                rows[number]["seconds"] = {kind: quartiles([each[kind] for each in seconds]) for kind in seconds[0]}
+                rows[number]["clocks"] = {name: median(each[name] for each in states) for name in states[0]}
             self.keep()
 
-        calls = {number: lambda number=number: timed(number) for number in turns}  # type: ignore[misc]
-        alternate(calls, self.given.rounds, deadline, after_round)
+        timed = {number: lambda turn=turn: (turn(), clocks(self.device)) for number, turn in turns.items()}
+        alternate(timed, self.given.rounds, deadline, after_round)
         for number in turns:
             *_, last = ready[number].calls.values()
             rows[number]["peak_bytes"] = peak_bytes(last, ready[number].kept(), self.device)
         put_ratios(rows)
 
-    def publish(self, base: str, more: Mapping[str, Column] = {}, notes: Sequence[str] = ()) -> None:
+    def publish(self, base: str, more: Mapping[str, Callable[[Row], str]] = {}, notes: Sequence[str] = ()) -> None:
         """Write the complete record, and a table for each group as Markdown; print the tables.
 
         `base` is the name of what times are compared with; `more` are more columns, `notes` paragraphs for the end.
@@ -203,27 +195,15 @@ class Benchmark:
         """One line for each case that was not timed, and for each group that is to be read with care."""
         lines = []
         for group in self.record["groups"]:
-            title = group["title"]
-            lines += [f"Not timed: {title}: {row['label']}: {row['reason']}." for row in group["rows"] if row["reason"]]
+            title, rows = group["title"], group["rows"]
+            lines += [f"Not timed: {title}: {row['label']}: {row['reason']}." for row in rows if row["reason"]]
             if not group.get("warm", True):
                 lines.append(f"{title}: the clocks did not settle before the rounds began.")
-            if not all(times["steady"] for row in group["rows"] for times in row.get("seconds", {}).values()):
+            if not all(times["steady"] for row in rows for times in row.get("seconds", {}).values()):
                 lines.append(f"{title}: {UNSTEADY} quartiles more than 5 % apart: rely on the ratios.")
         if left_out := self.record["left_out"]:
             lines.append(f"Left out after {self.given.minutes:g} minutes: {'; '.join(left_out)}.")
         return lines
-
-
-def prepare_compiler() -> None:
-    """Raise the limits of compilations, once before a benchmark begins.
-
-    Blocks of several models share their code, and each model, shape and kind of pass is a separate compilation. Beyond
-    the limit code would run uncompiled and be timed, so it fails instead.
-    """
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 256
-    torch._dynamo.config.accumulated_recompile_limit = 1024
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
 def put_ratios(rows: Sequence[Row]) -> None:
@@ -238,28 +218,24 @@ def put_ratios(rows: Sequence[Row]) -> None:
         }
 
 
-def _table(group: Mapping[str, Any], base: str, peak: float | None, more: Mapping[str, Column]) -> Table:
-    rows = [row for row in group["rows"] if "seconds" in row]
-    kinds = list(rows[0]["seconds"]) if rows else [""]
-    has_clocks = any(row["clocks"] for row in rows)
-
-    def cells(row: Row) -> dict[str, str]:
-        times, ratio = row["seconds"], row["ratio"].get(kinds[-1])
-        last = times[kinds[-1]]
-        marks = {kind: "" if own["steady"] else UNSTEADY for kind, own in times.items()}
-        columns = {f"{kind}, ms": _ms(own["median"]) + marks[kind] for kind, own in times.items()}
-        columns["quartiles"] = " – ".join(map(_ms, last["quartiles"]))
+def _table(group: Mapping[str, Any], base: str, peak: float | None, more: Mapping[str, Callable[[Row], str]]) -> Table:
+    body = []
+    for row in group["rows"]:
+        if "seconds" not in row:
+            continue
+        cells = {"": row["label"]}
+        for kind, times in row["seconds"].items():
+            cells[f"{kind}, ms"] = _ms(times["median"]) + ("" if times["steady"] else UNSTEADY)
+        ratio, clock = row["ratio"].get(kind), row["clocks"]  # of the last kind
+        cells["quartiles"] = " – ".join(map(_ms, times["quartiles"]))
         if peak is not None:
-            columns["of peak"] = f"{row['flops'][kinds[-1]] / last['median'] / peak:.1%}"
-        columns[f"÷ {base} (95 %)"] = "{median:.3f} ({low:.3f} – {high:.3f})".format(**ratio) if ratio else NONE
-        columns["MB"] = NONE if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}"
-        columns |= {name: cell(row) for name, cell in more.items()}
-        if has_clocks:
-            columns["MHz, W"] = "{mhz:.0f}, {watts:.0f}".format(**row["clocks"]) if row["clocks"] else NONE
-        return columns
-
-    body = [{"": row["label"]} | cells(row) for row in rows]
-    return Table(group["title"], list(body[0]) if body else [""], [list(own.values()) for own in body])
+            cells["of peak"] = f"{row['flops'][kind] / times['median'] / peak:.1%}"
+        cells[f"÷ {base} (95 %)"] = "{median:.3f} ({low:.3f} – {high:.3f})".format(**ratio) if ratio else NONE
+        cells["MB"] = NONE if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}"
+        cells |= {name: cell(row) for name, cell in more.items()}
+        cells |= {"MHz, W": "{mhz:.0f}, {watts:.0f}".format(**clock)} if clock else {}
+        body.append(cells)
+    return Table(group["title"], [*(body or [{"": ""}])[0]], [[*cells.values()] for cells in body])
 
 
 def _ms(seconds: float) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
-from anlit.benchmarks.options import Size, add_size_options, device_of, parser_of
+from anlit.benchmarks.options import Size, add_size_options, parse, parser_of
 from anlit.layers.cross_entropy import linear_cross_entropy
 from anlit.reporting.table import NONE
 
@@ -43,40 +43,33 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 """Functions of h (B, T, d), weight (V, d), targets (B, T). They return the loss, or a tuple that ends with it."""
 
 
-class Problem:
-    """Hidden states, projection and targets; later also the gradients of the full logits."""
+def group_of(size: Size, device: torch.device) -> Group:
+    """All ways on the same hidden states, projection and targets."""
+    torch.manual_seed(0)
+    h = torch.randn(size.batch, size.length, size.d_model, device=device).to(size.torch_dtype).requires_grad_()
+    weight = (torch.randn(size.vocab_size, size.d_model, device=device) * size.d_model**-0.5).requires_grad_()
+    targets = torch.randint(size.vocab_size, (size.batch, size.length), device=device)
+    expected: list[Tensor] = []  # the gradients of the full logits, which come first
 
-    def __init__(self, size: Size, device: torch.device) -> None:
-        self.device, self.dtype = device, size.torch_dtype
-        torch.manual_seed(0)
-        h = torch.randn(size.batch, size.length, size.d_model, device=device)
-        self.h = h.to(self.dtype).requires_grad_()
-        self.weight = (torch.randn(size.vocab_size, size.d_model, device=device) * size.d_model**-0.5).requires_grad_()
-        self.targets = torch.randint(size.vocab_size, (size.batch, size.length), device=device)
-        self.expected: list[Tensor] = []
-
-    def step(self, way: str) -> tuple[float, list[Tensor]]:
+    def step(way: str) -> tuple[float, list[Tensor]]:
         """Loss and gradients of h and W."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            result = WAYS[way](self.h, self.weight, self.targets)
+        with torch.autocast(device.type, torch.bfloat16, enabled=size.dtype == "bfloat16"):
+            result = WAYS[way](h, weight, targets)
         loss = result[-1] if isinstance(result, tuple) else result
-        return loss.item(), list(torch.autograd.grad(loss, (self.h, self.weight)))
+        return loss.item(), list(torch.autograd.grad(loss, (h, weight)))
 
-    def build(self, row: Row, earlier: list[Row]) -> Ready:
-        """Check a way. The first has the full logits.
-
-        Raises:
-            NotTimedError: Its gradients are not those of the full logits.
-        """
-        row["loss"], gradients = self.step(row["label"])
+    def build(row: Row, earlier: list[Row]) -> Ready:
+        row["loss"], gradients = step(row["label"])
         if not earlier:
-            self.expected = gradients
-        if self.expected:  # the full logits had memory enough
-            pairs = zip(gradients, self.expected, strict=True)
+            expected.extend(gradients)
+        if expected:  # the full logits had memory enough
+            pairs = zip(gradients, expected, strict=True)
             row["error"] = max(float((mine - its).norm() / its.norm()) for mine, its in pairs)
-            if not row["error"] <= TOLERANCE[self.dtype]:
+            if not row["error"] <= TOLERANCE[size.torch_dtype]:
                 raise NotTimedError(f"it is wrong: relative error {row['error']:.1e} of its gradients")
-        return Ready({"step": partial(self.step, row["label"])})
+        return Ready({"step": partial(step, row["label"])})
+
+    return Group(str(size), build, [{"label": way} for way in WAYS])
 
 
 def main(argv: list[str]) -> int:
@@ -84,12 +77,10 @@ def main(argv: list[str]) -> int:
     parser = parser_of("loss", __doc__, "--threads 2 (12 GB of memory)")
     add_size_options(parser)
     parser.set_defaults(**DEFAULTS)
-    given = parser.parse_args(argv)
-    device = device_of(given)
-    given.dtype = given.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-    size = Size.of(given)
-    benchmark = Benchmark("loss", argv, given, device)
-    benchmark.measure([Group(str(size), Problem(size, device).build, [{"label": way} for way in WAYS])])
+    given = parse(parser, argv)
+    given.dtype = given.dtype or ("bfloat16" if given.device.type == "cuda" else "float32")
+    benchmark = Benchmark("loss", argv, given)
+    benchmark.measure([group_of(Size.of(given), given.device)])
     columns = {
         "loss": lambda row: f"{row['loss']:.5f}",
         "gradients' error": lambda row: f"{row['error']:.1e}" if "error" in row else NONE,

@@ -1,11 +1,9 @@
-"""Options that benchmarks share, the mechanisms that they name, and the shapes of a model with its random tokens."""
+"""Options that benchmarks share, the mechanisms that they name, and the shapes of a model and its batch."""
 
 import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from anlit import ALiBi, LogBias, LogN, Plain, ScaleInvariant, SlidingWindow
@@ -24,8 +22,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "window-scale-invariant": SlidingWindow(1024, ScaleInvariant()),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-MEAN_DOCUMENT = 1 / 4
-"""Mean length of a packed document, as a share of T."""
 
 
 def parser_of(name: str, description: str | None, example: str, presets: Collection[str] = ()) -> ToolParser:
@@ -48,27 +44,27 @@ def parser_of(name: str, description: str | None, example: str, presets: Collect
     return parser
 
 
-def parse(parser: ToolParser, argv: Sequence[str], presets: Mapping[str, Mapping[str, Any]]) -> argparse.Namespace:
-    """The options; those that are left out are the preset's."""
-    parser.set_defaults(**presets[parser.parse_args(argv).preset])
-    return parser.parse_args(argv)
+def parse(parser: ToolParser, argv: Sequence[str], presets: Mapping[str, Mapping[str, Any]] = {}) -> argparse.Namespace:
+    """The options; those that are left out are the preset's.
 
-
-def device_of(given: argparse.Namespace) -> torch.device:
-    """The given device, else that of the preset, else a GPU if there is one. It also sets the number of threads.
+    `device` is a torch.device: the given one, else that of the preset, else a GPU if there is one. --threads is set.
 
     Raises:
-        UserError: This machine does not have it.
+        UserError: An option is wrong, or this machine does not have the device.
     """
-    here = torch.cuda.is_available()
-    preset = getattr(given, "preset", "cuda" if here else "cpu")
-    device = torch.device(given.device or ("cpu" if preset == "cpu" else "cuda"))
-    if device.type == "cuda" and not here:
-        what = f"--device {given.device}" if given.device else f"--preset {preset}"
+    given, has_gpu = parser.parse_args(argv), torch.cuda.is_available()
+    if presets:
+        parser.set_defaults(**presets[given.preset])
+        given = parser.parse_args(argv)
+    on_cpu = given.preset == "cpu" if presets else not has_gpu
+    device = torch.device(given.device or ("cpu" if on_cpu else "cuda"))
+    if device.type == "cuda" and not has_gpu:
+        what = f"--device {given.device}" if given.device else f"--preset {given.preset}"
         raise UserError(f"{what} needs a CUDA device, and there is none: choose the CPU")
     if given.threads:
         torch.set_num_threads(given.threads)
-    return device
+    given.device = device
+    return given
 
 
 def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
@@ -83,8 +79,7 @@ def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     return read
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """The shapes of a model and its batch. The MLP is 4·d wide; embedding and head are separate.
 
     `length` is T, the tokens in a sequence; `dtype` that of products: float32, or bfloat16 under autocast with float32
@@ -101,12 +96,7 @@ class Size:
 
     @classmethod
     def of(cls, given: argparse.Namespace) -> "Size":
-        return cls(**{field.name: getattr(given, field.name) for field in fields(cls)})
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in a batch."""
-        return self.batch * self.length
+        return cls(*(getattr(given, name) for name in cls._fields))
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -118,21 +108,11 @@ class Size:
 
     def at_length(self, length: int) -> "Size":
         """Sequences of another length, as many as hold the tokens of this batch, or one."""
-        return replace(self, length=length, batch=max(1, self.tokens // length))
+        return self._replace(length=length, batch=max(1, self.batch * self.length // length))
 
 
 def add_size_options(parser: argparse.ArgumentParser) -> None:
     """An option for each number of a `Size`, and --dtype."""
-    for field in fields(Size):
-        if field.type is int:
-            parser.add_argument(f"--{field.name}", type=int, metavar="N", help="replaces the built-in one")
+    for name in Size._fields[:-1]:
+        parser.add_argument(f"--{name}", type=int, metavar="N", help="replaces the built-in one")
     parser.add_argument("--dtype", choices=list(DTYPES), help="replaces the built-in one")
-
-
-def blocks_of(size: Size, documents: bool) -> tuple[np.ndarray, int]:
-    """Random tokens (B, T + 1) and the id that ends a document, which occurs only with `documents`."""
-    end = size.vocab_size - 1
-    blocks = np.random.default_rng(0).integers(0, end, (size.batch, size.length + 1))
-    if documents:
-        blocks[np.random.default_rng(1).random(blocks.shape) < 1 / (MEAN_DOCUMENT * size.length)] = end
-    return blocks, end

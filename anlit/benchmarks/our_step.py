@@ -7,16 +7,19 @@ restoration of norms are those of a run. The loader, the callbacks, logging and 
 import logging
 import warnings
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
+from torch import Tensor, nn
 
 from anlit import Plain
 from anlit.attention.mechanism import Mechanism
-from anlit.benchmarks.options import Size, blocks_of
+from anlit.benchmarks.options import Size
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.lightning_internals import configure_model
 from anlit.models import GPT, NGPT, AnGPT
@@ -26,95 +29,83 @@ from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import Runtime
 
 MODELS: dict[str, Any] = {"GPT": GPT, "nGPT": NGPT, "anGPT": AnGPT}
-PRECISIONS: dict[str, Any] = {"bfloat16": "bf16-mixed", "float32": "32-true"}
+MEAN_DOCUMENT = 1 / 4
+"""Mean length of a packed document, as a share of T."""
 MANY_STEPS = 1_000_000
 
 
-class OurStep:
-    """One of our models with its optimizer and one batch.
+class Step(NamedTuple):
+    """A model with its optimizer and one batch; `train` takes a step and returns the loss without waiting for it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    train: Callable[[], Tensor]
+    flops_per_token: float
+    """Of a training step; see `anlit.models.flops`."""
+
+
+def our_step(
+    architecture: str,
+    size: Size,
+    device: torch.device,
+    runtime: Runtime = Runtime(compile=False),
+    mechanism: Mechanism | None = None,
+    documents: bool = False,
+    group: int = 1,
+    backend: str = "auto",
+) -> Step:
+    """The step of a model of `MODELS`.
 
     Args:
-        architecture: A key of `MODELS`.
         documents: Pack documents into the batch and mask them; else each row is one document.
         group: Query heads that share a key head.
     """
-
-    def __init__(
-        self,
-        architecture: str,
-        size: Size,
-        device: torch.device,
-        runtime: Runtime = Runtime(compile=False),
-        mechanism: Mechanism | None = None,
-        documents: bool = False,
-        group: int = 1,
-        backend: str = "auto",
-    ) -> None:
-        torch.manual_seed(0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of modules among the hyperparameters
-            self.model: LanguageModel = MODELS[architecture](
-                vocab_size=size.vocab_size,
-                context_length=size.length,
-                n_layers=size.n_layers,
-                n_heads=size.n_heads,
-                n_kv_heads=size.n_heads // group,
-                d_model=size.d_model,
-                attention=mechanism or Plain(),
-                document_masking=documents,
-                backend=backend,
-                runtime=runtime,
-            )
-        self.trainer = trainer_of(self.model, device, size.dtype)
-        self.optimizer = self.trainer.optimizers[0]
-        self.batch = batch_of(size, documents, device)
-
-    def train(self) -> Tensor:
-        """Forward, backward, clipping, optimizer, norms. Returns the loss, without waiting for the device."""
-        return take_step(self.trainer, self.batch)
-
-    def flops_per_token(self) -> float:
-        """Of a training step; see `anlit.models.flops`."""
-        return flops_per_token(self.model.model, self.batch.tokens.shape[1])
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of modules among the hyperparameters
+        model: LanguageModel = MODELS[architecture](
+            vocab_size=size.vocab_size, context_length=size.length, n_layers=size.n_layers, n_heads=size.n_heads,
+            n_kv_heads=size.n_heads // group, d_model=size.d_model, attention=mechanism or Plain(),
+            document_masking=documents, backend=backend, runtime=runtime,
+        )  # fmt: skip
+    trainer = trainer_of(model, device, size.dtype)
+    train = partial(take_step, trainer, batch_of(size, documents, device))
+    return Step(model, trainer.optimizers[0], train, flops_per_token(model.model, size.length))
 
 
 def batch_of(size: Size, documents: bool, device: torch.device) -> Batch:
     """A batch of random tokens, each row one document or, with `documents`, several."""
-    batch = batch_from_blocks(*blocks_of(size, documents))
+    end = size.vocab_size - 1
+    blocks = np.random.default_rng(0).integers(0, end, (size.batch, size.length + 1))
+    if documents:
+        blocks[np.random.default_rng(1).random(blocks.shape) < 1 / (MEAN_DOCUMENT * size.length)] = end
+    batch = batch_from_blocks(blocks, end)
     return Batch(*(part.to(device) if isinstance(part, Tensor) else part for part in batch))  # type: ignore[arg-type]
 
 
 def take_step(trainer: L.Trainer, batch: Batch) -> Tensor:
     """Forward, backward, clipping, optimizer, norms, schedule. Returns the loss, without waiting for the device."""
     number = trainer.global_step
-    loop = trainer.fit_loop.epoch_loop
     arguments = OrderedDict(batch=batch, batch_idx=number)
-    loss = loop.automatic_optimization.run(trainer.optimizers[0], number, arguments)["loss"]
+    optimization = trainer.fit_loop.epoch_loop.automatic_optimization
+    loss = optimization.run(trainer.optimizers[0], number, arguments)["loss"]
     for schedule in trainer.lr_scheduler_configs:
         schedule.scheduler.step()  # type: ignore[call-arg]
     return loss.detach()
 
 
 def trainer_of(model: LanguageModel, device: torch.device, dtype: str) -> L.Trainer:
-    """A Trainer that has prepared the model for training on `device`, and does not start it.
-
-    Args:
-        dtype: A key of `PRECISIONS`.
-    """
+    """A Trainer that has prepared the model for training on `device` in float32 or bfloat16; it does not start it."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = L.Trainer(
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=[device.index or 0] if device.type == "cuda" else 1,
-            precision=PRECISIONS[dtype],
-            max_steps=MANY_STEPS,
-            gradient_clip_val=1.0,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+            precision="bf16-mixed" if dtype == "bfloat16" else "32-true",
+            max_steps=MANY_STEPS, gradient_clip_val=1.0,
+            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
     logging.disable(logging.NOTSET)
     # Both work only inside a Trainer's loop.
     model.log = model.log_dict = lambda *given, **more: None  # type: ignore[method-assign, assignment]

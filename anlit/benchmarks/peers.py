@@ -1,22 +1,18 @@
-"""The same training step with the models of other libraries."""
+"""The same training step with the models of other libraries: AdamW (fused), clipping to 1.0, bfloat16 by autocast."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from anlit.benchmarks.options import Size, blocks_of
+from anlit.benchmarks.options import Size
+from anlit.benchmarks.our_step import Step, batch_of
 
 COMPILED = ("no", "whole")
-
-
-class Network(NamedTuple):
-    """A peer's model, and its function from tokens (B, T) to logits (B, T, V)."""
-
-    model: nn.Module
-    logits: Callable[[Tensor], Tensor]
+Network = tuple[nn.Module, Callable[[Tensor], Tensor]]
+"""A peer's model, and its function from tokens (B, T) to logits (B, T, V)."""
 
 
 def litgpt(size: Size) -> Network:
@@ -31,7 +27,7 @@ def litgpt(size: Size) -> Network:
     )  # fmt: skip
     model = GPT(config)
     model.apply(model._init_weights)
-    return Network(model, model)
+    return model, model
 
 
 def transformers(size: Size) -> Network:
@@ -46,50 +42,37 @@ def transformers(size: Size) -> Network:
         attention_bias=False, use_cache=False, attn_implementation="sdpa",
     )  # fmt: skip
     model = Qwen3ForCausalLM(config).float()
-    return Network(model, lambda tokens: model(input_ids=tokens).logits)
+    return model, lambda tokens: model(input_ids=tokens).logits
 
 
 PEERS: dict[str, Callable[[Size], Network]] = {"litgpt": litgpt, "transformers": transformers}
 """By the name of their package."""
 
 
-class PeerStep:
-    """A peer's training step: AdamW (fused), gradients clipped to 1.0, bfloat16 by autocast.
+def peer_step(peer: str, size: Size, device: torch.device, compiled: str) -> Step:
+    """A peer's training step; `compiled`: `whole` compiles the network with the loss, `no` nothing."""
+    torch.manual_seed(0)
+    model, logits = PEERS[peer](size)
+    model.to(device).train()
+    batch = batch_of(size, False, device)
+    betas = (0.9, 0.95)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=betas, eps=1e-9, weight_decay=0.1, fused=True)
 
-    Args:
-        peer: A key of `PEERS`.
-        size: The shapes of the model and the batch.
-        compiled: `whole` compiles the network with the loss, `no` nothing.
-    """
+    def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(logits(tokens).flatten(0, 1).float(), targets.flatten())
 
-    def __init__(self, peer: str, size: Size, device: torch.device, compiled: str) -> None:
-        torch.manual_seed(0)
-        network = PEERS[peer](size)
-        self.model = network.model.to(device).train()
-        blocks = torch.from_numpy(blocks_of(size, documents=False)[0]).to(device)
-        self.tokens, self.targets = blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous()
+    compute = torch.compile(loss_of, dynamic=False) if compiled == "whole" else loss_of
 
-        def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
-            return cross_entropy(network.logits(tokens).flatten(0, 1).float(), targets.flatten())
-
-        self.loss = torch.compile(loss_of, dynamic=False) if compiled == "whole" else loss_of
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-9, weight_decay=0.1, fused=True
-        )
-        self._size, self._device = size, device
-
-    def train(self) -> Tensor:
-        """Forward, backward, clipping, optimizer; returns the loss."""
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._size.dtype == "bfloat16"):
-            loss = self.loss(self.tokens, self.targets)
+    def train() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=size.dtype == "bfloat16"):
+            loss = compute(batch.tokens, batch.targets)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
         return loss.detach()
 
-    def flops_per_token(self) -> float:
-        """Counted as in `anlit.models.flops`: 6 per weight of a linear map, 12·d per layer and visible key."""
-        linear = sum(module.weight.numel() for module in self.model.modules() if isinstance(module, nn.Linear))
-        keys = (self._size.length + 1) / 2
-        return 6.0 * linear + 12.0 * self._size.d_model * keys * self._size.n_layers
+    # as in anlit.models.flops: 6 per weight of a linear map, 12·d per layer and visible key
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    flops = 6.0 * linear + 12.0 * size.d_model * (size.length + 1) / 2 * size.n_layers
+    return Step(model, optimizer, train, flops)

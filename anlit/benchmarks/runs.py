@@ -1,21 +1,18 @@
 """Times training steps of the configurations of finished runs, in turns, to compare their wall-clock.
 
-    python -m anlit.benchmarks.runs RUN… --output FILE
-
-`anlit compare --measure_steps` and `anlit study` start it. It builds each run's model again from config.yaml, with the
-optimizer, precision, runtime settings, batch size and threads of the run, on random tokens. All models take steps in
-one process, one after another and round by round, so that other work of the machine slows all of them alike. It goes on
-until every ratio of times is known to `PRECISION`, or for `SECONDS` for each model.
+`anlit compare --measure_steps` and `anlit study` call it. It builds each run's model again from config.yaml, with the
+optimizer, precision, runtime settings, batch size and threads of the run, on random tokens. All models take steps one
+after another and round by round, so that other work of the machine slows all of them alike. It goes on until every
+ratio of times is known to `PRECISION`, or for `SECONDS` for each model.
 """
 
-import argparse
+import gc
 import os
 import shlex
 import sys
 import time
 import warnings
 from functools import partial
-from importlib import import_module
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,9 @@ import torch
 
 import anlit.attention.mechanisms
 import anlit.models  # noqa: F401  classes that a configuration may name
+from anlit.analysis.wall_clock import FILE
 from anlit.attention.selection import Selections
+from anlit.attention.trial import first_line
 from anlit.benchmarks.harness import Ready
 from anlit.benchmarks.options import Size
 from anlit.benchmarks.our_step import batch_of, take_step, trainer_of
@@ -37,8 +36,8 @@ from anlit.models.runtime import flush_denormals
 from anlit.reporting.files import write_json
 from anlit.reporting.provenance import environment
 from anlit.reporting.text import echo
-from anlit.runs.folders import Run, load_run
-from anlit.runs.groups import group_runs
+from anlit.runs.folders import Run
+from anlit.runs.groups import Group
 from anlit.settings import build_from_plain, is_plain, subclass_named
 
 FEWEST, MOST, WARMUP = 15, 1000, 2
@@ -49,22 +48,38 @@ PRECISION = 0.02
 """The interval of a ratio of times may be this share wide to both sides."""
 
 
-def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[str, Any]:
-    """Time steps of every run's configuration, in `rounds` turns; None for as many as the precision takes.
-
-    Returns:
-        `arms`: {run, key, tokens, seconds_per_token of each round, whether they are steady}; `threads`; `clocks` of a
-        GPU at the end.
+def time_steps(groups: list[Group], folder: Path) -> None:
+    """Time steps of every group's configuration in turns and write `FILE` into `folder`.
 
     Raises:
-        UserError: A configuration is not complete or cannot be built.
+        UserError: A configuration cannot be built, or its steps fail.
     """
+    flush_denormals()  # before torch starts its threads
+    device, record = find_device("auto"), environment()
+    echo(f"Timing steps of {len(groups)} configurations in turns …")
+    try:
+        record |= {"command": shlex.join(["anlit", *sys.argv[1:]]), **_measure(groups, device)}
+    except UserError:
+        raise
+    except Exception as error:  # kernels and compilers have exceptions of their own
+        why = f"the steps of the runs could not be timed ({first_line(error)}): leave out --measure_steps"
+        raise UserError(why) from error
+    finally:
+        gc.collect()  # what follows may need the GPU
+        torch.cuda.empty_cache()
+    name = device_name(device) if device.type == "cuda" else "cpu"
+    record["hardware"] |= {"threads": torch.get_num_threads(), "devices": [name]}
+    write_json(folder / FILE, record | {"waiting": os.environ.get("OMP_WAIT_POLICY")})
+
+
+def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:
+    """`arms`: {run, key, tokens, seconds_per_token of each round, steady or not}; `clocks` of a GPU."""
+    runs = [group.counted[0] for group in groups]
     threads = {run.record.get("hardware", {}).get("threads") for run in runs} - {None}
     if len(threads) == 1:
         torch.set_num_threads(threads.pop())
-    turns = {}
-    arms: list[dict[str, Any]] = []
-    for number, run in enumerate(runs):
+    turns, arms = {}, list[dict[str, Any]]()
+    for number, (group, run) in enumerate(zip(groups, runs, strict=True)):
         rows = init_args(run.config.get("data")).get("batch_size")
         if not isinstance(rows, int):
             raise UserError(f"{run.folder / CONFIG} gives no data.batch_size: leave the run out")
@@ -81,7 +96,7 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[s
         step = partial(take_step, trainer, batch_of(size, model.model.document_masking, device))
         step()  # allocations, and compilation where there is one
         turns[number] = Ready({"step": step}).turn(device)
-        arms.append({"run": str(run.folder), "key": group_runs([run])[0].key, "tokens": size.tokens})
+        arms.append({"run": str(run.folder), "key": group.key, "tokens": rows * model.context_length})
 
     def precise(so_far: dict[int, list[Seconds]]) -> bool:
         values = [[turn["step"] for turn in so_far[number]] for number in so_far]
@@ -95,12 +110,12 @@ def measure(runs: list[Run], rounds: int | None, device: torch.device) -> dict[s
     if device.type == "cuda":
         warm_up(turns, deadline - limit / 2)
     alternate(turns, WARMUP)
-    results = alternate(turns, MOST, deadline, precise) if rounds is None else alternate(turns, rounds)
+    results = alternate(turns, MOST, deadline, precise)
     for number, arm in enumerate(arms):
         seconds = [turn["step"] for turn in results[number]]
         arm["seconds_per_token"] = [value / arm["tokens"] for value in seconds]
         arm["steady"] = quartiles(seconds)["steady"]
-    return {"arms": arms, "threads": torch.get_num_threads(), "clocks": clocks(device)}
+    return {"arms": arms, "clocks": clocks(device)}
 
 
 def model_of(run: Run) -> LanguageModel:
@@ -124,35 +139,3 @@ def model_of(run: Run) -> LanguageModel:
             raise UserError(f"{where}.optimizer has settings that are no numbers or texts: leave the run out")
         model.make_optimizer = partial(maker, **arguments)
     return model
-
-
-def main(argv: list[str]) -> int:
-    """Measure and write; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="anlit.benchmarks.runs", description="Steps of runs, taken in turns.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="one run folder of each configuration")
-    parser.add_argument("--output", required=True, metavar="FILE")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
-    given = parser.parse_args(argv)
-    for module in given.modules:
-        import_module(module)
-    flush_denormals()  # before torch starts its threads
-    device = find_device(given.device)
-    record = {"command": shlex.join(["python", "-m", "anlit.benchmarks.runs", *argv]), **environment()}
-    runs = [load_run(Path(folder)) for folder in given.runs]
-    echo(f"Timing steps of {len(runs)} configurations in turns …")
-    record |= measure(runs, given.rounds, device)
-    record["waiting"] = os.environ.get("OMP_WAIT_POLICY")
-    name = device_name(device) if device.type == "cuda" else "cpu"
-    record["hardware"] |= {"threads": record.pop("threads"), "devices": [name]}
-    write_json(Path(given.output), record)
-    return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        echo(f"anlit: error: {error}", sys.stderr)
-        sys.exit(2)

@@ -21,9 +21,9 @@ from torch.profiler import profile
 
 from anlit.attention.backends import BACKENDS
 from anlit.benchmarks.harness import Benchmark, Group, NotTimedError, Ready, Row
-from anlit.benchmarks.options import MECHANISMS, Size, add_size_options, device_of, names, parse, parser_of
-from anlit.benchmarks.our_step import MODELS, OurStep
-from anlit.benchmarks.peers import COMPILED, PEERS, PeerStep
+from anlit.benchmarks.options import MECHANISMS, Size, add_size_options, names, parse, parser_of
+from anlit.benchmarks.our_step import MODELS, Step, our_step
+from anlit.benchmarks.peers import COMPILED, PEERS, peer_step
 from anlit.benchmarks.timing import matrix_peak
 from anlit.errors import UserError
 from anlit.models.runtime import Runtime
@@ -60,7 +60,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def group_of(given: argparse.Namespace, size: Size, device: torch.device) -> Group:
+def group_of(given: argparse.Namespace, size: Size) -> Group:
     """Our variants, eager ones first, then the peers'. Each is compared with GPT+ in the same mode.
 
     float8 and a peer that is compiled as a whole are compared with GPT+ with compiled blocks.
@@ -76,26 +76,25 @@ def group_of(given: argparse.Namespace, size: Size, device: torch.device) -> Gro
     ours = [case(model, how, mechanism, backend, group) for how in given.compiled for mechanism in given.mechanisms
             for backend in given.backends for group in given.groups for model in given.models]  # fmt: skip
     peers = [case(peer, how) for peer in given.peers for how in given.peers_compiled]
-    return Group(str(size), partial(_build, given, size, device), ours + peers)
+    return Group(str(size), partial(_build, given, size), ours + peers)
 
 
-def _build(given: argparse.Namespace, size: Size, device: torch.device, row: Row, earlier: list[Row]) -> Ready:
+def _build(given: argparse.Namespace, size: Size, row: Row, earlier: list[Row]) -> Ready:
     """A variant after its first steps; profiled with --profile.
 
     Raises:
         NotTimedError: It computes something else.
     """
-    model, compiled = row["model"], row["compiled"]
-    step: OurStep | PeerStep
+    model, compiled, device = row["model"], row["compiled"], given.device
     if model in PEERS:
-        step = PeerStep(model, size, device, compiled)
+        step = peer_step(model, size, device, compiled)
     else:
         runtime = Runtime(compile=compiled != "no", float8="tensorwise" if compiled == "float8" else None)
         mechanism = MECHANISMS[row["mechanism"]]
-        step = OurStep(model, size, device, runtime, mechanism, given.documents, row["group"], row["backend"])
+        step = our_step(model, size, device, runtime, mechanism, given.documents, row["group"], row["backend"])
     row["parameters"] = sum(parameter.numel() for parameter in step.model.parameters())
-    row["flops_per_token"] = step.flops_per_token()
-    row["flops"] = {"train": row["flops_per_token"] * size.tokens}
+    row["flops_per_token"] = step.flops_per_token
+    row["flops"] = {"train": step.flops_per_token * size.batch * size.length}
     row["losses"] = [step.train().item() for _ in range(CHECKED_STEPS)]
     if reason := skip_reason(row, earlier, size):
         raise NotTimedError(reason)
@@ -107,7 +106,7 @@ def _build(given: argparse.Namespace, size: Size, device: torch.device, row: Row
     return Ready({"train": step.train}, partial(_kept, step), GPU_TURN_SECONDS if device.type == "cuda" else 0)
 
 
-def _kept(step: OurStep | PeerStep) -> Iterator[Tensor]:
+def _kept(step: Step) -> Iterator[Tensor]:
     """The tensors that stay between steps: parameters, gradients, optimizer state."""
     for parameter in step.model.parameters():
         yield from (part for part in (parameter, parameter.grad) if part is not None)
@@ -157,11 +156,11 @@ def profile_of(step: Callable[[], Any], trace: Path) -> str:
 def main(argv: list[str]) -> int:
     """`anlit benchmark step`; returns the exit status and raises UserError for the user's mistakes."""
     given = options(argv)
-    device, size = device_of(given), Size.of(given)
-    benchmark = Benchmark("step", argv, given, device, f"step-{given.preset}")
-    benchmark.keep(peak_flops_per_second=matrix_peak(device, size.torch_dtype))
+    size = Size.of(given)
+    benchmark = Benchmark("step", argv, given, f"step-{given.preset}")
+    benchmark.keep(peak_flops_per_second=matrix_peak(given.device, size.torch_dtype))
     sizes = [size.at_length(length) for length in given.lengths] or [size]
-    benchmark.measure(group_of(given, size, device) for size in sizes)
+    benchmark.measure(group_of(given, size) for size in sizes)
     rows = [row for group in benchmark.record["groups"] for row in group["rows"]]
     benchmark.publish(NAMES[BASE], notes=[
         f"{row['label']}, {PROFILED_STEPS} steps:\n\n```\n{row['profile']}\n```" for row in rows if "profile" in row

@@ -1,6 +1,7 @@
 """Time, clocks and memory of calls. Candidates take turns, so that other work of the machine slows all of them."""
 
 import ctypes
+import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -96,19 +97,18 @@ def peak_bytes(call: Callable[[], Any], kept: Iterable[Tensor], device: torch.de
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before + sum(storages.values())
+
+    def status_bytes(field: str) -> int:
+        return 1024 * int(re.findall(rf"{field}:\s*(\d+)", Path("/proc/self/status").read_text())[0])
+
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed memory that the process kept would hide what the call takes
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
-        before = _status_bytes("VmRSS")
+        before = status_bytes("VmRSS")
         call()
-        return _status_bytes("VmHWM") - before + sum(storages.values())
+        return status_bytes("VmHWM") - before + sum(storages.values())
     except (OSError, AttributeError):
         return None
-
-
-def _status_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:

@@ -2,7 +2,6 @@
 
 from anlit.analysis.compare import STANDARD, compare
 from anlit.analysis.wall_clock import FILE
-from anlit.benchmarks.time_runs import time_steps
 from anlit.sentences import ToolParser
 
 
@@ -31,4 +30,6 @@ def parser() -> ToolParser:
 def main(argv: list[str]) -> None:
     """Compare the runs; raises UserError for the user's mistakes."""
     given = parser().parse_args(argv)
+    if given.measure_steps:
+        from anlit.benchmarks.runs import time_steps  # torch
     compare(given.runs, given.output, given.baseline, time_steps if given.measure_steps else None)

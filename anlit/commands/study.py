@@ -14,7 +14,6 @@ from anlit.analysis.study.plan import Study, Trial, read_config, read_study
 from anlit.analysis.study.results import planned, refuse_other_study, results_of, select, tune
 from anlit.analysis.study.state import PREEMPTED, forget_failure, state_of
 from anlit.analysis.wall_clock import read_step_times
-from anlit.benchmarks.time_runs import time_steps
 from anlit.commands import COMMANDS
 from anlit.errors import UserError
 from anlit.reporting.files import output_folder
@@ -180,6 +179,8 @@ def _time_steps(study: Study, output: Path, typed: str) -> None:
     known = read_step_times(output)
     if len(groups) < 2 or (known is not None and all(group.key in known.seconds for group in groups)):
         return
+    from anlit.benchmarks.runs import time_steps  # torch
+
     try:
         time_steps(groups, output)
     except UserError as error:

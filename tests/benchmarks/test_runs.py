@@ -1,20 +1,16 @@
 """Steps of finished runs in turns: what is built, what is written, what the comparison makes of it."""
 
 import json
-import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from anlit.analysis.compare import compare
 from anlit.analysis.wall_clock import FILE, read_step_times
 from anlit.benchmarks import harness, runs
 from anlit.cli import main
-from anlit.configuration import IMPORTED
 from anlit.errors import UserError
 from anlit.reporting.provenance import machine
 from anlit.runs.folders import load_run
@@ -25,8 +21,8 @@ SHAPE = {"vocab_size": 64, "context_length": 32, "n_layers": 1, "n_heads": 2, "d
 LOSSES = {"GPT": (5.0, 4.0, 3.0), "NGPT": (4.5, 3.0, 2.5), "AnGPT": (4.0, 2.8, 2.4)}
 
 
-def make(folder: Path, model: str, lr: float = 0.01, **record: object) -> str:
-    optimizer = {"class_path": "torch.optim.AdamW", "init_args": {"lr": lr}}
+def make(folder: Path, model: str, **record: object) -> Path:
+    optimizer = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}}
     config = {
         "seed_everything": 1,
         "model": {"class_path": f"anlit.{model}", "init_args": {**SHAPE, "optimizer": optimizer}},
@@ -34,34 +30,37 @@ def make(folder: Path, model: str, lr: float = 0.01, **record: object) -> str:
         "trainer": {"precision": None},
     }
     write_run(folder, config, record, [(100.0 * n, loss) for n, loss in enumerate(LOSSES[model], 1)], lambda n: n)
-    return str(folder)
+    return folder
 
 
-def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path) -> None:
+def time_steps(output: Path, *folders: Path) -> None:
+    runs.time_steps(group_runs([load_run(folder) for folder in folders]), output)
+
+
+def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(runs, "MOST", 3)
     hardware = {"hardware": {**machine(), "threads": 1, "devices": ["cpu"]}}
-    folders = [make(tmp_path / "runs" / model, model, **hardware) for model in ("GPT", "AnGPT", "NGPT")]
+    for model in LOSSES:
+        make(tmp_path / "runs" / model, model, **hardware)
+    compare = ["compare", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]
     (tmp_path / "out").mkdir()
-    output = tmp_path / "out" / FILE
-    assert runs.main([*folders[:2], "--output", str(output), "--rounds", "3", "--device", "cpu"]) == 0
-    paired = read_step_times(output.parent)
-    groups = group_runs([load_run(Path(folder)) for folder in folders])
-    assert set(paired.seconds) == {group.key for group in groups[:2]}
-    assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in paired.seconds.values())
-
-    report = compare([str(tmp_path / "runs")], str(output.parent))
-    raw = json.loads((report.output / "convergence.json").read_text())
+    time_steps(tmp_path / "out", tmp_path / "runs" / "GPT", tmp_path / "runs" / "AnGPT")
+    assert main(compare) == 0
+    raw = json.loads((tmp_path / "out" / "convergence.json").read_text())
     timed = {result["label"]: result["time_per_token"] for result in raw["groups"]}
     assert timed["anGPT, plain"]["median"] > 0
     assert timed["nGPT, plain"] is None
     assert any(note.startswith("nGPT, plain: no steps were timed for it") for note in raw["notes"])
-    assert raw["paired_steps"]["arms"][0]["run"] == folders[0]
+    assert main([*compare, "--measure_steps"]) == 0
+    seconds = read_step_times(tmp_path / "out").seconds.values()
+    assert [len(values) for values in seconds] == [3, 3, 3]
+    assert min(map(min, seconds)) > 0
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(0.0, runs.FEWEST), (0.1, 40)])
 def test_rounds_go_on_until_the_ratios_are_precise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float, rounds: int
 ) -> None:
-    folders = [Path(make(tmp_path / model, model)) for model in ("GPT", "AnGPT")]
     turns: list[object] = []
 
     def pretended(step: object, device: object, repeats: int = 1) -> float:
@@ -71,8 +70,9 @@ def test_rounds_go_on_until_the_ratios_are_precise(
 
     monkeypatch.setattr(harness, "seconds_of_calls", pretended)
     monkeypatch.setattr(runs, "MOST", 40)
-    record = runs.measure([load_run(folder) for folder in folders], None, torch.device("cpu"))
-    assert [len(arm["seconds_per_token"]) for arm in record["arms"]] == [rounds, rounds]
+    time_steps(tmp_path, make(tmp_path / "a", "GPT"), make(tmp_path / "b", "AnGPT"))
+    arms = json.loads((tmp_path / FILE).read_text())["arms"]
+    assert [len(arm["seconds_per_token"]) for arm in arms] == [rounds, rounds]
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,12 @@ def test_rounds_go_on_until_the_ratios_are_precise(
     [("model", "os.system"), ("optimizer", "subprocess.Popen"), ("lr", "os.system"), ("unknown", ""),
      ("attention", "stranger.Layer"), ("layers", "anlit.cli.main")],
 )  # fmt: skip
-def test_only_models_and_optimizers_are_built(
-    tmp_path: Path, place: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_models_and_optimizers_are_built(tmp_path: Path, place: str, named: str, monkeypatch) -> None:
     """Neither is a module imported: one could lie in the folder that somebody else's runs came in."""
     (tmp_path / "stranger.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\nclass Layer: ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     foreign = {"class_path": named, "init_args": {"args": ["mkdir", str(tmp_path / "ran")]}}
-    folder = Path(make(tmp_path / "run", "GPT"))
+    folder = make(tmp_path / "run", "GPT")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["model"]["init_args"] |= {
         "model": {},
@@ -101,28 +99,16 @@ def test_only_models_and_optimizers_are_built(
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     said = r"config.yaml: model.* (names|has settings that are no numbers|cannot be built)"
     with pytest.raises(UserError, match=said) as error:
-        runs.main([str(folder), "--output", str(tmp_path / "x.json"), "--device", "cpu"])
+        time_steps(tmp_path, folder)
     assert len(str(error.value)) < 400 + len(str(tmp_path))
     assert "stranger" not in sys.modules
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_model_of_one_s_own_is_imported_by_the_process_that_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    (tmp_path / "ownmodel.py").write_text("import anlit\nclass Mine(anlit.GPT): ...\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    config = Path(make(tmp_path / "run", "GPT")) / "config.yaml"
-    config.write_text(config.read_text().replace("anlit.GPT", "ownmodel.Mine"))
-    own = ["--output", str(tmp_path / "x.json"), "--rounds", "1", "--device", "cpu"]
-    with pytest.raises(UserError, match="is no LanguageModel of anlit or of an imported module"):
-        runs.main([str(config.parent), *own])
+def test_steps_that_fail_are_one_sentence(tmp_path: Path, monkeypatch) -> None:
+    def broken(*given: object) -> torch.Tensor:
+        raise RuntimeError("CUDA out of memory.\nOf the allocated …")
 
-    started: list[str] = []
-    request.addfinalizer(IMPORTED.clear)
-    with monkeypatch.context() as patched:
-        patched.setattr(subprocess, "run", lambda words, **_: started.extend(words) or Namespace(returncode=0))
-        out = ["--baseline", str(config.parent), "--output", str(tmp_path / "out")]
-        main(["compare", str(config.parent), *out, "--measure_steps", "--import", "ownmodel"])
-    assert started[1:3] == ["-m", "anlit.benchmarks.runs"]
-    assert runs.main([*started[3:], *own]) == 0
+    monkeypatch.setattr(runs, "take_step", broken)
+    with pytest.raises(UserError, match=r"could not be timed \(CUDA out of memory\.\): leave out --measure_steps"):
+        time_steps(tmp_path, make(tmp_path / "run", "GPT"))

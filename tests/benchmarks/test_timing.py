@@ -26,7 +26,10 @@ def test_each_round_begins_with_another_until_one_is_the_last() -> None:
     over = time.monotonic() - 1
     assert alternate({"a": lambda: 1}, 5, over) == {"a": [1]}
     assert alternate({"a": lambda: 1}, 5, over + 3600, lambda results: len(results["a"]) == 2) == {"a": [1, 1]}
-    assert alternate({}, 2) == {}
+
+
+def benchmark(folder: Path) -> Benchmark:
+    return Benchmark("step", [], Namespace(output=str(folder), rounds=9, minutes=1, device=CPU))
 
 
 @pytest.mark.parametrize(("cold", "throttled"), [(2.0, 1.0), (1.0, 1.3)])
@@ -50,17 +53,17 @@ def test_a_gpu_is_timed_when_it_is_warm_and_marked_if_its_clock_changes(
     monkeypatch.setattr(harness, "seconds_of_calls", lambda call, device, repeats=1: call())
     monkeypatch.setattr(harness, "peak_bytes", lambda call, kept, device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    benchmark = Benchmark("step", [], Namespace(output=str(tmp_path), rounds=9, minutes=1), CPU)
-    benchmark.device = torch.device("cuda")
-    benchmark.measure([Group("steps", build, [{"label": "a", "s": 1}, {"label": "b", "s": 2}])])
-    benchmark.publish("first")
+    tried = benchmark(tmp_path)
+    tried.device = torch.device("cuda")
+    tried.measure([Group("steps", build, [{"label": "a", "s": 1}, {"label": "b", "s": 2}])])
+    tried.publish("first")
     (group,) = json.loads((tmp_path / "step.json").read_text())["groups"]
     tables, (fast, slow) = (tmp_path / "step.md").read_text(), group["rows"]
     assert group["warm"] is fast["seconds"]["train"]["steady"] is (throttled == 1)
     assert "| MHz, W |" in tables
     if throttled == 1:
-        assert fast["seconds"]["train"]["median"] == pytest.approx(1.0, rel=0.02)
-        assert slow["seconds"]["train"]["median"] == pytest.approx(2.0, rel=0.02)
+        medians = [row["seconds"]["train"]["median"] for row in (fast, slow)]
+        assert medians == pytest.approx([1.0, 2.0], rel=0.02)
         assert slow["clocks"] == {"mhz": pytest.approx(1980, rel=0.02), "watts": 690}
         assert "*" not in tables
     else:
@@ -75,9 +78,8 @@ def test_a_killed_run_leaves_its_rounds(tmp_path: Path) -> None:
         if next(seconds, None) is None:
             raise KeyboardInterrupt
 
-    benchmark = Benchmark("step", [], Namespace(output=str(tmp_path), rounds=9, minutes=1), CPU)
     with pytest.raises(KeyboardInterrupt):
-        benchmark.measure([Group("steps", lambda *_: Ready({"train": call}, turn_seconds=0), [{"label": "a"}])])
+        benchmark(tmp_path).measure([Group("a", lambda *_: Ready({"train": call}, turn_seconds=0), [{"label": "a"}])])
     record = json.loads((tmp_path / "step.json").read_text())
     assert not record["finished"]
     assert len(record["groups"][0]["rows"][0]["seconds"]["train"]["values"]) == 6  # two calls before the rounds

@@ -11,7 +11,6 @@ import yaml
 
 from anlit.checkpoints.loading import load_checkpoint
 from anlit.cli import main
-from anlit.configuration import IMPORTED
 from anlit.data.storage import remote
 from anlit.errors import UserError
 from tests.checkpoints.foreign import FORMS, RunsCode, as_file, as_run, change_config, content_of
@@ -200,8 +199,6 @@ def test_a_class_of_one_s_own_is_made_where_its_module_is_imported(
     capsys.readouterr()
     assert main([*asked, "--import", "nosuchlab"]) == 2
     assert "--import nosuchlab fails" in capsys.readouterr().err
-    assert main(asked) == 0
-    assert IMPORTED == []  # the next command starts no process with a module that only this one named
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/a.ckpt", "s3://bucket/a.ckpt", "registry:someone/model"])
