@@ -2,17 +2,11 @@
 
 import argparse
 import shlex
+from dataclasses import fields
 
 from anlit.checkpoints.location import require_path
 from anlit.errors import UserError
-from anlit.evaluation.settings import (
-    BATCH_TOKENS,
-    MOST_TOKENS,
-    NORMAL_LENGTHS,
-    DiagnoseSettings,
-    LengthsSettings,
-    NeedleSettings,
-)
+from anlit.evaluation.settings import MOST_TOKENS, NORMAL_LENGTHS, DiagnoseSettings, LengthsSettings, NeedleSettings
 from anlit.sentences import ToolParser, at_least, numbers
 
 DESCRIPTIONS = {
@@ -34,13 +28,13 @@ EPILOGS = {
     "anlit diagnose runs/angpt --output reports/attention; "
     "anlit diagnose --gaussian --mechanisms Plain,SqrtLogN,ScaleInvariant --output reports/gaussian",
 }
-
+SETTINGS = {"lengths": LengthsSettings, "needle": NeedleSettings, "diagnose": DiagnoseSettings}
 LENGTHS = dict.fromkeys(("lengths", "needle"), "1, 4 and 16 times the training length")
 LENGTHS["diagnose"] = "256,1024,4096; with --gaussian 10 … 100,000"
 
 
 def parser(command: str) -> ToolParser:
-    """The options of one of the commands."""
+    """The options of one of the commands; None stands for the default of its settings."""
     parser = ToolParser(prog=f"anlit {command}", description=DESCRIPTIONS[command], epilog=EPILOGS[command])
     add = parser.add_argument
     kinds = "run folder (its best checkpoint), .ckpt file or exported folder; or an earlier "
@@ -49,24 +43,24 @@ def parser(command: str) -> ToolParser:
     add("--output", required=True, metavar="DIR", help="folder for the report; made where missing")
     add("--data", metavar="PATH", help="prepared folder to read (default: the runs' own)")
     add("--lengths", type=numbers, metavar="N,…", help=f"tokens in a sequence (default: {LENGTHS[command]})")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    add("--device", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     if command == "lengths":
         most = f"(default: all, ≤ {MOST_TOKENS:,})"
         tokens = f"validate on N tokens, spread over the split and rounded down to a multiple of every length {most}"
         add("--tokens", type=at_least(1), metavar="N", help=tokens)
-        batch = f"tokens per batch, which has at least one sequence (default: {BATCH_TOKENS:,})"
-        add("--batch_tokens", type=at_least(1), default=BATCH_TOKENS, metavar="N", help=batch)
+        batch = f"tokens per batch, which has at least one sequence (default: {LengthsSettings.batch_tokens:,})"
+        add("--batch_tokens", type=at_least(1), metavar="N", help=batch)
         masking = "document masking: on, off or both (default: on,off)"
-        add("--masking", default="on,off", choices=("on", "off", "on,off"), help=masking)
+        add("--masking", choices=("on", "off", "on,off"), help=masking)
     elif command == "needle":
         depths = "number of depths, evenly from 0 to 100 %% (default: 11)"
-        add("--depths", type=at_least(1), default=11, metavar="N", help=depths)
+        add("--depths", dest="n_depths", type=at_least(1), metavar="N", help=depths)
         samples = "samples at each depth and length (default: 20)"
-        add("--samples", type=at_least(1), default=20, metavar="N", help=samples)
-        add("--seed", type=at_least(0), default=0, help="seed of the samples (default: 0)")
+        add("--samples", dest="n_samples", type=at_least(1), metavar="N", help=samples)
+        add("--seed", type=at_least(0), help="seed of the samples (default: 0)")
     else:
         default, names = DiagnoseSettings.tokens, "Plain,LogN,SqrtLogN,ScaleInvariant"
-        add("--tokens", type=at_least(1), default=default, help=f"tokens read at each length (default: {default:,})")
+        add("--tokens", type=at_least(1), help=f"tokens read at each length (default: {default:,})")
         add("--masking", choices=("on", "off"), help="attend within documents only, or not (default: as in training)")
         add("--gaussian", action="store_true", help="independent normal scores instead of a model's")
         classes = f"with --gaussian: classes of anlit (default: {names})"
@@ -91,19 +85,17 @@ def main(argv: list[str]) -> None:
     from anlit.evaluation.needle import Needle
     from anlit.evaluation.runner import Evaluation, evaluate
 
-    common = given.lengths, given.data, given.device
     evaluation: Evaluation
-    if command == "lengths":
-        masking = tuple(part == "on" for part in given.masking.split(","))
-        evaluation = Lengths(LengthsSettings(*common, given.tokens, given.batch_tokens, masking))
-    elif command == "needle":
-        evaluation = Needle(NeedleSettings(*common, given.depths, given.samples, given.seed))
-    elif given.gaussian:
+    if command == "diagnose" and given.gaussian:
         lengths = given.lengths or NORMAL_LENGTHS
         evaluation = Gaussian(given.mechanisms.split(","), lengths, given.draws, given.seed)
     else:
-        masks = None if given.masking is None else given.masking == "on"
-        evaluation = Diagnose(DiagnoseSettings(*common, given.tokens, masks))
+        values = {field.name: getattr(given, field.name) for field in fields(SETTINGS[command])}
+        if values.get("masking"):
+            masking = tuple(part == "on" for part in given.masking.split(","))
+            values["masking"] = masking if command == "lengths" else masking[0]
+        settings = SETTINGS[command](**{name: value for name, value in values.items() if value is not None})
+        evaluation = {"lengths": Lengths, "needle": Needle, "diagnose": Diagnose}[command](settings)
     evaluate(evaluation, given.checkpoints, given.output, shlex.join(["anlit", *argv]))
 
 

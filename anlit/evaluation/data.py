@@ -45,7 +45,22 @@ def data_of(checkpoint: Checkpoint, path: str | None = None) -> TokenShards:
     except TypeError as error:  # an argument is missing
         raise UserError(f"{where} is not complete ({error}): set --data to a prepared folder") from error
     data.context_length = checkpoint.training_length
-    _check(checkpoint, data)
+    try:
+        now = data.manifest["tokenizer_sha256"]
+    except UserError as error:  # whose option is --data.path in `fit`
+        raise UserError(str(error).replace("--data.path", "--data")) from error
+    then = now if checkpoint.trained_on is None else checkpoint.trained_on.get("tokenizer_sha256")
+    if then != now:
+        trained, ours = (f"{sha256[:12]}…" if sha256 else "none" for sha256 in (then, now))
+        raise UserError(
+            f"{checkpoint.file} was trained with another tokenizer ({trained}) than the shards in {data.path} have "
+            f"({ours}): set --data to shards of that tokenizer"
+        )
+    if checkpoint.model.vocab_size < data.vocab_size:  # at least every token must have a row
+        raise UserError(
+            f"{checkpoint.file} has a vocabulary of {checkpoint.model.vocab_size} tokens and the shards in {data.path} "
+            f"have {data.vocab_size}: set --data to shards of the model's tokenizer"
+        )
     return data
 
 
@@ -67,23 +82,3 @@ def spread(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> Non
     data.val_context_length = piece
     data.val_batch_size = max(1, batch_tokens // piece)
     data.setup("validate")
-
-
-def _check(checkpoint: Checkpoint, data: TokenShards) -> None:
-    """Refuse a missing folder or another tokenizer; messages name --data in place of `fit`'s --data.path."""
-    try:
-        now = data.manifest["tokenizer_sha256"]
-    except UserError as error:
-        raise UserError(str(error).replace("--data.path", "--data")) from error
-    then = now if checkpoint.trained_on is None else checkpoint.trained_on.get("tokenizer_sha256")
-    if then != now:
-        trained, ours = (f"{sha256[:12]}…" if sha256 else "none" for sha256 in (then, now))
-        raise UserError(
-            f"{checkpoint.file} was trained with another tokenizer ({trained}) than the shards in {data.path} have "
-            f"({ours}): set --data to shards of that tokenizer"
-        )
-    if checkpoint.model.vocab_size < data.vocab_size:  # at least every token must have a row
-        raise UserError(
-            f"{checkpoint.file} has a vocabulary of {checkpoint.model.vocab_size} tokens and the shards in {data.path} "
-            f"have {data.vocab_size}: set --data to shards of the model's tokenizer"
-        )

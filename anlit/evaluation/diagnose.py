@@ -1,7 +1,6 @@
 """`anlit diagnose`: how a trained model's attention spreads its weights, by layer, head and context length."""
 
 import math
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import cycle, product
@@ -22,18 +21,15 @@ from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import available_targets, spread
 from anlit.evaluation.runner import Evaluation, Report
-from anlit.evaluation.settings import DIAGNOSED_LENGTHS, DiagnoseSettings
-from anlit.reporting import figure as look
-from anlit.reporting.figure import TEXT, heat_map, legend_below, panels, shade
+from anlit.evaluation.settings import DiagnoseSettings
+from anlit.reporting.figure import DASHES, MAP, MARKERS, SHADED, TEXT, heat_map, legend_below, panels, shade
 from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.text import literal, minus
 from anlit.targets import IGNORED
 from anlit.training.callbacks.dynamics import copying
 
-BATCH_TOKENS = 4096
-"""Tokens in a batch: enough short sequences for efficient matrix products."""
-COPIES = 16
-"""Sequences of random tokens and their copy."""
+BATCH_TOKENS = 4096  # enough short sequences for efficient matrix products
+COPIES = 16  # sequences of random tokens and their copy
 COLUMNS: dict[str, tuple[str, int, str]] = {
     "entropy": ("entropy (nats)", 2, "entropy (nats)"),
     "inverse_largest_weight": ("1/w_max", 1, "1/w_max (keys)"),
@@ -48,8 +44,7 @@ PANELS = {name: panel for name, (_, _, panel) in COLUMNS.items() if panel}
 NOT_PRINTED = "participation"  # the terminal's table has its root, and must fit into 80 columns
 LOGARITHMIC = ("inverse_largest_weight", "participation", "squared_average")
 HEADS = "line: mean over heads; band: from the smallest to the largest head"
-MOST_NUMBERS = 12
-"""Heat maps with more heads than this show no numbers."""
+MOST_NUMBERS = 12  # heat maps with more heads than this show none
 MOST_TICKS = 5
 DEFINITIONS = """\
 Means over heads, with the smallest and the largest head in brackets, over queries at
@@ -80,8 +75,7 @@ class Diagnose(Evaluation):
         model, settings = checkpoint.model, self.settings
         if settings.masking is not None:
             model.model.document_masking = settings.masking
-        lengths = settings.lengths or DIAGNOSED_LENGTHS
-        by_length = {length: _at_length(checkpoint, data, length, settings.tokens) for length in lengths}
+        by_length = {length: _at_length(checkpoint, data, length, settings.tokens) for length in self.lengths}
         with torch.no_grad():
             losses = copying(model, model.context_length, COPIES, checkpoint.device)
         copied = {name.removeprefix("copying/"): loss for name, loss in losses.items()}
@@ -94,7 +88,10 @@ class Diagnose(Evaluation):
     def report(self, record: dict[str, Any]) -> Report:
         (checkpoint,) = record["checkpoints"]
         lengths = sorted(record["lengths"].values(), key=lambda own: -own["length"])
-        longest, masked, copied = lengths[0], "on" if record["masking"] else "off", copying_note(record["copying"])
+        longest, masked, notes = lengths[0], "on" if record["masking"] else "off", []
+        if copied := record["copying"]:  # a model may be too short for it
+            first, again, saved = copied["first"], copied["second"], minus(f"{copied['first'] - copied['second']:.2f}")
+            notes = [f"Random tokens cost {first:.2f} nats each, the same once more {again:.2f}: a copy saves {saved}."]
         parts = [f"# Attention statistics\n\n{literal(checkpoint['label'])}, document masking {masked}"]
         for own in lengths:
             low, high = last_bin(own)
@@ -103,8 +100,8 @@ class Diagnose(Evaluation):
                 markdown_table(["layer", *(title for title, *_ in COLUMNS.values())], rows(own)),
                 DEFINITIONS.format(low=low, high=high),
             ]
-        parts += [f"## Copying\n\n{line}" for line in copied]
         parts += [
+            *(f"## Copying\n\n{note}" for note in notes),
             f"## Figures, for sequences of {longest['length']:,} tokens",
             "![Statistics over the context length](statistics.png)",
             "![Weight and entropy in ranges of distances](ranges.png)",
@@ -114,10 +111,10 @@ class Diagnose(Evaluation):
         figures = {f"{name}.png": partial(draw, longest, checkpoint["training_length"]) for name, draw in draws.items()}
         low, high = last_bin(longest)
         printed = {name: title for name, (title, *_) in COLUMNS.items() if name != NOT_PRINTED}
-        body = [[row[0], *(cell.partition(" [")[0] for cell in row[1:])] for row in rows(longest, printed)]
+        body = [[cell.partition(" [")[0] for cell in row] for row in rows(longest, printed)]
         head = ["layer", *(title.replace(" ", "\n") for title in printed.values())]
         table = Table(f"{checkpoint['label']}: n = {low:,} to {high:,}, means over heads", head, body)
-        return Report(table, parts, figures, copied)
+        return Report(table, parts, figures, notes)
 
 
 @torch.no_grad()
@@ -143,28 +140,24 @@ def _at_length(checkpoint: Checkpoint, data: TokenShards, length: int, tokens: i
 
 
 def sequences(data: TokenShards, length: int, tokens: int) -> Iterator[Batch]:
-    """Complete sequences of `length` tokens, evenly spread over the validation split, with at least `tokens` tokens if
-    the split has them."""
-    data.context_length = length
-    if available_targets(data) < length:
-        return
-    spread(data, length, math.ceil(tokens / length) * length, BATCH_TOKENS)
-    for batch in data.val_dataloader():
-        complete = batch.targets[:, -1] != IGNORED
-        if complete.any():
-            yield batch._replace(tokens=batch.tokens[complete], document_ids=batch.document_ids[complete])
+    """Complete sequences of `length` tokens, spread over the validation split, with `tokens` tokens if it has them."""
+    if available_targets(data) >= length:
+        spread(data, length, math.ceil(tokens / length) * length, BATCH_TOKENS)
+        for batch in data.val_dataloader():
+            complete = batch.targets[:, -1] != IGNORED
+            if complete.any():
+                yield batch._replace(tokens=batch.tokens[complete], document_ids=batch.document_ids[complete])
 
 
 def reliable(own: dict[str, Any]) -> int:
     """The number of bins to show: up to the last that has at least 1 % of the queries."""
-    queries = np.array(own["queries"])
-    return int(np.flatnonzero(queries >= 0.01 * queries.sum())[-1]) + 1
+    return int(np.flatnonzero(np.array(own["queries"]) >= 0.01 * sum(own["queries"]))[-1]) + 1
 
 
 def last_bin(own: dict[str, Any]) -> tuple[int, int]:
     """The smallest and largest n of the last bin that is shown."""
-    edge, shown = own["edges"][reliable(own) - 1], reliable(own)
-    return edge, own["length"] if shown == len(own["edges"]) else 2 * edge - 1
+    edge = own["edges"][reliable(own) - 1]
+    return edge, own["length"] if edge == own["edges"][-1] else 2 * edge - 1
 
 
 def values(own: dict[str, Any], name: str) -> np.ndarray:
@@ -189,15 +182,6 @@ def cell(heads: np.ndarray, digits: int) -> str:
     return mean if low == high else f"{mean} [{low}, {high}]"
 
 
-def copying_note(losses: dict[str, float]) -> list[str]:
-    """Whether the model copies, as a sentence; none for a model too short for it."""
-    if not losses:
-        return []
-    first, second = losses["first"], losses["second"]
-    saved = minus(f"{first - second:.2f}")
-    return [f"Random tokens cost {first:.2f} nats each, the same tokens once more {second:.2f}: a copy saves {saved}."]
-
-
 def statistics_figure(own: dict[str, Any], trained: int) -> Figure:
     """Each statistic over n: for each layer a line, the mean over heads, and a band over the range of the heads.
 
@@ -209,9 +193,8 @@ def statistics_figure(own: dict[str, Any], trained: int) -> Figure:
         ax.set_title(title)
         if name in LOGARITHMIC:
             ax.set_yscale("log")
-            low, high = ax.get_ylim()
-            if high < 30 * low:
-                ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            is_narrow = np.divide(*ax.get_ylim()) > 1 / 30
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_narrow else (1,)))
             ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             ax.yaxis.set_minor_formatter(NullFormatter())
         elif name.startswith("weight"):
@@ -222,15 +205,14 @@ def statistics_figure(own: dict[str, Any], trained: int) -> Figure:
 
 def ranges_figure(own: dict[str, Any], trained: int) -> Figure:
     """Weight (top) and entropy (bottom) in ranges of distances over n, for the ranges that most long contexts reach."""
-    names = [name.removeprefix("weight_") for name in own["statistics"] if re.fullmatch(r"weight_\d+_to_\d+", name)]
-    spans = [span for span in names if int(span.split("_")[0]) < last_bin(own)[0]]
+    spans = [span for span in map(str, ranges(own["length"] - 1)) if int(span.split("_")[0]) < last_bin(own)[0]]
     figure, axes = panels(2 * len(spans), len(spans), TEXT / len(spans), 1.7)
     for ax, (kind, span) in zip(axes, product(("weight", "entropy"), spans), strict=True):
-        first, _, end = span.split("_")
         if f"{kind}_{span}" not in own["statistics"]:
             ax.set_axis_off()
             continue
         _layers(ax, own, f"{kind}_{span}")
+        first, _, end = span.split("_")
         where = "own token" if end == "1" else f"[{int(first):,}, {int(end):,})"
         ax.set(title=f"{kind}, {where}", ylim=(0, 1 if kind == "weight" else None))
         ax.tick_params(labelleft=kind == "entropy" or span == spans[0])
@@ -240,11 +222,11 @@ def ranges_figure(own: dict[str, Any], trained: int) -> Figure:
 
 def heads_figure(own: dict[str, Any], trained: int) -> Figure:
     """Entropy (at most ln n) and weight on the first token of each head, at the longest context lengths."""
-    last, (low, high) = reliable(own) - 1, last_bin(own)
+    low, high = last_bin(own)
     n_layers, n_heads, _ = values(own, "entropy").shape
     figure, axes = plt.subplots(1, 2, figsize=(TEXT, 0.9 + min(7.0, 0.22 * n_layers + 0.5)))
     for ax, name, top in zip(axes, ("entropy", "attention_sink"), (math.log(high), 1.0), strict=True):
-        picture = heat_map(ax, values(own, name)[..., last], top, n_heads <= MOST_NUMBERS)
+        picture = heat_map(ax, values(own, name)[..., reliable(own) - 1], top, n_heads <= MOST_NUMBERS)
         figure.colorbar(picture, ax=ax)
         ax.set(title=PANELS[name], ylabel="layer", xlabel=f"head (n = {low:,} to {high:,})")
         for axis in (ax.xaxis, ax.yaxis):
@@ -252,21 +234,15 @@ def heads_figure(own: dict[str, Any], trained: int) -> Figure:
     return figure
 
 
-def layer_colours(count: int) -> list[Any]:
-    """Okabe and Ito's colours if there are enough, else a colour scale over the layers."""
-    palette = [look.INK, *look.COLOURS]
-    return palette[:count] if count <= len(palette) else list(plt.get_cmap(look.MAP)(np.linspace(0, 0.92, count)))
-
-
 def _layers(ax: Axes, own: dict[str, Any], name: str) -> None:
     """A line for each layer, the mean over its heads at each bin's mean n; a band over the range of the heads."""
     layers, n = values(own, name), values(own, "n")[0, 0]
-    styles = zip(layers, layer_colours(len(layers)), cycle(look.DASHES), cycle(look.MARKERS), strict=False)
+    colours = plt.get_cmap(MAP)(np.linspace(0, 0.8, len(layers)))
+    styles = zip(layers, colours, cycle(DASHES), cycle(MARKERS), strict=False)
     for layer, (heads, colour, dash, marker) in enumerate(styles):
         known = np.isfinite(heads).any(0) & (np.arange(len(n)) < reliable(own))
         x, heads = n[known], heads[:, known]
-        line = {"linestyle": dash, "color": colour, "linewidth": 1.2, "marker": marker, "markersize": 3}
-        ax.plot(x, np.nanmean(heads, 0), **line, label=f"layer {layer}")
+        ax.plot(x, np.nanmean(heads, 0), linestyle=dash, color=colour, marker=marker, label=f"layer {layer}")
         ax.fill_between(x, np.nanmin(heads, 0), np.nanmax(heads, 0), color=colour, alpha=0.13, linewidth=0)
     edges = own["edges"][: reliable(own)]
     ticks = edges[::-1][:: math.ceil(len(edges) / MOST_TICKS)]
@@ -280,4 +256,4 @@ def _legend(figure: Figure, axes: list[Axes], columns: int, trained: int) -> Non
         ax.set_xlabel("context length n (tokens)" if columns <= 3 else "n (tokens)")
     for ax in axes:
         shade(ax, trained)
-    legend_below(figure, [*axes[0].get_lines(), look.SHADED], 6, HEADS)
+    legend_below(figure, [*axes[0].get_lines(), SHADED], 6, HEADS)

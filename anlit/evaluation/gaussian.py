@@ -25,10 +25,8 @@ from anlit.evaluation.runner import Evaluation, Report
 from anlit.reporting.figure import TEXT, legend_below, line_styles, panels
 from anlit.reporting.table import Table, markdown_table
 
-SCORES = 1 << 22
-"""Scores drawn at once: 16 MiB in float32, and a few copies exist."""
-D_HEAD = 64
-"""[SI]'s head width; BetaScaling's exponent depends on it."""
+SCORES = 1 << 22  # drawn at once: 16 MiB in float32, and a few copies exist
+D_HEAD = 64  # [SI]'s head width; BetaScaling's exponent depends on it
 COLUMNS = {
     "entropy": ("entropy (nats)", ".2f"),
     "inverse_largest_weight": ("1/w_max", ".1f"),
@@ -43,56 +41,49 @@ PANELS = {
 
 
 class Gaussian(Evaluation):
-    """How mechanisms spread the weights of one query over independent normal scores.
-
-    `draws` queries for each of `lengths`, numbers of keys; `names` are those of the mechanisms, see `named`.
-    """
+    """How the mechanisms `names` spread the weights of `draws` queries, for each of `lengths`, numbers of keys."""
 
     name, digits = "gaussian", 7
 
     def __init__(self, names: Iterable[str], lengths: Sequence[int], draws: int, seed: int) -> None:
-        self.mechanisms, self.lengths, self.draws, self.seed = named(names), lengths, draws, seed
+        self.mechanisms, self.numbers, self.draws, self.seed = named(names), lengths, draws, seed
 
     def measured(self, paths: Sequence[str]) -> dict[str, Any]:
-        record: dict[str, Any] = {"draws": self.draws, "seed": self.seed, "mechanisms": {}}
-        for name, mechanism in self.mechanisms.items():
-            record["mechanisms"][name] = {n: at_length(mechanism, n, self.draws, self.seed) for n in self.lengths}
-        return record
+        by_name = {
+            name: {n: at_length(mechanism, n, self.draws, self.seed) for n in self.numbers}
+            for name, mechanism in self.mechanisms.items()
+        }
+        return {"draws": self.draws, "seed": self.seed, "mechanisms": by_name}
 
     def report(self, record: dict[str, Any]) -> Report:
         """Tables for each n, the largest first, and the figure of the largest."""
-        by_name, head = record["mechanisms"], [title for title, _ in COLUMNS.values()]
-        lengths = sorted(next(iter(by_name.values())), key=int, reverse=True)
+        by_name, head = record["mechanisms"], ["mechanism", *(title for title, _ in COLUMNS.values())]
+        longest, *_ = lengths = sorted(next(iter(by_name.values())), key=int, reverse=True)
         parts = [
             "# Attention over independent normal scores",
             f"One query with n keys, {record['draws']:,} draws, seed {record['seed']}. Means ± standard errors. "
             "Where e^L has a heavy tail, as with a large a(t)·g(n), standard errors are too small.",
-            *(f"n = {int(n):,}\n\n{markdown_table(['mechanism', *head], _rows(by_name, n))}" for n in lengths),
+            *(f"n = {int(n):,}\n\n{markdown_table(head, _rows(by_name, n))}" for n in lengths),
             "## Ranges of distances\n\n![ranges of distances](ranges.png)",
         ]
-        rows = [[cell.partition(" ±")[0] for cell in row] for row in _rows(by_name, lengths[0])]
-        title = f"Independent normal scores, n = {int(lengths[0]):,} keys"
-        table = Table(title, ["mechanism", *(name.replace(" ", "\n") for name in head)], rows)
-        return Report(table, parts, {"ranges.png": lambda: ranges_figure(by_name, lengths[0])})
+        rows = [[cell.partition(" ±")[0] for cell in row] for row in _rows(by_name, longest)]
+        title = f"Independent normal scores, n = {int(longest):,} keys"
+        table = Table(title, [name.replace(" ", "\n") for name in head], rows)
+        return Report(table, parts, {"ranges.png": lambda: ranges_figure(by_name, longest)})
 
 
 def named(names: Iterable[str]) -> dict[str, Mechanism]:
-    """The shipped mechanisms of these names, in any case, made with default arguments for one head.
+    """The shipped mechanisms of these names, with default arguments, for one head.
 
-    Raises:
-        UserError: A name is unknown, or its class needs arguments.
+    Raises UserError if a name is unknown or its class needs arguments.
     """
-    classes = {known.casefold(): known for known in mechanisms.__all__}
     made: dict[str, Mechanism] = {}
     for name in map(str.strip, names):
-        label = classes.get(name.casefold(), "")
         try:
-            made[label] = getattr(mechanisms, label)().for_layer(1, D_HEAD, 0)
+            made[name] = getattr(mechanisms, name)().for_layer(1, D_HEAD, 0)
         except (AttributeError, TypeError) as error:
-            raise UserError(
-                f"--mechanisms {name!r} is no mechanism with default arguments: choose among "
-                + ", ".join(mechanisms.__all__)
-            ) from error
+            advice = f"choose among {', '.join(mechanisms.__all__)}"
+            raise UserError(f"--mechanisms {name!r} is no mechanism with default arguments: {advice}") from error
     return made
 
 
@@ -115,15 +106,15 @@ def at_length(mechanism: Mechanism, n: int, draws: int, seed: int) -> dict[str, 
         scores = torch.randn(min(at_once, draws - first), 1, 1, n, generator=generator)
         logits = torch.addcmul(m, scores, scale)  # keys in the order of the text: the last is at distance 0
         values = statistics(logits, torch.zeros(1, 1, dtype=torch.long), spans)
-        for span in spans:
-            values[f"total_{span}"] = log_total(within(logits, span)).double().exp()
+        values |= {f"total_{span}": log_total(within(logits, span)).double().exp() for span in spans}
         for name, value in values.items():
             samples.setdefault(name, []).append(value.flatten().double())
-    summaries: dict[str, Any] = {}
-    for name, parts in samples.items():
-        drawn = torch.cat(parts)
-        summaries[name] = {"mean": drawn.mean().item(), "standard_error": (drawn.std() / len(drawn) ** 0.5).item()}
-    return summaries | {f"expected_total_{span}": {"mean": expected_total(mechanism, n, span)} for span in spans}
+    drawn = {name: torch.cat(parts) for name, parts in samples.items()}
+    return {
+        **{name: {"mean": own.mean().item(), "standard_error": (own.std() / draws**0.5).item()}
+           for name, own in drawn.items()},
+        **{f"expected_total_{span}": {"mean": expected_total(mechanism, n, span)} for span in spans},
+    }  # fmt: skip
 
 
 def distance_functions(mechanism: Mechanism, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -148,18 +139,15 @@ def ranges_figure(by_name: dict[str, Any], n: str) -> Figure:
     """[SI]'s figures 1 and 2: the expected total weight in [t, 10t), and the entropy there, for n keys."""
     names = {name: "sliding window" if name == "SlidingWindow" else attention_label(name) for name in by_name}
     styles = line_styles(list(names.values()))
+    begins = [span.first for span in ranges(int(n) - 1)[1:] if span.end <= int(n)]
     figure, axes = panels(len(PANELS), len(PANELS), TEXT / len(PANELS), 2.0)
     for ax, (kind, title) in zip(axes, PANELS.items(), strict=True):
-        for name, lengths in by_name.items():
-            own, (colour, marker, dash) = lengths[n], styles[names[name]]
-            begins = [t for t in (10**power for power in range(20)) if f"entropy_{t}_to_{10 * t}" in own]
-            means = np.array([own[f"{kind}_{t}_to_{10 * t}"]["mean"] for t in begins], dtype=float)
-            look = {"linestyle": dash, "color": colour, "linewidth": 1.2, "marker": marker, "markersize": 3.5}
-            ax.plot(begins, means, **look, label=names[name])
-        ax.set_xscale("log")
+        for name, label in names.items():
+            colour, marker, dash = styles[label]
+            means = np.array([by_name[name][n][f"{kind}_{t}_to_{10 * t}"]["mean"] for t in begins], dtype=float)
+            ax.plot(begins, means, color=colour, marker=marker, linestyle=dash, label=label)
+        ax.set(title=title, xlabel="t (tokens)", xscale="log")
         ax.xaxis.set_minor_locator(NullLocator())
-        ax.set_title(title)
-        ax.set_xlabel("t (tokens)")
         if kind == "expected_total":
             ax.set_yscale("log")
         else:
@@ -170,9 +158,8 @@ def ranges_figure(by_name: dict[str, Any], n: str) -> Figure:
 
 def _rows(by_name: dict[str, Any], n: str) -> list[list[str]]:
     """A row for each mechanism, with `COLUMNS` after its name: mean ± standard error."""
-
-    def cell(value: dict[str, float | None], form: str) -> str:
-        return " ± ".join(format(math.nan if number is None else number, form) for number in value.values())
-
-    own = [(name, lengths[n]) for name, lengths in by_name.items()]
-    return [[name, *(cell(row[key], form) for key, (_, form) in COLUMNS.items())] for name, row in own]
+    return [
+        [name, *(" ± ".join(format(math.nan if number is None else number, form) for number in own[n][key].values())
+                 for key, (_, form) in COLUMNS.items())]
+        for name, own in by_name.items()
+    ]  # fmt: skip

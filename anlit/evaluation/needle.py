@@ -9,15 +9,14 @@ same digits are no match; a tokenizer writes a number in one way.)
 import math
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from anlit.analysis.statistics import Summary
 from anlit.checkpoints.loading import Checkpoint
 from anlit.data.module import TokenShards
 from anlit.data.needle import EVALUATION, Haystack, Sample
@@ -26,18 +25,15 @@ from anlit.evaluation.runner import Evaluation, Report, group_by_seed
 from anlit.evaluation.settings import NeedleSettings
 from anlit.models.language_model import LanguageModel
 from anlit.models.runtime import enough_memory
-from anlit.reporting.figure import TEXT, heat_map, legend_name
+from anlit.reporting.figure import TEXT, heat_map, legend_name, panels
 from anlit.reporting.table import Table, markdown_table
 from anlit.reporting.text import literal, minus, say
 
-BATCH_TOKENS = 1 << 14
-"""Tokens in a forward pass, unless one sample is longer."""
-Z = 1.959964
-"""Quantile of the normal distribution for 95 %."""
-COLUMNS, MOST_COLUMNS = 3, 18
-"""Panels in a row, and columns of cells that fit into it."""
-MOST_CELLS, FEW_DEPTHS = 12, 11
-"""Cells show their numbers in a row of panels with at most so many columns of cells, and up to so many depths."""
+BATCH_TOKENS = 1 << 14  # in a forward pass, unless one sample is longer
+Z = 1.959964  # quantile of the normal distribution for 95 %
+COLUMNS = 3  # panels in a row
+MOST_CELLS = 12  # in a row, over all panels, that show their numbers
+MOST_TICKS = 6
 DEFINITION = """\
 Accuracy is the share of samples whose 7 digits greedy decoding gives exactly, averaged over {n_depths} depths with
 {n_samples} samples each. Brackets have the 95 % interval (Wilson) for {n} samples. All seeds and all configurations
@@ -54,11 +50,10 @@ class Needle(Evaluation):
 
     def plan(self, checkpoints: list[Checkpoint], data: TokenShards) -> dict[str, Any]:
         """The lengths and depths; raises UserError if such samples cannot be made of the validation split."""
-        self.haystack = Haystack(data, "val")
-        self.lengths = self.settings.lengths_for(each.training_length for each in checkpoints)
+        plan, self.haystack = super().plan(checkpoints, data), Haystack(data, "val")
         for length in self.lengths:
             self.haystack.check(length)
-        return {"lengths": self.lengths, "depths": self.settings.depths}
+        return plan | {"depths": depths(self.settings.n_depths)}
 
     def measure(self, checkpoint: Checkpoint, data: TokenShards) -> list[dict[str, Any]]:
         measurements = []
@@ -76,14 +71,13 @@ class Needle(Evaluation):
 
     def report(self, record: dict[str, Any]) -> Report:
         arms, settings = record["arms"], record["settings"]
-        names = [length_name(record, length) for length in settings["lengths"]]
         n_depths, n_samples = len(settings["depths"]), settings["n_samples"]
 
         def rows(cell: Callable[[dict[str, Any]], str], shown: Callable[[str], str] = literal) -> list[list[str]]:
             """A row for each arm, a cell for each length."""
             return [[shown(arm["label"]), str(len(arm["checkpoints"])), *map(cell, arm["lengths"])] for arm in arms]
 
-        head = ["configuration", "seeds", *(f"{name} tokens" for name in names)]
+        head = ["configuration", "seeds", *(f"{length_name(record, n)}\ntokens" for n in settings["lengths"])]
         parts = [
             "# Needle in a haystack",
             "![accuracy by depth and length](needle.png)",
@@ -95,8 +89,12 @@ class Needle(Evaluation):
         ]
         title = "Exact match, its 95 % interval, and nats per token of the answer"
         printed = rows(lambda own: f"{_accuracy(own)}\n{_nats(own)}".replace(" [", "\n["), str)
-        head = ["configuration", "seeds", *(f"{name}\ntokens" for name in names)]
         return Report(Table(title, head, printed), parts, {"needle.png": lambda: plot(record)})
+
+
+def depths(n: int) -> list[float]:
+    """`n` depths from 0 to 1; a single one is in the middle."""
+    return [i / (n - 1) for i in range(n)] if n > 1 else [0.5]
 
 
 def measure(model: LanguageModel, haystack: Haystack, length: int, settings: NeedleSettings) -> dict[str, Any]:
@@ -105,35 +103,30 @@ def measure(model: LanguageModel, haystack: Haystack, length: int, settings: Nee
     Sample j at depth number i depends only on the seed, the length, i and j. So all models with one tokenizer get the
     same samples.
 
-    Returns:
-        {length, accuracy, nats_per_token, by_depth}; accuracy is the share of exact matches, nats are log-likelihoods.
-        `by_depth` has {depth, mean_depth, matches, samples, nats_per_token}; `mean_depth` is that of the needles, which
-        stand at the end of a sentence nearby.
-
-    Raises:
-        UserError: A forward pass does not fit into the device's memory.
+    Returns {length, accuracy, nats_per_token, by_depth}: the share of exact matches, and log-likelihoods. `by_depth`
+    has {depth, mean_depth, matches, samples, nats_per_token}; `mean_depth` is that of the needles, which stand at the
+    end of a sentence nearby. UserError if a forward pass does not fit into the device's memory.
     """
-    depths, n_samples = settings.depths, settings.n_samples
-    places = [(i, j) for i in range(len(depths)) for j in range(n_samples)]
-    at_once = max(1, BATCH_TOKENS // length)
+    asked, n_samples = depths(settings.n_depths), settings.n_samples
+    places, at_once = list(product(range(len(asked)), range(n_samples))), max(1, BATCH_TOKENS // length)
     scores: list[tuple[float, bool, float, int]] = []  # depth, match, log-likelihood, tokens of the answer
     for first in range(0, len(places), at_once):
-        drawn = [(depths[i], generator(settings.seed, EVALUATION, length, (i << 32) + j))
-                 for i, j in places[first : first + at_once]]  # fmt: skip
-        samples = [haystack.sample(length, asked, random, held_out=True) for asked, random in drawn]
+        samples = [
+            haystack.sample(length, asked[i], generator(settings.seed, EVALUATION, length, (i << 32) + j), True)
+            for i, j in places[first : first + at_once]
+        ]
         matches, values = (each.tolist() for each in score(model, samples))
         scores += zip((own.depth for own in samples), matches, values, (own.n_answer for own in samples), strict=True)
-    depth, match, log_likelihood, n_answer = (
-        np.array(values).reshape(len(depths), n_samples) for values in zip(*scores, strict=True)
-    )
+    depth, match, log_likelihood, n_answer = np.array(scores).reshape(len(asked), n_samples, 4).transpose(2, 0, 1)
+    by_depth = zip(asked, depth.mean(1), match.sum(1), log_likelihood.sum(1) / n_answer.sum(1), strict=True)
     return {
         "length": length,
         "accuracy": float(match.mean()),
         "nats_per_token": float(log_likelihood.sum() / n_answer.sum()),
         "by_depth": [
-            {"depth": float(asked), "mean_depth": float(depth[i].mean()), "matches": int(match[i].sum()),
-             "samples": n_samples, "nats_per_token": float(log_likelihood[i].sum() / n_answer[i].sum())}
-            for i, asked in enumerate(depths)
+            {"depth": place, "mean_depth": float(mean), "matches": int(matches), "samples": n_samples,
+             "nats_per_token": float(nats)}
+            for place, mean, matches, nats in by_depth
         ],
     }  # fmt: skip
 
@@ -144,7 +137,7 @@ def score(model: LanguageModel, samples: Sequence[Sample]) -> tuple[Tensor, Tens
     device = next(model.parameters()).device
     tokens = torch.from_numpy(np.stack([sample.tokens for sample in samples])).to(device)
     n_answer = torch.tensor([sample.n_answer for sample in samples], device=device)
-    most = int(n_answer.max())
+    most = max(sample.n_answer for sample in samples)
     advice = "leave the longest of --lengths out, or choose another --device"
     with enough_memory(len(samples), tokens.shape[1] - 1, device, advice):
         logits = model.model(tokens[:, :-1], n_logits=most).float()  # (B, longest answer, V)
@@ -157,23 +150,17 @@ def score(model: LanguageModel, samples: Sequence[Sample]) -> tuple[Tensor, Tens
 
 def over_seeds(seeds: tuple[dict[str, Any], ...], n: int) -> dict[str, Any]:
     """An arm's means at one length, from the scores of each seed on the same `n` samples."""
-    accuracy = Summary(tuple(own["accuracy"] for own in seeds))
-    assert accuracy.mean is not None
-    return {
-        "length": seeds[0]["length"],
-        "accuracy": accuracy.mean,
-        "accuracy_sd": accuracy.sd,
-        "interval_95": wilson(accuracy.mean, n),
-        "nats_per_token": float(np.mean([own["nats_per_token"] for own in seeds])),
-    }
+    accuracy, nats = (np.array([own[name] for own in seeds]) for name in ("accuracy", "nats_per_token"))
+    mean, sd = float(accuracy.mean()), float(accuracy.std(ddof=1)) if len(seeds) > 1 else None
+    return {"length": seeds[0]["length"], "accuracy": mean, "accuracy_sd": sd, "interval_95": wilson(mean, n),
+            "nats_per_token": float(nats.mean())}  # fmt: skip
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a binomial share in n trials (Wilson 1927)."""
     centre = share + Z**2 / (2 * n)
     half = Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    scale = 1 + Z**2 / n
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    return max(0.0, (centre - half) / (1 + Z**2 / n)), min(1.0, (centre + half) / (1 + Z**2 / n))
 
 
 def _accuracy(own: dict[str, Any]) -> str:
@@ -189,31 +176,23 @@ def _nats(own: dict[str, Any]) -> str:
 def plot(record: dict[str, Any]) -> Figure:
     """Heat maps of the accuracy, a panel for each arm: the first depth on top, the shortest length on the left."""
     arms, lengths, depths = record["arms"], record["settings"]["lengths"], record["settings"]["depths"]
-    columns = min(len(arms), COLUMNS, max(1, MOST_COLUMNS // len(lengths)))
-    n_rows = -(-len(arms) // columns)
-    numbers = columns * len(lengths) <= MOST_CELLS and len(depths) <= FEW_DEPTHS
-    height = 0.9 + n_rows * (0.5 + 0.16 * max(5, len(depths)))
-    figure, grid = plt.subplots(n_rows, columns, figsize=(TEXT, height), squeeze=False)
-    axes = [*grid.flat][: len(arms)]
-    for ax in [*grid.flat][len(arms) :]:
-        ax.remove()
-    columns_shown = range(0, len(lengths), max(1, round(len(lengths) / 6)))
-    rows_shown = range(0, len(depths), max(1, round((len(depths) - 1) / 10)))
+    columns = min(len(arms), COLUMNS)
+    figure, axes = panels(len(arms), columns, TEXT / columns, 0.5 + 0.16 * max(5, len(depths)))
+    shown = range(0, len(lengths), max(1, round(len(lengths) / MOST_TICKS)))
     for number, (ax, arm) in enumerate(zip(axes, arms, strict=True)):
         seeds = [record["measurements"][member] for member in arm["checkpoints"]]
-        shares = [
-            [[own["matches"] / own["samples"] for own in scores["by_depth"]] for scores in seed] for seed in seeds
-        ]
-        picture = heat_map(ax, np.mean(shares, axis=0).T, 1.0, numbers)  # the mean of (seeds, lengths, depths)
+        shares = [[[at["matches"] / at["samples"] for at in own["by_depth"]] for own in seed] for seed in seeds]
+        mean = np.mean(shares, axis=0)  # of (seeds, lengths, depths)
+        picture = heat_map(ax, mean.T, 1.0, numbers=columns * len(lengths) <= MOST_CELLS)
         n_seeds = f" ({len(seeds)}\N{NO-BREAK SPACE}seeds)" if len(seeds) > 1 else ""
         ax.set_title(textwrap.fill(legend_name(arm["label"]) + n_seeds, 75 // columns))
-        ax.set_xticks(columns_shown, [length_name(record, lengths[i]).replace(" ", "\n") for i in columns_shown])
-        ax.set_yticks(rows_shown, [f"{100 * depths[i]:.0f}" for i in rows_shown])
+        ax.set_xticks(shown, [length_name(record, lengths[i]).replace(" ", "\n") for i in shown])
+        ax.set_yticks(range(len(depths)), [f"{100 * depth:.0f}" for depth in depths])
+        ax.grid(False)
         ax.spines[:].set_visible(False)
         is_first, is_lowest = number % columns == 0, number + columns >= len(arms)  # in its row; in its column
         ax.tick_params(length=0, labelleft=is_first, labelbottom=is_lowest)
-    times = ", and in training lengths" if "×" in length_name(record, lengths[0]) else ""
-    figure.supxlabel(f"length (tokens{times})", fontsize=8)
+    figure.supxlabel("length (tokens)", fontsize=8)
     figure.supylabel("depth of the needle (% of the text)", fontsize=8)
     figure.colorbar(picture, ax=axes, label="exact-match accuracy", ticks=np.linspace(0, 1, 6), pad=0.02, aspect=30)
     return figure

@@ -6,9 +6,10 @@ writes them again, without any model.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import asdict
+from typing import Any, ClassVar, NamedTuple
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from anlit.checkpoints.loading import Checkpoint, describe, device_name, find_device, load_checkpoint
@@ -16,7 +17,7 @@ from anlit.checkpoints.location import find_checkpoint
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import data_of
-from anlit.evaluation.settings import Settings
+from anlit.evaluation.settings import MULTIPLES, Settings
 from anlit.reading import read_json
 from anlit.reporting.figure import save, style
 from anlit.reporting.files import jsonable, output_folder, write_json, writing
@@ -28,28 +29,21 @@ from anlit.runs.folders import load_run
 from anlit.runs.groups import group_runs
 
 
-@dataclass(frozen=True, eq=False)
-class Report:
+class Report(NamedTuple):
     """What an evaluation shows of its record."""
 
-    table: Table
-    """The main numbers."""
-    parts: list[str]
-    """The page in Markdown, without the provenance."""
-    figures: Mapping[str, Callable[[], Figure]]
-    """The pictures by their files' names."""
-    notes: Sequence[str] = field(default=())
-    """Sentences to print below the table."""
+    table: Table  # the main numbers
+    parts: list[str]  # the page in Markdown, without the provenance
+    figures: Mapping[str, Callable[[], Figure]]  # the pictures by their files' names
+    notes: Sequence[str] = ()  # sentences to print below the table
 
 
 class Evaluation:
     """One kind of evaluation: what it measures, and how it shows that."""
 
-    name: ClassVar[str]
-    """The name of the JSON file."""
+    name: ClassVar[str]  # of the JSON file
     page: ClassVar[str] = "report"
-    digits: ClassVar[int | None] = None
-    """Significant digits in the record; None for all."""
+    digits: ClassVar[int | None] = None  # significant ones in the record; None for all
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -58,11 +52,11 @@ class Evaluation:
         """Decide what to measure, the same for all checkpoints; returns what the record adds to the settings.
 
         The checkpoints' models are on the meta device; `data` are those of the first one, all have the same tokens.
-
-        Raises:
-            UserError: It cannot be measured on these data.
+        Raises UserError if it cannot be measured on these data.
         """
-        return {}
+        multiples = (times * own.training_length for own in checkpoints for times in MULTIPLES)
+        self.lengths = sorted(set(self.settings.lengths or multiples))
+        return {"lengths": self.lengths}
 
     def measure(self, checkpoint: Checkpoint, data: TokenShards) -> Any:
         """The measurements of one checkpoint; tells how far it is with `say`."""
@@ -81,8 +75,7 @@ class Evaluation:
         settings = self.settings
         device = find_device(settings.device)
         checkpoints, data = load_checkpoints(paths, settings.data)
-        plan = self.plan(checkpoints, data)
-        measurements = []
+        plan, measurements = self.plan(checkpoints, data), []
         for each in checkpoints:
             checkpoint = load_checkpoint(str(each.file), settings.device)
             measurements.append(self.measure(checkpoint, data_of(checkpoint, settings.data)))
@@ -98,21 +91,16 @@ class Evaluation:
 def load_checkpoints(paths: Sequence[str], data_path: str | None) -> tuple[list[Checkpoint], TokenShards]:
     """Load each checkpoint and its data once, so that faults are found before anything is measured.
 
-    A file that is named twice counts once. `data_path` is a prepared folder instead of the runs' own data.
-
-    Returns:
-        The checkpoints with their models on the meta device, and the data of the first.
-
-    Raises:
-        UserError: A checkpoint or its data are wrong, or two have different data.
+    Returns the checkpoints, with their models on the meta device, and the data of the first. Raises UserError if a
+    checkpoint or its data are wrong, or two have different data.
     """
     checkpoints, data = [], []
     for file in {file.resolve(): file for file in map(find_checkpoint, paths)}.values():
         checkpoints.append(load_checkpoint(str(file), "cpu"))
         data.append(data_of(checkpoints[-1], data_path))
         checkpoints[-1].model.to("meta")  # frees the weights
-    ours, *others = (own.fingerprint for own in data)
-    for checkpoint, theirs in zip(checkpoints[1:], others, strict=True):
+    ours = data[0].fingerprint
+    for checkpoint, theirs in zip(checkpoints, (own.fingerprint for own in data), strict=True):
         if ours["content_sha256"] != theirs["content_sha256"]:
             raise UserError(
                 f"{checkpoints[0].file} and {checkpoint.file} have different data ({ours['path']} and "
@@ -127,35 +115,27 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
     Runs that differ only in their seed are one arm, also if each was fine-tuned from other weights. best.ckpt and
     last.ckpt of a run are different arms. A file outside a run folder is an arm of its own. Labels are unique.
     """
-    groups = group_runs([load_run(run) for run in {each.run: None for each in checkpoints} if run is not None])
+    groups = group_runs([load_run(run) for run in dict.fromkeys(own.run for own in checkpoints) if run is not None])
     labels = {run.folder.resolve(): group.label for group in groups for run in group.runs}
-    arms: dict[tuple[str, str], list[int]] = {}  # label and file name → indices
-    for index, checkpoint in enumerate(checkpoints):
-        label = labels.get(checkpoint.run.resolve()) if checkpoint.run is not None else None
+    arms: dict[tuple[str, str], list[int]] = {}  # label and file → indices
+    for index, own in enumerate(checkpoints):
+        label = labels.get(own.run.resolve()) if own.run is not None else None
         # Without a run's configuration it is not known what the file has in common with others.
-        key = (label, checkpoint.file.name) if label else (checkpoint.label, str(checkpoint.file))
+        key = (label, own.file.name) if label else (own.label, str(own.file))
         arms.setdefault(key, []).append(index)
     n_arms = Counter(label for label, _ in arms)
-    named = []
-    for (label, file), members in arms.items():
-        if n_arms[label] > 1:
-            first = checkpoints[members[0]]
-            location = f"{first.run.name}/{first.file.name}" if first.run is not None else str(first.file)
-            label += f", {location}, step {first.step:,}" if len(members) == 1 else f", {file}"
-        named.append({"label": label, "checkpoints": members})
-    return named
+    return [
+        {"label": f"{label}, {file}" if n_arms[label] > 1 else label, "checkpoints": members}
+        for (label, file), members in arms.items()
+    ]
 
 
-def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command: str = "") -> dict[str, Any]:
-    """Measure, write the results into the folder `output` and print the table; returns the content of the JSON file.
+def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command: str) -> None:
+    """Measure, write the results into the folder `output` and print the table.
 
-    Args:
-        paths: Run folders or checkpoints; or the JSON file of an earlier evaluation, which is only shown again.
-        command: What the user typed.
-
-    Raises:
-        UserError: A checkpoint, the data or a setting is wrong, if possible before anything is measured; the folder
-            cannot be written; or the JSON file is no record of this evaluation.
+    `paths` are run folders or checkpoints; or the JSON file of an earlier evaluation, which is only shown again.
+    `command` is what the user typed. Raises UserError if a checkpoint, the data or a setting is wrong, if possible
+    before anything is measured; the folder cannot be written; or the JSON file is no record of this evaluation.
     """
     folder, name = output_folder(output), evaluation.name
     if is_shown_again := len(paths) == 1 and paths[0].endswith(".json"):
@@ -175,13 +155,11 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], output: str, command:
     screen = console()
     for part in (report.table, *report.notes):
         screen.print(part)
-    with writing(folder):
+    with writing(folder), style(8), rc_context({"lines.linewidth": 1.2, "lines.markersize": 3.5}):
         for file, draw in report.figures.items():
-            with style(8):
-                save(draw(), folder / file)
+            save(draw(), folder / file)
         page = write_page(folder, evaluation.page, [*report.parts, "## Where the numbers come from", sources])
     screen.print(f"Report: {page}", soft_wrap=True)
-    return record
 
 
 def _provenance(record: dict[str, Any]) -> str:
@@ -190,13 +168,13 @@ def _provenance(record: dict[str, Any]) -> str:
     commit = (git["commit"] + (" (with changes)" if git["dirty"] else "")) if git else "not recorded"
     machine = f"{record['hardware']['cpu']}, {record['hardware']['cores']} cores; device {record['device']}"
     lines = [
-        f"- command: {code(record['command'])}",
-        f"- commit: {commit}, {record['when']}",
-        f"- hardware: {literal(machine)}",
-        "- versions: " + ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+        f"command: {code(record['command'])}",
+        f"commit: {commit}, {record['when']}",
+        f"hardware: {literal(machine)}",
+        "versions: " + ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
     ]
     if data:
         content = str(data["content_sha256"])[:12]
-        lines.append(f"- data: {literal(str(data['corpus']))}, {code(str(data['path']))}, content {content}")
-    lines += [f"- {literal(own['label'])}: {code(own['file'])}, step {own['step']:,}" for own in record["checkpoints"]]
-    return "\n".join(lines)
+        lines.append(f"data: {literal(str(data['corpus']))}, {code(str(data['path']))}, content {content}")
+    lines += [f"{literal(own['label'])}: {code(own['file'])}, step {own['step']:,}" for own in record["checkpoints"]]
+    return "\n".join(f"- {line}" for line in lines)

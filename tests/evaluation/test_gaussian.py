@@ -75,44 +75,27 @@ def test_plain_attention_spreads_over_all_keys() -> None:
     assert own["entropy"]["mean"] == pytest.approx(math.log(10_000) - 0.5, abs=0.01)
     assert own["weight_1000_to_10000"]["mean"] == pytest.approx(0.9, abs=0.01)
     assert own["entropy_1000_to_10000"]["mean"] == pytest.approx(math.log(9000) - 0.5, abs=0.01)
+    assert at_length(layer(Plain()), 10_000, draws=30, seed=1)["entropy"] != own["entropy"]
 
 
-def test_draws_depend_on_the_seed() -> None:
-    first, again, other = (at_length(layer(Plain()), 100, draws=10, seed=seed) for seed in (3, 3, 4))
-    assert first == again
-    assert first["entropy"] != other["entropy"]
-
-
-@pytest.mark.parametrize("name", ["Plane", "", "AttentionPattern"])
+@pytest.mark.parametrize("name", ["Plane", "AttentionPattern"])
 def test_mechanisms_that_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"--mechanisms '{name}' is no mechanism with default arguments: .*Plain"):
         named([name])
 
 
 def test_the_command_writes_numbers_report_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "out"
-    arguments = ["--gaussian", "--mechanisms", "plain, SlidingWindow", "--lengths", "1,20,200", "--draws", "3"]
-    main(["diagnose", *arguments, "--seed", "5", "--output", str(output)])
-    record: dict[str, Any] = json.loads((output / "gaussian.json").read_text())
+    arguments = ["--mechanisms=Plain, SlidingWindow", "--lengths=1,20,200", "--draws=3", "--seed=5"]
+    main(["diagnose", "--gaussian", *arguments, f"--output={tmp_path}"])
+    record: dict[str, Any] = json.loads((tmp_path / "gaussian.json").read_text())
     assert (record["draws"], record["seed"]) == (3, 5)
     assert record["command"].startswith("anlit diagnose --gaussian")
     assert record["mechanisms"]["Plain"]["1"]["entropy"] == {"mean": 0, "standard_error": 0}
     assert record["mechanisms"]["SlidingWindow"]["200"]["attention_sink"]["mean"] is None
-    report = (output / "report.md").read_text()
+    report = (tmp_path / "report.md").read_text()
     for part in ("n = 200", "| Plain | 4", "| SlidingWindow |", "ranges.png", "seed 5"):
         assert part in report
-    assert (output / "ranges.png").stat().st_size > 10_000
+    assert (tmp_path / "ranges.png").stat().st_size > 10_000
     assert "Independent normal scores, n = 200 keys" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--draws", "1"], "--draws 1 must be at least 2"),
-        (["--seed", "-1"], "--seed -1 must be at least 0"),
-        (["somewhere"], "--gaussian takes no checkpoint"),
-    ],
-)
-def test_options_that_are_refused(arguments: list[str], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=sentence):
-        main(["diagnose", "--gaussian", "--output", str(tmp_path), *arguments])
+    with pytest.raises(UserError, match="--gaussian takes no checkpoint"):
+        main(["diagnose", "--gaussian", "somewhere", f"--output={tmp_path}"])
